@@ -1,0 +1,69 @@
+"""The `rlcanary` command. Each subcommand lives beside the code it runs and is imported when it is used."""
+
+import importlib
+import sys
+from typing import NamedTuple
+
+import click
+
+from rlcanary import __version__
+from rlcanary.errors import UserError
+
+
+class Subcommand(NamedTuple):
+    module: str
+    summary: str
+
+
+# The attribute in the module has the subcommand's name, with _ for -.
+SUBCOMMANDS = {
+    "check": Subcommand("rlcanary.checks.command", "Run the conformance checks on an adapter."),
+    "trend": Subcommand("rlcanary.results.command", "Show how a tracked metric moved over runs and commits."),
+    "bisect": Subcommand("rlcanary.bisect.command", "Find the commit that broke a command."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its subcommands' one-line help without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in SUBCOMMANDS:
+            return None
+        command = getattr(importlib.import_module(SUBCOMMANDS[name].module), name.replace("-", "_"))
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, subcommand.summary) for name, subcommand in SUBCOMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rlcanary")
+def cli() -> None:
+    """Catch RL-on-LLM training that runs without an error and learns the wrong thing, and find the commit that did it.
+
+    Exit codes: 0 all well, 1 something failed, 2 the command was not understood.
+    """
+
+
+def main() -> None:
+    """Entry point: runs the command line and turns every user's mistake into one line on stderr and exit code 2."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except UserError as error:
+        message = str(error)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "rlcanary"
+        message = f"{error.format_message().rstrip('.')}. See `{command} --help`."
+    except click.ClickException as error:
+        message = error.format_message()
+    except click.Abort:
+        sys.exit(130)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+    click.echo(f"rlcanary: {' '.join(message.split())}", err=True)
+    sys.exit(2)

@@ -1,0 +1,1 @@
+"""`pytest --canary ADAPTER` collects every conformance check as a test item."""

@@ -1,0 +1,1 @@
+"""The `tracker` fixture and the results file."""
