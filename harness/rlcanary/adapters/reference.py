@@ -1,0 +1,79 @@
+"""The bundled reference as an adapter: it has to pass every check under every convention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from rlcanary.adapters.base import Adapter
+from rlcanary.conventions import GRPO, Conventions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcanary.batch import CollatedBatch, Group, LossOutput, PolicyBatch
+
+
+class ReferenceAdapter(Adapter):
+    name = "reference"
+
+    def __init__(self, conventions: Conventions = GRPO) -> None:
+        self.conventions = conventions
+
+    def configured(self, **changes: Any) -> Self:
+        return type(self)(self.conventions.replace(**changes))
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        from rlcanary import reference
+
+        return reference.token_logprobs(logits, token_ids, temperature)
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        from rlcanary import reference
+
+        return reference.completion_logprobs(model, batch, temperature)
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        from rlcanary import reference
+
+        return reference.entropy(logits)
+
+    def completion_mask(self, completion_ids: Tensor, eos_token_ids: Sequence[int], pad_token_id: int) -> Tensor:
+        from rlcanary import reference
+
+        return reference.completion_mask(completion_ids, eos_token_ids)
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        from rlcanary import reference
+
+        return reference.advantages(rewards, group_ids, self.conventions)
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        from rlcanary import reference
+
+        return reference.policy_loss(batch, self.conventions)
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        from rlcanary import reference
+
+        return reference.accumulated_loss(batch, n_micro, self.conventions)
+
+    def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        from rlcanary import reference
+
+        return reference.kl(logprobs, ref_logprobs, self.conventions)
+
+    def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+        from rlcanary import reference
+
+        return reference.importance_weights(trainer_logprobs, sampler_logprobs, mask, self.conventions)
+
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        from rlcanary import reference
+
+        return reference.make_batch(groups, pad_token_id)[0]
+
+    def keep_group(self, rewards: Tensor) -> bool:
+        from rlcanary import reference
+
+        return reference.has_signal(rewards)

@@ -1,0 +1,143 @@
+"""The records that travel between sampling, rewarding and training. One set, used by every part of the house.
+
+Shapes: B rows (completions), S sequence positions, T completion positions, V vocabulary entries.
+Logprobs are natural logarithms (nats); NaN marks a token that nobody scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled completion.
+
+    Attributes:
+        token_ids: the sampled ids, the end-of-sequence id included if it was sampled.
+        logprobs: the sampler's logprob of each id, NaN where it gave none; None if it gave none at all.
+        finish_reason: "stop" (an end-of-sequence id or a stop string), "length" (truncated) or "abort".
+        token_versions: the policy version that sampled each id; None means the group's version throughout.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float] | None = None
+    finish_reason: str = "stop"
+    token_versions: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """One prompt with its completions and what is known of them.
+
+    Attributes:
+        prompt_ids: the ids that the sampler saw.
+        completions: the sampled completions, at least one.
+        rewards: one reward per completion.
+        ref_logprobs: the reference model's logprobs, one row per completion; None if there is no reference.
+        item_id: the dataset item that the prompt came from.
+        policy_version: the number of weight syncs the sampler had seen when it sampled.
+        dataset: the dataset that the item belongs to.
+    """
+
+    prompt_ids: Sequence[int]
+    completions: Sequence[Completion]
+    rewards: Sequence[float]
+    ref_logprobs: Sequence[Sequence[float]] | None = None
+    item_id: Hashable = None
+    policy_version: int = 0
+    dataset: str = "unknown"
+
+
+@dataclass
+class CollatedBatch:
+    """Groups as rectangular tensors, one row per completion, rows of a group together and in order.
+
+    Attributes:
+        input_ids: [B, S] prompt and completion of each row, padded.
+        attention_mask: [B, S] bool, true on prompt and completion tokens.
+        position_ids: [B, S] position of each token in its own sequence, 0 on padding.
+        completion_starts: [B] index in input_ids of each row's first completion token.
+        completion_ids: [B, T] the completion alone, padded on the right.
+        completion_mask: [B, T] bool, true on completion tokens that exist, from lengths and never from ids.
+        rewards: [B].
+        group_ids: [B] index of the group that each row belongs to.
+        old_logprobs: [B, T] the sampler's logprobs, NaN on padding; None if no completion has any.
+        ref_logprobs: [B, T] likewise for the reference model.
+        policy_versions: [B] the version that sampled each row.
+        item_ids: the item id of each row.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+    completion_starts: Tensor
+    completion_ids: Tensor
+    completion_mask: Tensor
+    rewards: Tensor
+    group_ids: Tensor
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    policy_versions: Tensor | None = None
+    item_ids: list[Hashable] = field(default_factory=list)
+
+
+@dataclass
+class PolicyBatch:
+    """What a policy loss sees.
+
+    Attributes:
+        logprobs: [B, T] of the policy in training; the loss is differentiable with respect to them.
+        old_logprobs: [B, T] of the policy that the ratio is taken against (behaviour policy).
+        advantages: [B], or [B, T] where they differ along the row.
+        mask: [B, T] bool, true on the tokens that are trained.
+        ref_logprobs: [B, T] of the reference model, for the KL term.
+        sampler_logprobs: [B, T] of the inference engine, for the correction of sampler/trainer mismatch.
+        entropy: [B, T] of the policy in training, for the entropy bonus.
+        group_ids: [B], for aggregations over groups.
+        global_tokens: number of trained tokens of the whole update that this batch is a part of; None means this batch
+            is the whole.
+        global_sequences: number of rows of the whole update, counted as the aggregation counts them; None likewise.
+    """
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    ref_logprobs: Tensor | None = None
+    sampler_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    group_ids: Tensor | None = None
+    global_tokens: float | None = None
+    global_sequences: float | None = None
+
+    def rows(self, index: Tensor) -> PolicyBatch:
+        """The batch of some rows: `index` is [n] long or [B] bool. The global counts stay those of the whole."""
+        counts = ("global_tokens", "global_sequences")
+        return replace(
+            self,
+            **{
+                field.name: value[index]
+                for field in fields(self)
+                if field.name not in counts and (value := getattr(self, field.name)) is not None
+            },
+        )
+
+
+@dataclass
+class LossOutput:
+    """A loss and what was logged beside it.
+
+    Attributes:
+        loss: scalar tensor to be minimised.
+        metrics: logged values under the names `kl`, `entropy`, `clip_fraction`, `ratio_mean`, `ratio_min`, `ratio_max`,
+            `mult_prob_error`; further names are free and not compared.
+    """
+
+    loss: Tensor
+    metrics: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,141 @@
+"""What an implementation declares about itself, so that the checks hold it to what it means to do and to nothing else.
+
+GRPO implementations differ legitimately: the standard deviation of a group with or without Bessel's correction, a loss
+averaged over tokens or over sequences, a KL estimator. None of these is a bug. Saying one and doing another is.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self, get_args, get_type_hints
+
+Baseline = Literal["mean", "leave_one_out", "none"]
+Scale = Literal["group", "batch", "none"]
+EpsMode = Literal["add", "clamp", "skip"]
+SingletonGroup = Literal["zero", "reward", "nan"]
+NanReward = Literal["raise", "exclude"]
+Objective = Literal["clip", "cispo"]
+RatioLevel = Literal["token", "sequence"]
+Aggregation = Literal[
+    "token_mean",
+    "sequence_mean",
+    "sequence_mean_nonempty",
+    "sequence_sum",
+    "sequence_sum_nonempty",
+    "constant",
+    "group_token_mean",
+]
+KlEstimator = Literal["k1", "k2", "k3", "abs"]
+KlDirection = Literal["policy_to_reference", "reference_to_policy"]
+KlPlacement = Literal["loss", "reward"]
+ImportanceLevel = Literal["none", "token", "sequence"]
+ImportanceMode = Literal["truncate", "mask"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conventions:
+    """The choices of one implementation. The defaults are those of the GRPO paper (arXiv 2402.03300).
+
+    Attributes:
+        advantage_baseline: what is subtracted from a reward: the mean of its group, the mean of the others in the
+            group ("leave_one_out", RLOO), or nothing.
+        advantage_scale: what the centred reward is divided by: the standard deviation of its group, of the whole batch,
+            or nothing (Dr. GRPO). With the leave-one-out baseline the group's standard deviation is that of the others.
+        advantage_ddof: 0 divides the sum of squares by n, 1 by n - 1.
+        advantage_eps: the small constant that keeps the division finite.
+        advantage_eps_mode: "add" divides by std + eps, "clamp" by max(std, eps), "skip" divides by std + eps where
+            std > 0 and leaves the centred reward as it is elsewhere.
+        singleton_group: the advantage of a prompt with one completion: zero, its reward as it is, or NaN.
+        nan_reward: a NaN reward is an error, or is left out of the statistics and gets advantage zero.
+        objective: "clip" is PPO's min(rA, clip(r)A); "cispo" is the detached, clipped ratio times A times the logprob
+            (arXiv 2506.13585).
+        ratio_level: one importance ratio per token, or one per sequence: exp of the mean log-ratio (GSPO, 2507.18071).
+        clip_low: the ratio is clipped below at 1 - clip_low; None leaves it unclipped.
+        clip_high: the ratio is clipped above at 1 + clip_high; None leaves it unclipped.
+        dual_clip: with a negative advantage the loss is at most dual_clip times -A (arXiv 1912.09729); None is off.
+        log_ratio_clamp: the log-ratio is clamped to ± this before exp; None is off.
+        aggregation: how token losses become one number. "token_mean" divides their sum by the number of tokens,
+            "sequence_mean" averages each row's mean over all rows and "sequence_mean_nonempty" over the rows that have a
+            token, "sequence_sum" and "sequence_sum_nonempty" do the same with each row's sum, "constant" divides the sum
+            by rows × aggregation_constant (Dr. GRPO, 2503.20783), "group_token_mean" averages the token means of the
+            groups.
+        aggregation_constant: the C of "constant", in tokens.
+        kl_estimator: k1 = log(p/q), k2 = its square / 2, k3 = q/p - 1 - log(q/p), abs = |log(p/q)|
+            (Schulman, "Approximating KL divergence").
+        kl_direction: which of KL(policy ‖ reference) and KL(reference ‖ policy) the estimator's p and q stand for.
+        kl_coef: beta, what the KL is multiplied by.
+        kl_placement: the KL is a term of the loss, or is subtracted from the reward.
+        kl_input_clamp: the log-ratio is clamped to ± this first; None is off.
+        kl_output_clamp: the estimate is clamped to ± this; None is off.
+        kl_score_term: the loss term also carries the score-function part, so that its gradient is that of the true KL.
+        entropy_coef: the entropy bonus is this times the aggregated entropy, subtracted from the loss.
+        importance_level: the correction for a sampler that is not the trainer: none, per token, or per sequence.
+        importance_mode: weights above importance_high are truncated to it, or weights outside
+            [importance_low, importance_high] are set to zero.
+        importance_low: the lower bound of "mask".
+        importance_high: the upper bound.
+    """
+
+    advantage_baseline: Baseline = "mean"
+    advantage_scale: Scale = "group"
+    advantage_ddof: int = 1
+    advantage_eps: float = 1e-6
+    advantage_eps_mode: EpsMode = "add"
+    singleton_group: SingletonGroup = "zero"
+    nan_reward: NanReward = "raise"
+
+    objective: Objective = "clip"
+    ratio_level: RatioLevel = "token"
+    clip_low: float | None = 0.2
+    clip_high: float | None = 0.2
+    dual_clip: float | None = None
+    log_ratio_clamp: float | None = None
+    aggregation: Aggregation = "sequence_mean"
+    aggregation_constant: float = 1.0
+
+    kl_estimator: KlEstimator = "k3"
+    kl_direction: KlDirection = "policy_to_reference"
+    kl_coef: float = 0.0
+    kl_placement: KlPlacement = "loss"
+    kl_input_clamp: float | None = None
+    kl_output_clamp: float | None = None
+    kl_score_term: bool = False
+    entropy_coef: float = 0.0
+
+    importance_level: ImportanceLevel = "none"
+    importance_mode: ImportanceMode = "truncate"
+    importance_low: float = 0.0
+    importance_high: float = 2.0
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            allowed = get_args(hints[field.name])
+            value = getattr(self, field.name)
+            if allowed and isinstance(allowed[0], str) and value not in allowed:
+                raise ValueError(f"{field.name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+        if self.advantage_ddof not in (0, 1):
+            raise ValueError(f"advantage_ddof={self.advantage_ddof!r} is neither 0 nor 1")
+        if self.aggregation_constant <= 0:
+            raise ValueError(f"aggregation_constant={self.aggregation_constant!r} is not positive")
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ValueError(
+                f"dual_clip={self.dual_clip!r} has to be above 1: it bounds the ratio of a negative advantage"
+            )
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some choices changed.
+
+        Raises:
+            TypeError: a name is not a convention.
+            ValueError: a value is not one that the convention can take.
+        """
+        return replace(self, **changes)
+
+
+GRPO = Conventions()
+DR_GRPO = GRPO.replace(advantage_scale="none", aggregation="constant")
+DAPO = GRPO.replace(clip_high=0.28, aggregation="token_mean")
+RLOO = GRPO.replace(advantage_baseline="leave_one_out", advantage_scale="none", aggregation="sequence_sum")
+GSPO = GRPO.replace(ratio_level="sequence", clip_low=3e-4, clip_high=4e-4)
+CISPO = GRPO.replace(objective="cispo", clip_low=None, clip_high=4.0, aggregation="token_mean")
+
+PAPERS = {"grpo": GRPO, "dr-grpo": DR_GRPO, "dapo": DAPO, "rloo": RLOO, "gspo": GSPO, "cispo": CISPO}

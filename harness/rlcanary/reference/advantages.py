@@ -1,0 +1,130 @@
+"""Group-relative advantages.
+
+Definitions: GRPO (arXiv 2402.03300, section 4.1.2), Dr. GRPO (2503.20783, centre only), RLOO (2402.14740, leave-one-out).
+Shapes: B rows (completions), G completions of one prompt.
+"""
+
+import torch
+from torch import Tensor
+
+from rlcanary.conventions import Conventions
+
+
+def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions) -> Tensor:
+    """How much better each completion is than its group, in the units that the conventions choose.
+
+    Computed in float64. A group whose rewards are all equal gets exactly zero, which the textbook formula misses in
+    floating point: the mean of equal numbers need not equal them.
+
+    Args:
+        rewards_B: [B] of any dtype.
+        group_ids_B: [B], equal for the completions of one prompt; rows may come in any order.
+        conventions: the advantage_* fields, singleton_group and nan_reward are used.
+
+    Returns:
+        [B], float64 for float64 rewards and float32 otherwise.
+
+    Raises:
+        ValueError: shapes differ, or a reward is NaN while `nan_reward` is "raise", or a reward is infinite.
+    """
+    if rewards_B.ndim != 1 or rewards_B.shape != group_ids_B.shape:
+        raise ValueError(
+            f"rewards of shape {tuple(rewards_B.shape)} and group ids of shape {tuple(group_ids_B.shape)}: "
+            "both have to be [B]"
+        )
+    rewards = rewards_B.double()
+    if rewards.isinf().any():
+        raise ValueError(f"reward of row {int(rewards.isinf().nonzero()[0])} is infinite")
+    is_nan = rewards.isnan()
+    if conventions.nan_reward == "raise" and is_nan.any():
+        raise ValueError(f"reward of row {int(is_nan.nonzero()[0])} is NaN; nan_reward='exclude' leaves such rows out")
+
+    batch_std = _std(rewards[~is_nan], conventions.advantage_ddof)
+    result = torch.zeros_like(rewards)
+    for group_id in group_ids_B[~is_nan].unique():
+        rows = (group_ids_B == group_id) & ~is_nan
+        result[rows] = _group_advantages(rewards[rows], batch_std, conventions)
+    return result if rewards_B.dtype == torch.float64 else result.float()
+
+
+def token_level_advantages(
+    rewards_BT: Tensor, mask_BT: Tensor, group_ids_B: Tensor, conventions: Conventions
+) -> Tensor:
+    """Advantages from per-token rewards: a row's reward is the sum over its tokens, its advantage goes to each of them.
+
+    Args:
+        rewards_BT: [B, T] rewards per token.
+        mask_BT: [B, T] bool, true on the tokens that exist; rewards elsewhere are ignored, NaN included.
+        group_ids_B: [B].
+        conventions: as for `advantages`.
+
+    Returns:
+        [B, T], zero outside the mask.
+    """
+    rewards_B = rewards_BT.masked_fill(~mask_BT, 0).sum(dim=1)
+    return advantages(rewards_B, group_ids_B, conventions).unsqueeze(1) * mask_BT
+
+
+def _group_advantages(rewards_G: Tensor, batch_std: Tensor, conventions: Conventions) -> Tensor:
+    size = len(rewards_G)
+    if size == 1 and conventions.advantage_baseline != "none":
+        match conventions.singleton_group:
+            case "zero":
+                return torch.zeros_like(rewards_G)
+            case "reward":
+                return rewards_G
+            case "nan":
+                return torch.full_like(rewards_G, torch.nan)
+    match conventions.advantage_baseline:
+        case "mean":
+            centred_G = _centre(rewards_G, rewards_G.unsqueeze(0))
+            std = _std(rewards_G, conventions.advantage_ddof)
+        case "leave_one_out":
+            others_GG = _others(rewards_G)
+            centred_G = _centre(rewards_G, others_GG)
+            std = _std(others_GG, conventions.advantage_ddof)
+        case "none":
+            centred_G = rewards_G
+            std = _std(rewards_G, conventions.advantage_ddof)
+    match conventions.advantage_scale:
+        case "group":
+            return _divide(centred_G, std, conventions)
+        case "batch":
+            return _divide(centred_G, batch_std, conventions)
+        case "none":
+            return centred_G
+
+
+def _others(rewards_G: Tensor) -> Tensor:
+    """[G] -> [G, G - 1]: row i holds the rewards of all but completion i."""
+    size = len(rewards_G)
+    keep_GG = ~torch.eye(size, dtype=torch.bool, device=rewards_G.device)
+    return rewards_G.expand(size, size)[keep_GG].view(size, size - 1)
+
+
+def _centre(rewards_G: Tensor, samples: Tensor) -> Tensor:
+    """Rewards minus the mean of `samples` along its last dimension, exact where all of these are equal."""
+    low, high = samples.aminmax(dim=-1)
+    mean = torch.where(low == high, low, samples.mean(dim=-1))
+    return rewards_G - mean
+
+
+def _std(samples: Tensor, ddof: int) -> Tensor:
+    """Standard deviation along the last dimension: zero where all values are equal or there are too few."""
+    if samples.shape[-1] <= ddof:
+        return samples.new_zeros(samples.shape[:-1])
+    low, high = samples.aminmax(dim=-1)
+    return torch.where(low == high, 0.0, samples.std(dim=-1, correction=ddof))
+
+
+def _divide(centred_G: Tensor, std: Tensor, conventions: Conventions) -> Tensor:
+    eps = conventions.advantage_eps
+    match conventions.advantage_eps_mode:
+        case "add":
+            divisor = std + eps
+        case "clamp":
+            divisor = std.clamp(min=eps)
+        case "skip":
+            divisor = torch.where(std > 0, std + eps, 1.0)
+    # 0 / 0 when eps is 0 and the rewards are all equal: there is no signal, so the advantage is zero.
+    return torch.where(centred_G == 0, 0.0, centred_G / divisor)

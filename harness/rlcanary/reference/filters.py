@@ -1,0 +1,38 @@
+"""Which groups and completions are worth training on. Each answers for one group or completion; nothing is dropped here."""
+
+from torch import Tensor
+
+from rlcanary.batch import Completion, Group
+
+
+def has_signal(rewards_G: Tensor, threshold: float = 0.0) -> bool:
+    """Whether the rewards of a group differ by more than `threshold`.
+
+    Judged by their range: the standard deviation of equal numbers is often not zero in floating point, and a test for
+    zero lets such groups through.
+
+    Raises:
+        ValueError: a reward is NaN.
+    """
+    if rewards_G.isnan().any():
+        raise ValueError("a NaN reward neither has nor lacks signal; decide about it before filtering")
+    return bool(rewards_G.max() - rewards_G.min() > threshold)
+
+
+def is_overlong(completion: Completion, max_tokens: int) -> bool:
+    """Whether a completion was cut by the sampler or has more than `max_tokens` tokens."""
+    return completion.finish_reason == "length" or len(completion.token_ids) > max_tokens
+
+
+def is_stale(group: Group, trainer_version: int, max_staleness: int) -> bool:
+    """Whether any token of the group was sampled more than `max_staleness` policy versions before `trainer_version`.
+
+    Raises:
+        ValueError: a token claims a version that the trainer has not reached.
+    """
+    versions = [group.policy_version]
+    for completion in group.completions:
+        versions += completion.token_versions or ()
+    if max(versions) > trainer_version:
+        raise ValueError(f"sampled by policy version {max(versions)}, but the trainer is at {trainer_version}")
+    return min(versions) < trainer_version - max_staleness

@@ -1,0 +1,252 @@
+"""Policy losses: ratio, clipping, correction, KL and entropy terms, and how token losses become one number.
+
+Definitions: PPO (arXiv 1707.06347, eq. 7), GRPO (2402.03300, eq. 3), dual clip (1912.09729, eq. 5), Dr. GRPO (2503.20783),
+DAPO (2503.14476, eq. 8), GSPO (2507.18071, eq. 5-7), CISPO (2506.13585, eq. 4-5), truncated importance sampling (TIS).
+Shapes: B rows (completions), T completion positions.
+
+Masked positions never enter: whatever stands there, NaN and infinities included, changes neither a value nor a gradient.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from rlcanary.batch import LossOutput, PolicyBatch
+from rlcanary.conventions import Conventions
+from rlcanary.reference.kl import kl
+
+
+def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
+    """The loss to minimise under the conventions, with the metrics of the tokens that it was taken over.
+
+    Args:
+        batch: logprobs [B, T] carry the gradient; everything else is taken as constant, except entropy.
+        conventions: every field from `objective` on is used. A KL term placed in the reward is not added here.
+
+    Returns:
+        A scalar loss and its metrics. A batch without a trained token has loss zero and NaN metrics.
+
+    Raises:
+        ValueError: the conventions ask for reference, sampler, entropy or group data that the batch does not have, or a
+            trained token has a NaN logprob.
+    """
+    mask_BT = batch.mask.bool()
+    logprobs_BT = _trained(batch.logprobs, mask_BT, "logprobs")
+    old_logprobs_BT = _trained(batch.old_logprobs, mask_BT, "old_logprobs").detach()
+    advantages = batch.advantages.unsqueeze(1) if batch.advantages.ndim == 1 else batch.advantages
+    advantages_BT = advantages.expand_as(logprobs_BT).masked_fill(~mask_BT, 0)
+
+    ratio_BT = importance_ratio(logprobs_BT, old_logprobs_BT, mask_BT, conventions)
+    loss_BT, is_clipped_BT = _surrogate(logprobs_BT, ratio_BT, advantages_BT, conventions)
+    if conventions.importance_level != "none":
+        sampler_logprobs_BT = _required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
+        loss_BT = loss_BT * importance_weights(old_logprobs_BT, sampler_logprobs_BT, mask_BT, conventions)
+
+    metrics = {
+        "clip_fraction": _masked_mean(is_clipped_BT, mask_BT),
+        "ratio_mean": _masked_mean(ratio_BT, mask_BT),
+        "ratio_min": float(ratio_BT[mask_BT].min()) if mask_BT.any() else torch.nan,
+        "ratio_max": float(ratio_BT[mask_BT].max()) if mask_BT.any() else torch.nan,
+    }
+    if batch.ref_logprobs is not None or _kl_in_loss(conventions):
+        ref_logprobs = _required(batch.ref_logprobs, "ref_logprobs", "kl_coef")
+        kl_BT = kl(logprobs_BT, _trained(ref_logprobs, mask_BT, "ref_logprobs").detach(), conventions)
+        metrics["kl"] = _masked_mean(kl_BT, mask_BT)
+        if _kl_in_loss(conventions):
+            loss_BT = loss_BT + conventions.kl_coef * kl_BT
+    if batch.sampler_logprobs is not None:
+        gap_BT = (old_logprobs_BT - batch.sampler_logprobs.masked_fill(~mask_BT, 0)).abs()
+        metrics["mult_prob_error"] = _masked_mean(gap_BT.exp(), mask_BT)
+    loss = aggregate(loss_BT, batch, conventions)
+    if batch.entropy is not None or conventions.entropy_coef != 0:
+        entropy_BT = _trained(_required(batch.entropy, "entropy", "entropy_coef"), mask_BT, "entropy")
+        metrics["entropy"] = _masked_mean(entropy_BT, mask_BT)
+        loss = loss - conventions.entropy_coef * aggregate(entropy_BT, batch, conventions)
+    return LossOutput(loss, metrics)
+
+
+def importance_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor, conventions: Conventions) -> Tensor:
+    """π/π_old of each token, or of its sequence: the exponential of the mean log-ratio over the row's tokens (GSPO).
+
+    Returns:
+        [B, T], 1 outside the mask, differentiable in `logprobs_BT`.
+    """
+    log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~mask_BT, 0)
+    if conventions.log_ratio_clamp is not None:
+        log_ratio_BT = log_ratio_BT.clamp(-conventions.log_ratio_clamp, conventions.log_ratio_clamp)
+    if conventions.ratio_level == "sequence":
+        tokens_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+        log_ratio_BT = (log_ratio_BT.sum(dim=1, keepdim=True) / tokens_B1).expand_as(log_ratio_BT)
+    return log_ratio_BT.exp()
+
+
+def importance_weights(
+    trainer_logprobs_BT: Tensor, sampler_logprobs_BT: Tensor, mask_BT: Tensor, conventions: Conventions
+) -> Tensor:
+    """Weights that correct for tokens drawn by an engine whose probabilities differ from the trainer's.
+
+    Args:
+        trainer_logprobs_BT: [B, T] of the trainer, under the weights that sampled.
+        sampler_logprobs_BT: [B, T] of the engine.
+        mask_BT: [B, T] bool.
+        conventions: importance_level, importance_mode, importance_low and importance_high are used. A sequence's weight
+            is the product of its tokens' weights.
+
+    Returns:
+        [B, T] without gradient, 0 outside the mask and 1 everywhere inside it when importance_level is "none".
+
+    Raises:
+        ValueError: a token inside the mask was not scored (NaN).
+    """
+    mask_BT = mask_BT.bool()
+    if conventions.importance_level == "none":
+        return mask_BT.to(trainer_logprobs_BT.dtype)
+    trainer_BT = _trained(trainer_logprobs_BT, mask_BT, "trainer_logprobs").detach()
+    log_weight_BT = trainer_BT - _trained(sampler_logprobs_BT, mask_BT, "sampler_logprobs").detach()
+    if conventions.importance_level == "sequence":
+        log_weight_BT = log_weight_BT.sum(dim=1, keepdim=True).expand_as(log_weight_BT)
+    weight_BT = log_weight_BT.exp()
+    if conventions.importance_mode == "truncate":
+        weight_BT = weight_BT.clamp(max=conventions.importance_high)
+    else:
+        inside_BT = (weight_BT >= conventions.importance_low) & (weight_BT <= conventions.importance_high)
+        weight_BT = weight_BT.masked_fill(~inside_BT, 0)
+    return weight_BT.masked_fill(~mask_BT, 0)
+
+
+def aggregate(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions) -> Tensor:
+    """Token values as one number, the way `conventions.aggregation` says.
+
+    Args:
+        values_BT: [B, T].
+        batch: its mask, group_ids and global counts are used. With global counts the result is this batch's share of the
+            whole update's loss, so that the shares of all its pieces add up to it.
+
+    Returns:
+        Scalar; zero where nothing is trained.
+    """
+    mask_BT = batch.mask.bool()
+    values_BT = values_BT.masked_fill(~mask_BT, 0)
+    tokens_B = mask_BT.sum(dim=1)
+    sequences = batch.global_sequences
+    if sequences is None:
+        sequences = count_sequences(batch, conventions)
+    sequences = max(float(sequences), 1.0)
+    match conventions.aggregation:
+        case "token_mean":
+            tokens = float(tokens_B.sum()) if batch.global_tokens is None else batch.global_tokens
+            return values_BT.sum() / max(tokens, 1.0)
+        case "sequence_mean" | "sequence_mean_nonempty":
+            return (values_BT.sum(dim=1) / tokens_B.clamp(min=1)).sum() / sequences
+        case "sequence_sum" | "sequence_sum_nonempty":
+            return values_BT.sum() / sequences
+        case "constant":
+            return values_BT.sum() / (sequences * conventions.aggregation_constant)
+        case "group_token_mean":
+            group_of_row_B = _group_index(batch)
+            sums_G = values_BT.new_zeros(int(group_of_row_B.max()) + 1).index_add(
+                0, group_of_row_B, values_BT.sum(dim=1)
+            )
+            tokens_G = values_BT.new_zeros(len(sums_G)).index_add(0, group_of_row_B, tokens_B.to(values_BT.dtype))
+            return (sums_G / tokens_G.clamp(min=1)).sum() / sequences
+
+
+def count_sequences(batch: PolicyBatch, conventions: Conventions) -> float:
+    """How many rows the aggregation divides by: all, those with a trained token, or the groups."""
+    match conventions.aggregation:
+        case "sequence_mean_nonempty" | "sequence_sum_nonempty":
+            return float(batch.mask.bool().any(dim=1).sum())
+        case "group_token_mean":
+            return float(_group_index(batch).max()) + 1
+        case _:
+            return float(len(batch.mask))
+
+
+def split(batch: PolicyBatch, n_pieces: int, conventions: Conventions) -> list[PolicyBatch]:
+    """The batch as pieces whose losses, and so whose gradients, add up to the whole's.
+
+    The pieces serve as micro-batches or as data-parallel shards; where a framework averages gradients over its ranks,
+    multiply each shard's loss by their number. Rows are cut in order and as evenly as they go, groups stay whole where
+    the aggregation needs them.
+
+    Raises:
+        ValueError: fewer than one piece, or more pieces than rows (groups).
+    """
+    if conventions.aggregation == "group_token_mean":
+        group_of_row_B = _group_index(batch)
+        units = [(group_of_row_B == index).nonzero().squeeze(1) for index in range(int(group_of_row_B.max()) + 1)]
+    else:
+        units = list(torch.arange(len(batch.mask), device=batch.mask.device).split(1))
+    if not 1 <= n_pieces <= len(units):
+        raise ValueError(f"cannot cut {len(units)} rows or groups into {n_pieces} pieces")
+    whole = replace(
+        batch,
+        global_tokens=float(batch.mask.sum()) if batch.global_tokens is None else batch.global_tokens,
+        global_sequences=(
+            count_sequences(batch, conventions) if batch.global_sequences is None else batch.global_sequences
+        ),
+    )
+    bounds = [round(piece * len(units) / n_pieces) for piece in range(n_pieces + 1)]
+    return [whole.rows(torch.cat(units[start:end])) for start, end in pairwise(bounds)]
+
+
+def accumulated_loss(batch: PolicyBatch, n_micro: int, conventions: Conventions) -> LossOutput:
+    """The same update in micro-batches: value and gradient are those of `policy_loss` on the whole batch."""
+    losses = [policy_loss(piece, conventions).loss for piece in split(batch, n_micro, conventions)]
+    with torch.no_grad():
+        metrics = policy_loss(batch, conventions).metrics
+    return LossOutput(torch.stack(losses).sum(), metrics)
+
+
+def _surrogate(
+    logprobs_BT: Tensor, ratio_BT: Tensor, advantages_BT: Tensor, conventions: Conventions
+) -> tuple[Tensor, Tensor]:
+    """Token losses, and which tokens the clipping robs of their gradient (for CISPO: of their full weight)."""
+    low = None if conventions.clip_low is None else 1 - conventions.clip_low
+    high = None if conventions.clip_high is None else 1 + conventions.clip_high
+    bounded_BT = ratio_BT if low is None and high is None else ratio_BT.clamp(low, high)
+    if conventions.objective == "cispo":
+        return -bounded_BT.detach() * advantages_BT * logprobs_BT, bounded_BT != ratio_BT
+    loss_BT = -torch.minimum(ratio_BT * advantages_BT, bounded_BT * advantages_BT)
+    is_clipped_BT = ((bounded_BT < ratio_BT) & (advantages_BT > 0)) | ((bounded_BT > ratio_BT) & (advantages_BT < 0))
+    if conventions.dual_clip is not None:
+        is_negative_BT = advantages_BT < 0
+        ceiling_BT = -conventions.dual_clip * advantages_BT
+        is_clipped_BT = is_clipped_BT | (is_negative_BT & (loss_BT > ceiling_BT))
+        loss_BT = torch.where(is_negative_BT, torch.minimum(loss_BT, ceiling_BT), loss_BT)
+    return loss_BT, is_clipped_BT
+
+
+def _kl_in_loss(conventions: Conventions) -> bool:
+    return conventions.kl_coef != 0 and conventions.kl_placement == "loss"
+
+
+def _trained(values_BT: Tensor, mask_BT: Tensor, name: str) -> Tensor:
+    """The values with zeros outside the mask, refusing NaN inside it."""
+    if values_BT.shape != mask_BT.shape:
+        raise ValueError(f"{name} of shape {tuple(values_BT.shape)} and mask of shape {tuple(mask_BT.shape)} differ")
+    kept_BT = values_BT.masked_fill(~mask_BT, 0)
+    if kept_BT.isnan().any():
+        row, position = kept_BT.isnan().nonzero()[0].tolist()
+        raise ValueError(f"{name} is NaN (not scored) at row {row}, position {position}, which is trained")
+    return kept_BT
+
+
+def _required(values: Tensor | None, name: str, asked_by: str) -> Tensor:
+    if values is None:
+        raise ValueError(f"{asked_by} needs the batch to have {name}")
+    return values
+
+
+def _group_index(batch: PolicyBatch) -> Tensor:
+    """[B] long: 0, 1, … in the order of the group ids."""
+    group_ids_B = _required(batch.group_ids, "group_ids", "aggregation 'group_token_mean'")
+    _, index_B = torch.unique(group_ids_B, return_inverse=True)
+    return index_B
+
+
+def _masked_mean(values_BT: Tensor, mask_BT: Tensor) -> float:
+    """Mean over the tokens inside the mask; NaN when there is none."""
+    return float(values_BT.detach()[mask_BT].double().mean())
