@@ -1,0 +1,16 @@
+import math
+
+from tinygrpo.config import GRPOConfig
+from tinygrpo.train import train
+
+
+def mean(history, name):
+    return sum(step[name] for step in history) / len(history)
+
+
+def test_training_runs_and_the_reward_rises(keep):
+    history = train(GRPOConfig(steps=16))
+    assert all(math.isfinite(value) for step in history for value in step.values())
+    assert mean(history[-4:], "reward") > mean(history[:4], "reward")
+    for name in ("reward", "advantage_abs_mean", "grad_norm"):
+        keep(name, mean(history, name))

@@ -1,0 +1,1 @@
+"""GRPO on a language model small enough to train while you watch."""
