@@ -1,0 +1,158 @@
+"""Running a process so that it, and everything it started, can be ended by process id."""
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import psutil
+
+from rlcanary.bisect.outcomes import Ending
+
+GRACE_SECONDS = 2.0
+LOOK_SECONDS = 0.2
+
+
+class Interrupted(Exception):
+    """The search was asked to stop by a signal."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+        self.exit_code = 128 + signum
+
+
+class Interrupts:
+    """While entered, SIGINT, SIGTERM and SIGHUP only raise a flag, and the loops that wait look at it.
+
+    So nothing is cut in two: a journal line or a clean-up under way is finished first.
+    A signal that was already ignored (nohup) stays ignored.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+    def __enter__(self) -> "Interrupts":
+        self._previous = {s: signal.getsignal(s) for s in self.SIGNALS if signal.getsignal(s) is not signal.SIG_IGN}
+        for signum in self._previous:
+            signal.signal(signum, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal came."""
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    directory: Path,
+    environment: Mapping[str, str],
+    output: Path,
+    timeout: float | None,
+    interrupts: Interrupts,
+    started: Callable[[int, float], None],
+) -> Ending:
+    """Run `command` in a session of its own, its output in the file `output`, and end the session whatever happens.
+
+    `started` is told the process id and its creation time, which together name the process for ever.
+    Raises Interrupted within about GRACE_SECONDS of a signal, with the processes ended.
+    """
+    began = time.monotonic()
+    with output.open("wb") as stream:
+        try:
+            process = _start(command, directory, environment, stream.fileno())
+        except OSError as error:
+            why = f"{command[0]}: {os.strerror(error.errno or 0)}"
+            stream.write(f"{why}\n".encode())
+            return Ending(127 if isinstance(error, FileNotFoundError) else 126, 0.0, why=why)
+    try:
+        # A process that has already ended is a zombie until it is waited for, so its creation time is still there.
+        started(process.pid, psutil.Process(process.pid).create_time())
+        timed_out = False
+        while process.poll() is None:
+            interrupts.check()
+            left = LOOK_SECONDS if timeout is None else began + timeout - time.monotonic()
+            if left <= 0:
+                timed_out = True
+                break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(left, LOOK_SECONDS))
+    finally:
+        # Ends a run that timed out or was interrupted, and otherwise what the command left behind.
+        end_session(process.pid)
+    # A process that the kernel cannot end (a hung device) stays behind rather than holding the search up for ever.
+    code = process.poll()
+    return Ending(-signal.SIGKILL if code is None else code, time.monotonic() - began, timed_out)
+
+
+def _start(
+    command: Sequence[str], directory: Path, environment: Mapping[str, str], stream: int
+) -> subprocess.Popen[bytes]:
+    def start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            arguments,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    try:
+        return start(command)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        return start(["sh", *command])  # A script without a #! line: what a shell does with it.
+
+
+def session_members(session: int) -> Iterator[psutil.Process]:
+    """The running processes of a session, which is named by the process id of its leader."""
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            if os.getsid(pid) == session:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+
+def end_session(session: int) -> None:
+    """Ask every process of the session to end, after GRACE_SECONDS make it, and after as long again give up."""
+    began = time.monotonic()
+    asked: set[int] = set()
+    while members := list(session_members(session)):
+        waited = time.monotonic() - began
+        if waited > 2 * GRACE_SECONDS:
+            return
+        for process in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if waited > GRACE_SECONDS:
+                    process.kill()
+                elif process.pid not in asked:
+                    process.terminate()
+                    asked.add(process.pid)
+        time.sleep(0.02)
+
+
+def end_orphans(leader: int, created: float) -> None:
+    """End what is left of a session whose driver was killed. A process id that was given away since is left alone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if abs(psutil.Process(leader).create_time() - created) > 0.05:
+            return
+    end_session(leader)

@@ -1,0 +1,151 @@
+"""A detached worktree in a private temporary folder, which probes may do anything to."""
+
+import contextlib
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcanary.bisect.git import GitError, Repository, git
+from rlcanary.bisect.pinned import PinnedFile
+from rlcanary.bisect.process import Interrupts
+
+
+class Untestable(Exception):
+    """This commit cannot be put into the worktree; the message says why."""
+
+
+class Worktree:
+    """`prepare(sha)` makes it exactly that commit, submodules included; `remove()` leaves no trace in the repository."""
+
+    def __init__(self, repository: Repository, interrupts: Interrupts) -> None:
+        self._repository = repository
+        self._interrupts = interrupts
+        self._folder = Path(tempfile.mkdtemp(prefix="rlcanary-bisect-")).resolve()
+        # The checkout's own name: some code reads meaning into it.
+        self.path = self._folder / repository.toplevel.name
+
+    def prepare(self, sha: str, pinned: Sequence[PinnedFile] = ()) -> None:
+        """Make the worktree the commit `sha` and nothing else, with the pinned files laid over it.
+
+        Raises Untestable when the commit's submodules cannot be had, GitError when git cannot check it out.
+        """
+        if self.path.exists():
+            try:
+                self._switch(sha)
+            except GitError:
+                # A probe can leave a worktree that git cannot mend (a broken .git, folders without permissions).
+                self._detach()
+        if not self.path.exists():
+            self._git_here("worktree", "add", "--detach", "--no-checkout", "--quiet", str(self.path), sha)
+            self._switch(sha)
+        try:
+            update_submodules(self.path, self._repository.common_dir, self._interrupts)
+        except GitError as error:
+            raise Untestable(f"submodules: {error}") from None
+        for file in pinned:
+            file.lay_over(self.path)
+
+    def remove(self) -> None:
+        """Delete the worktree, its folder and git's record of it."""
+        self._detach()
+        _delete(self._folder)
+
+    def _switch(self, sha: str) -> None:
+        clean = ("clean", "-ffdxq")
+        git(self.path, *clean, interrupts=self._interrupts)
+        git(self.path, "checkout", "--force", "--detach", "--quiet", sha, interrupts=self._interrupts)
+        git(self.path, *clean, interrupts=self._interrupts)  # The folders of submodules that this commit has not.
+
+    def _detach(self) -> None:
+        remove_worktree(self._repository, self.path)
+
+    def _git_here(self, *arguments: str) -> None:
+        git(self._repository.toplevel, *arguments, interrupts=self._interrupts)
+
+
+def remove_worktree(repository: Repository, path: Path) -> None:
+    """Delete a worktree's folder, then git's record of it. Both may be gone already."""
+    _delete(path)
+    records = repository.git("worktree", "list", "--porcelain", "-z").split("\0")
+    if f"worktree {path}" in records:
+        # `git worktree prune` would forget the user's own worktrees on unmounted disks as well.
+        repository.git("worktree", "remove", "--force", "--force", str(path))
+
+
+def _delete(folder: Path) -> None:
+    def permit(function: Callable[..., Any], name: str, error: object) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            Path(name).parent.chmod(stat.S_IRWXU)
+            Path(name).chmod(stat.S_IRWXU)
+            shutil.rmtree(name) if Path(name).is_dir() else function(name)
+
+    if folder.exists():
+        shutil.rmtree(folder, onerror=permit)
+
+
+def update_submodules(checkout: Path, modules_of: Path, interrupts: Interrupts) -> None:
+    """Bring the submodules of `checkout` to the commits it records, nested ones included.
+
+    Clones come from the user's own clones under `modules_of`/modules where they exist, so no network is needed and the
+    user's configuration and submodule checkouts stay as they are. Raises GitError when a commit cannot be had.
+    """
+    if not (checkout / ".gitmodules").is_file():
+        return
+    entries = git(checkout, "ls-files", "--stage", "-z").split("\0")
+    links = {entry.split("\t", 1)[1]: entry.split()[1] for entry in entries if entry.startswith("160000 ")}
+    listing = git(checkout, "config", "-z", "-f", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$")
+    for item in listing.split("\0"):
+        if not item:
+            continue
+        key, path = item.split("\n", 1)
+        if path not in links:
+            continue
+        name = key.removeprefix("submodule.").removesuffix(".path")
+        own_clone = modules_of / "modules" / name
+        submodule = checkout / path
+        _update_submodule(checkout, name, path, own_clone if own_clone.is_dir() else None, links[path], interrupts)
+        git(submodule, "clean", "-ffdxq", interrupts=interrupts)
+        update_submodules(submodule, own_clone, interrupts)
+
+
+def _update_submodule(
+    checkout: Path, name: str, path: str, own_clone: Path | None, sha: str, interrupts: Interrupts
+) -> None:
+    active = ("-c", f"submodule.{name}.active=true")
+    update = ("submodule", "--quiet", "update", "--force", "--checkout", "--", path)
+    if own_clone is not None and _has_commit(own_clone, sha):
+        # Git forbids clones by path since a hostile .gitmodules could name one; this path is ours, not from the file.
+        local = ("-c", "protocol.file.allow=always", "-c", f"submodule.{name}.url={own_clone}")
+        git(checkout, *active, *local, *update, interrupts=interrupts)
+        return
+    url = git(checkout, "config", "-f", ".gitmodules", f"submodule.{name}.url").strip()
+    if url.startswith(("./", "../")):
+        url = _resolve_relative(checkout, url)
+    git(checkout, *active, "-c", f"submodule.{name}.url={url}", *update, interrupts=interrupts)
+
+
+def _has_commit(repository: Path, sha: str) -> bool:
+    try:
+        git(repository, "--git-dir=.", "cat-file", "-e", f"{sha}^{{commit}}")
+    except GitError:
+        return False
+    return True
+
+
+def _resolve_relative(checkout: Path, url: str) -> str:
+    """A submodule's relative URL against the remote that the checkout came from, or its own path without a remote."""
+    remotes = git(checkout, "remote").split()
+    remote = "origin" if "origin" in remotes else remotes[0] if remotes else None
+    if remote is None:
+        base = str(Path(git(checkout, "rev-parse", "--path-format=absolute", "--git-common-dir").strip()).parent)
+    else:
+        base = git(checkout, "remote", "get-url", remote).strip().rstrip("/")
+    while url.startswith(("./", "../")):
+        if url.startswith("../"):
+            cut = max(base.rfind("/"), base.rfind(":"))
+            base = base[:cut]
+        url = url.split("/", 1)[1]
+    return f"{base}/{url}"

@@ -1,0 +1,74 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rlcanary.bisect.journal import Header, Journal, Lock, Observation, open_unfinished, write_whole
+from rlcanary.bisect.outcomes import Outcome
+from rlcanary.errors import UserError
+
+HEADER = Header("r" * 40, "a" * 40, "b" * 40, ("pytest", "x"), ".", (("check.sh", "0" * 64),))
+
+
+def test_header_and_observations_come_back_as_written(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path, HEADER)
+    observation = Observation("c" * 40, Outcome.BAD, "exit 1", 1.5, "2026-01-01T00:00:00+00:00", "/x.log")
+    journal.append("observation", **vars(observation))
+    assert journal.header == HEADER
+    assert journal.observations() == [observation]
+
+
+def test_infrastructure_and_interrupted_runs_are_no_evidence(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path, HEADER)
+    for outcome in Outcome:
+        journal.append("observation", **vars(Observation("c" * 40, outcome, "")))
+    assert {o.outcome for o in journal.observations()} == {Outcome.GOOD, Outcome.BAD, Outcome.UNTESTABLE}
+
+
+def test_line_torn_by_a_power_cut_loses_nothing_before_or_after_it(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path, HEADER)
+    folder = journal.folder
+    journal.append("observation", **vars(Observation("c" * 40, Outcome.GOOD, "")))
+    journal.close()
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write('{"event": "observat')
+    journal = Journal(folder)
+    journal.append("observation", **vars(Observation("d" * 40, Outcome.BAD, "")))
+    assert [o.commit[0] for o in journal.observations()] == ["c", "d"]
+
+
+def test_only_journals_without_an_end_and_without_a_writer_are_unfinished(tmp_path: Path) -> None:
+    finished, running, stopped = (Journal.create(tmp_path, HEADER) for _ in range(3))
+    finished.append("end", status="found")
+    stopped.append("interrupted", reason="interrupted by SIGINT")
+    finished.close()
+    stopped.close()
+    assert [journal.folder for journal in open_unfinished(tmp_path)] == [stopped.folder]
+    running.close()
+
+
+def test_lock_is_refused_while_held_and_free_after_its_holder_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "rlcanary" / "bisect.lock"
+    code = (
+        "import sys, time; from pathlib import Path; from rlcanary.bisect.journal import Lock;"
+        "lock = Lock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"already running in this checkout \\(process {holder.pid}"):
+            Lock(path)
+    finally:
+        holder.kill()
+        holder.communicate()
+    Lock(path).release()
+
+
+def test_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    target.write_text("old")
+    with pytest.raises(TypeError):
+        write_whole(target, None)  # type: ignore[arg-type]
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Finds the commit that broke a command: GOOD=<ref> BAD=<ref> tools/bisect-run.sh CMD…
+# A thin front of `rlcanary bisect`; docs/bisect.md says what the variables mean.
+set -euo pipefail
+
+is_on() {
+  case "${1:-}" in '' | 0 | false | no) return 1 ;; esac
+}
+
+arguments=()
+[[ -n ${GOOD:-} ]] && arguments+=("--good=$GOOD")
+[[ -n ${BAD:-} ]] && arguments+=("--bad=$BAD")
+[[ -n ${BISECT_SAVE_DIR:-} ]] && arguments+=("--save-dir=$BISECT_SAVE_DIR")
+[[ -n ${BISECT_REPLAY_LOG:-} ]] && arguments+=("--replay=$BISECT_REPLAY_LOG")
+is_on "${SKIP_GOOD_CHECK:-}" && arguments+=(--skip-good-check)
+is_on "${BISECT_NO_RESET:-}" && arguments+=(--keep-worktree)
+
+if command -v rlcanary >/dev/null; then
+  canary=(rlcanary)
+elif python3 -c 'import rlcanary' 2>/dev/null; then
+  canary=(python3 -m rlcanary)
+else
+  echo "bisect-run.sh: rlcanary is not installed here: run 'pip install rlcanary', or activate the environment that has it" >&2
+  exit 2
+fi
+
+export RLCANARY_BISECT_DRIVER="$0"
+exec "${canary[@]}" bisect ${arguments[@]+"${arguments[@]}"} -- "$@"
