@@ -1,1 +1,100 @@
-"""`pytest --canary ADAPTER` collects every conformance check as a test item."""
+"""`pytest --canary ADAPTER` collects every conformance check as a test item.
+
+Each check is an item of its own, so that -k, -m canary, xdist, reruns and the tracker work on checks as on tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rlcanary.errors import UserError
+
+if TYPE_CHECKING:
+    from rlcanary.adapters import Adapter
+    from rlcanary.checks import Check, Result
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("rlcanary")
+    group.addoption(
+        "--canary",
+        action="append",
+        default=[],
+        metavar="ADAPTER",
+        help="add the conformance checks of this adapter: trl, package.module:Class or a Python file (repeatable)",
+    )
+    group.addoption("--canary-seed", type=int, default=0, metavar="N", help="seed of the checks' random cases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "canary: a conformance check of an adapter, from --canary")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the checks before any other plugin selects among the items."""
+    specs: list[str] = config.getoption("canary")
+    if not specs:
+        return
+    sys.path.insert(0, str(Path.cwd()))
+    from rlcanary.adapters import load_adapter
+    from rlcanary.checks import all_checks
+
+    for spec in specs:
+        try:
+            adapter = load_adapter(spec)
+        except UserError as error:
+            raise pytest.UsageError(f"--canary: {error}") from error
+        parent = CanaryChecks.from_parent(session, name=f"canary[{adapter.name}]")
+        items.extend(
+            CanaryItem.from_parent(parent, name=check.id, check=check, adapter=adapter, spec=spec)
+            for check in all_checks()
+        )
+
+
+class CanaryChecks(pytest.Collector):
+    """The checks of one adapter."""
+
+    def collect(self) -> list[pytest.Item]:
+        return []
+
+
+class CheckFailed(Exception):
+    """A check that failed or raised, as the item's outcome."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.message)
+        self.result = result
+
+
+class CanaryItem(pytest.Item):
+    """One check on one adapter."""
+
+    def __init__(self, *, check: Check, adapter: Adapter, spec: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.check, self.adapter, self.spec = check, adapter, spec
+        self.add_marker(pytest.mark.canary)
+
+    def runtest(self) -> None:
+        from rlcanary.checks import run_check
+
+        result = run_check(self.check, self.adapter, self.spec, self.config.getoption("canary_seed"))
+        if result.status == "not-provided":
+            pytest.skip(f"not provided: {result.message}")
+        if result.status != "pass":
+            raise CheckFailed(result)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if not isinstance(excinfo.value, CheckFailed):
+            return super().repr_failure(excinfo, style)
+        result = excinfo.value.result
+        parts = [result.message, "", self.check.explanation]
+        if result.snippet:
+            parts += ["", "Reproduce:", *(f"    {line}" for line in result.snippet.splitlines())]
+        return "\n".join(parts)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, f"{self.check.id} of {self.adapter.name}"

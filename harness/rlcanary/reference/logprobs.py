@@ -33,7 +33,7 @@ def token_logprobs(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float 
     """
     _check_ids(logits_BTV, token_ids_BT, temperature)
     logits_NV, ids_N = logits_BTV.reshape(-1, logits_BTV.shape[-1]), token_ids_BT.reshape(-1)
-    logprobs_N: Tensor = _Scores.apply(logits_NV, ids_N, temperature, True, False)[0]
+    logprobs_N: Tensor = _Scores.apply(logits_NV, ids_N, temperature, True, False)[0]  # type: ignore[no-untyped-call]
     return logprobs_N.view(token_ids_BT.shape)
 
 
@@ -52,7 +52,7 @@ def entropy(logits_BTV: Tensor, temperature: float = 1.0) -> Tensor:
     shape = logits_BTV.shape[:-1]
     ids_N = torch.zeros(shape.numel(), dtype=torch.long, device=logits_BTV.device)
     logits_NV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
-    entropy_N: Tensor = _Scores.apply(logits_NV, ids_N, temperature, False, True)[1]
+    entropy_N: Tensor = _Scores.apply(logits_NV, ids_N, temperature, False, True)[1]  # type: ignore[no-untyped-call]
     return entropy_N.view(shape)
 
 

@@ -47,8 +47,8 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
     metrics = {
         "clip_fraction": _masked_mean(is_clipped_BT, mask_BT),
         "ratio_mean": _masked_mean(ratio_BT, mask_BT),
-        "ratio_min": float(ratio_BT[mask_BT].min()) if mask_BT.any() else torch.nan,
-        "ratio_max": float(ratio_BT[mask_BT].max()) if mask_BT.any() else torch.nan,
+        "ratio_min": float(ratio_BT.detach()[mask_BT].min()) if mask_BT.any() else torch.nan,
+        "ratio_max": float(ratio_BT.detach()[mask_BT].max()) if mask_BT.any() else torch.nan,
     }
     if batch.ref_logprobs is not None or _kl_in_loss(conventions):
         ref_logprobs = _required(batch.ref_logprobs, "ref_logprobs", "kl_coef")
@@ -243,7 +243,7 @@ def _required(values: Tensor | None, name: str, asked_by: str) -> Tensor:
 def _group_index(batch: PolicyBatch) -> Tensor:
     """[B] long: 0, 1, … in the order of the group ids."""
     group_ids_B = _required(batch.group_ids, "group_ids", "aggregation 'group_token_mean'")
-    _, index_B = torch.unique(group_ids_B, return_inverse=True)
+    index_B: Tensor = torch.unique(group_ids_B, return_inverse=True)[1]
     return index_B
 
 

@@ -1,0 +1,6 @@
+"""The conformance suite: properties of RL training code that hold for every correct implementation."""
+
+from rlcanary.checks.registry import Check, Result, all_checks, run_check
+from rlcanary.checks.subject import Finding
+
+__all__ = ["Check", "Finding", "Result", "all_checks", "run_check"]

@@ -1,0 +1,183 @@
+"""Advantages: relative to the right group, on the declared scale, and zero where there is nothing to learn."""
+
+import torch
+from torch import Generator
+
+from rlcanary import reference
+from rlcanary.checks import cases
+from rlcanary.checks.registry import check
+from rlcanary.checks.subject import Subject
+from rlcanary.conventions import Conventions
+
+
+def _has_no_baseline(conventions: Conventions) -> str | None:
+    return "rewards are not centred" if conventions.advantage_baseline == "none" else None
+
+
+def _is_not_scaled(conventions: Conventions) -> str | None:
+    return None if conventions.advantage_scale != "none" else "advantages are not scaled"
+
+
+@check("advantage.declared_formula", needs=("advantages",))
+def declared_formula(subject: Subject, rng: Generator) -> None:
+    """Advantages equal the formula that the conventions declare: baseline, scale, ddof and epsilon.
+
+    Silent because any centred numbers train something: with the scale missing, taken over the batch or over the wrong
+    axis, easy and hard prompts get the wrong weight and the loss curve looks normal. Look at the branches on the
+    scaling option, at the axis and the reshape into groups, and at ddof.
+    """
+    for rewards_B, group_ids_B in cases.reward_groups(rng):
+        with subject.attempt():
+            call = subject.call("advantages", rewards_B, group_ids_B)
+            expected_B = reference.advantages(rewards_B.double(), group_ids_B, subject.conventions)
+            magnitude = float(rewards_B.abs().max())
+            call.expect(expected_B, f"advantages differ from {_formula(subject.conventions)}", scale=magnitude)
+
+
+def _formula(conventions: Conventions) -> str:
+    centred = {"mean": "reward - mean of its group", "leave_one_out": "reward - mean of the others", "none": "reward"}
+    formula = centred[conventions.advantage_baseline]
+    if conventions.advantage_scale == "none":
+        return formula
+    scope = {"group": "its group", "batch": "the batch"}[conventions.advantage_scale]
+    eps = {"add": "+", "clamp": "clamped at", "skip": "where above zero, +"}[conventions.advantage_eps_mode]
+    return f"({formula}) / (std of {scope}, ddof {conventions.advantage_ddof}, {eps} {conventions.advantage_eps:g})"
+
+
+@check("advantage.constant_reward_is_zero", needs=("advantages",), applies=_has_no_baseline)
+def constant_reward_is_zero(subject: Subject, rng: Generator) -> None:
+    """A group whose completions all earned the same gets advantage zero, whatever the reward and the group's size.
+
+    Silent because the mean of equal float32 numbers is not always that number, and the rounding is then divided by an
+    epsilon: groups with nothing to learn push the policy in a random direction. Look at float32 means and at a tiny
+    epsilon; subtract in float64, or set the advantage to zero when the rewards' range is zero.
+    """
+    for size in (2, 3, 5, 7, 8, 16):
+        for reward in (0.9, 0.1, 1.0, 0.0, -0.3, 0.7, 0.95):
+            rewards_B = torch.full((size,), reward)
+            with subject.attempt():
+                call = subject.call("advantages", rewards_B, torch.zeros(size, dtype=torch.long))
+                largest = float(call.value.abs().max())
+                call.expect_true(
+                    largest <= 1e-5,
+                    f"{size} completions with reward {reward} each get an advantage of {largest:.2g} instead of 0",
+                    "float(got.abs().max()) <= 1e-5",
+                )
+
+
+@check("advantage.row_order", needs=("advantages",))
+def row_order(subject: Subject, rng: Generator) -> None:
+    """Shuffling the rows shuffles the advantages with them: group membership comes from the ids, not from the place.
+
+    Silent because a reshape to [groups, size] accepts any order, and asynchronous rollouts arrive in any order: rewards
+    are then compared across prompts. Look for `view(-1, group_size)` on data that is not sorted by group.
+    """
+    rewards_B = cases.uniform(rng, 6, low=0, high=1)
+    group_ids_B = torch.tensor([0, 0, 0, 1, 1, 1])
+    order = torch.tensor([3, 0, 4, 1, 5, 2])
+    expected_B = subject.call("advantages", rewards_B, group_ids_B).value[order]
+    call = subject.call("advantages", rewards_B[order], group_ids_B[order])
+    call.expect(expected_B, "advantages of shuffled rows are not the shuffled advantages")
+
+
+@check("advantage.groups_are_separate", needs=("advantages",))
+def groups_are_separate(subject: Subject, rng: Generator) -> None:
+    """Shifting the rewards of one prompt leaves the advantages of every other prompt as they were.
+
+    Silent because statistics over the whole batch look like statistics: easy prompts end up positive throughout and hard
+    ones negative. Look for a mean without the group axis. (Scaling by the batch's standard deviation, where it is
+    declared, is taken into account.)
+    """
+    subject = subject.configured(advantage_scale="none") if subject.conventions.advantage_scale == "batch" else subject
+    rewards_B = cases.uniform(rng, 6, low=0, high=1)
+    group_ids_B = torch.tensor([0, 0, 0, 1, 1, 1])
+    before_B = subject.call("advantages", rewards_B, group_ids_B).value
+    call = subject.call("advantages", rewards_B + 7.0 * (group_ids_B == 1), group_ids_B)
+    call.expect(
+        before_B,
+        "adding 7 to the rewards of the second prompt changed the advantages of the first",
+        where=group_ids_B == 0,
+        scale=8,
+    )
+
+
+@check("advantage.shift", needs=("advantages",), applies=_has_no_baseline)
+def shift(subject: Subject, rng: Generator) -> None:
+    """Adding a constant to all rewards changes no advantage.
+
+    Silent because a reward with an offset (a format bonus, a length penalty) is common and only shifts the curve. Look
+    for a baseline that is not subtracted, or is computed before the bonus was added.
+    """
+    rewards_B, group_ids_B = cases.uniform(rng, 4, low=0, high=1), torch.tensor([0, 0, 1, 1])
+    before_B = subject.call("advantages", rewards_B, group_ids_B).value
+    call = subject.call("advantages", rewards_B + 3.0, group_ids_B)
+    call.expect(before_B, "adding 3 to every reward changed the advantages", scale=4)
+
+
+@check("advantage.scale", needs=("advantages",))
+def scale(subject: Subject, rng: Generator) -> None:
+    """Rewards ten times as large give the same advantages when they are scaled, and ten times as large when not.
+
+    Silent because the factor hides in the learning rate. Look for the option that switches the scaling: which value of
+    it divides by the standard deviation, and is it the one that the config documents?
+    """
+    rewards_B, group_ids_B = cases.uniform(rng, 8, low=0, high=10, decimals=1), torch.arange(8) // 4
+    before_B = subject.call("advantages", rewards_B, group_ids_B).value
+    call = subject.call("advantages", rewards_B * 10, group_ids_B)
+    if subject.conventions.advantage_scale == "none":
+        call.expect(before_B * 10, "advantages declared as not scaled do not grow with the rewards", scale=100)
+        return
+    eps = subject.conventions.advantage_eps
+    difference = float((call.value - before_B).abs().max())
+    bound = 10 * eps + 1e-3
+    call.expect_true(
+        difference <= bound,
+        f"advantages declared as scaled by the {subject.conventions.advantage_scale}'s standard deviation change by "
+        f"{difference:.3g} when all rewards are ten times as large",
+        f"float((got - torch.tensor({before_B.tolist()})).abs().max()) <= {bound:.3g}",
+    )
+
+
+@check("advantage.bounded", needs=("advantages",), applies=_is_not_scaled)
+def bounded(subject: Subject, rng: Generator) -> None:
+    """No pattern of right and wrong completions gives an advantage above the group's size.
+
+    Silent because one sample in a thousand then dominates its update and shows as a spike of the gradient norm. Look for
+    a division by a standard deviation that can be zero while the numerator is not, as with leave-one-out statistics.
+    """
+    for size in (2, 3, 4):
+        for pattern in range(1, 2**size - 1):
+            rewards_B = torch.tensor([float(pattern >> bit & 1) for bit in range(size)])
+            with subject.attempt():
+                call = subject.call("advantages", rewards_B, torch.zeros(size, dtype=torch.long))
+                largest = float(call.value.abs().max())
+                call.expect_true(
+                    largest <= size,
+                    f"rewards {rewards_B.tolist()} give an advantage of {largest:.4g}",
+                    f"float(got.abs().max()) <= {size}",
+                )
+
+
+@check("advantage.single_completion", needs=("advantages",))
+def single_completion(subject: Subject, rng: Generator) -> None:
+    """A prompt with one completion gets what the conventions declare for it, in a batch with other prompts.
+
+    Silent because the standard deviation of one number is NaN with ddof 1, and a NaN-aware sum drops the row or a clamp
+    turns it into the raw reward, which teaches the policy that everything is good. Look at groups that filtering left
+    with one member.
+    """
+    rewards_B, group_ids_B = torch.tensor([0.7, 1.0, 0.0]), torch.tensor([0, 1, 1])
+    call = subject.call("advantages", rewards_B, group_ids_B)
+    expected_B = reference.advantages(rewards_B.double(), group_ids_B, subject.conventions)
+    call.expect(expected_B, f"a group of one is declared as {subject.conventions.singleton_group!r}")
+
+
+@check("advantage.inputs_untouched", needs=("advantages",))
+def inputs_untouched(subject: Subject, rng: Generator) -> None:
+    """Computing advantages leaves the rewards as they were.
+
+    Silent because the rewards are logged afterwards: the dashboard then shows centred rewards around zero. Look for
+    `-=` and `/=`.
+    """
+    call = subject.call("advantages", torch.tensor([1.0, 0.0, 0.5, 2.0]), torch.tensor([0, 0, 1, 1]))
+    call.expect_inputs_untouched("advantages changed its input in place")

@@ -1,0 +1,69 @@
+"""`rlcanary check ADAPTER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from rlcanary.adapters import load_adapter
+from rlcanary.errors import UserError
+
+
+@click.command(epilog="Exit codes: 0 no check failed, 1 some did, 2 the command was not understood.")
+@click.argument("adapter", metavar="ADAPTER")
+@click.option(
+    "--only", multiple=True, metavar="PREFIX", help="Run only the checks whose id starts so, such as `loss.`."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the random cases.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
+@click.pass_context
+def check(ctx: click.Context, adapter: str, only: tuple[str, ...], seed: int, json_path: Path | None) -> None:
+    """Run the conformance checks on ADAPTER.
+
+    ADAPTER is a bundled adapter (reference, trl), a module and a class (mylib.canary:MyAdapter), or a Python file.
+    """
+    if json_path is not None and not os.access(json_path.absolute().parent, os.W_OK):
+        raise UserError(f"cannot write {json_path}: its folder does not exist or is not writable")
+    # The console script does not put the current folder on the path, and that is where the user's package is.
+    sys.path.insert(0, str(Path.cwd()))
+    implementation = load_adapter(adapter)
+
+    try:
+        from rlcanary.checks import all_checks, run_check
+        from rlcanary.checks.report import show, to_json
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UserError("the checks need torch: pip install 'rlcanary[torch]'") from error
+
+    checks = [item for item in all_checks() if not only or item.id.startswith(only)]
+    if not checks:
+        areas = ", ".join(sorted({item.area for item in all_checks()}))
+        raise UserError(f"no check starts with {' or '.join(only)}; the areas are {areas}")
+    results = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"checking {implementation.name}", total=len(checks))
+        for item in checks:
+            progress.update(task, description=item.id)
+            results.append(run_check(item, implementation, adapter, seed))
+            progress.advance(task)
+    if json_path is not None:
+        _write(json_path, to_json(implementation.name, results))
+    show(Console(), implementation.name, checks, results)
+    ctx.exit(1 if any(result.status in ("fail", "error") for result in results) else 0)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with part.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,291 @@
+"""The policy loss: declared value, declared gradient, and independence of everything that should not matter."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from rlcanary.batch import PolicyBatch
+from rlcanary.checks import cases
+from rlcanary.checks.oracle import exact_loss, exact_output
+from rlcanary.checks.registry import check
+from rlcanary.checks.subject import Call, Finding, Subject
+from rlcanary.conventions import Conventions
+
+
+@check("loss.declared_value", needs=("policy_loss",))
+def declared_value(subject: Subject, rng: Generator) -> None:
+    """The loss is the declared objective: ratio, clipping, correction, aggregation, KL and entropy terms.
+
+    Silent because any of these can be off by a factor or on the wrong side and still give a finite, falling number. Look
+    at the sign of the surrogate, the side of each clipping bound, and what the sum over tokens is divided by.
+    """
+    for batch in cases.policy_batches(rng, empty_row=True):
+        with subject.attempt():
+            loss, _ = exact_loss(batch, subject.conventions)
+            subject.call("policy_loss", batch).expect(loss, f"the loss is not the declared one ({_terms(subject)})")
+
+
+@check("loss.declared_gradient", needs=("policy_loss",))
+def declared_gradient(subject: Subject, rng: Generator) -> None:
+    """The gradient with respect to every token's logprob is that of the declared objective.
+
+    Silent because the logged loss can be exactly right while the gradient is not: a missing or a misplaced detach, a
+    division after backward, a weight that carries gradient. Look at `detach()` on old logprobs and importance weights.
+    """
+    for batch in cases.policy_batches(rng, empty_row=True):
+        with subject.attempt():
+            _, gradient_BT = exact_loss(batch, subject.conventions)
+            call = subject.call("policy_loss", batch)
+            call.expect_gradient(
+                gradient_BT, f"the gradient is not that of the declared loss ({_terms(subject)})", "logprobs"
+            )
+
+
+def _terms(subject: Subject) -> str:
+    conventions = subject.conventions
+    terms = [conventions.objective, f"{conventions.ratio_level} ratio", conventions.aggregation]
+    terms += [f"kl_coef {conventions.kl_coef:g}"] if conventions.kl_coef else []
+    terms += [f"entropy_coef {conventions.entropy_coef:g}"] if conventions.entropy_coef else []
+    return ", ".join(terms)
+
+
+@check("loss.on_policy_sign", needs=("policy_loss",))
+def on_policy_sign(subject: Subject, rng: Generator) -> None:
+    """On policy, descending the loss raises the logprob of every token with a positive advantage and lowers the others.
+
+    Silent because with the advantages squared, taken as a mask or stripped of their sign, the policy still moves and the
+    reward can still drift up. Look at every place where the advantage enters, and how often.
+    """
+    if subject.conventions.kl_coef != 0:
+        subject = subject.configured(kl_coef=0.0)
+    for batch in cases.policy_batches(rng, on_policy=True):
+        with subject.attempt():
+            call = subject.call("policy_loss", batch)
+            gradient_BT = call.gradient("logprobs")
+            wanted_BT = -batch.advantages.sign().unsqueeze(1).expand_as(gradient_BT)
+            wrong_BT = (gradient_BT.sign() != wanted_BT) & batch.mask
+            if wrong_BT.any():
+                row, position = wrong_BT.nonzero()[0].tolist()
+                raise Finding(
+                    f"on policy, the token at row {row}, position {position} has advantage "
+                    f"{float(batch.advantages[row]):.3g} and gradient {float(gradient_BT[row, position]):.3g}",
+                    call.snippet(
+                        [
+                            "output = adapter.policy_loss(*arguments).loss",
+                            "(got,) = torch.autograd.grad(output, arguments[0].logprobs)",
+                            f"assert got[{row}, {position}].sign() == {float(wanted_BT[row, position])}, got",
+                        ]
+                    ),
+                )
+
+
+def _couples_rows(conventions: Conventions) -> str | None:
+    return "the entropy bonus is on" if conventions.entropy_coef else None
+
+
+@check("loss.rows_are_separate", needs=("policy_loss",), applies=_couples_rows)
+def rows_are_separate(subject: Subject, rng: Generator) -> None:
+    """Changing one completion's advantage changes the gradient of that completion only.
+
+    Silent because a broadcast of [B, 1] against the wrong axis gives every completion the sum of all advantages, which is
+    about zero for centred ones: the policy stands still and nothing fails. Look for `unsqueeze` on advantages that already
+    have a token axis, and test with as many rows as positions.
+    """
+    for rows, width, lengths in ((2, 2, (2, 2)), (3, 4, (4, 2, 3))):
+        batch = cases.policy_batch(rng, rows, width, lengths)
+        before_BT = subject.call("policy_loss", batch).gradient("logprobs")
+        raised_B = batch.advantages.clone()
+        raised_B[0] += 2.0
+        call = subject.call("policy_loss", replace(batch, advantages=raised_B))
+        others_BT = (torch.arange(rows) > 0).unsqueeze(1).expand_as(before_BT)
+        call.expect_gradient(
+            before_BT,
+            "raising the advantage of the first row by 2 changed the gradient of the others",
+            "logprobs",
+            where=others_BT,
+        )
+
+
+@check("loss.token_advantages", needs=("policy_loss",))
+def token_advantages(subject: Subject, rng: Generator) -> None:
+    """Advantages given per token, equal along each row, give the same loss and gradient as one advantage per row.
+
+    Silent because [B, T] and [B, 1] broadcast together to [B, B, T] without an error. Look at `unsqueeze(1)` and at how
+    the shape of the advantages is told apart.
+    """
+    for rows, width, lengths in ((2, 2, (2, 1)), (3, 3, (3, 1, 2)), (2, 4, (4, 2))):
+        batch = cases.policy_batch(rng, rows, width, lengths)
+        loss, gradient_BT = exact_loss(batch, subject.conventions)
+        per_token = replace(batch, advantages=batch.advantages.unsqueeze(1).expand(rows, width).contiguous())
+        with subject.attempt():
+            call = subject.call("policy_loss", per_token)
+            call.expect(loss, "advantages of shape [B, T], equal along rows, change the loss")
+            call.expect_gradient(gradient_BT, "advantages of shape [B, T] change the gradient", "logprobs")
+
+
+@check("loss.row_order", needs=("policy_loss",))
+def row_order(subject: Subject, rng: Generator) -> None:
+    """Shuffling the rows of the batch changes neither the loss nor any token's gradient.
+
+    Silent because data loaders shuffle anyway: the loss is merely of other pairs of completions and advantages. Look for
+    a tensor that is indexed, filtered or sorted while its neighbours are not.
+    """
+    batch = cases.policy_batch(rng, 4, 5, (5, 2, 1, 3))
+    order = torch.tensor([2, 0, 3, 1])
+    before = subject.call("policy_loss", batch)
+    shuffled = _leaf(batch.rows(order))
+    call = subject.call("policy_loss", shuffled)
+    call.expect(before.value, "shuffling the rows changed the loss")
+    call.expect_gradient(before.gradient("logprobs")[order], "shuffling the rows changed the gradient", "logprobs")
+
+
+@check("loss.padding_amount", needs=("policy_loss",))
+def padding_amount(subject: Subject, rng: Generator) -> None:
+    """Padding the batch to a greater width changes neither the loss, nor any gradient, nor a logged mean.
+
+    Silent because the width of a batch is that of its longest completion: a mean over all positions makes the learning
+    rate, or the KL coefficient, depend on the longest of the neighbours. Look for `.mean()` without the mask.
+    """
+    batch = cases.policy_batch(rng, 3, 3, (3, 1, 2))
+    before = subject.call("policy_loss", batch)
+    call = subject.call("policy_loss", _widened(batch, 4))
+    call.expect(before.value, "four more columns of padding changed the loss")
+    got_BT = torch.zeros(3, 7)
+    got_BT[:, :3] = before.gradient("logprobs")
+    call.expect_gradient(got_BT, "four more columns of padding changed the gradient", "logprobs")
+    for name in sorted(set(before.output.metrics) & set(call.output.metrics)):
+        _expect_metric(call, name, before.output.metrics[name], "with four more columns of padding")
+
+
+@check("loss.masked_positions", needs=("policy_loss",))
+def masked_positions(subject: Subject, rng: Generator) -> None:
+    """What stands at masked positions, NaN and infinities included, changes neither the loss nor any gradient.
+
+    Silent because a mask by multiplication turns NaN × 0 into NaN for the whole batch, which a gradient-norm guard then
+    skips: updates vanish without a word. Padding is where garbage lives. Look for `x * mask`; `torch.where` or
+    `masked_fill` before the arithmetic is immune.
+    """
+    batch = cases.policy_batch(rng, 2, 3, (3, 1))
+    before = subject.call("policy_loss", batch)
+    gradient_BT = before.gradient("logprobs")
+    for name in ("logprobs", "old_logprobs", "ref_logprobs"):
+        for garbage in (-50.0, math.nan, math.inf):
+            values_BT = getattr(batch, name).detach().masked_fill(~batch.mask, garbage)
+            dirty = _leaf(replace(batch, **{name: values_BT}))
+            call = subject.call("policy_loss", dirty)
+            call.expect(before.value, f"{garbage} at the masked positions of {name} changed the loss")
+            call.expect_gradient(
+                gradient_BT,
+                f"{garbage} at the masked positions of {name} changed the gradient",
+                "logprobs",
+                where=batch.mask,
+            )
+
+
+@check("loss.clipping", needs=("policy_loss",))
+def clipping(subject: Subject, rng: Generator) -> None:
+    """A token is clipped on the declared side and at the declared bound: above for A > 0, below for A < 0.
+
+    Silent because a clipped and an unclipped token have nearly the same loss: what differs is that one of them keeps
+    pulling. Look at min and max, at the sign of the advantage, and at which of the two epsilons goes where.
+    """
+    conventions = subject.conventions
+    if conventions.kl_coef != 0:
+        subject = subject.configured(kl_coef=0.0)
+    low, high = conventions.clip_low, conventions.clip_high
+    ratios = {1.0, 0.3, 3.0}
+    ratios |= {1 - low - 0.02, 1 - low + 0.02} if low is not None else set()
+    ratios |= {1 + high - 0.02, 1 + high + 0.02} if high is not None else set()
+    for ratio in sorted(value for value in ratios if value > 0):
+        for advantage in (1.0, -1.0):
+            logprobs_BT = torch.tensor([[-1.0]])
+            batch = PolicyBatch(
+                logprobs=logprobs_BT.clone().requires_grad_(),
+                old_logprobs=(logprobs_BT - math.log(ratio)),
+                advantages=torch.tensor([advantage]),
+                mask=torch.tensor([[True]]),
+                ref_logprobs=logprobs_BT,
+                sampler_logprobs=(logprobs_BT - math.log(ratio)),
+                entropy=torch.tensor([[1.0]]),
+                group_ids=torch.tensor([0]),
+            )
+            with subject.attempt():
+                loss, gradient_BT = exact_loss(batch, subject.conventions)
+                case = f"one token with ratio {ratio:.3g} and advantage {advantage:g}"
+                call = subject.call("policy_loss", batch)
+                call.expect(loss, f"{case}: wrong loss")
+                call.expect_gradient(gradient_BT, f"{case}: wrong gradient", "logprobs")
+
+
+@check("loss.metrics", needs=("policy_loss",))
+def metrics(subject: Subject, rng: Generator) -> None:
+    """Logged KL, entropy, clip fraction and ratios are those of the trained tokens, as recomputed from the batch.
+
+    Silent because nothing depends on them but decisions. Look for means over padding, means of means, and a clip fraction
+    that counts tokens which the clipping does not touch.
+    """
+    for batch in cases.policy_batches(rng):
+        with subject.attempt():
+            call = subject.call("policy_loss", batch)
+            expected = exact_output(batch, subject.conventions).metrics
+            for name in sorted(set(expected) & set(call.output.metrics)):
+                _expect_metric(call, name, expected[name], "recomputed from the batch")
+
+
+def _expect_metric(call: Call, name: str, expected: float, condition: str) -> None:
+    got = float(call.output.metrics[name])
+    if not math.isclose(got, expected, rel_tol=1e-3, abs_tol=1e-5) and not (math.isnan(got) and math.isnan(expected)):
+        lines = [
+            f"got = float(adapter.policy_loss(*arguments).metrics[{name!r}])",
+            f"assert abs(got - {expected:.9g}) <= 1e-3 * {max(abs(expected), 0.01):.3g}, got",
+        ]
+        message = f"the metric {name} is {got:.6g}, {condition} it is {expected:.6g}"
+        raise Finding(message, call.snippet(lines))
+
+
+@check("loss.inputs_untouched", needs=("policy_loss",))
+def inputs_untouched(subject: Subject, rng: Generator) -> None:
+    """Computing the loss leaves the batch as it was.
+
+    Silent because the second epoch or the next micro-batch then sees other numbers than the first. Look for operations
+    in place on advantages, masks and logprobs.
+    """
+    call = subject.call("policy_loss", cases.policy_batch(rng, 2, 3, (3, 1)))
+    call.expect_inputs_untouched("policy_loss changed its batch in place")
+
+
+@check("loss.split_into_micro_batches", needs=("accumulated_loss",))
+def split_into_micro_batches(subject: Subject, rng: Generator) -> None:
+    """Feeding the update in micro-batches of uneven token counts gives the loss and the gradient of the whole batch.
+
+    Silent because the mean of means is also a mean: short micro-batches count as much as long ones, or the sum of means
+    multiplies the learning rate by their number, and the logged loss is right. Look at what each piece is divided by, and
+    whether the division comes before backward.
+    """
+    batch = cases.policy_batch(rng, 4, 5, (5, 1, 2, 4))
+    loss, gradient_BT = exact_loss(batch, subject.conventions)
+    for n_micro in (1, 2, 4):
+        with subject.attempt():
+            call = subject.call("accumulated_loss", batch, n_micro)
+            call.expect(loss, f"the loss in {n_micro} micro-batches is not that of the whole batch")
+            call.expect_gradient(
+                gradient_BT, f"the gradient in {n_micro} micro-batches is not that of the whole batch", "logprobs"
+            )
+
+
+def _leaf(batch: PolicyBatch) -> PolicyBatch:
+    return replace(batch, logprobs=batch.logprobs.detach().clone().requires_grad_())
+
+
+def _widened(batch: PolicyBatch, columns: int) -> PolicyBatch:
+    def wider(values_BT: Tensor | None) -> Tensor | None:
+        if values_BT is None:
+            return None
+        return torch.nn.functional.pad(values_BT.detach(), (0, columns))
+
+    names = ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs", "entropy", "mask")
+    widened: dict[str, Any] = {name: wider(getattr(batch, name)) for name in names}
+    return _leaf(replace(batch, **widened))

@@ -1,0 +1,79 @@
+"""Results of checks for a person and for a machine."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from rlcanary.checks.registry import Check, Result
+
+STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-provided": "dim"}
+LABELS = {"pass": "pass", "fail": "FAIL", "error": "ERROR", "not-provided": "not provided"}
+
+
+def to_json(adapter: str, results: Iterable[Result]) -> str:
+    """`{"adapter": …, "checks": [{"id", "area", "status", "message", "snippet", "seconds"}, …]}`."""
+    document: dict[str, Any] = {"adapter": adapter, "checks": [result.to_json() for result in results]}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def show(console: Console, adapter: str, checks: list[Check], results: list[Result]) -> None:
+    """Print the table of all checks by area, then each failure with its counterexample, then one line of counts."""
+    console.print(_table(adapter, checks, results))
+    by_id = {check.id: check for check in checks}
+    for result in results:
+        if result.status in ("fail", "error"):
+            console.print(_explained(by_id[result.id], result))
+    console.print(summary(adapter, results))
+
+
+def summary(adapter: str, results: list[Result]) -> Text:
+    """One line: how many checks passed, failed, raised and were not provided, in how many seconds."""
+    counts = Counter(result.status for result in results)
+    parts = [(f"{counts['pass']} passed", STYLES["pass"])]
+    parts += [(f"{counts['fail']} failed", STYLES["fail"])] if counts["fail"] else []
+    parts += [(f"{counts['error']} raised an error", STYLES["error"])] if counts["error"] else []
+    parts += [(f"{counts['not-provided']} not provided", STYLES["not-provided"])] if counts["not-provided"] else []
+    line = Text(f"{adapter}: ")
+    for index, part in enumerate(parts):
+        line.append(", " if index else "").append(*part)
+    return line.append(f" in {sum(result.seconds for result in results):.1f} s")
+
+
+def _table(adapter: str, checks: list[Check], results: list[Result]) -> Table:
+    table = Table(title=f"Conformance of {escape(adapter)}", title_justify="left", expand=False)
+    table.add_column("Check", no_wrap=True)
+    table.add_column("Status", no_wrap=True)
+    table.add_column("Found")
+    rows = zip(checks, results, strict=True)
+    for _, area in groupby(rows, key=lambda row: row[0].area):
+        for check, result in area:
+            status = Text(LABELS[result.status], style=STYLES[result.status])
+            first_line = result.message.partition("\n")[0]
+            table.add_row(check.id, status, Text(first_line, style="" if result.status == "fail" else "dim"))
+        table.add_section()
+    return table
+
+
+def _explained(check: Check, result: Result) -> Panel:
+    parts: list[Any] = [Text(result.message, style="bold"), Text("")]
+    parts.append(Text(check.explanation))
+    if result.snippet:
+        parts += [Text("\nReproduce:", style="dim"), Padding(_code(result.snippet), (0, 0, 0, 2))]
+    title = f"[{STYLES[result.status]}]{LABELS[result.status]}[/] {result.id}"
+    return Panel(Group(*parts), title=title, title_align="left", border_style=STYLES[result.status])
+
+
+def _code(snippet: str) -> Syntax:
+    return Syntax(snippet, "python", background_color="default", word_wrap=True)

@@ -1,0 +1,98 @@
+"""Writing values down as Python, so that a counterexample can be pasted and run."""
+
+import math
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+
+RECORDS = (CollatedBatch, Completion, Group, LossOutput, PolicyBatch)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A value that has no literal, with the expression that makes it and the import that the expression needs."""
+
+    value: Any
+    expression: str
+    imports: str
+
+
+def literal(value: Any) -> str:
+    """A Python expression for a value: numbers, strings, containers, tensors, the records of `rlcanary.batch`.
+
+    Raises:
+        TypeError: there is no way to write this value down.
+    """
+    match value:
+        case Written():
+            return value.expression
+        case Tensor():
+            return _tensor(value)
+        case float():
+            return _number(value)
+        case None | bool() | int() | str():
+            return repr(value)
+        case list():
+            return f"[{', '.join(map(literal, value))}]"
+        case tuple():
+            return f"({', '.join(map(literal, value))}{',' if len(value) == 1 else ''})"
+        case dict():
+            return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+    if is_dataclass(value) and isinstance(value, RECORDS):
+        lines = [
+            f"    {field.name}={literal(getattr(value, field.name))},"
+            for field in fields(value)
+            if getattr(value, field.name) is not None
+        ]
+        return "\n".join([f"{type(value).__name__}(", *lines, ")"])
+    raise TypeError(f"no literal for {type(value).__name__}")
+
+
+def imports_for(values: list[Any]) -> list[str]:
+    """The import lines that the literals of these values need, torch and the adapter apart."""
+    records = sorted({name for value in values for name in _record_names(value)})
+    lines = {value.imports for value in values if isinstance(value, Written)}
+    if records:
+        lines.add(f"from rlcanary.batch import {', '.join(records)}")
+    return sorted(lines)
+
+
+def _record_names(value: Any) -> set[str]:
+    if isinstance(value, list | tuple):
+        return {name for item in value for name in _record_names(item)}
+    if isinstance(value, RECORDS):
+        inner = {name for field in fields(value) for name in _record_names(getattr(value, field.name))}
+        return {type(value).__name__} | inner
+    return set()
+
+
+def _tensor(value: Tensor) -> str:
+    with torch.no_grad():
+        body = _nested(value.detach().cpu().tolist())
+    options = ""
+    default = {torch.float32, torch.int64, torch.bool}
+    if value.dtype not in default or value.numel() == 0:
+        options += f", dtype={value.dtype}"
+    if value.requires_grad:
+        options += ", requires_grad=True"
+    return f"torch.tensor({body}{options})"
+
+
+def _nested(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_nested, value))}]"
+    return _number(value) if isinstance(value, float) else repr(value)
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return 'float("nan")'
+    if math.isinf(value):
+        return 'float("inf")' if value > 0 else 'float("-inf")'
+    # Nine significant digits identify a float32; repr shows the seventeen of the float64 that carries it.
+    short = float(f"{value:.9g}")
+    return repr(short)

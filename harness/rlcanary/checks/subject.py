@@ -1,0 +1,286 @@
+"""The implementation under test, as a check sees it: calls that remember how they were made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.batch import LossOutput
+from rlcanary.checks.snippet import Written, imports_for, literal
+from rlcanary.conventions import Conventions
+
+
+class Finding(Exception):
+    """A property that does not hold, with the smallest counterexample that was found.
+
+    Attributes:
+        message: what was got and what was expected.
+        snippet: Python that reproduces it.
+    """
+
+    def __init__(self, message: str, snippet: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.snippet = snippet
+
+
+@dataclass
+class Tally:
+    """How the calls of one check went: made, and declined by the adapter with a reason."""
+
+    made: int = 0
+    declined: list[str] = field(default_factory=list)
+
+
+class Subject:
+    """An adapter that a check calls.
+
+    Attributes:
+        spec: what `load_adapter` takes to find the adapter again, for snippets.
+        changes: the conventions that were changed from the adapter's own.
+    """
+
+    def __init__(
+        self, adapter: Adapter, spec: str, changes: dict[str, Any] | None = None, tally: Tally | None = None
+    ) -> None:
+        self.adapter = adapter
+        self.spec = spec
+        self.changes = changes or {}
+        self.tally = tally or Tally()
+
+    @property
+    def conventions(self) -> Conventions:
+        return self.adapter.conventions
+
+    def configured(self, **changes: Any) -> Subject:
+        """The same implementation under other conventions; itself where they are already so.
+
+        Raises:
+            NotProvided: the adapter cannot be set so.
+        """
+        wanted = {name: value for name, value in changes.items() if getattr(self.conventions, name) != value}
+        if not wanted:
+            return self
+        return Subject(self.adapter.configured(**wanted), self.spec, {**self.changes, **wanted}, self.tally)
+
+    def call(self, capability: str, *arguments: Any) -> Call:
+        """Call a capability on copies of the arguments and keep what came back.
+
+        Raises:
+            NotProvided: the adapter declines this input.
+        """
+        given = [argument.value if isinstance(argument, Written) else _fresh(argument) for argument in arguments]
+        output = getattr(self.adapter, capability)(*given)
+        self.tally.made += 1
+        return Call(self, capability, arguments, given, output)
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """A case that the adapter may decline: the check goes on with its other cases and the report says so."""
+        try:
+            yield
+        except NotProvided as reason:
+            self.tally.declined.append(str(reason) or "declined")
+
+
+@dataclass
+class Call:
+    """One call that was made.
+
+    Attributes:
+        arguments: what the check passed.
+        given: the copies that the adapter received; tensors that require a gradient hold it here after `gradient`.
+        output: what came back.
+    """
+
+    subject: Subject
+    capability: str
+    arguments: tuple[Any, ...]
+    given: list[Any]
+    output: Any
+
+    @property
+    def value(self) -> Tensor:
+        """The output as a tensor without gradient; of a loss, the loss."""
+        tensor = self.output.loss if isinstance(self.output, LossOutput) else self.output
+        return torch.as_tensor(tensor).detach()
+
+    def gradient(self, name: str | None = None, weights: Tensor | None = None) -> Tensor:
+        """The gradient of the output with respect to the first argument, or to a field of it.
+
+        Args:
+            name: a field of the first argument, which is a record.
+            weights: of the output's shape; the gradient of their weighted sum is taken. Not needed for a scalar.
+        """
+        leaf = self.given[0] if name is None else getattr(self.given[0], name)
+        output = self.output.loss if isinstance(self.output, LossOutput) else self.output
+        if not output.requires_grad:
+            return torch.zeros_like(leaf)
+        scalar = output.sum() if weights is None else (output * weights).sum()
+        (gradient,) = torch.autograd.grad(scalar, leaf, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(leaf) if gradient is None else gradient
+
+    def expect(self, expected: Tensor, message: str, where: Tensor | None = None, scale: float = 1.0) -> None:
+        """Compare the output with what the property demands.
+
+        Args:
+            expected: of the output's shape.
+            message: the property in the words of this case.
+            where: bool, of the output's shape; only these entries count.
+            scale: how large the numbers were that the result is a difference of, for the tolerance.
+
+        Raises:
+            Finding: they differ.
+        """
+        self._compare(self.value, expected, message, where, scale, self._value_lines())
+
+    def expect_gradient(
+        self,
+        expected: Tensor,
+        message: str,
+        name: str | None = None,
+        weights: Tensor | None = None,
+        where: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Compare the gradient, as `gradient` takes it, with what the property demands."""
+        lines = self._gradient_lines(name, weights)
+        self._compare(self.gradient(name, weights), expected, message, where, scale, lines)
+
+    def expect_true(self, holds: bool, message: str, condition: str) -> None:
+        """Demand a condition on the output, written as Python over the name `got`.
+
+        Raises:
+            Finding: it does not hold.
+        """
+        if not holds:
+            lines = [*self._value_lines(), f"assert {condition}, got"]
+            raise Finding(f"{message}\n  got: {_short(self.value)}", self.snippet(lines))
+
+    def expect_inputs_untouched(self, message: str) -> None:
+        """Demand that the adapter left the tensors that it was given as they were."""
+        for position, (argument, given) in enumerate(zip(self.arguments, self.given, strict=True)):
+            for label, before, after in _tensors(argument, given):
+                if not torch.equal(torch.nan_to_num(before), torch.nan_to_num(after.detach())):
+                    name = f"argument {position}{label}"
+                    lines = [
+                        "import copy",
+                        "before = copy.deepcopy(arguments)",
+                        f"adapter.{self.capability}(*arguments)",
+                        f"torch.testing.assert_close(arguments[{position}]{label}, before[{position}]{label}, "
+                        "equal_nan=True)",
+                    ]
+                    raise Finding(
+                        f"{message}\n  {name} before: {_short(before)}\n  after: {_short(after.detach())}",
+                        self.snippet(lines),
+                    )
+
+    def snippet(self, lines: list[str]) -> str:
+        """A program that makes this call's inputs and goes on with these lines."""
+        changes = ", ".join(f"{name}={value!r}" for name, value in self.subject.changes.items())
+        configured = f".configured({changes})" if changes else ""
+        return "\n".join(
+            [
+                "import torch",
+                "from rlcanary.adapters import load_adapter",
+                *imports_for(list(self.arguments)),
+                "",
+                f"adapter = load_adapter({self.subject.spec!r}){configured}",
+                "arguments = [",
+                *(_indented(literal(argument)) for argument in self.arguments),
+                "]",
+                *lines,
+            ]
+        )
+
+    def _value_lines(self) -> list[str]:
+        loss = ".loss" if isinstance(self.output, LossOutput) else ""
+        return [f"got = torch.as_tensor(adapter.{self.capability}(*arguments){loss}).detach()"]
+
+    def _gradient_lines(self, name: str | None, weights: Tensor | None) -> list[str]:
+        leaf = "arguments[0]" if name is None else f"arguments[0].{name}"
+        loss = ".loss" if isinstance(self.output, LossOutput) else ""
+        weighted = "" if weights is None else f" * {literal(weights)}"
+        return [
+            f"output = adapter.{self.capability}(*arguments){loss}{weighted}",
+            f"(got,) = torch.autograd.grad(output.sum(), {leaf})",
+        ]
+
+    def _compare(
+        self, got: Tensor, expected: Tensor, message: str, where: Tensor | None, scale: float, lines: list[str]
+    ) -> None:
+        expected = expected.detach()
+        if got.shape != expected.shape:
+            shapes = f"got shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+            raise Finding(
+                f"{message}\n  {shapes}", self.snippet([*lines, f"assert got.shape == {tuple(expected.shape)}"])
+            )
+        rtol, atol = tolerance(got, expected, scale)
+        counted = torch.ones_like(expected, dtype=torch.bool) if where is None else where
+        if close(got[counted], expected[counted], rtol, atol):
+            return
+        selection = "" if where is None else f"[{literal(where)}]"
+        lines = [
+            *lines,
+            f"expected = {literal(expected.to(got.dtype))}",
+            f"torch.testing.assert_close(got{selection}, expected{selection}, rtol={rtol:.1e}, atol={atol:.1e}, "
+            "equal_nan=True)",
+        ]
+        shown = torch.where(counted, got, torch.nan) if where is not None and got.is_floating_point() else got
+        raise Finding(
+            f"{message}\n  got:      {_short(shown)}\n  expected: {_short(expected.to(got.dtype))}", self.snippet(lines)
+        )
+
+
+def tolerance(got: Tensor, expected: Tensor, scale: float = 1.0) -> tuple[float, float]:
+    """Relative and absolute tolerance for a result in this dtype, computed from numbers as large as `scale`.
+
+    In float32 the relative tolerance of 1e-4 is a thousand roundings wide and well below what any shipped bug was seen
+    to change.
+    """
+    roundings = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+    rounding = roundings.get(got.dtype, 0.0)
+    finite = expected[expected.isfinite()] if expected.is_floating_point() else expected
+    magnitude = float(finite.abs().max()) if finite.numel() else 0.0
+    return max(1000 * rounding, 1e-9), 50 * rounding * max(scale, magnitude, 1e-3)
+
+
+def close(got: Tensor, expected: Tensor, rtol: float, atol: float) -> bool:
+    """Whether all entries agree; NaN agrees with NaN and infinities with themselves."""
+    return torch.allclose(got.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _fresh(argument: Any) -> Any:
+    """A deep copy whose tensors are leaves again, with their gradient switched on as it was."""
+    return copy.deepcopy(argument)
+
+
+def _tensors(argument: Any, given: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
+    if isinstance(argument, Tensor):
+        yield "", argument.detach(), given
+    elif hasattr(argument, "__dataclass_fields__") and not isinstance(argument, Written):
+        for name in argument.__dataclass_fields__:
+            if isinstance(getattr(argument, name), Tensor):
+                yield f".{name}", getattr(argument, name).detach(), getattr(given, name)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines()) + ","
+
+
+def _short(tensor: Tensor) -> str:
+    """A tensor for a person: four significant digits, shortened when large."""
+    render: Callable[[Any], str] = lambda item: f"{item:.4g}" if isinstance(item, float) else str(item)  # noqa: E731
+
+    def nested(value: Any) -> str:
+        return f"[{', '.join(map(nested, value))}]" if isinstance(value, list) else render(value)
+
+    text = nested(tensor.detach().cpu().tolist())
+    return text if len(text) <= 300 else f"{text[:297]}…"
