@@ -1,0 +1,114 @@
+"""`rlcanary trend`."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlcanary.errors import UserError
+from rlcanary.results.history import History, load_history, metric_name, results_files
+from rlcanary.results.store import find_history
+
+
+@click.command()
+@click.argument("metric", required=False)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Folder with the results of past runs [default: unit_results beside the tests].",
+)
+@click.option(
+    "--jq",
+    "expression",
+    metavar="EXPR",
+    help="Apply a jq expression to every results file, as `jq -r EXPR FILES` does.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option(
+    "--last",
+    type=click.IntRange(min=0),
+    default=30,
+    show_default=True,
+    help="Show this many of the newest runs; 0 for all.",
+)
+def trend(metric: str | None, folder: Path | None, expression: str | None, as_json: bool, last: int) -> int:
+    """Show how METRIC moved over runs and commits, and where it stepped.
+
+    METRIC is a test's key and a metric's name, such as `test_loss::test_clip.max_ratio`. Without METRIC, every metric
+    is listed.
+    """
+    if expression is not None and (metric is not None or as_json):
+        raise click.UsageError("--jq stands alone: the expression says what to print")
+    folder = folder or find_history(Path.cwd())
+    if expression is not None:
+        return print_query(expression, folder)
+    history = load_history(folder)
+    warn(history.unreadable)
+    if metric is None:
+        list_metrics(history, as_json)
+    else:
+        show_trend(history, metric, as_json, last)
+    return 0
+
+
+def show_trend(history: History, name: str, as_json: bool, last: int) -> None:
+    from rlcanary.results.trends import Trend, describe_step, sparkline, trend_document, trend_table
+
+    trend = Trend(history.series(name))
+    series = trend.series
+    if len(series.nodeids) > 1:
+        tests = ", ".join(f"{nodeid} ({runs} runs)" for nodeid, runs in series.nodeids.items())
+        warn([f"{series.key} was measured by more than one test: {tests}"])
+    if as_json:
+        click.echo(json.dumps(trend_document(trend), indent=2))
+        return
+    console = Console()
+    console.print(trend_table(trend, last))
+    console.print(sparkline([point.value for point in series.points]), highlight=False, markup=False, soft_wrap=True)
+    if trend.largest is not None:
+        before, after = (series.points[index].git_commit or "no commit" for index in (trend.largest - 1, trend.largest))
+        console.print(
+            f"Largest step: {describe_step(trend.steps[trend.largest])}, between {before[:10]} and {after[:10]}",
+            highlight=False,
+            markup=False,
+        )
+
+
+def list_metrics(history: History, as_json: bool) -> None:
+    metrics = {metric_name(*pair): runs for pair, runs in history.metrics().items()}
+    if as_json:
+        click.echo(json.dumps(metrics, indent=2))
+        return
+    table = Table(title=f"Metrics of {len(history.runs)} runs")
+    table.add_column("Metric", overflow="fold")
+    table.add_column("Runs", justify="right")
+    for name, runs in metrics.items():
+        table.add_row(Text(name), str(runs))
+    Console().print(table)
+
+
+def print_query(expression: str, folder: Path) -> int:
+    from rlcanary.results.jq_query import QueryError, run_query
+
+    files = results_files(folder)
+    if not files:
+        raise UserError(f"{folder} holds no results of a run; run pytest first, or name another folder with --dir")
+    status = 0
+    for result in run_query(expression, files):
+        if isinstance(result, str):
+            click.echo(result)
+            continue
+        warn([result])
+        if isinstance(result, QueryError):
+            status = 1
+    return status
+
+
+def warn(problems: Iterable[object]) -> None:
+    for problem in problems:
+        click.echo(f"rlcanary: warning: {problem}", err=True)

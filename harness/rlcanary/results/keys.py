@@ -1,0 +1,30 @@
+"""The names under which tests appear in `metrics`."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+
+
+def plain_key(nodeid: str) -> str:
+    """`tests/unit/test_loss.py::TestClip::test_ratio[0.2]` -> `test_loss::TestClip::test_ratio[0.2]`: the module's
+    stem, then the rest of the node id.
+    """
+    path, separator, rest = nodeid.partition("::")  # only the path is free of "::", parameter ids may hold anything
+    return f"{PurePosixPath(path).stem}{separator}{rest}"
+
+
+def qualified_keys(nodeids: Iterable[str]) -> dict[str, str]:
+    """The keys of those tests that would share a plain key with another one: each of them goes by its node id instead.
+
+    Two folders may hold modules of one name. Both tests are renamed, so that a key never depends on which was
+    collected first.
+    """
+    unique = dict.fromkeys(nodeids)
+    counts = Counter(map(plain_key, unique))
+    if len(counts) == len(unique):
+        return {}
+    return {nodeid: nodeid for nodeid in unique if counts[plain_key(nodeid)] > 1}
+
+
+def metric_key(nodeid: str, qualified: Mapping[str, str]) -> str:
+    return qualified.get(nodeid) or plain_key(nodeid)

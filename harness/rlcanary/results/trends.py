@@ -1,0 +1,141 @@
+"""A metric's history as people look at it: a sparkline, and a table with the steps marked."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from rlcanary.results.changepoints import ChangePoint, change_points
+from rlcanary.results.history import Point, Series
+
+BARS = "▁▂▃▄▅▆▇█"
+SPARKLINE_WIDTH = 60
+
+
+class Trend:
+    """A series with its change points; `steps` maps an index into the series' points to the change point that
+    begins there.
+    """
+
+    def __init__(self, series: Series) -> None:
+        self.series = series
+        measured = [index for index, point in enumerate(series.points) if point.value is not None]
+        values = np.array([series.points[index].value for index in measured], dtype=np.float64)
+        self.steps: dict[int, ChangePoint] = {measured[change.index]: change for change in change_points(values)}
+
+    @property
+    def largest(self) -> int | None:
+        """The index of the largest step, None if there is no step."""
+        return max(self.steps, key=lambda index: abs(self.steps[index].step), default=None)
+
+
+def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
+    """One character for each value, or for the mean of neighbouring values where there are more than `width`; a
+    blank where there is none.
+    """
+    columns = min(width, len(values))
+    means: list[float | None] = []
+    for column in range(columns):
+        bucket = values[column * len(values) // columns : (column + 1) * len(values) // columns]
+        present = [value for value in bucket if value is not None]
+        means.append(math.fsum(present) / len(present) if present else None)
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return " " * columns
+    low, high = min(known), max(known)
+    if low == high:
+        return "".join(" " if mean is None else BARS[len(BARS) // 2] for mean in means)
+    return "".join(
+        " " if mean is None else BARS[round((mean - low) / (high - low) * (len(BARS) - 1))] for mean in means
+    )
+
+
+def trend_table(trend: Trend, last: int) -> Table:
+    """Date, commit, value and change for the newest `last` runs (0: all), steps marked, the largest one in bold."""
+    points = trend.series.points
+    first = max(0, len(points) - last) if last else 0
+    table = Table(title=Text(f"{trend.series.name} ({_shown_of(len(points) - first, len(points))})"))
+    table.add_column("Date (UTC)", no_wrap=True)
+    table.add_column("Commit", no_wrap=True)
+    table.add_column("Value", justify="right")
+    table.add_column("Change", justify="right")
+    table.add_column("Step")
+    previous = points[first - 1].value if first else None
+    for index, point in enumerate(points[first:], start=first):
+        step = trend.steps.get(index)
+        mark = (
+            Text(f"◀ {step_size(step)}", style="bold red" if index == trend.largest else "yellow") if step else Text("")
+        )
+        table.add_row(
+            f"{point.start:%Y-%m-%d %H:%M:%S}",
+            commit_text(point),
+            "not finite" if point.value is None else f"{point.value:.6g}",
+            change_text(previous, point.value),
+            mark,
+        )
+        previous = point.value
+    return table
+
+
+def describe_step(step: ChangePoint) -> str:
+    """The step from level to level: in percent, and in standard deviations of the noise where the metric has noise."""
+    return f"{step.before:.4g} → {step.after:.4g}, {step_size(step)}"
+
+
+def step_size(step: ChangePoint) -> str:
+    size = f"{step.step:+.3g}" if step.relative_step is None else f"{100 * step.relative_step:+.3g} %"
+    return size if step.noise_units is None else f"{size} ({abs(step.noise_units):.1f} sigma)"
+
+
+def change_text(before: float | None, after: float | None) -> str:
+    if before is None or after is None:
+        return ""
+    if before == after:
+        return "="
+    return f"{100 * (after - before) / abs(before):+.2f} %" if before else f"{after - before:+.4g}"
+
+
+def commit_text(point: Point) -> str:
+    if point.git_commit is None:
+        return "none"
+    return point.git_commit[:10] + ("+" if point.dirty else "")
+
+
+def _shown_of(shown: int, total: int) -> str:
+    runs = f"{total} run" if total == 1 else f"{total} runs"
+    return runs if shown == total else f"newest {shown} of {runs}"
+
+
+def trend_document(trend: Trend) -> dict[str, Any]:
+    """The same as JSON: values, change points, and the index of the largest step."""
+    points = trend.series.points
+    return {
+        "metric": trend.series.name,
+        "runs": [
+            {
+                "run_id": point.run_id,
+                "start_time_utc": point.start.isoformat(),
+                "git_commit": point.git_commit,
+                "dirty": point.dirty,
+                "exit_status": point.exit_status,
+                "value": point.value,
+            }
+            for point in points
+        ],
+        "change_points": [
+            {
+                "index": index,
+                "last_before": points[index - 1].git_commit,
+                "first_after": points[index].git_commit,
+                "before": step.before,
+                "after": step.after,
+                "relative_step": step.relative_step,
+                "noise_units": step.noise_units,
+            }
+            for index, step in trend.steps.items()
+        ],
+        "largest_step": trend.largest,
+    }
