@@ -66,6 +66,8 @@ class Conventions:
         kl_input_clamp: the log-ratio is clamped to ± this first; None is off.
         kl_output_clamp: the estimate is clamped to ± this; None is off.
         kl_score_term: the loss term also carries the score-function part, so that its gradient is that of the true KL.
+        kl_ratio_weighted: each token's KL in the loss is multiplied by its importance ratio (DeepSeek-V3.2), which on
+            policy has the same effect on the gradient.
         entropy_coef: the entropy bonus is this times the aggregated entropy, subtracted from the loss.
         importance_level: the correction for a sampler that is not the trainer: none, per token, or per sequence.
         importance_mode: weights above importance_high are truncated to it, or weights outside
@@ -98,6 +100,7 @@ class Conventions:
     kl_input_clamp: float | None = None
     kl_output_clamp: float | None = None
     kl_score_term: bool = False
+    kl_ratio_weighted: bool = False
     entropy_coef: float = 0.0
 
     importance_level: ImportanceLevel = "none"

@@ -53,6 +53,8 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
     if batch.ref_logprobs is not None or _kl_in_loss(conventions):
         ref_logprobs = _required(batch.ref_logprobs, "ref_logprobs", "kl_coef")
         kl_BT = kl(logprobs_BT, _trained(ref_logprobs, mask_BT, "ref_logprobs").detach(), conventions)
+        if conventions.kl_ratio_weighted:
+            kl_BT = kl_BT * ratio_BT
         metrics["kl"] = _masked_mean(kl_BT, mask_BT)
         if _kl_in_loss(conventions):
             loss_BT = loss_BT + conventions.kl_coef * kl_BT

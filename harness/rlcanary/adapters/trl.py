@@ -1,0 +1,312 @@
+"""TRL's GRPOTrainer as an adapter: a real trainer on a tiny model, whose own methods are called.
+
+TRL computes advantages, masks and losses inside private methods of the trainer, so this adapter drives those methods with
+given rewards, tokens and logprobs instead of retyping their formulas. Written for TRL 1.x.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.batch import LossOutput
+from rlcanary.conventions import Aggregation, Conventions
+from rlcanary.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcanary.batch import CollatedBatch, PolicyBatch
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    "grpo": "sequence_mean",
+    "bnpo": "token_mean",
+    "dapo": "token_mean",
+    "dr_grpo": "constant",
+    "cispo": "token_mean",
+}
+METRICS = {"kl": "kl", "entropy": "entropy", "clip_ratio/region_mean": "clip_fraction"}
+
+
+class TrlAdapter(Adapter):
+    """The trainer under some `GRPOConfig` settings; without any, under TRL's defaults."""
+
+    name = "trl"
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            with _quiet():
+                import trl.trainer.grpo_trainer  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise UserError(f"{error.name} is not installed: pip install 'rlcanary[trl]'") from error
+        self.settings = settings
+
+    @cached_property
+    def conventions(self) -> Conventions:  # type: ignore[override]
+        """What the settings say, in our words."""
+        args = self._trainer.args
+        is_cispo = args.loss_type == "cispo"
+        return Conventions(
+            advantage_scale=args.scale_rewards,
+            advantage_ddof=1,
+            advantage_eps=1e-4,
+            advantage_eps_mode="add",
+            nan_reward="exclude",
+            objective="cispo" if is_cispo else "clip",
+            ratio_level=args.importance_sampling_level,
+            clip_low=None if is_cispo else args.epsilon,
+            clip_high=args.epsilon_high - 1 if is_cispo else args.epsilon_high or args.epsilon,
+            dual_clip=args.delta,
+            aggregation=AGGREGATIONS[args.loss_type],
+            aggregation_constant=args.max_completion_length,
+            kl_estimator="k3",
+            kl_coef=args.beta,
+            kl_ratio_weighted=args.use_bias_correction_kl,
+            entropy_coef=args.entropy_coef,
+        )
+
+    def configured(self, **changes: Any) -> Self:
+        return type(self)(**_settings(self.settings, self.conventions, changes))
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        from trl.trainer.utils import selective_log_softmax
+
+        return selective_log_softmax(logits, token_ids, temperature=temperature)  # type: ignore[no-any-return]
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        import torch
+        from trl.trainer.utils import add_fused_lm_head, pad
+
+        patched = copy.deepcopy(model)
+        add_fused_lm_head(patched, temperature=temperature, outputs=("log_probs", "entropy"))
+        prompts = [
+            ids[:start][mask[:start]]
+            for ids, mask, start in zip(
+                batch.input_ids, batch.attention_mask, batch.completion_starts.tolist(), strict=True
+            )
+        ]
+        prompt_ids = pad(prompts, padding_value=0, padding_side="left")
+        prompt_mask = pad([torch.ones_like(ids) for ids in prompts], padding_value=0, padding_side="left")
+        logprobs, _, _ = self._trainer._get_per_token_logps_and_entropies(
+            patched,
+            torch.cat([prompt_ids, batch.completion_ids], dim=1),
+            torch.cat([prompt_mask, batch.completion_mask.long()], dim=1),
+            batch.completion_ids.shape[1],
+        )
+        return logprobs  # type: ignore[no-any-return]
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        from trl.trainer.utils import entropy_from_logits
+
+        return entropy_from_logits(logits)  # type: ignore[no-any-return]
+
+    def completion_mask(self, completion_ids: Tensor, eos_token_ids: Sequence[int], pad_token_id: int) -> Tensor:
+        import torch
+
+        trainer = self._trainer
+        trainer.eos_token_ids = list(eos_token_ids)
+        trainer._tokenizer.pad_token_id = pad_token_id
+        prompts = [[5]] * len(completion_ids)
+        # The trainer cuts what the model generates at the first EOS; the rows' lengths are its completion mask.
+        trainer.model.generate = lambda input_ids, **_: torch.cat([input_ids, completion_ids], dim=1)
+        completions, _ = trainer._generate_single_turn(prompts, None, {}, 1)
+        lengths = torch.tensor([len(ids) for ids in completions])
+        return torch.arange(completion_ids.shape[1]) < lengths.unsqueeze(1)
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        import torch
+
+        _, counts = torch.unique_consecutive(group_ids, return_counts=True)
+        if len(counts) != len(group_ids.unique()) or len(counts.unique()) != 1:
+            raise NotProvided("groups have to be of equal size and in order")
+        if counts[0] < 2:
+            raise NotProvided("num_generations has to be at least 2")
+        trainer = self._trainer
+        trainer.num_generations = int(counts[0])
+        trainer.model.train()
+        items = [{"prompt": "t5", "given_reward": float(reward)} for reward in rewards]
+        scored = trainer._generate_and_score_completions(items)
+        return scored["advantages"]  # type: ignore[no-any-return]
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        return self._loss_of_pieces([batch], batch)
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        import torch
+
+        if len(batch.mask) % n_micro:
+            raise NotProvided("micro-batches have to be of equal size")
+        rows = torch.arange(len(batch.mask))
+        return self._loss_of_pieces([batch.rows(index) for index in rows.chunk(n_micro)], batch)
+
+    def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        """One token at a time: with advantage zero and beta 1 the trainer's loss of one token is its KL."""
+        import torch
+
+        from rlcanary.batch import PolicyBatch
+
+        only_kl = _with_beta_one()
+
+        def one(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
+            token = PolicyBatch(
+                logprobs=logprob.view(1, 1),
+                old_logprobs=logprob.detach().view(1, 1),
+                advantages=torch.zeros(1),
+                mask=torch.ones(1, 1, dtype=torch.bool),
+                ref_logprobs=ref_logprob.view(1, 1),
+            )
+            return only_kl.policy_loss(token).loss
+
+        pairs = zip(logprobs.flatten(), ref_logprobs.flatten(), strict=True)
+        return torch.stack([one(*pair) for pair in pairs]).view(logprobs.shape)
+
+    def _loss_of_pieces(self, pieces: list[PolicyBatch], whole: PolicyBatch) -> LossOutput:
+        import torch
+
+        trainer = self._trainer
+        trainer.model.train()
+        trainer._metrics["train"].clear()
+        trainer.current_gradient_accumulation_steps = len(pieces)
+        trainer.args.steps_per_generation = len(pieces)
+        losses = []
+        for piece in pieces:
+            # The model's forward pass is replaced by the given logprobs and entropies; the rest is the trainer's.
+            entropy = torch.zeros_like(piece.logprobs) if piece.entropy is None else piece.entropy
+            scored = (piece.logprobs, entropy, None)
+            trainer._get_per_token_logps_and_entropies = lambda *_, scored=scored, **__: scored
+            losses.append(trainer._compute_loss(trainer.model, _loss_inputs(piece, whole.mask.sum())))
+        logged = trainer._metrics["train"]
+        metrics = {ours: logged[theirs][0] for theirs, ours in METRICS.items() if len(logged[theirs]) == 1}
+        if whole.entropy is None:
+            metrics.pop("entropy", None)
+        return LossOutput(torch.stack(losses).sum(), metrics)
+
+    @property
+    def _trainer(self) -> Any:
+        """A trainer in the state in which its constructor left it."""
+        trainer = copy.copy(self._built_trainer)
+        trainer.args = copy.copy(trainer.args)
+        trainer.model = copy.copy(trainer.model)
+        trainer.model_wrapped = trainer.model
+        trainer._tokenizer = copy.copy(trainer._tokenizer)
+        return trainer
+
+    @cached_property
+    def _built_trainer(self) -> Any:
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        from rlcanary.tiny_models import tiny_llama, tiny_tokenizer
+
+        def sample(prompts: list[str], trainer: Any) -> dict[str, Any]:
+            return {"prompt_ids": [[5]] * len(prompts), "completion_ids": [[6]] * len(prompts), "logprobs": None}
+
+        def given(given_reward: list[float], **_: Any) -> list[float]:
+            return given_reward
+
+        with tempfile.TemporaryDirectory() as folder, _quiet():
+            # The trainer reads its reference model from the folder that the model came from.
+            model = tiny_llama()
+            model.save_pretrained(folder)
+            model.config._name_or_path = folder
+            settings = {"max_completion_length": 16, **self.settings}
+            return GRPOTrainer(
+                model=model,
+                reward_funcs=given,
+                rollout_func=sample,
+                processing_class=tiny_tokenizer(),
+                train_dataset=Dataset.from_dict({"prompt": ["t5"]}),
+                args=GRPOConfig(
+                    output_dir=str(Path(folder, "run")),
+                    use_cpu=True,
+                    bf16=False,
+                    report_to=[],
+                    num_generations=2,
+                    per_device_train_batch_size=2,
+                    **settings,
+                ),
+            )
+
+
+def _loss_inputs(batch: PolicyBatch, tokens_of_update: Tensor) -> dict[str, Tensor]:
+    """What the trainer's `_compute_loss` reads."""
+    import torch
+
+    rows = len(batch.mask)
+    inputs = {
+        "prompt_ids": torch.full((rows, 1), 5),
+        "prompt_mask": torch.ones(rows, 1, dtype=torch.long),
+        "completion_ids": torch.full(batch.mask.shape, 5),
+        "completion_mask": batch.mask.long(),
+        "advantages": batch.advantages,
+        "old_per_token_logps": batch.old_logprobs,
+        "num_items_in_batch": tokens_of_update,
+    }
+    if batch.ref_logprobs is not None:
+        inputs["ref_per_token_logps"] = batch.ref_logprobs
+    return inputs
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without TRL's and transformers' warnings and progress bars, which would stand between the report's lines."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
+@cache
+def _with_beta_one() -> TrlAdapter:
+    return TrlAdapter(beta=1.0, loss_type="grpo", use_bias_correction_kl=False)
+
+
+def _settings(settings: dict[str, Any], conventions: Conventions, changes: dict[str, Any]) -> dict[str, Any]:
+    """GRPOConfig settings for changed conventions.
+
+    Raises:
+        NotProvided: TRL has no such option.
+    """
+    wanted = conventions.replace(**changes)
+    result = dict(settings)
+    for name in changes:
+        match name:
+            case "kl_coef":
+                result["beta"] = wanted.kl_coef
+            case "advantage_scale":
+                result["scale_rewards"] = wanted.advantage_scale
+            case "ratio_level":
+                result["importance_sampling_level"] = wanted.ratio_level
+            case "kl_ratio_weighted":
+                result["use_bias_correction_kl"] = wanted.kl_ratio_weighted
+            case "dual_clip":
+                result["delta"] = wanted.dual_clip
+            case "entropy_coef" if wanted.aggregation == "token_mean":
+                result["entropy_coef"] = wanted.entropy_coef
+            case "clip_low" if wanted.clip_low is not None:
+                result["epsilon"] = wanted.clip_low
+            case "clip_high" if wanted.clip_high is not None and wanted.objective == "clip":
+                result["epsilon_high"] = wanted.clip_high
+            case "aggregation_constant":
+                result["max_completion_length"] = int(wanted.aggregation_constant)
+            case "aggregation" if wanted.aggregation in AGGREGATIONS.values() and wanted.objective == "clip":
+                result["loss_type"] = {ours: theirs for theirs, ours in AGGREGATIONS.items() if theirs != "cispo"}[
+                    wanted.aggregation
+                ]
+            case _:
+                raise NotProvided(f"TRL has no {name}={changes[name]!r}")
+    return result
