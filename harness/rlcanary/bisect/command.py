@@ -77,7 +77,7 @@ def bisect(
         display.plan(plan)
         report = Session(request, plan, display, interrupts).run()
     if json_file is not None:
-        write_whole(json_file, result_json(report, plan, command))
+        write_whole(json_file, result_json(report, plan, command).encode())
     if report.status == "refused":
         raise UserError(report.message)
     if report.status == "interrupted":

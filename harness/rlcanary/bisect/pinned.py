@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcanary.bisect.git import Repository
+from rlcanary.bisect.journal import write_whole
 from rlcanary.errors import UserError
 
 INTERPRETERS = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k|fi)?sh|perl|ruby|node")
@@ -22,6 +23,7 @@ class PinnedFile:
     """Where it lies in the checkout and, during a probe, in the worktree."""
     copy: Path
     digest: str
+    mode: int
 
     def lay_over(self, worktree: Path) -> None:
         target = worktree / self.relative
@@ -30,7 +32,8 @@ class PinnedFile:
             shutil.rmtree(target)
         else:
             target.unlink(missing_ok=True)
-        shutil.copy2(self.copy, target)
+        shutil.copyfile(self.copy, target)
+        target.chmod(self.mode)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Command:
 def prepare_command(
     arguments: Sequence[str], repository: Repository, bad: str, copies: Path, *, also: Sequence[str], automatic: bool
 ) -> Command:
-    """Find what to pin and copy it to the folder `copies`.
+    """Find what to pin and copy it to the folder `copies`, each under its SHA-256.
 
     Pinned are: a program given by its path, the script of an interpreter, any file that the history does not hold (a new
     test, say), and the files in `also`. Every other path follows the history. Raises UserError for a path in `also` that is
@@ -132,7 +135,10 @@ def _in_virtual_environment(file: Path) -> bool:
 
 def _copy(toplevel: Path, relative: str, copies: Path) -> PinnedFile:
     source = toplevel / relative
-    copy = copies / relative
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(source, copy)
-    return PinnedFile(relative, copy, hashlib.sha256(copy.read_bytes()).hexdigest())
+    content = source.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    copy = copies / digest
+    if not copy.exists():
+        copies.mkdir(parents=True, exist_ok=True)
+        write_whole(copy, content)
+    return PinnedFile(relative, copy, digest, source.stat().st_mode & 0o777)

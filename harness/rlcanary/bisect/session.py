@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -63,8 +62,7 @@ class Session:
         with ExitStack() as stack:
             lock = Lock(repository.git_dir / "rlcanary" / "bisect.lock")
             stack.callback(lock.release)
-            copies = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlcanary-pinned-"))
-            self._command = self._prepare_command(Path(copies))
+            self._command = self._prepare_command(store / "pinned")
             self._header = Header(
                 self._plan.root,
                 self._plan.good.sha,
@@ -278,7 +276,7 @@ class Session:
         while path.exists():
             suffix += 1
             path = path.with_name(f"bisect-{datetime.now():%Y%m%d-%H%M%S}-{bad}-{suffix}.log")
-        write_whole(path, format_log(self._header, self._known.values(), self._names.__getitem__))
+        write_whole(path, format_log(self._header, self._known.values(), self._names.__getitem__).encode())
         return path
 
     def _resume_line(self, log: Path) -> str:
