@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
-from rlcanary.adapters.base import Adapter, provided
+from rlcanary.contract import Adapter, provided
 from rlcanary.errors import UserError
 
 BUNDLED = {

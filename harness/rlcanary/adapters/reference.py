@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.adapters.base import Adapter
+from rlcanary.contract import Adapter
 from rlcanary.conventions import GRPO, Conventions
 
 if TYPE_CHECKING:

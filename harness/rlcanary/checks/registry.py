@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from rlcanary.adapters.base import Adapter, NotProvided, provided
+from rlcanary.contract import Adapter, NotProvided, provided
 from rlcanary.checks.subject import Finding, Subject
 from rlcanary.conventions import Conventions
 

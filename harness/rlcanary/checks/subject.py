@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.contract import Adapter, NotProvided
 from rlcanary.batch import LossOutput
 from rlcanary.checks.snippet import Written, imports_for, literal
 from rlcanary.conventions import Conventions

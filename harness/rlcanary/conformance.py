@@ -1,4 +1,4 @@
-"""`rlcanary check ADAPTER`."""
+"""`rlcanary check ADAPTER`: the conformance checks on an adapter."""
 
 from __future__ import annotations
 
