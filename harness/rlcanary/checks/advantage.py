@@ -6,7 +6,8 @@ from torch import Generator
 from rlcanary import reference
 from rlcanary.checks import cases
 from rlcanary.checks.registry import check
-from rlcanary.checks.subject import Subject
+from rlcanary.checks.snippet import literal
+from rlcanary.checks.subject import Derived, Subject
 from rlcanary.conventions import Conventions
 
 
@@ -75,9 +76,13 @@ def row_order(subject: Subject, rng: Generator) -> None:
     rewards_B = cases.uniform(rng, 6, low=0, high=1)
     group_ids_B = torch.tensor([0, 0, 0, 1, 1, 1])
     order = torch.tensor([3, 0, 4, 1, 5, 2])
-    expected_B = subject.call("advantages", rewards_B, group_ids_B).value[order]
+    before = subject.call("advantages", rewards_B, group_ids_B)
     call = subject.call("advantages", rewards_B[order], group_ids_B[order])
-    call.expect(expected_B, "advantages of shuffled rows are not the shuffled advantages")
+    call.expect(
+        before.value[order],
+        "advantages of shuffled rows are not the shuffled advantages",
+        derived=Derived(before, f"{{}}[{literal(order)}]"),
+    )
 
 
 @check("advantage.groups_are_separate", needs=("advantages",))
@@ -91,13 +96,14 @@ def groups_are_separate(subject: Subject, rng: Generator) -> None:
     subject = subject.configured(advantage_scale="none") if subject.conventions.advantage_scale == "batch" else subject
     rewards_B = cases.uniform(rng, 6, low=0, high=1)
     group_ids_B = torch.tensor([0, 0, 0, 1, 1, 1])
-    before_B = subject.call("advantages", rewards_B, group_ids_B).value
+    before = subject.call("advantages", rewards_B, group_ids_B)
     call = subject.call("advantages", rewards_B + 7.0 * (group_ids_B == 1), group_ids_B)
     call.expect(
-        before_B,
+        before.value,
         "adding 7 to the rewards of the second prompt changed the advantages of the first",
         where=group_ids_B == 0,
         scale=8,
+        derived=Derived(before),
     )
 
 
@@ -109,9 +115,9 @@ def shift(subject: Subject, rng: Generator) -> None:
     for a baseline that is not subtracted, or is computed before the bonus was added.
     """
     rewards_B, group_ids_B = cases.uniform(rng, 4, low=0, high=1), torch.tensor([0, 0, 1, 1])
-    before_B = subject.call("advantages", rewards_B, group_ids_B).value
+    before = subject.call("advantages", rewards_B, group_ids_B)
     call = subject.call("advantages", rewards_B + 3.0, group_ids_B)
-    call.expect(before_B, "adding 3 to every reward changed the advantages", scale=4)
+    call.expect(before.value, "adding 3 to every reward changed the advantages", scale=4, derived=Derived(before))
 
 
 @check("advantage.scale", needs=("advantages",))
@@ -122,19 +128,25 @@ def scale(subject: Subject, rng: Generator) -> None:
     it divides by the standard deviation, and is it the one that the config documents?
     """
     rewards_B, group_ids_B = cases.uniform(rng, 8, low=0, high=10, decimals=1), torch.arange(8) // 4
-    before_B = subject.call("advantages", rewards_B, group_ids_B).value
+    before = subject.call("advantages", rewards_B, group_ids_B)
     call = subject.call("advantages", rewards_B * 10, group_ids_B)
     if subject.conventions.advantage_scale == "none":
-        call.expect(before_B * 10, "advantages declared as not scaled do not grow with the rewards", scale=100)
+        call.expect(
+            before.value * 10,
+            "advantages declared as not scaled do not grow with the rewards",
+            scale=100,
+            derived=Derived(before, "{} * 10"),
+        )
         return
     eps = subject.conventions.advantage_eps
-    difference = float((call.value - before_B).abs().max())
+    difference = float((call.value - before.value).abs().max())
     bound = 10 * eps + 1e-3
     call.expect_true(
         difference <= bound,
         f"advantages declared as scaled by the {subject.conventions.advantage_scale}'s standard deviation change by "
         f"{difference:.3g} when all rewards are ten times as large",
-        f"float((got - torch.tensor({before_B.tolist()})).abs().max()) <= {bound:.3g}",
+        f"float((got - expected).abs().max()) <= {bound:.3g}",
+        before,
     )
 
 

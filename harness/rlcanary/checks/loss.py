@@ -11,7 +11,8 @@ from rlcanary.batch import PolicyBatch
 from rlcanary.checks import cases
 from rlcanary.checks.oracle import exact_loss, exact_output
 from rlcanary.checks.registry import check
-from rlcanary.checks.subject import Call, Finding, Subject
+from rlcanary.checks.snippet import literal
+from rlcanary.checks.subject import Call, Derived, Finding, Subject
 from rlcanary.conventions import Conventions
 
 
@@ -96,16 +97,17 @@ def rows_are_separate(subject: Subject, rng: Generator) -> None:
     """
     for rows, width, lengths in ((2, 2, (2, 2)), (3, 4, (4, 2, 3))):
         batch = cases.policy_batch(rng, rows, width, lengths)
-        before_BT = subject.call("policy_loss", batch).gradient("logprobs")
+        before = subject.call("policy_loss", batch)
         raised_B = batch.advantages.clone()
         raised_B[0] += 2.0
         call = subject.call("policy_loss", replace(batch, advantages=raised_B))
-        others_BT = (torch.arange(rows) > 0).unsqueeze(1).expand_as(before_BT)
+        others_BT = (torch.arange(rows) > 0).unsqueeze(1).expand(rows, width)
         call.expect_gradient(
-            before_BT,
+            before.gradient("logprobs"),
             "raising the advantage of the first row by 2 changed the gradient of the others",
             "logprobs",
             where=others_BT,
+            derived=Derived(before),
         )
 
 
@@ -138,8 +140,13 @@ def row_order(subject: Subject, rng: Generator) -> None:
     before = subject.call("policy_loss", batch)
     shuffled = _leaf(batch.rows(order))
     call = subject.call("policy_loss", shuffled)
-    call.expect(before.value, "shuffling the rows changed the loss")
-    call.expect_gradient(before.gradient("logprobs")[order], "shuffling the rows changed the gradient", "logprobs")
+    call.expect(before.value, "shuffling the rows changed the loss", derived=Derived(before))
+    call.expect_gradient(
+        before.gradient("logprobs")[order],
+        "shuffling the rows changed the gradient",
+        "logprobs",
+        derived=Derived(before, f"{{}}[{literal(order)}]"),
+    )
 
 
 @check("loss.padding_amount", needs=("policy_loss",))
@@ -152,10 +159,13 @@ def padding_amount(subject: Subject, rng: Generator) -> None:
     batch = cases.policy_batch(rng, 3, 3, (3, 1, 2))
     before = subject.call("policy_loss", batch)
     call = subject.call("policy_loss", _widened(batch, 4))
-    call.expect(before.value, "four more columns of padding changed the loss")
-    got_BT = torch.zeros(3, 7)
-    got_BT[:, :3] = before.gradient("logprobs")
-    call.expect_gradient(got_BT, "four more columns of padding changed the gradient", "logprobs")
+    call.expect(before.value, "four more columns of padding changed the loss", derived=Derived(before))
+    call.expect_gradient(
+        torch.nn.functional.pad(before.gradient("logprobs"), (0, 4)),
+        "four more columns of padding changed the gradient",
+        "logprobs",
+        derived=Derived(before, "torch.nn.functional.pad({}, (0, 4))"),
+    )
     for name in sorted(set(before.output.metrics) & set(call.output.metrics)):
         _expect_metric(call, name, before.output.metrics[name], "with four more columns of padding")
 
@@ -176,12 +186,14 @@ def masked_positions(subject: Subject, rng: Generator) -> None:
             values_BT = getattr(batch, name).detach().masked_fill(~batch.mask, garbage)
             dirty = _leaf(replace(batch, **{name: values_BT}))
             call = subject.call("policy_loss", dirty)
-            call.expect(before.value, f"{garbage} at the masked positions of {name} changed the loss")
+            derived = Derived(before)
+            call.expect(before.value, f"{garbage} at the masked positions of {name} changed the loss", derived=derived)
             call.expect_gradient(
                 gradient_BT,
                 f"{garbage} at the masked positions of {name} changed the gradient",
                 "logprobs",
                 where=batch.mask,
+                derived=derived,
             )
 
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from rlcanary.contract import Adapter, NotProvided, provided
 from rlcanary.checks.subject import Finding, Subject
+from rlcanary.contract import Adapter, NotProvided, provided
 from rlcanary.conventions import Conventions
 
 AREAS = ("logprob", "entropy", "mask", "advantage", "loss", "kl", "importance", "batch")

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.contract import Adapter, NotProvided
 from rlcanary.batch import LossOutput
 from rlcanary.checks.snippet import Written, imports_for, literal
+from rlcanary.contract import Adapter, NotProvided
 from rlcanary.conventions import Conventions
 
 
@@ -127,7 +127,14 @@ class Call:
         (gradient,) = torch.autograd.grad(scalar, leaf, retain_graph=True, allow_unused=True)
         return torch.zeros_like(leaf) if gradient is None else gradient
 
-    def expect(self, expected: Tensor, message: str, where: Tensor | None = None, scale: float = 1.0) -> None:
+    def expect(
+        self,
+        expected: Tensor,
+        message: str,
+        where: Tensor | None = None,
+        scale: float = 1.0,
+        derived: Derived | None = None,
+    ) -> None:
         """Compare the output with what the property demands.
 
         Args:
@@ -135,11 +142,13 @@ class Call:
             message: the property in the words of this case.
             where: bool, of the output's shape; only these entries count.
             scale: how large the numbers were that the result is a difference of, for the tolerance.
+            derived: how `expected` follows from another call of the same implementation, for the snippet.
 
         Raises:
             Finding: they differ.
         """
-        self._compare(self.value, expected, message, where, scale, self._value_lines())
+        source = None if derived is None else derived.call._value_lines("expected", "before", derived.form)
+        self._compare(self.value, expected, message, where, scale, self._value_lines(), derived, source)
 
     def expect_gradient(
         self,
@@ -149,19 +158,24 @@ class Call:
         weights: Tensor | None = None,
         where: Tensor | None = None,
         scale: float = 1.0,
+        derived: Derived | None = None,
     ) -> None:
         """Compare the gradient, as `gradient` takes it, with what the property demands."""
-        lines = self._gradient_lines(name, weights)
-        self._compare(self.gradient(name, weights), expected, message, where, scale, lines)
+        lines = self._gradient_lines(name, weights, may_be_missing=not expected.any())
+        source = None
+        if derived is not None:
+            source = derived.call._gradient_lines(name, weights, "expected", "before", derived.form)
+        self._compare(self.gradient(name, weights), expected, message, where, scale, lines, derived, source)
 
-    def expect_true(self, holds: bool, message: str, condition: str) -> None:
-        """Demand a condition on the output, written as Python over the name `got`.
+    def expect_true(self, holds: bool, message: str, condition: str, before: Call | None = None) -> None:
+        """Demand a condition on the output, written as Python over the names `got` and, with `before`, `expected`.
 
         Raises:
             Finding: it does not hold.
         """
         if not holds:
-            lines = [*self._value_lines(), f"assert {condition}, got"]
+            source = [] if before is None else [*before._before(), *before._value_lines("expected", "before")]
+            lines = [*self._value_lines(), *source, f"assert {condition}, got"]
             raise Finding(f"{message}\n  got: {_short(self.value)}", self.snippet(lines))
 
     def expect_inputs_untouched(self, message: str) -> None:
@@ -200,21 +214,43 @@ class Call:
             ]
         )
 
-    def _value_lines(self) -> list[str]:
-        loss = ".loss" if isinstance(self.output, LossOutput) else ""
-        return [f"got = torch.as_tensor(adapter.{self.capability}(*arguments){loss}).detach()"]
+    def _before(self) -> list[str]:
+        return ["before = [", *(_indented(literal(argument)) for argument in self.arguments), "]"]
 
-    def _gradient_lines(self, name: str | None, weights: Tensor | None) -> list[str]:
-        leaf = "arguments[0]" if name is None else f"arguments[0].{name}"
+    def _value_lines(self, result: str = "got", arguments: str = "arguments", form: str = "{}") -> list[str]:
+        loss = ".loss" if isinstance(self.output, LossOutput) else ""
+        value = f"torch.as_tensor(adapter.{self.capability}(*{arguments}){loss}).detach()"
+        return [f"{result} = {form.format(value)}"]
+
+    def _gradient_lines(
+        self,
+        name: str | None,
+        weights: Tensor | None,
+        result: str = "got",
+        arguments: str = "arguments",
+        form: str = "{}",
+        may_be_missing: bool = False,
+    ) -> list[str]:
+        leaf = f"{arguments}[0]" if name is None else f"{arguments}[0].{name}"
         loss = ".loss" if isinstance(self.output, LossOutput) else ""
         weighted = "" if weights is None else f" * {literal(weights)}"
+        # Adding nothing of the leaf makes the gradient zero, rather than an error, where the output does not depend on it.
+        anchored = f" + 0 * {leaf}.sum()" if may_be_missing else ""
         return [
-            f"output = adapter.{self.capability}(*arguments){loss}{weighted}",
-            f"(got,) = torch.autograd.grad(output.sum(), {leaf})",
+            f"output = adapter.{self.capability}(*{arguments}){loss}{weighted}",
+            f"{result} = {form.format(f'torch.autograd.grad(output.sum(){anchored}, {leaf})[0]')}",
         ]
 
     def _compare(
-        self, got: Tensor, expected: Tensor, message: str, where: Tensor | None, scale: float, lines: list[str]
+        self,
+        got: Tensor,
+        expected: Tensor,
+        message: str,
+        where: Tensor | None,
+        scale: float,
+        lines: list[str],
+        derived: Derived | None,
+        source: list[str] | None,
     ) -> None:
         expected = expected.detach()
         if got.shape != expected.shape:
@@ -227,9 +263,13 @@ class Call:
         if close(got[counted], expected[counted], rtol, atol):
             return
         selection = "" if where is None else f"[{literal(where)}]"
+        if derived is None or source is None:
+            source = [f"expected = {literal(expected.to(got.dtype))}"]
+        else:
+            source = [*derived.call._before(), *source]
         lines = [
             *lines,
-            f"expected = {literal(expected.to(got.dtype))}",
+            *source,
             f"torch.testing.assert_close(got{selection}, expected{selection}, rtol={rtol:.1e}, atol={atol:.1e}, "
             "equal_nan=True)",
         ]
@@ -237,6 +277,14 @@ class Call:
         raise Finding(
             f"{message}\n  got:      {_short(shown)}\n  expected: {_short(expected.to(got.dtype))}", self.snippet(lines)
         )
+
+
+@dataclass(frozen=True)
+class Derived:
+    """How an expectation follows from an earlier call: `form` is Python with {} where that call's result goes."""
+
+    call: Call
+    form: str = "{}"
 
 
 def tolerance(got: Tensor, expected: Tensor, scale: float = 1.0) -> tuple[float, float]:

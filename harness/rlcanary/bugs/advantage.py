@@ -1,0 +1,64 @@
+"""Bugs in advantages."""
+
+import torch
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.bugs.museum import Bug
+
+
+class PermutedScale(Bug):
+    id = "T17"
+    source = "TRL 35702ce37, #3992"
+    effect = "the default, scaling by the group, does not scale; 'none' scales"
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        permuted = {"group": "none", "batch": "group", "none": "group"}
+        swapped = self.conventions.replace(advantage_scale=permuted[self.conventions.advantage_scale])
+        return reference.advantages(rewards, group_ids, swapped)
+
+
+class LeaveOneOutDivision(Bug):
+    id = "N12"
+    source = "NeMo RL 775fc3486, #1519"
+    effect = "one winner of four is divided by the zero spread of the others: an advantage of a million"
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        careless = self.conventions.replace(
+            advantage_baseline="leave_one_out", advantage_scale="group", advantage_eps_mode="add"
+        )
+        return reference.advantages(rewards, group_ids, careless)
+
+
+class BatchInsteadOfGroup(Bug):
+    id = "H07"
+    source = "rlvr-experiments 54c837e"
+    effect = "easy prompts are positive throughout, hard ones negative"
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return reference.advantages(rewards, torch.zeros_like(group_ids), self.conventions)
+
+
+class ReshapedGroups(Bug):
+    id = "reshaped-groups"
+    source = "the class of TRL 941fb332c, #4454: groups by position after the rows moved"
+    effect = "rewards are compared across prompts unless rows happen to be sorted"
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return reference.advantages(rewards, group_ids.sort().values, self.conventions)
+
+
+class RoundedConstantReward(Bug):
+    id = "constant-reward"
+    source = "measured in six codebases: float32 means of equal rewards"
+    effect = "a group that all earned 0.9 gets advantages of up to 0.98 instead of 0"
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        result = torch.zeros_like(rewards)
+        for group_id in group_ids.unique():
+            rows = group_ids == group_id
+            group = rewards[rows]
+            if len(group) > 1:
+                centred = group - group.sum() / len(group)
+                result[rows] = centred / (group.std() + self.conventions.advantage_eps)
+        return result

@@ -1,0 +1,26 @@
+"""Bugs in collating."""
+
+from rlcanary.batch import CollatedBatch, Group
+from rlcanary.bugs.museum import Bug
+
+
+class PadsMaskedById(Bug):
+    id = "H01"
+    source = "rlvr-experiments de735d8"
+    effect = "tokens whose id happens to be the padding id are not trained"
+
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        batch = super().make_batch(groups, pad_token_id)
+        batch.completion_mask = batch.completion_ids != pad_token_id
+        return batch
+
+
+class RewardsOfNeighbours(Bug):
+    id = "N20"
+    source = "NeMo RL c112cfe15, #3635"
+    effect = "after one failure every completion has its neighbour's reward"
+
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        batch = super().make_batch(groups, pad_token_id)
+        batch.rewards = batch.rewards.roll(1)
+        return batch

@@ -1,0 +1,45 @@
+"""Bugs in logprobs and entropies."""
+
+import torch
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.bugs.museum import Bug
+
+
+class TemperatureMissing(Bug):
+    id = "T06"
+    source = "TRL 04f659737, #3029"
+    effect = "the trainer scores at temperature 1 what was sampled at another: up to 3.4 nats apart"
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        return reference.token_logprobs(logits, token_ids, 1.0)
+
+
+class NotShifted(Bug):
+    id = "P02"
+    source = "prime-rl 1eba666e7"
+    effect = "each token is scored by the logits of its neighbour"
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        return reference.token_logprobs(logits.roll(-1, dims=1), token_ids, temperature)
+
+
+class TemperatureInPlace(Bug):
+    id = "temperature-in-place"
+    source = "OpenRLHF models/utils.py, measured"
+    effect = "the caller's logits are divided; a second use divides again"
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        with torch.no_grad():
+            logits.div_(temperature)
+        return reference.token_logprobs(logits, token_ids, 1.0)
+
+
+class EntropyOfZeros(Bug):
+    id = "entropy-zeros"
+    source = "rlvr-experiments ops.py, measured"
+    effect = "the entropy on the dashboard is 0 whatever the policy"
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        return torch.zeros(logits.shape[:-1])

@@ -1,0 +1,60 @@
+"""Bugs in policy losses."""
+
+from dataclasses import replace
+
+from rlcanary import reference
+from rlcanary.batch import LossOutput, PolicyBatch
+from rlcanary.bugs.museum import Bug
+
+
+class AdvantagesAsMask(Bug):
+    id = "V28"
+    source = "verl fbec86d7f, #2513"
+    effect = "the loss is weighted by the square of the advantage: bad completions are reinforced"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        return reference.policy_loss(replace(batch, advantages=batch.advantages.square()), self.conventions)
+
+
+class AllAdvantagesForAll(Bug):
+    id = "P04"
+    source = "prime-rl 8d77a2cd9"
+    effect = "every completion gets the sum of all advantages"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        total = batch.advantages.sum(dim=0, keepdim=True).expand_as(batch.advantages)
+        return reference.policy_loss(replace(batch, advantages=total), self.conventions)
+
+
+class MeanOfMeans(Bug):
+    id = "N03"
+    source = "NeMo RL af9f6e861, #266"
+    effect = "tokens in short micro-batches count more"
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        pieces = reference.split(batch, n_micro, self.conventions)
+        local = [replace(piece, global_tokens=None, global_sequences=None, mask=piece.mask) for piece in pieces]
+        by_tokens = self.conventions.replace(aggregation="token_mean")
+        losses = [reference.policy_loss(piece, by_tokens).loss / n_micro for piece in local]
+        return LossOutput(sum(losses[1:], losses[0]))
+
+
+class SumOverMicroBatches(Bug):
+    id = "N01"
+    source = "NeMo RL d1f0609a2, #86"
+    effect = "the gradient is as many times too large as there are micro-batches"
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        output = reference.accumulated_loss(batch, n_micro, self.conventions)
+        return LossOutput(output.loss * n_micro, output.metrics)
+
+
+class SequencesDividedByLength(Bug):
+    id = "V11"
+    source = "verl 4d722b176, #931"
+    effect = "the sum over a sequence's tokens is divided by its length: long completions count less"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        swap = {"sequence_mean": "sequence_sum", "sequence_sum": "sequence_mean", "token_mean": "sequence_mean"}
+        wrong = swap.get(self.conventions.aggregation, "token_mean")
+        return reference.policy_loss(batch, self.conventions.replace(aggregation=wrong))

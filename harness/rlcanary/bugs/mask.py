@@ -1,0 +1,38 @@
+"""Bugs in completion masks."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.bugs.museum import Bug
+
+
+class MaskByPadId(Bug):
+    id = "T40"
+    source = "TRL 707a7172e, #6357"
+    effect = "with pad = EOS the policy gets no signal to stop"
+
+    def completion_mask(self, completion_ids: Tensor, eos_token_ids: Sequence[int], pad_token_id: int) -> Tensor:
+        return completion_ids != pad_token_id
+
+
+class OneEosId(Bug):
+    id = "V05"
+    source = "verl 3140cc2f9, #213"
+    effect = "the padding behind the second EOS id is trained"
+
+    def completion_mask(self, completion_ids: Tensor, eos_token_ids: Sequence[int], pad_token_id: int) -> Tensor:
+        return reference.completion_mask(completion_ids, eos_token_ids[:1])
+
+
+class EosNotTrained(Bug):
+    id = "O19"
+    source = "OpenRLHF 37aad73e"
+    effect = "the sampled EOS is masked out"
+
+    def completion_mask(self, completion_ids: Tensor, eos_token_ids: Sequence[int], pad_token_id: int) -> Tensor:
+        kept = reference.completion_mask(completion_ids, eos_token_ids)
+        for eos in eos_token_ids:
+            kept = kept & (completion_ids != eos)
+        return kept

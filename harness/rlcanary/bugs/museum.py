@@ -1,0 +1,48 @@
+"""What an exhibit is, and where the exhibits are."""
+
+import importlib
+import inspect
+from typing import ClassVar
+
+from rlcanary.adapters.reference import ReferenceAdapter
+
+AREAS = ("logprob", "mask", "advantage", "loss", "kl", "importance", "batch")
+
+
+class Bug(ReferenceAdapter):
+    """The reference with one mutation: a bug that shipped.
+
+    Attributes:
+        id: the name of the exhibit.
+        source: repository, commit and pull request of the fix.
+        effect: what the mutation does to the numbers.
+    """
+
+    id: ClassVar[str]
+    source: ClassVar[str]
+    effect: ClassVar[str]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.id
+
+    @classmethod
+    def spec(cls) -> str:
+        """What `load_adapter` takes to get this bug."""
+        return f"{cls.__module__}:{cls.__name__}"
+
+    @classmethod
+    def area(cls) -> str:
+        """The part of the core that it breaks."""
+        return cls.__module__.rpartition(".")[2]
+
+
+def all_bugs() -> list[type[Bug]]:
+    """Every exhibit, by area and in the order of its module."""
+    modules = [importlib.import_module(f"rlcanary.bugs.{area}") for area in AREAS]
+    return [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Bug) and value.__module__ == module.__name__
+    ]
