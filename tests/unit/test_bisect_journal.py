@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rlcanary.bisect.journal import Header, Journal, Lock, Observation, open_unfinished, write_whole
+from rlcanary.bisect.journal import Header, Journal, Lock, Observation, open_idle, write_whole
 from rlcanary.bisect.outcomes import Outcome
 from rlcanary.errors import UserError
 
@@ -37,13 +37,14 @@ def test_line_torn_by_a_power_cut_loses_nothing_before_or_after_it(tmp_path: Pat
     assert [o.commit[0] for o in journal.observations()] == ["c", "d"]
 
 
-def test_only_journals_without_an_end_and_without_a_writer_are_unfinished(tmp_path: Path) -> None:
+def test_idle_journals_are_those_without_a_writer_and_know_whether_they_reached_their_end(tmp_path: Path) -> None:
     finished, running, stopped = (Journal.create(tmp_path, HEADER) for _ in range(3))
     finished.append("end", status="found")
     stopped.append("interrupted", reason="interrupted by SIGINT")
     finished.close()
     stopped.close()
-    assert [journal.folder for journal in open_unfinished(tmp_path)] == [stopped.folder]
+    idle = {journal.folder: journal.is_finished for journal in open_idle(tmp_path)}
+    assert idle == {finished.folder: True, stopped.folder: False}
     running.close()
 
 

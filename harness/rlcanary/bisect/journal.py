@@ -1,5 +1,6 @@
 """The journal of a search: every finished run is on disk before the next one starts."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -109,6 +110,11 @@ class Journal:
         kept = [Observation(**(values | {"outcome": Outcome(values["outcome"])})) for values in found]
         return [o for o in kept if o.outcome not in (Outcome.INFRA, Outcome.ABORT)]
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the search reached its end; one that was interrupted or killed did not."""
+        return self.last("end") is not None
+
     def last(self, *names: str) -> dict[str, Any] | None:
         """The latest event of one of these names."""
         return next((e for e in reversed(self.events()) if e["event"] in names), None)
@@ -129,17 +135,11 @@ class Journal:
         os.close(self._descriptor)
 
 
-def open_unfinished(folder: Path) -> Iterator[Journal]:
-    """The journals under `folder`, newest first, that no process writes and that reached no end. The caller closes them."""
+def open_idle(folder: Path) -> Iterator[Journal]:
+    """The journals under `folder` that no process writes, newest first. The caller closes them."""
     for path in sorted(folder.glob("*/journal.jsonl"), reverse=True):
-        try:
-            journal = Journal(path.parent)
-        except BlockingIOError:
-            continue
-        if journal.last("end") is None:
-            yield journal
-        else:
-            journal.close()
+        with contextlib.suppress(BlockingIOError):
+            yield Journal(path.parent)
 
 
 def now() -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -65,11 +66,11 @@ def run(
     output: Path,
     timeout: float | None,
     interrupts: Interrupts,
-    started: Callable[[int, float], None],
+    started: Callable[[int], None],
 ) -> Ending:
     """Run `command` in a session of its own, its output in the file `output`, and end the session whatever happens.
 
-    `started` is told the process id and its creation time, which together name the process for ever.
+    `started` is told the process id, which is the session's as well.
     Raises Interrupted within about GRACE_SECONDS of a signal, with the processes ended.
     """
     began = time.monotonic()
@@ -81,8 +82,7 @@ def run(
             stream.write(f"{why}\n".encode())
             return Ending(127 if isinstance(error, FileNotFoundError) else 126, 0.0, why=why)
     try:
-        # A process that has already ended is a zombie until it is waited for, so its creation time is still there.
-        started(process.pid, psutil.Process(process.pid).create_time())
+        started(process.pid)
         timed_out = False
         while process.poll() is None:
             interrupts.check()
@@ -122,21 +122,25 @@ def _start(
         return start(["sh", *command])  # A script without a #! line: what a shell does with it.
 
 
-def session_members(session: int) -> Iterator[psutil.Process]:
-    """The running processes of a session, which is named by the process id of its leader."""
+def session_members(session: int, mark: Mapping[str, str]) -> Iterator[psutil.Process]:
+    """The running processes of a session that have all of `mark` in their environment."""
     for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess, psutil.AccessDenied):
             if os.getsid(pid) == session:
                 process = psutil.Process(pid)
-                if process.status() != psutil.STATUS_ZOMBIE:
+                if process.status() != psutil.STATUS_ZOMBIE and (not mark or mark.items() <= process.environ().items()):
                     yield process
 
 
-def end_session(session: int) -> None:
-    """Ask every process of the session to end, after GRACE_SECONDS make it, and after as long again give up."""
+def end_session(session: int, mark: Mapping[str, str] = types.MappingProxyType({})) -> None:
+    """Ask every process of the session to end, after GRACE_SECONDS make it, and after as long again give up.
+
+    A session is named by the process id of its leader. For one that we did not start just now the number may have been
+    given away since: `mark` is what the environment of its processes must hold, lest a stranger's process be ended.
+    """
     began = time.monotonic()
     asked: set[int] = set()
-    while members := list(session_members(session)):
+    while members := list(session_members(session, mark)):
         waited = time.monotonic() - began
         if waited > 2 * GRACE_SECONDS:
             return
@@ -148,11 +152,3 @@ def end_session(session: int) -> None:
                     process.terminate()
                     asked.add(process.pid)
         time.sleep(0.02)
-
-
-def end_orphans(leader: int, created: float) -> None:
-    """End what is left of a session whose driver was killed. A process id that was given away since is left alone."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if abs(psutil.Process(leader).create_time() - created) > 0.05:
-            return
-    end_session(leader)

@@ -12,17 +12,18 @@ from rlcanary.bisect.bisect_log import format_log
 from rlcanary.bisect.display import Display
 from rlcanary.bisect.git import Commit, GitError, Repository, environment_without_repository
 from rlcanary.bisect.import_paths import find_import_paths
-from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_unfinished, write_whole
+from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle, write_whole
 from rlcanary.bisect.outcomes import Outcome, Reading, mentions_pytest, read_ending
 from rlcanary.bisect.pinned import Command, prepare_command
 from rlcanary.bisect.plan import Plan, Request
-from rlcanary.bisect.process import Interrupted, Interrupts, end_orphans, run
+from rlcanary.bisect.process import Interrupted, Interrupts, end_session, run
 from rlcanary.bisect.search import Contradiction, Halving, Search, Verdict
 from rlcanary.bisect.worktree import Untestable, Worktree, remove_worktree
 from rlcanary.errors import UserError
 
 RETRIES = 2
 DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"
+MARK_VARIABLE = "RLCANARY_BISECT_JOURNAL"
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class Session:
                 output=output,
                 timeout=self._request.timeout,
                 interrupts=self._interrupts,
-                started=lambda pid, created: self._journal.append("run", commit=commit.sha, pid=pid, created=created),
+                started=lambda pid: self._journal.append("run", commit=commit.sha, pid=pid),
             )
         except Interrupted as interruption:
             aborted = Observation(commit.sha, Outcome.ABORT, str(interruption), time=now(), output=str(output))
@@ -227,7 +228,7 @@ class Session:
         return command
 
     def _environment(self, directory: Path) -> Mapping[str, str]:
-        environment = environment_without_repository() | {"PWD": str(directory)}
+        environment = environment_without_repository() | {"PWD": str(directory)} | _mark(self._journal)
         environment.pop(DRIVER_VARIABLE, None)
         paths = [str(self._worktree.path / relative) for relative in self._import_paths]
         if paths:
@@ -238,14 +239,15 @@ class Session:
     def _open_journal(self, store: Path) -> Journal:
         """Continue the search that was cut short, if this is the same one, and clear up after any that was killed."""
         same = None
-        for journal in open_unfinished(store):
-            _clear_up(journal, self._plan.repository)
-            if (
-                same is None
-                and journal.header == self._header
-                and not self._request.fresh
-                and self._request.replay is None
-            ):
+        continues = not self._request.fresh and self._request.replay is None
+        for journal in open_idle(store):
+            try:
+                _clear_up(journal, self._plan.repository)
+            except OSError as error:
+                self._display.notice(
+                    f"warning: an earlier search could not be cleared up: {error}; delete the folder by hand"
+                )
+            if same is None and continues and not journal.is_finished and journal.header == self._header:
                 same = journal
             else:
                 journal.close()
@@ -266,8 +268,14 @@ class Session:
             where = shlex.quote(str(self._worktree.path))
             self._display.notice(f"worktree kept; delete it with: git worktree remove --force {where}")
             return
-        self._worktree.remove()
-        self._journal.append("worktree-removed", path=str(self._worktree.path))
+        try:
+            self._worktree.remove()
+        except OSError as error:
+            self._display.notice(
+                f"warning: the worktree {self._worktree.path} could not be deleted: {error}; delete it by hand"
+            )
+        else:
+            self._journal.append("worktree-removed", path=str(self._worktree.path))
 
     def _save_log(self) -> Path:
         bad = self._plan.bad.short
@@ -314,9 +322,14 @@ def _clear_up(journal: Journal, repository: Repository) -> None:
     if last is None or last["event"] != "worktree":
         return
     if (started := journal.last("run")) is not None:
-        end_orphans(started["pid"], started["created"])
+        end_session(started["pid"], _mark(journal))
     path = Path(last["path"])
     remove_worktree(repository, path)
-    if path.parent.exists():
+    if path.parent.is_dir() and not any(path.parent.iterdir()):
         path.parent.rmdir()
     journal.append("worktree-removed", path=str(path))
+
+
+def _mark(journal: Journal) -> dict[str, str]:
+    """What tells the processes of one search from all others."""
+    return {MARK_VARIABLE: str(journal.folder)}

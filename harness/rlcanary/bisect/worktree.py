@@ -1,12 +1,11 @@
 """A detached worktree in a private temporary folder, which probes may do anything to."""
 
-import contextlib
+import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlcanary.bisect.git import GitError, Repository, git
 from rlcanary.bisect.pinned import PinnedFile
@@ -76,14 +75,14 @@ def remove_worktree(repository: Repository, path: Path) -> None:
 
 
 def _delete(folder: Path) -> None:
-    def permit(function: Callable[..., Any], name: str, error: object) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            Path(name).parent.chmod(stat.S_IRWXU)
-            Path(name).chmod(stat.S_IRWXU)
-            shutil.rmtree(name) if Path(name).is_dir() else function(name)
-
-    if folder.exists():
-        shutil.rmtree(folder, onerror=permit)
+    """Delete a folder that may hold others without permissions. Raises OSError for what is not ours to delete."""
+    if not folder.exists():
+        return
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            if not (place := Path(parent, name)).is_symlink():
+                place.chmod(stat.S_IRWXU)
+    shutil.rmtree(folder)
 
 
 def update_submodules(checkout: Path, modules_of: Path, interrupts: Interrupts) -> None:
