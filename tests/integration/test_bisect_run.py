@@ -267,6 +267,11 @@ def test_outside_a_repository_without_a_command_or_with_a_missing_one(history: P
     assert "no such file in the checkout, GOOD or BAD" in refusal(bisect(history, *ends, "--", "./gone.sh"))
 
 
+def test_git_directory_that_cannot_be_written_costs_one_line(history: Path) -> None:
+    (history / ".git" / "rlcanary").write_text("a file is in the way\n")
+    assert "cannot write" in refusal(bisect(history, "--good", "c1", "--bad", "c100", "--", *BUG))
+
+
 def test_driver_says_how_to_get_rlcanary(history: Path, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()

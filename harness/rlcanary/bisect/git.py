@@ -24,8 +24,8 @@ REPOSITORY_VARIABLES = (
 )
 
 
-class GitError(Exception):
-    """A git command failed."""
+class GitError(UserError):
+    """A git command failed: where no one catches it, what git says is for the user to mend."""
 
     def __init__(self, arguments: Sequence[str], stderr: str) -> None:
         lines = [line.strip() for line in stderr.splitlines() if line.strip()]

@@ -48,9 +48,14 @@ class Lock:
     """Held while a search runs in a checkout. The kernel lets go of it when the process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError when another search holds it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        """Raises UserError when another search holds it, or the git directory cannot be written."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path}: {error.strerror}; the journal of a search lies in the git directory"
+            ) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
