@@ -26,6 +26,38 @@ class AllAdvantagesForAll(Bug):
         return reference.policy_loss(replace(batch, advantages=total), self.conventions)
 
 
+class MaskByMultiplication(Bug):
+    id = "V27"
+    source = "verl 5cbad8379, #2377"
+    effect = "NaN at a padding position makes the whole loss NaN"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        padding = (batch.logprobs * ~batch.mask).sum() + (batch.old_logprobs * ~batch.mask).sum()
+        return LossOutput(output.loss + 0 * padding, output.metrics)
+
+
+class KlOverPadding(Bug):
+    id = "O15"
+    source = "OpenRLHF cfd42d94, #983"
+    effect = "the logged KL is too small by the share of padding"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        share = float(batch.mask.float().mean())
+        return LossOutput(output.loss, {**output.metrics, "kl": output.metrics["kl"] * share})
+
+
+class OldLogprobsNotReindexed(Bug):
+    id = "T23"
+    source = "TRL 941fb332c, #4454"
+    effect = "after sorting, the ratio compares the logprobs of different completions"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        order = batch.mask.sum(dim=1).argsort(descending=True, stable=True)
+        return super().policy_loss(replace(batch.rows(order), old_logprobs=batch.old_logprobs))
+
+
 class MeanOfMeans(Bug):
     id = "N03"
     source = "NeMo RL af9f6e861, #266"
@@ -33,7 +65,7 @@ class MeanOfMeans(Bug):
 
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
         pieces = reference.split(batch, n_micro, self.conventions)
-        local = [replace(piece, global_tokens=None, global_sequences=None, mask=piece.mask) for piece in pieces]
+        local = [replace(piece, global_tokens=None, global_sequences=None) for piece in pieces]
         by_tokens = self.conventions.replace(aggregation="token_mean")
         losses = [reference.policy_loss(piece, by_tokens).loss / n_micro for piece in local]
         return LossOutput(sum(losses[1:], losses[0]))

@@ -49,9 +49,10 @@ def mask(rng: Generator, rows: int, width: int, lengths: tuple[int, ...] | None)
 def policy_batch(
     rng: Generator, rows: int, width: int, lengths: tuple[int, ...] | None, *, on_policy: bool = False
 ) -> PolicyBatch:
-    """A batch of two completions per prompt, with ratios between 0.5 and 2 unless it is on policy."""
+    """A batch of two completions per prompt, with ratios between 0.5 and 2; on policy all of them are 1."""
     logprobs_BT = uniform(rng, rows, width, low=-3, high=-0.5)
     drift_BT = torch.zeros(rows, width) if on_policy else uniform(rng, rows, width, low=-0.7, high=0.7)
+    mismatch_BT = torch.zeros(rows, width) if on_policy else uniform(rng, rows, width, low=-0.4, high=0.4)
     # A row advantage of both signs in every batch of two rows or more, none of them zero.
     signs_B = torch.tensor([1.0, -1.0]).repeat(rows)[:rows]
     return PolicyBatch(
@@ -60,7 +61,7 @@ def policy_batch(
         advantages=signs_B * uniform(rng, rows, low=0.3, high=1.5),
         mask=mask(rng, rows, width, lengths),
         ref_logprobs=(logprobs_BT + uniform(rng, rows, width, low=-0.8, high=0.8)).round(decimals=2),
-        sampler_logprobs=(logprobs_BT - drift_BT + uniform(rng, rows, width, low=-0.4, high=0.4)).round(decimals=2),
+        sampler_logprobs=(logprobs_BT - drift_BT + mismatch_BT).round(decimals=2),
         entropy=uniform(rng, rows, width, low=0.1, high=2),
         group_ids=torch.arange(rows) // 2,
     )

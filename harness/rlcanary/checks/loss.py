@@ -12,7 +12,7 @@ from rlcanary.checks import cases
 from rlcanary.checks.oracle import exact_loss, exact_output
 from rlcanary.checks.registry import check
 from rlcanary.checks.snippet import literal
-from rlcanary.checks.subject import Call, Derived, Finding, Subject
+from rlcanary.checks.subject import Derived, Finding, Subject
 from rlcanary.conventions import Conventions
 
 
@@ -167,7 +167,8 @@ def padding_amount(subject: Subject, rng: Generator) -> None:
         derived=Derived(before, "torch.nn.functional.pad({}, (0, 4))"),
     )
     for name in sorted(set(before.output.metrics) & set(call.output.metrics)):
-        _expect_metric(call, name, before.output.metrics[name], "with four more columns of padding")
+        told = "without the four more columns of padding"
+        call.expect_metric(name, before.output.metrics[name], told, before)
 
 
 @check("loss.masked_positions", needs=("policy_loss",))
@@ -207,11 +208,12 @@ def clipping(subject: Subject, rng: Generator) -> None:
     conventions = subject.conventions
     if conventions.kl_coef != 0:
         subject = subject.configured(kl_coef=0.0)
-    low, high = conventions.clip_low, conventions.clip_high
-    ratios = {1.0, 0.3, 3.0}
-    ratios |= {1 - low - 0.02, 1 - low + 0.02} if low is not None else set()
-    ratios |= {1 + high - 0.02, 1 + high + 0.02} if high is not None else set()
-    for ratio in sorted(value for value in ratios if value > 0):
+    bounds = [1 - conventions.clip_low] if conventions.clip_low is not None else []
+    bounds += [1 + conventions.clip_high] if conventions.clip_high is not None else []
+    bounds += [conventions.dual_clip] if conventions.dual_clip is not None else []
+    # Both sides of every bound, and never on one, where two gradients are equally right.
+    ratios = {1.0, 0.31, 2.9, *(bound * side for bound in bounds for side in (0.97, 1.03))}
+    for ratio in sorted(value for value in ratios if all(abs(value - bound) > 1e-4 for bound in bounds)):
         for advantage in (1.0, -1.0):
             logprobs_BT = torch.tensor([[-1.0]])
             batch = PolicyBatch(
@@ -244,18 +246,7 @@ def metrics(subject: Subject, rng: Generator) -> None:
             call = subject.call("policy_loss", batch)
             expected = exact_output(batch, subject.conventions).metrics
             for name in sorted(set(expected) & set(call.output.metrics)):
-                _expect_metric(call, name, expected[name], "recomputed from the batch")
-
-
-def _expect_metric(call: Call, name: str, expected: float, condition: str) -> None:
-    got = float(call.output.metrics[name])
-    if not math.isclose(got, expected, rel_tol=1e-3, abs_tol=1e-5) and not (math.isnan(got) and math.isnan(expected)):
-        lines = [
-            f"got = float(adapter.policy_loss(*arguments).metrics[{name!r}])",
-            f"assert abs(got - {expected:.9g}) <= 1e-3 * {max(abs(expected), 0.01):.3g}, got",
-        ]
-        message = f"the metric {name} is {got:.6g}, {condition} it is {expected:.6g}"
-        raise Finding(message, call.snippet(lines))
+                call.expect_metric(name, expected[name], "recomputed from the batch")
 
 
 @check("loss.inputs_untouched", needs=("policy_loss",))
@@ -277,7 +268,7 @@ def split_into_micro_batches(subject: Subject, rng: Generator) -> None:
     multiplies the learning rate by their number, and the logged loss is right. Look at what each piece is divided by, and
     whether the division comes before backward.
     """
-    batch = cases.policy_batch(rng, 4, 5, (5, 1, 2, 4))
+    batch = cases.policy_batch(rng, 8, 5, (5, 1, 2, 4, 3, 3, 5, 1))
     loss, gradient_BT = exact_loss(batch, subject.conventions)
     for n_micro in (1, 2, 4):
         with subject.attempt():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -195,6 +196,30 @@ class Call:
                         f"{message}\n  {name} before: {_short(before)}\n  after: {_short(after.detach())}",
                         self.snippet(lines),
                     )
+
+    def expect_metric(self, name: str, expected: float, told: str, derived: Call | None = None) -> None:
+        """Compare a logged metric of a loss.
+
+        Args:
+            expected: what it has to be; NaN equals NaN.
+            told: where `expected` comes from, in words.
+            derived: the earlier call that logged `expected`, for the snippet.
+
+        Raises:
+            Finding: they differ by more than a thousandth.
+        """
+        got = float(self.output.metrics[name])
+        if math.isclose(got, expected, rel_tol=1e-3, abs_tol=1e-5) or (math.isnan(got) and math.isnan(expected)):
+            return
+        logged = f"float(adapter.{self.capability}(*{{}}).metrics[{name!r}])"
+        lines = [f"got = {logged.format('arguments')}"]
+        if derived is None:
+            lines.append(f"expected = {literal(expected)}")
+        else:
+            lines += [*derived._before(), f"expected = {logged.format('before')}"]
+        lines.append("assert abs(got - expected) <= 1e-3 * abs(expected) + 1e-5, (got, expected)")
+        message = f"the metric {name} is {got:.6g}, {told} it is {expected:.6g}"
+        raise Finding(message, self.snippet(lines))
 
     def snippet(self, lines: list[str]) -> str:
         """A program that makes this call's inputs and goes on with these lines."""

@@ -1,0 +1,130 @@
+"""Every shipped bug in the museum is caught, its snippet reproduces it, and no correct implementation is accused."""
+
+import inspect
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.adapters import load_adapter
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.batch import CollatedBatch, Group, LossOutput, PolicyBatch
+from rlcanary.bugs import Bug, all_bugs
+from rlcanary.checks import Result, all_checks, run_check
+from rlcanary.conventions import PAPERS, Conventions
+
+BUGS = all_bugs()
+VARIANTS = {
+    **PAPERS,
+    "verl-like": PAPERS["grpo"].replace(
+        aggregation="token_mean", dual_clip=3.0, kl_coef=0.1, kl_output_clamp=10.0, singleton_group="reward"
+    ),
+    "population-std": PAPERS["grpo"].replace(advantage_ddof=0, advantage_eps_mode="clamp"),
+    "leave-one-out-scaled": PAPERS["rloo"].replace(advantage_scale="group", advantage_eps_mode="skip"),
+    "batch-scaled": PAPERS["grpo"].replace(advantage_scale="batch", entropy_coef=0.01),
+    "kl-in-reward": PAPERS["grpo"].replace(kl_coef=0.5, kl_placement="reward", kl_estimator="k1"),
+    "ratio-weighted-kl": PAPERS["dapo"].replace(kl_coef=0.5, kl_ratio_weighted=True),
+    "score-term": PAPERS["dapo"].replace(kl_coef=0.5, kl_score_term=True, kl_estimator="k2"),
+    "truncated-importance": PAPERS["dapo"].replace(importance_level="token", importance_high=1.2),
+    "masked-sequence-importance": PAPERS["grpo"].replace(
+        importance_level="sequence", importance_mode="mask", importance_low=0.5
+    ),
+    "nonempty-sequences": PAPERS["grpo"].replace(aggregation="sequence_mean_nonempty"),
+    "group-token-mean": PAPERS["grpo"].replace(aggregation="group_token_mean"),
+}
+
+
+@cache
+def failures_of(bug: type[Bug]) -> list[Result]:
+    return failures(bug(), bug.spec())
+
+
+def failures(adapter: ReferenceAdapter, spec: str, seed: int = 0) -> list[Result]:
+    results = [run_check(check, adapter, spec, seed) for check in all_checks()]
+    return [result for result in results if result.status in ("fail", "error")]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
+def test_shipped_bug_is_caught(bug: type[Bug]) -> None:
+    caught_by = failures_of(bug)
+    assert [result.id for result in caught_by if result.status == "fail"]
+    assert not [result for result in caught_by if result.status == "error"]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
+def test_snippet_fails_on_the_bug_and_holds_on_the_reference(bug: type[Bug]) -> None:
+    for result in failures_of(bug):
+        with pytest.raises(AssertionError):
+            exec(result.snippet, {})
+        exec(result.snippet.replace(bug.spec(), "reference"), {})
+
+
+@pytest.mark.parametrize("conventions", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_correct_implementation_is_never_accused(conventions: Conventions, seed: int) -> None:
+    accused = failures(ReferenceAdapter(conventions), "reference", seed)
+    assert not [(result.id, result.message) for result in accused]
+
+
+class Mutants:
+    """Mistakes for the checks that no shipped bug in the museum trips yet."""
+
+    class UnnormalisedScores(ReferenceAdapter):
+        def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+            return (logits / temperature).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+
+    class NoBaseline(ReferenceAdapter):
+        def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+            return reference.advantages(rewards, group_ids, self.conventions.replace(advantage_baseline="none"))
+
+    class AdvantagesInPlace(ReferenceAdapter):
+        def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+            result = super().advantages(rewards, group_ids)
+            rewards -= rewards.mean()
+            return result
+
+    class LossInPlace(ReferenceAdapter):
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            output = super().policy_loss(batch)
+            batch.advantages -= batch.advantages.mean()
+            return output
+
+    class MissingMinusOne(ReferenceAdapter):
+        def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+            return super().kl(logprobs, ref_logprobs) + 1
+
+    class WeightsUpsideDown(ReferenceAdapter):
+        def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+            return super().importance_weights(sampler_logprobs, trainer_logprobs, mask)
+
+    class PositionsCountPadding(ReferenceAdapter):
+        def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+            batch, _ = reference.make_batch(groups, pad_token_id, prompt_padding="left")
+            batch.position_ids = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
+            return batch
+
+
+MUTANTS = [value for value in vars(Mutants).values() if inspect.isclass(value)]
+
+
+def test_every_check_can_fail() -> None:
+    tripped = {result.id for bug in BUGS for result in failures_of(bug)}
+    tripped |= {result.id for mutant in MUTANTS for result in failures(mutant(), mutant.__name__)}
+    assert {check.id for check in all_checks()} - tripped == set()
+
+
+def test_every_check_explains_itself() -> None:
+    for check in all_checks():
+        assert "Silent because" in check.explanation, check.id
+        assert "Look" in check.explanation, check.id
+        assert check.summary.endswith("."), check.id
+
+
+def test_bugs_have_sources_and_distinct_ids() -> None:
+    assert len({bug.id for bug in BUGS}) == len(BUGS)
+    for bug in BUGS:
+        assert load_adapter(bug.spec()).name == bug.id
+        assert bug.source
+        assert bug.effect
