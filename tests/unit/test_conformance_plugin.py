@@ -1,0 +1,63 @@
+"""`pytest --canary ADAPTER`: each check is an item like any other."""
+
+import pytest
+
+from rlcanary.checks import all_checks
+
+WRONG_MEAN = """
+from rlcanary.adapters import Adapter
+
+class WrongMean(Adapter):
+    name = "wrong-mean"
+
+    def advantages(self, rewards, group_ids):
+        return (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+"""
+
+
+def test_each_check_is_an_item_beside_the_tests(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_own="def test_own(): pass")
+    result = pytester.runpytest_subprocess("--canary", "reference", "-q", "--collect-only")
+    items = [line for line in result.outlines if "::" in line]
+    assert len(items) == len(all_checks()) + 1
+    assert any("advantage.constant_reward_is_zero" in item for item in items)
+
+
+def test_keyword_and_marker_select_checks(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_own="def test_own(): pass")
+    pytester.runpytest_subprocess("--canary", "reference", "-k", "pad_equals_eos").assert_outcomes(
+        passed=1, deselected=44
+    )
+    chosen = pytester.runpytest_subprocess("--canary", "reference", "-m", "canary and not canary")
+    assert chosen.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_failure_names_the_property_and_shows_the_snippet(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(mine=WRONG_MEAN)
+    result = pytester.runpytest_subprocess("--canary", "mine", "-k", "advantage", "-rs")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        [
+            "*adding 7 to the rewards of the second prompt changed the advantages of the first*",
+            "*Silent because*",
+            "Reproduce:",
+            "*adapter = load_adapter('mine')*",
+        ]
+    )
+
+
+def test_what_is_not_provided_is_skipped_with_the_reason(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(mine=WRONG_MEAN)
+    result = pytester.runpytest_subprocess("--canary", "mine", "-k", "mask", "-rs")
+    result.stdout.fnmatch_lines(["*not provided: needs completion_mask*"])
+
+
+def test_checks_run_under_xdist(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--canary", "reference", "-n", "2", "-k", "mask")
+    result.assert_outcomes(passed=len([check for check in all_checks() if "mask" in check.id]))
+
+
+def test_unknown_adapter_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--canary", "nothing_like_it")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --canary: no adapter 'nothing_like_it'*"])

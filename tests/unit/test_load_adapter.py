@@ -1,0 +1,85 @@
+"""Naming an adapter: what is found, and the one line that a mistake gets."""
+
+from pathlib import Path
+
+import pytest
+
+from rlcanary.adapters import Adapter, load_adapter, provided
+from rlcanary.errors import UserError
+
+ADAPTER = """
+from rlcanary.adapters import Adapter
+
+class Mine(Adapter):
+    name = "mine"
+
+    def keep_group(self, rewards):
+        return True
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_bundled_adapter_by_name() -> None:
+    assert load_adapter("reference").name == "reference"
+
+
+def test_module_with_one_adapter(package: Path) -> None:
+    (package / "only_adapter.py").write_text(ADAPTER)
+    assert load_adapter("only_adapter").name == "mine"
+
+
+def test_module_and_class(package: Path) -> None:
+    (package / "named_adapter.py").write_text(ADAPTER)
+    adapter = load_adapter("named_adapter:Mine")
+    assert provided(adapter) == {"keep_group"}
+
+
+def test_python_file(package: Path) -> None:
+    path = package / "with some spaces.py"
+    path.write_text(ADAPTER)
+    assert load_adapter(str(path)).name == "mine"
+    assert load_adapter(f"{path}:Mine").name == "mine"
+
+
+def test_capability_set_on_the_instance_counts() -> None:
+    class Bare(Adapter):
+        pass
+
+    adapter = Bare()
+    adapter.keep_group = lambda rewards: True  # type: ignore[method-assign]
+    assert provided(adapter) == {"keep_group"}
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "told"),
+    [
+        (None, "refrence", "did you mean 'reference'"),
+        (None, "no.such.module", "no adapter 'no.such.module'"),
+        (None, "missing.py", "no adapter file 'missing.py'"),
+        ("import nothing_of_that_name", "broken_import", "importing 'broken_import' failed: ModuleNotFoundError"),
+        ("1 / 0", "raises", "importing 'raises' failed: ZeroDivisionError"),
+        ("def f(:", "syntax", "importing 'syntax' failed: SyntaxError"),
+        ("x = 1", "empty_module", "no adapter in 'empty_module'"),
+        (ADAPTER, "wrong_class:Yours", "has no 'Yours'"),
+        (ADAPTER + "\nclass Second(Mine): pass", "two", "defines 2 adapters"),
+        ("from rlcanary.adapters import Adapter\nclass Bare(Adapter): pass", "bare", "has no capability"),
+        ("x = 1", "not_adapter:x", "is not an adapter"),
+        (
+            ADAPTER + "\n    def __init__(self):\n        raise RuntimeError('no weights')",
+            "failing",
+            "creating adapter 'failing' failed: RuntimeError: no weights",
+        ),
+    ],
+)
+def test_mistake_gets_one_line(package: Path, source: str | None, spec: str, told: str) -> None:
+    if source is not None:
+        (package / f"{spec.partition(':')[0]}.py").write_text(source)
+    with pytest.raises(UserError, match=told.replace("(", r"\(")) as caught:
+        load_adapter(spec)
+    assert "\n" not in str(caught.value)
