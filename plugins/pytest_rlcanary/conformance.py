@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from rlcanary.errors import UserError
 
 if TYPE_CHECKING:

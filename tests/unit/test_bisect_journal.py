@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rlcanary.bisect.journal import Header, Journal, Lock, Observation, open_idle, write_whole
 from rlcanary.bisect.outcomes import Outcome
 from rlcanary.errors import UserError

@@ -1,6 +1,7 @@
 import signal
 
 import pytest
+
 from rlcanary.bisect.outcomes import Ending, Outcome, mentions_pytest, read_ending
 
 

@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import psutil
+
 from rlcanary.bisect.process import end_session
 
 

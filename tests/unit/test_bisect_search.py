@@ -4,6 +4,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rlcanary.bisect.outcomes import Outcome
 from rlcanary.bisect.search import Contradiction, Halving
 

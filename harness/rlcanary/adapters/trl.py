@@ -15,8 +15,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.contract import Adapter, NotProvided
 from rlcanary.batch import LossOutput
+from rlcanary.contract import Adapter, NotProvided
 from rlcanary.conventions import Aggregation, Conventions
 from rlcanary.errors import UserError
 
