@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from rlcanary.errors import UserError
 from rlcanary.results.keys import qualified_keys
 from rlcanary.results.outcomes import Phase
@@ -28,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--rlcanary-results",
         metavar="PATH",
-        help="results file (default: unit_results.json beside the tests); all runs are kept in the folder of that name beside it",
+        help="results file (default: unit_results.json beside the tests); the folder of that name beside it keeps every run",
     )
     parser.addini(
         "rlcanary_results", "results file, relative to the root directory (see --rlcanary-results)", default=""
@@ -37,9 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def tracker(request: pytest.FixtureRequest) -> Iterator["Tracker"]:
-    """Records measurements: track(name, value), log_max_mem(name), get_max_mem(); the test's time is recorded as
-    `_elapsed`.
-    """
+    """Records measurements: track(name, value), log_max_mem(name), get_max_mem(); also the test's time as `_elapsed`."""
     with request.config.stash[PROCESS].tracking(request.node.nodeid) as tracker:
         yield tracker
 
@@ -105,7 +104,15 @@ class RunReporter:
         try:
             return (yield)
         finally:
+            self.write_results(session)
+
+    def write_results(self, session: pytest.Session) -> None:
+        try:
             problems = self.run.finish(int(session.exitstatus), coverage_total(session.config))
+        except (OSError, UserError) as error:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+            print(f"rlcanary: the results of this run could not be written: {error}", file=sys.stderr)
+        else:
             for problem in problems:
                 print(f"rlcanary: warning: {problem}", file=sys.stderr)
 

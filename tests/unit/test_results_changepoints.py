@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from rlcanary.results.changepoints import Floats, change_points, optimal_cuts
 
 RUNS = 150

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from rlcanary.results.encoding import MAX_ARRAY_ELEMENTS, EncodingError, NonFinite, encode
 
 

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from rlcanary.errors import UserError
 from rlcanary.results.store import RunResult, UnreadableFile, default_results_file, history_folder, read_run, write_json
 

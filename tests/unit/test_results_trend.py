@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rlcanary.results.jq_query import formatted_number
 
 KEY = "test_policy::test_generation[0.5]"

@@ -1,9 +1,9 @@
 """Append-only journals: one file of JSON lines for each process of a run, so that what was tracked outlives the
 process.
 
-Every record is handed to the operating system in one write as it happens, so it survives `os._exit`, SIGKILL and a
-crash of the interpreter. `sync` also brings it through a power cut or a crash of the machine; it costs milliseconds
-and is called once at the end of each test that tracks something, and once for the header, not for each record.
+Every record is handed to the operating system in one write as it happens, so it survives `os._exit`, SIGKILL and a crash
+of the interpreter. `sync` also brings it through a power cut or a crash of the machine; it costs milliseconds and is
+called once at the end of each test that tracks something, not for each record.
 
 A journal is locked (`fcntl.lockf`) for as long as its process lives. The kernel drops that lock however the process
 ends and a forked child does not inherit it, so an unlocked journal is one whose process is gone.

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
 
 
 def plain_key(nodeid: str) -> str:
@@ -10,7 +9,8 @@ def plain_key(nodeid: str) -> str:
     stem, then the rest of the node id.
     """
     path, separator, rest = nodeid.partition("::")  # only the path is free of "::", parameter ids may hold anything
-    return f"{PurePosixPath(path).stem}{separator}{rest}"
+    name = path.rpartition("/")[2]
+    return f"{name.rpartition('.')[0] or name}{separator}{rest}"
 
 
 def qualified_keys(nodeids: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import subprocess
-from importlib import metadata
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,13 +56,23 @@ def git_commit(folder: Path) -> Commit:
 
 
 def installed_versions() -> dict[str, str]:
+    """Versions of Python, rlcanary and those of DISTRIBUTIONS that are installed.
+
+    Read from the names of the `<name>-<version>.dist-info` folders on the import path, the first of a name counts: asking
+    importlib.metadata parses each package's whole description and would cost every start of pytest a hundred times as much.
+    """
     versions = {"python": platform.python_version(), "rlcanary": rlcanary.__version__}
-    for name in DISTRIBUTIONS:
+    wanted = {name.replace("-", "_"): name for name in DISTRIBUTIONS}
+    for folder in sys.path:
         try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
+            entries = os.listdir(folder or ".")  # noqa: PTH208 - the names are all that is needed
+        except OSError:  # sys.path may name archives and folders that are not there; importing passes over them too
             continue
-    return versions
+        for entry in entries:
+            name, separator, version = entry.removesuffix(".dist-info").partition("-")
+            if separator and entry.endswith(".dist-info") and name.lower() in wanted:
+                versions.setdefault(wanted[name.lower()], version)
+    return {name: versions[name] for name in ("python", "rlcanary", *DISTRIBUTIONS) if name in versions}
 
 
 def environment_key(versions: dict[str, str], gpu_types: list[str]) -> str:

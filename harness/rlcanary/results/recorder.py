@@ -27,7 +27,7 @@ from rlcanary.results.keys import metric_key
 from rlcanary.results.memory import MemorySampler
 from rlcanary.results.outcomes import OutcomeLog, Phase
 from rlcanary.results.provenance import environment_key, git_commit, installed_versions
-from rlcanary.results.store import SCHEMA, history_folder, write_json
+from rlcanary.results.store import SCHEMA, history_folder, temporary_pattern, write_json
 from rlcanary.results.tracker import Tracker, tracking
 
 CONTROLLER = "controller"
@@ -92,11 +92,11 @@ class RunRecorder(ProcessRecorder):
             journals.mkdir(parents=True, exist_ok=True)
             with folder_lock(journals):
                 recovery = recover_killed_runs(history)
+                remove_unfinished_files(results_file)
+                write_json(results_file, assemble(header, [], exit_status=None, coverage=None))
                 run_folder.mkdir()
                 recorder = cls(results_file, header, run_folder)
             recorder.journal.append({"record": "run", **header})
-            recorder.journal.sync()
-            write_json(results_file, assemble(header, [], exit_status=None, coverage=None))
         except OSError as error:
             raise UserError(
                 f"results cannot be written to {results_file} ({error.strerror}: {error.filename}); "
@@ -121,8 +121,8 @@ class RunRecorder(ProcessRecorder):
         with folder_lock(history / ".journals"):
             records, torn = read_run_folder(self.run_folder)
             document = assemble(self.header, records, exit_status, coverage)
-            write_json(history / f"{self.header['run_id']}.json", document)
-            write_json(self.results_file, document)
+            for path in (history / f"{self.header['run_id']}.json", self.results_file):
+                write_json(path, document)
             self.close()
             shutil.rmtree(self.run_folder)
         return torn
@@ -247,6 +247,14 @@ def recover_killed_runs(history: Path) -> Recovery:
             continue
         shutil.rmtree(run_folder)
     return Recovery(files, problems)
+
+
+def remove_unfinished_files(results_file: Path) -> None:
+    """Removes what a run killed in the middle of a write left. Needs the folder's lock, under which all writing happens."""
+    for path in results_file.parent.glob(temporary_pattern(results_file.name)):
+        path.unlink()
+    for path in history_folder(results_file).glob(temporary_pattern("*")):
+        path.unlink()
 
 
 def _is_alive(run_folder: Path) -> bool:

@@ -80,11 +80,15 @@ def history_folder(results_file: Path) -> Path:
     return results_file.with_suffix("")
 
 
+def temporary_pattern(name: str) -> str:
+    """The glob pattern of files being written under this name; hidden, so that `jq … unit_results/*` never meets one."""
+    return f".{name}.*.tmp"
+
+
 def write_json(path: Path, document: object) -> None:
     """Writes the file whole or not at all. Raises OSError, with the previous file untouched."""
     text = json.dumps(document, indent=2, allow_nan=False)
-    # Hidden, so that `jq … unit_results/*` never meets a half-written file.
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    temporary = path.with_name(temporary_pattern(path.name).replace("*", os.urandom(4).hex()))
     try:
         with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text + "\n")
@@ -93,11 +97,6 @@ def write_json(path: Path, document: object) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class JsonFile(NamedTuple):
