@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.conventions import Conventions
@@ -10,7 +11,40 @@ from rlcanary.conventions import Conventions
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlcanary.batch import CollatedBatch, Group, LossOutput, PolicyBatch
+    from rlcanary.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+
+
+@dataclass
+class TrainState:
+    """What an optimizer update works on. A codebase's own state serves as well if it has these attributes.
+
+    Attributes:
+        model: the policy in training, called with input_ids, attention_mask and position_ids.
+        optimizer: a torch optimizer over its parameters.
+        scheduler: a torch learning-rate scheduler, stepped once per update.
+        ref_model: the reference model, or None where there is no KL term.
+    """
+
+    model: Any
+    optimizer: Any
+    scheduler: Any
+    ref_model: Any = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt of the dataset and how its completions are rewarded.
+
+    Attributes:
+        id: identifies the item.
+        prompt_ids: what the sampler is given.
+        reward: the item's own reward function, from the text of a completion. It may return None (not scorable), return
+            0.0 (wrong) or raise, which are three different things.
+    """
+
+    id: Hashable
+    prompt_ids: Sequence[int]
+    reward: Callable[[str], float | None]
 
 
 class NotProvided(Exception):
@@ -67,6 +101,19 @@ class Adapter:
         """The same update fed in `n_micro` pieces; the loss is what all the pieces' backward passes add up to."""
         raise NotProvided
 
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        """The same update over `n_ranks` data-parallel ranks; the loss is what the reduced gradient is the gradient of,
+        the metrics are those that rank 0 logs."""
+        raise NotProvided
+
+    def accumulation_steps(self, batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int) -> int:
+        """Micro-batches per update and data-parallel rank; `n_ranks` counts all, `sequence_parallel` of them share rows."""
+        raise NotProvided
+
+    def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        """`completion_logprobs` with the rows packed into one sequence without padding -> [B, T]."""
+        raise NotProvided
+
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         """[B, T] and [B, T] logprobs of the same tokens -> [B, T] KL estimates, differentiable in the first."""
         raise NotProvided
@@ -84,15 +131,22 @@ class Adapter:
         raise NotProvided
 
     def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
-        """A conversation -> its ids and, per id, whether it is trained."""
+        """A conversation -> its ids and, per id, whether it is trained.
+
+        Messages have a role and content. The assistant messages that this rollout sampled carry `"sampled": True`; their
+        tokens and end-of-turn tokens are trained, earlier assistant messages are history and are not.
+        """
         raise NotProvided
 
-    def score(self, items: list[Any], completions: list[str]) -> Tensor:
-        """One reward per completion, [B]."""
+    def score(self, items: list[Item], completions: list[str]) -> Tensor:
+        """The reward of each completion by its own item's reward function, [B]; NaN where that returned None or raised."""
         raise NotProvided
 
-    def rollout(self, engine: Any, items: list[Any], sampling: Mapping[str, Any]) -> list[Group]:
-        """Sample completions for items concurrently: order, identity, truncation and version tags are kept."""
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        """Sample and reward `sampling["n"]` completions per item, concurrently -> one group per item, in order.
+
+        The engine is a `rlcanary.engine.Engine`; completions end in any order.
+        """
         raise NotProvided
 
     def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
@@ -100,25 +154,44 @@ class Adapter:
         raise NotProvided
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
-        """One optimizer update on a state of model, reference model, optimizer and schedule -> logged metrics."""
+        """One optimizer update on a `TrainState` -> logged metrics, under the names of `LossOutput` and `lr`, `grad_norm`,
+        `reward`."""
         raise NotProvided
 
     def evaluate(self, state: Any) -> dict[str, float]:
-        """Evaluate a state without changing it -> logged metrics."""
+        """Evaluate a `TrainState` without changing it -> logged metrics."""
         raise NotProvided
 
     def sync_weights(self, state: Any, engine: Any) -> None:
         """Bring the trainer's weights into the inference engine."""
         raise NotProvided
 
-    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[Any]:
-        """Sample completions for prompts -> one list of `Completion` per prompt."""
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        """Sample completions for prompts -> one list of completions per prompt, in order.
+
+        `sampling` has temperature, top_p, top_k, max_new_tokens, n, seed and eos_token_ids, as `rlcanary.engine` names them.
+        """
         raise NotProvided
 
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        """A state to train this model from: by default AdamW without weight decay and a constant learning rate.
 
-CAPABILITIES = tuple(
-    name for name in vars(Adapter) if not name.startswith("_") and name not in ("name", "conventions", "configured")
-)
+        Override it where your trainer wraps the model, builds its optimizer or has a schedule of its own.
+        """
+        import torch
+
+        optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+        return TrainState(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0), ref_model)
+
+    def new_engine(self, model: Any) -> Any:
+        """An inference engine with a copy of this model's weights: by default `rlcanary.engine.InProcessEngine`."""
+        from rlcanary.engine import InProcessEngine
+
+        return InProcessEngine(model)
+
+
+SETTINGS = ("name", "conventions", "configured", "new_state", "new_engine")
+CAPABILITIES = tuple(name for name in vars(Adapter) if not name.startswith("_") and name not in SETTINGS)
 
 
 def provided(adapter: Adapter) -> frozenset[str]:

@@ -69,6 +69,8 @@ class Conventions:
         kl_ratio_weighted: each token's KL in the loss is multiplied by its importance ratio (DeepSeek-V3.2), which on
             policy has the same effect on the gradient.
         entropy_coef: the entropy bonus is this times the aggregated entropy, subtracted from the loss.
+        temperature: what completions are sampled and scored at in a training step.
+        max_grad_norm: the gradient of an update is scaled down to this norm; None leaves it.
         importance_level: the correction for a sampler that is not the trainer: none, per token, or per sequence.
         importance_mode: weights above importance_high are truncated to it, or weights outside
             [importance_low, importance_high] are set to zero.
@@ -102,6 +104,9 @@ class Conventions:
     kl_score_term: bool = False
     kl_ratio_weighted: bool = False
     entropy_coef: float = 0.0
+
+    temperature: float = 1.0
+    max_grad_norm: float | None = None
 
     importance_level: ImportanceLevel = "none"
     importance_mode: ImportanceMode = "truncate"
