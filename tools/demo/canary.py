@@ -1,22 +1,25 @@
 """The adapter that the team writes once: what its code means to do, and how rlcanary calls it."""
 
-from rlcanary.adapters import Adapter
-from rlcanary.batch import LossOutput
-from rlcanary.conventions import Conventions
 from tinygrpo import loss
 from tinygrpo.advantages import group_advantages
-from tinygrpo.config import GRPOConfig
+
+from rlcanary.adapters import Adapter, NotProvided
+from rlcanary.batch import LossOutput
+from rlcanary.conventions import Conventions
 
 
 class TinyGRPO(Adapter):
     name = "tinygrpo"
-    conventions = Conventions(
-        advantage_scale="group",
-        advantage_eps=1e-4,
-        aggregation="token_mean",
-        kl_estimator="k3",
-        kl_coef=GRPOConfig.beta,
-    )
+    conventions = Conventions(advantage_scale="group", advantage_eps=1e-4, aggregation="token_mean", kl_coef=0.02)
+
+    def configured(self, **changes):
+        if changes.keys() - {"kl_coef", "clip_low", "clip_high"}:
+            raise NotProvided("tinygrpo has no such option")
+        adapter = TinyGRPO()
+        adapter.conventions = self.conventions.replace(**changes)
+        if adapter.conventions.clip_low != adapter.conventions.clip_high:
+            raise NotProvided("the adapter has one clip for both sides")
+        return adapter
 
     def token_logprobs(self, logits, token_ids, temperature):
         return loss.token_logprobs(logits, token_ids, temperature)
@@ -31,7 +34,16 @@ class TinyGRPO(Adapter):
         return loss.kl(logprobs, ref_logprobs)
 
     def policy_loss(self, batch):
-        value, metrics = loss.policy_loss(
-            batch.logprobs, batch.old_logprobs, batch.ref_logprobs, batch.advantages, batch.mask, beta=GRPOConfig.beta
+        if batch.advantages.ndim == 2:
+            raise NotProvided("tinygrpo has one advantage per completion")
+        return LossOutput(
+            *loss.policy_loss(
+                batch.logprobs,
+                batch.old_logprobs,
+                batch.ref_logprobs,
+                batch.advantages,
+                batch.mask,
+                clip_eps=self.conventions.clip_low,
+                beta=self.conventions.kl_coef,
+            )
         )
-        return LossOutput(value, metrics)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass
 class GRPOConfig:
     steps: int = 20
-    prompts_per_step: int = 4
+    prompts_per_step: int = 8
     num_samples: int = 8  # completions of each prompt
     max_new_tokens: int = 8
     temperature: float = 1.0

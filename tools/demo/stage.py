@@ -1,0 +1,134 @@
+"""What the demo plays on: a folder, a console, and commands run in the environment of this Python."""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+WIDTH = 100
+
+
+class PlayError(Exception):
+    """A part of the story did not go as it must. The message says which, with the end of what was printed."""
+
+
+@dataclass
+class Stage:
+    """Where the demo runs and what it shows.
+
+    Attributes:
+        console: where the story is told.
+        home: the folder that holds the repository and everything made from it.
+        seconds: how long each step took, by name.
+    """
+
+    console: Console
+    home: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def repository(self) -> Path:
+        return self.home / "tinygrpo"
+
+    @contextmanager
+    def step(self, name: str, explanation: str) -> Iterator[None]:
+        """One step of the story, with its heading and what it is about."""
+        self.console.print()
+        self.console.rule(f"[bold]{len(self.seconds) + 1}. {name}", align="left")
+        self.console.print(explanation, highlight=False)
+        self.console.print()
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - started, 2)
+
+    @contextmanager
+    def progress(self, doing: str, total: int | None = None) -> Iterator[Progress]:
+        """A live line while something runs, and a line that stays when it is done."""
+        columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30)]
+        counted = [MofNCompleteColumn()] if total else []
+        progress = Progress(
+            *columns,
+            *counted,
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        started = time.perf_counter()
+        with progress:
+            progress.add_task(doing, total=total)
+            yield progress
+        took = time.perf_counter() - started
+        self.console.print(Text.assemble(("✓ ", "green"), doing, (f"  {took:.1f} s", "dim")))
+
+    def show_command(self, text: str) -> None:
+        """A command as a person would type it."""
+        self.console.print(Text(f"$ {text}", style="cyan"), soft_wrap=True)
+
+    def show(self, output: str, style: str = "") -> None:
+        """Something that a command printed."""
+        self.console.print(Text(output.rstrip("\n"), style=style))
+
+    def environment(self) -> dict[str, str]:
+        """This process's, with this Python's own commands found first, one thread each, nobody's git settings, and home for what they leave behind."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
+        path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
+        return kept | {
+            "PATH": path,
+            "COLUMNS": str(self.console.width),
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self.home),
+        }
+
+    def run(
+        self,
+        command: Sequence[str],
+        allowed: Sequence[int] = (0,),
+        stderr: int | IO[str] = subprocess.PIPE,
+        **variables: str,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command in the repository, and keeps its output.
+
+        Args:
+            command: the program and its arguments.
+            allowed: the exit codes that the story can go on with.
+            stderr: where its errors go instead of being kept.
+            variables: what to add to the environment.
+
+        Raises:
+            PlayError: it ended with another exit code.
+        """
+        sys.stdout.flush()
+        done = subprocess.run(
+            command,
+            cwd=self.repository,
+            env=self.environment() | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+        if done.returncode not in allowed:
+            raise failure(command, done.returncode, done.stdout + (done.stderr or ""))
+        return done
+
+    def git(self, *arguments: str) -> str:
+        return self.run(["git", *arguments]).stdout
+
+
+def failure(command: Sequence[str], exit_code: int, output: str) -> PlayError:
+    tail = "\n".join(output.strip().splitlines()[-25:])
+    return PlayError(f"`{shlex.join(command)}` ended with exit code {exit_code}:\n{tail}")
