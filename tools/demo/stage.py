@@ -80,7 +80,11 @@ class Stage:
         self.console.print(Text(output.rstrip("\n"), style=style))
 
     def environment(self) -> dict[str, str]:
-        """This process's, with this Python's own commands found first, one thread each, nobody's git settings, and home for what they leave behind."""
+        """This process's, changed so that nothing of the person's machine shows or is left changed.
+
+        This Python's own commands are found first, each process has one thread, git has nobody's settings, and
+        temporary files stay in `home`.
+        """
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         return kept | {
