@@ -23,12 +23,14 @@ class Completion:
         logprobs: the sampler's logprob of each id, NaN where it gave none; None if it gave none at all.
         finish_reason: "stop" (an end-of-sequence id or a stop string), "length" (truncated) or "abort".
         token_versions: the policy version that sampled each id; None means the group's version throughout.
+        text: the ids as the engine decoded them; None if nobody did.
     """
 
     token_ids: Sequence[int]
     logprobs: Sequence[float] | None = None
     finish_reason: str = "stop"
     token_versions: Sequence[int] | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True)

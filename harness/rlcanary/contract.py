@@ -134,7 +134,10 @@ class Adapter:
         """A conversation -> its ids and, per id, whether it is trained.
 
         Messages have a role and content. The assistant messages that this rollout sampled carry `"sampled": True`; their
-        tokens and end-of-turn tokens are trained, earlier assistant messages are history and are not.
+        tokens and end-of-turn tokens are trained, earlier assistant messages are history and are not. A sampled message
+        may carry `"token_ids"`, the ids that the sampler drew: they stand in the result as they are, because encoding
+        their text again can give others, and an end-of-turn token that is not among them was not sampled. Code that
+        renders from text alone declines such messages with `NotProvided`.
         """
         raise NotProvided
 
@@ -145,12 +148,13 @@ class Adapter:
     def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
         """Sample and reward `sampling["n"]` completions per item, concurrently -> one group per item, in order.
 
-        The engine is a `rlcanary.engine.Engine`; completions end in any order.
+        The engine is a `rlcanary.engine.Engine`; completions end in any order and come with their text. The checks'
+        engine also has the `tokenizer` that decoded them, for code that decodes itself.
         """
         raise NotProvided
 
     def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
-        """The indices that this rank visits in this epoch, in order."""
+        """The indices that this rank visits in this epoch, in order: a function of the arguments and the seed of the run."""
         raise NotProvided
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:

@@ -28,6 +28,7 @@ KlDirection = Literal["policy_to_reference", "reference_to_policy"]
 KlPlacement = Literal["loss", "reward"]
 ImportanceLevel = Literal["none", "token", "sequence"]
 ImportanceMode = Literal["truncate", "mask"]
+DataOrder = Literal["shuffled", "sequential"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Conventions:
         kl_ratio_weighted: each token's KL in the loss is multiplied by its importance ratio (DeepSeek-V3.2), which on
             policy has the same effect on the gradient.
         entropy_coef: the entropy bonus is this times the aggregated entropy, subtracted from the loss.
+        logprobs_upcast: logprobs are float32 whatever the logits are; otherwise they are of the logits' dtype.
         temperature: what completions are sampled and scored at in a training step.
         max_grad_norm: the gradient of an update is scaled down to this norm; None leaves it.
         importance_level: the correction for a sampler that is not the trainer: none, per token, or per sequence.
@@ -76,6 +78,7 @@ class Conventions:
             [importance_low, importance_high] are set to zero.
         importance_low: the lower bound of "mask".
         importance_high: the upper bound.
+        data_order: every epoch has an order of its own, or all epochs go through the items from first to last.
     """
 
     advantage_baseline: Baseline = "mean"
@@ -105,6 +108,7 @@ class Conventions:
     kl_ratio_weighted: bool = False
     entropy_coef: float = 0.0
 
+    logprobs_upcast: bool = True
     temperature: float = 1.0
     max_grad_norm: float | None = None
 
@@ -112,6 +116,8 @@ class Conventions:
     importance_mode: ImportanceMode = "truncate"
     importance_low: float = 0.0
     importance_high: float = 2.0
+
+    data_order: DataOrder = "shuffled"
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -147,3 +153,50 @@ GSPO = GRPO.replace(ratio_level="sequence", clip_low=3e-4, clip_high=4e-4)
 CISPO = GRPO.replace(objective="cispo", clip_low=None, clip_high=4.0, aggregation="token_mean")
 
 PAPERS = {"grpo": GRPO, "dr-grpo": DR_GRPO, "dapo": DAPO, "rloo": RLOO, "gspo": GSPO, "cispo": CISPO}
+
+# What the defaults of seven codebases come to, measured on their own functions.
+CODEBASES = {
+    "trl": GRPO.replace(
+        advantage_eps=1e-4,
+        nan_reward="exclude",
+        aggregation="token_mean",
+        kl_ratio_weighted=True,
+        logprobs_upcast=False,
+    ),
+    "verl": GRPO.replace(
+        singleton_group="reward",
+        dual_clip=3.0,
+        log_ratio_clamp=20.0,
+        aggregation="token_mean",
+        kl_input_clamp=20.0,
+        kl_output_clamp=10.0,
+        logprobs_upcast=False,
+    ),
+    "nemo-rl": GRPO.replace(
+        advantage_baseline="leave_one_out",
+        advantage_eps_mode="skip",
+        aggregation="token_mean",
+        kl_coef=0.01,
+        kl_input_clamp=20.0,
+        kl_output_clamp=10.0,
+        kl_score_term=True,
+    ),
+    "openrlhf": GRPO.replace(
+        advantage_eps=1e-9,
+        singleton_group="nan",
+        log_ratio_clamp=20.0,
+        aggregation="token_mean",
+        kl_output_clamp=10.0,
+        logprobs_upcast=False,
+    ),
+    "prime-rl": GRPO.replace(advantage_scale="none", clip_low=None, clip_high=None, aggregation="token_mean"),
+    "torchrl": GRPO.replace(
+        advantage_eps_mode="clamp",
+        singleton_group="nan",
+        aggregation="token_mean",
+        entropy_coef=0.01,
+        logprobs_upcast=False,
+    ),
+    "rlvr-experiments": GRPO.replace(advantage_ddof=0, advantage_eps_mode="clamp", kl_coef=1e-3),
+}
+PRESETS = {**PAPERS, **CODEBASES}

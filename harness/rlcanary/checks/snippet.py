@@ -21,6 +21,13 @@ class Written:
     imports: str
 
 
+def written(expression: str, imports: str) -> Written:
+    """The value of an expression, so that what a check uses and what its snippet says are one and the same."""
+    names: dict[str, Any] = {}
+    exec(imports, names)
+    return Written(eval(expression, names), expression, imports)
+
+
 def literal(value: Any) -> str:
     """A Python expression for a value: numbers, strings, containers, tensors, the records of `rlcanary.batch`.
 

@@ -82,6 +82,20 @@ class Subject:
         self.tally.made += 1
         return Call(self, capability, arguments, given, output)
 
+    def call_unless_raised(self, capability: str, *arguments: Any) -> Call | None:
+        """A call that may raise, because an error is loud and the property is about silence; None where it did.
+
+        Raises:
+            NotProvided: the adapter declines this input.
+        """
+        try:
+            return self.call(capability, *arguments)
+        except NotProvided:
+            raise
+        except Exception:  # noqa: BLE001 - the adapter is foreign code, and any exception is the right answer here
+            self.tally.made += 1
+            return None
+
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """A case that the adapter may decline: the check goes on with its other cases and the report says so."""
@@ -178,6 +192,31 @@ class Call:
             source = [] if before is None else [*before._before(), *before._value_lines("expected", "before")]
             lines = [*self._value_lines(), *source, f"assert {condition}, got"]
             raise Finding(f"{message}\n  got: {_short(self.value)}", self.snippet(lines))
+
+    def expect_equal(self, expression: str, expected: Any, message: str, may_raise: bool = False) -> None:
+        """Compare plain Python data with what the property demands.
+
+        Args:
+            expression: Python over the names `output` (what came back) and `arguments` (what the adapter received).
+            expected: numbers, strings and containers of them.
+            message: the property in the words of this case.
+            may_raise: whether an exception of the capability would do as well, for the snippet.
+
+        Raises:
+            Finding: they differ.
+        """
+        got = eval(expression, {"torch": torch, "output": self.output, "arguments": self.given})
+        if got == expected:
+            return
+        run = f"output = adapter.{self.capability}(*arguments)"
+        lines = [f"got = {expression}", f"assert got == {literal(expected)}, got"]
+        if may_raise:
+            caught = ["try:", f"    {run}", "except Exception as error:", "    print('raised, which is loud:', error)"]
+            lines = [*caught, "else:", *(f"    {line}" for line in lines)]
+        else:
+            lines = [run, *lines]
+        shown = f"{message}\n  got:      {_clipped(repr(got))}\n  expected: {_clipped(repr(expected))}"
+        raise Finding(shown, self.snippet(lines))
 
     def expect_inputs_untouched(self, message: str) -> None:
         """Demand that the adapter left the tensors that it was given as they were."""
@@ -355,5 +394,8 @@ def _short(tensor: Tensor) -> str:
     def nested(value: Any) -> str:
         return f"[{', '.join(map(nested, value))}]" if isinstance(value, list) else render(value)
 
-    text = nested(tensor.detach().cpu().tolist())
+    return _clipped(nested(tensor.detach().cpu().tolist()))
+
+
+def _clipped(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:297]}…"
