@@ -27,11 +27,7 @@ test: venv
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
 
 lint: venv
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/shellcheck tools/*.sh .ci/run
+	$(BIN)/pre-commit run --all-files --show-diff-on-failure
 
 bench: venv
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

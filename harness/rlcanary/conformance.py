@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rlcanary.adapters import load_adapter
 from rlcanary.errors import UserError
+from rlcanary.files import require_writable, write_whole
 
 
 @click.command(epilog="Exit codes: 0 no check failed, 1 some did, 2 the command was not understood.")
@@ -27,8 +27,8 @@ def check(ctx: click.Context, adapter: str, only: tuple[str, ...], seed: int, js
 
     ADAPTER is a bundled adapter (reference, trl), a module and a class (mylib.canary:MyAdapter), or a Python file.
     """
-    if json_path is not None and not os.access(json_path.absolute().parent, os.W_OK):
-        raise UserError(f"cannot write {json_path}: its folder does not exist or is not writable")
+    if json_path is not None:
+        require_writable(json_path)
     # The console script does not put the current folder on the path, and that is where the user's package is.
     sys.path.insert(0, str(Path.cwd()))
     implementation = load_adapter(adapter)
@@ -54,16 +54,6 @@ def check(ctx: click.Context, adapter: str, only: tuple[str, ...], seed: int, js
             results.append(run_check(item, implementation, adapter, seed))
             progress.advance(task)
     if json_path is not None:
-        _write(json_path, to_json(implementation.name, results))
+        write_whole(json_path, to_json(implementation.name, results))
     show(Console(), implementation.name, checks, results)
     ctx.exit(1 if any(result.status in ("fail", "error") for result in results) else 0)
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with part.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rlcanary.bisect.journal import Header, Journal, Lock, Observation, open_idle, write_whole
+from rlcanary.bisect.journal import Header, Journal, Lock, Observation, open_idle
 from rlcanary.bisect.outcomes import Outcome
 from rlcanary.errors import UserError
+from rlcanary.files import write_whole
 
 HEADER = Header("r" * 40, "a" * 40, "b" * 40, ("pytest", "x"), ".", (("check.sh", "0" * 64),))
 

@@ -58,6 +58,15 @@ class ReferenceAdapter(Adapter):
 
         return reference.accumulated_loss(batch, n_micro, self.conventions)
 
+    def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        from rlcanary import reference
+
+        return reference.packed_logprobs(model, batch, temperature)
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        # The pieces carry the counts of the whole, so each rank's gradient is its share and the ranks' sum is the update.
+        return self.accumulated_loss(batch, n_ranks)
+
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         from rlcanary import reference
 

@@ -7,6 +7,7 @@ given rewards, tokens and logprobs instead of retyping their formulas. Written f
 from __future__ import annotations
 
 import copy
+import logging
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -70,6 +71,7 @@ class TrlAdapter(Adapter):
             kl_coef=args.beta,
             kl_ratio_weighted=args.use_bias_correction_kl,
             entropy_coef=args.entropy_coef,
+            logprobs_upcast=False,
         )
 
     def configured(self, **changes: Any) -> Self:
@@ -257,17 +259,19 @@ def _loss_inputs(batch: PolicyBatch, tokens_of_update: Tensor) -> dict[str, Tens
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without TRL's and transformers' warnings and progress bars, which would stand between the report's lines."""
-    from transformers.utils import logging
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    had_bars, level = is_progress_bar_enabled(), logging.root.manager.disable
+    disable_progress_bar()
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        if bars:
-            logging.enable_progress_bar()
+        logging.disable(level)
+        if had_bars:
+            enable_progress_bar()
 
 
 @cache

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from rlcanary.errors import UserError
+from rlcanary.files import require_writable, write_whole
 
 
 @click.command("bisect", context_settings={"allow_interspersed_args": False})
@@ -51,7 +52,6 @@ def bisect(
     signal N.
     """
     from rlcanary.bisect.display import Display, result_json
-    from rlcanary.bisect.journal import write_whole
     from rlcanary.bisect.plan import Request, make_plan
     from rlcanary.bisect.process import Interrupts
     from rlcanary.bisect.session import Session
@@ -70,8 +70,8 @@ def bisect(
         keep_worktree=keep_worktree,
         fresh=fresh,
     )
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise UserError(f"--json {json_file}: the folder {json_file.absolute().parent} does not exist")
+    if json_file is not None:
+        require_writable(json_file)
     plan = make_plan(request, Path.cwd())
     with Interrupts() as interrupts, Display() as display:
         display.plan(plan)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcanary.bisect.git import Repository
-from rlcanary.bisect.journal import write_whole
 from rlcanary.errors import UserError
+from rlcanary.files import write_whole
 
 INTERPRETERS = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k|fi)?sh|perl|ruby|node")
 WRAPPERS = {"conda", "env", "nice", "nohup", "pdm", "pixi", "poetry", "stdbuf", "time", "timeout", "uv", "xvfb-run"}

@@ -12,7 +12,7 @@ from rlcanary.bisect.bisect_log import format_log
 from rlcanary.bisect.display import Display
 from rlcanary.bisect.git import Commit, GitError, Repository, environment_without_repository
 from rlcanary.bisect.import_paths import find_import_paths
-from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle, write_whole
+from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle
 from rlcanary.bisect.outcomes import Outcome, Reading, mentions_pytest, read_ending
 from rlcanary.bisect.pinned import Command, prepare_command
 from rlcanary.bisect.plan import Plan, Request
@@ -20,6 +20,7 @@ from rlcanary.bisect.process import Interrupted, Interrupts, end_session, run
 from rlcanary.bisect.search import Contradiction, Halving, Search, Verdict
 from rlcanary.bisect.worktree import Untestable, Worktree, remove_worktree
 from rlcanary.errors import UserError
+from rlcanary.files import write_whole
 
 RETRIES = 2
 DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"

@@ -43,3 +43,13 @@ class EntropyOfZeros(Bug):
 
     def entropy(self, logits: Tensor) -> Tensor:
         return torch.zeros(logits.shape[:-1])
+
+
+class LogitsKeptInBfloat16(Bug):
+    id = "P19"
+    source = "prime-rl 2222e26f5, #664"
+    effect = "logprobs have three digits: the ratio of equal policies scatters by percents"
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        scores = (logits / temperature).log_softmax(dim=-1)
+        return scores.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)

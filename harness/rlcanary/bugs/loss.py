@@ -56,37 +56,3 @@ class OldLogprobsNotReindexed(Bug):
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         order = batch.mask.sum(dim=1).argsort(descending=True, stable=True)
         return super().policy_loss(replace(batch.rows(order), old_logprobs=batch.old_logprobs))
-
-
-class MeanOfMeans(Bug):
-    id = "N03"
-    source = "NeMo RL af9f6e861, #266"
-    effect = "tokens in short micro-batches count more"
-
-    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
-        pieces = reference.split(batch, n_micro, self.conventions)
-        local = [replace(piece, global_tokens=None, global_sequences=None) for piece in pieces]
-        by_tokens = self.conventions.replace(aggregation="token_mean")
-        losses = [reference.policy_loss(piece, by_tokens).loss / n_micro for piece in local]
-        return LossOutput(sum(losses[1:], losses[0]))
-
-
-class SumOverMicroBatches(Bug):
-    id = "N01"
-    source = "NeMo RL d1f0609a2, #86"
-    effect = "the gradient is as many times too large as there are micro-batches"
-
-    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
-        output = reference.accumulated_loss(batch, n_micro, self.conventions)
-        return LossOutput(output.loss * n_micro, output.metrics)
-
-
-class SequencesDividedByLength(Bug):
-    id = "V11"
-    source = "verl 4d722b176, #931"
-    effect = "the sum over a sequence's tokens is divided by its length: long completions count less"
-
-    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
-        swap = {"sequence_mean": "sequence_sum", "sequence_sum": "sequence_mean", "token_mean": "sequence_mean"}
-        wrong = swap.get(self.conventions.aggregation, "token_mean")
-        return reference.policy_loss(batch, self.conventions.replace(aggregation=wrong))

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rlcanary.adapters.reference import ReferenceAdapter
 
-AREAS = ("logprob", "mask", "advantage", "loss", "kl", "importance", "batch")
+AREAS = ("logprob", "forward", "mask", "advantage", "loss", "kl", "importance", "split", "config", "batch")
 
 
 class Bug(ReferenceAdapter):

@@ -6,6 +6,7 @@ from torch import Generator, Tensor
 from rlcanary.checks import cases
 from rlcanary.checks.registry import check
 from rlcanary.checks.subject import Subject
+from rlcanary.conventions import Conventions
 
 SHAPES = ((1, 1, 2), (1, 2, 3), (2, 2, 3), (3, 3, 5), (2, 5, 11))
 
@@ -135,3 +136,26 @@ def large_logits(subject: Subject, rng: Generator) -> None:
         call.expect(
             _exact(logits_BTV, ids_BT, 1.0), f"logprobs of logits around {magnitude:g} are wrong", scale=magnitude
         )
+
+
+def _keeps_the_dtype(conventions: Conventions) -> str | None:
+    return None if conventions.logprobs_upcast else "logprobs are declared to be of the logits' dtype"
+
+
+@check("logprob.bfloat16_logits", needs=("token_logprobs",), applies=_keeps_the_dtype)
+def bfloat16_logits(subject: Subject, rng: Generator) -> None:
+    """Logprobs of bfloat16 logits are computed and returned in float32.
+
+    Silent because three digits look like a logprob: importance ratios of exactly equal policies then scatter by several
+    percent, and clipping turns on at random. Look for a log-softmax in the dtype of the logits.
+    """
+    logits_BTV = cases.logits(rng, 2, 2, 5).detach().bfloat16() * 3
+    ids_BT = cases.token_ids(rng, 2, 2, 5)
+    call = subject.call("token_logprobs", logits_BTV, ids_BT, 1.0)
+    error = float((call.value.double() - _exact(logits_BTV, ids_BT, 1.0)).abs().max())
+    exact = [[round(value, 7) for value in row] for row in _exact(logits_BTV, ids_BT, 1.0).tolist()]
+    call.expect_true(
+        error < 1e-4,
+        f"logprobs of bfloat16 logits are off by {error:.2g}",
+        f"float((got.double() - torch.tensor({exact})).abs().max()) < 1e-4",
+    )

@@ -16,7 +16,20 @@ from rlcanary.checks.subject import Finding, Subject
 from rlcanary.contract import Adapter, NotProvided, provided
 from rlcanary.conventions import Conventions
 
-AREAS = ("logprob", "entropy", "mask", "advantage", "loss", "kl", "importance", "batch")
+AREAS = (
+    "logprob",
+    "forward",
+    "entropy",
+    "mask",
+    "advantage",
+    "loss",
+    "kl",
+    "importance",
+    "gradient",
+    "split",
+    "config",
+    "batch",
+)
 
 Status = Literal["pass", "fail", "not-provided", "error"]
 CheckFunction = Callable[[Subject, torch.Generator], None]

@@ -4,7 +4,7 @@ from rlcanary.reference.advantages import advantages, token_level_advantages
 from rlcanary.reference.batching import BatchStats, RewardStats, make_batch
 from rlcanary.reference.filters import has_signal, is_overlong, is_stale
 from rlcanary.reference.kl import kl
-from rlcanary.reference.logprobs import completion_logprobs, entropy, token_logprobs
+from rlcanary.reference.logprobs import completion_logprobs, entropy, packed_logprobs, token_logprobs
 from rlcanary.reference.losses import (
     accumulated_loss,
     aggregate,
@@ -32,6 +32,7 @@ __all__ = [
     "kl",
     "lengths_to_mask",
     "make_batch",
+    "packed_logprobs",
     "policy_loss",
     "split",
     "token_level_advantages",

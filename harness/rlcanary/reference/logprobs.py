@@ -1,9 +1,12 @@
 """Log-probabilities and entropies of tokens, in float32 whatever the logits are, with little memory.
 
 Definition: log softmax(logits / temperature) at the token's id, in nats. Shapes: B rows, S sequence positions, T completion
-positions, V vocabulary entries, D hidden features, N = B × T.
+positions, V vocabulary entries, N tokens of a packed sequence; lower-case letters are a block of the dimension.
 """
 
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -11,17 +14,16 @@ from torch import Tensor
 
 from rlcanary.batch import CollatedBatch
 
-# Rows of logits are handled a few at a time, so that the float32 copy stays in the processor's cache: this many bytes.
-CHUNK_BYTES = {"cpu": 2**21, "cuda": 2**27}
-
 
 def token_logprobs(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
     """The logprob of each id under the logits at its own position.
 
-    No second tensor of the logits' size is alive in the forward pass; the backward pass holds one, the gradient itself.
+    No second tensor of the logits' size is alive in the forward pass, whatever their strides; the backward pass holds
+    one, the gradient itself. A token whose upstream gradient is zero adds exactly nothing to it, NaN logits or not.
 
     Args:
-        logits_BTV: [B, T, V], any floating dtype. -inf marks an entry that cannot be drawn.
+        logits_BTV: [B, T, V], any floating dtype; any number of leading dimensions will do. -inf marks an entry that
+            cannot be drawn.
         token_ids_BT: [B, T] ids, aligned with the logits: the shift by one position is the caller's.
         temperature: the sampling temperature, above 0.
 
@@ -29,37 +31,35 @@ def token_logprobs(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float 
         [B, T] float32 (float64 for float64 logits), -inf for an id whose logit is -inf.
 
     Raises:
-        ValueError: shapes do not fit, the temperature is not above 0, or an id is outside the vocabulary.
+        ValueError: shapes do not fit, the ids are no integers or outside the vocabulary, or the temperature is not a
+            finite number above 0.
     """
-    _check_ids(logits_BTV, token_ids_BT, temperature)
-    logits_NV, ids_N = logits_BTV.reshape(-1, logits_BTV.shape[-1]), token_ids_BT.reshape(-1)
-    logprobs_N: Tensor = _Scores.apply(logits_NV, ids_N, temperature, True, False)[0]  # type: ignore[no-untyped-call]
-    return logprobs_N.view(token_ids_BT.shape)
+    check_ids(token_ids_BT, logits_BTV.shape, temperature)
+    return _score(logits_BTV, token_ids_BT, temperature, want_entropy=False)[0]
 
 
 def entropy(logits_BTV: Tensor, temperature: float = 1.0) -> Tensor:
-    """The entropy of each position's distribution. Entries at -inf contribute nothing.
+    """The entropy of each position's distribution, -Σ p log p. Entries at -inf contribute nothing.
 
     Args:
-        logits_BTV: [B, T, V], any floating dtype.
+        logits_BTV: [B, T, V], any floating dtype; any number of leading dimensions will do.
         temperature: the sampling temperature, above 0.
 
     Returns:
-        [B, T] in nats, float32 (float64 for float64 logits).
+        [B, T] in nats, float32 (float64 for float64 logits), differentiable in the logits.
+
+    Raises:
+        ValueError: the temperature is not a finite number above 0.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature!r} has to be above 0")
-    shape = logits_BTV.shape[:-1]
-    ids_N = torch.zeros(shape.numel(), dtype=torch.long, device=logits_BTV.device)
-    logits_NV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
-    entropy_N: Tensor = _Scores.apply(logits_NV, ids_N, temperature, False, True)[1]  # type: ignore[no-untyped-call]
-    return entropy_N.view(shape)
+    ids_BT = torch.zeros(logits_BTV.shape[:-1], dtype=torch.long, device=logits_BTV.device)
+    check_ids(ids_BT, logits_BTV.shape, temperature)
+    return _score(logits_BTV, ids_BT, temperature, want_entropy=True)[1]
 
 
 def completion_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) -> Tensor:
     """Forward pass, shift and gather: the logprob of every completion token given all that precedes it.
 
-    The token at sequence position t is scored by the logits at position t - 1.
+    The token at sequence position t is scored by the logits at position t - 1. Only these logits are read, in place.
 
     Args:
         model: a causal language model, called with input_ids, attention_mask and position_ids, that returns an object
@@ -72,102 +72,187 @@ def completion_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1
 
     Raises:
         ValueError: a completion starts at position 0, so that nothing precedes it, or runs past the end of its row;
-            or the ids at its place are not the completion's.
+            or the ids at its place are not the completion's, or the attention mask leaves some of them out.
     """
-    starts_B1 = batch.completion_starts.unsqueeze(1)
-    width = batch.completion_ids.shape[1]
-    length = batch.input_ids.shape[1]
     mask_BT = batch.completion_mask
-    positions_BT = starts_B1 + torch.arange(width, device=starts_B1.device)
-    if (starts_B1 < 1).any():
-        row = int((starts_B1 < 1).nonzero()[0, 0])
-        raise ValueError(f"the completion of row {row} starts at position {int(starts_B1[row])}: no logits precede it")
-    if (positions_BT[mask_BT] >= length).any():
-        row = int((mask_BT & (positions_BT >= length)).nonzero()[0, 0])
-        raise ValueError(f"the completion of row {row} runs past the row's {length} positions")
-    positions_BT = positions_BT.clamp(max=length - 1)
-    found_BT = batch.input_ids.gather(1, positions_BT)
-    if (found_BT != batch.completion_ids)[mask_BT].any():
-        row = int(((found_BT != batch.completion_ids) & mask_BT).nonzero()[0, 0])
-        raise ValueError(f"row {row} of input_ids does not hold its completion at completion_starts")
-
+    _check_places(batch)
     logits_BSV = model(
         input_ids=batch.input_ids, attention_mask=batch.attention_mask.long(), position_ids=batch.position_ids
     ).logits
-    rows_B1 = torch.arange(len(starts_B1), device=starts_B1.device).unsqueeze(1)
-    logits_BTV = logits_BSV[rows_B1, positions_BT - 1]
-    logprobs_BT = token_logprobs(logits_BTV, batch.completion_ids, temperature)
+    ids_BT = batch.completion_ids.masked_fill(~mask_BT, 0)
+    check_ids(ids_BT, (*ids_BT.shape, logits_BSV.shape[-1]), temperature)
+    starts = [start - 1 for start in batch.completion_starts.tolist()]
+    lengths = [max((index + 1 for index, kept in enumerate(row) if kept), default=0) for row in mask_BT.tolist()]
+    logprobs_BT: Tensor = _Scores.apply(logits_BSV, ids_BT, starts, lengths, temperature, False)[0]  # type: ignore[no-untyped-call]
     return logprobs_BT.masked_fill(~mask_BT, torch.nan)
 
 
-def _check_ids(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float) -> None:
-    if logits_BTV.shape[:-1] != token_ids_BT.shape:
+def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) -> Tensor:
+    """`completion_logprobs` with all rows in one sequence without padding, each row attending to itself only.
+
+    Args:
+        model: a causal language model that takes a [1, 1, N, N] float attention mask, added to the attention scores.
+        batch: as for `completion_logprobs`.
+        temperature: the sampling temperature, above 0.
+
+    Returns:
+        [B, T] float32, NaN outside `batch.completion_mask`.
+    """
+    kept_BS = batch.attention_mask
+    row_BS = torch.arange(len(kept_BS), device=kept_BS.device).unsqueeze(1).expand_as(kept_BS)
+    row_N, ids_N = row_BS[kept_BS], batch.input_ids[kept_BS]
+    count = len(ids_N)
+    visible_NN = (row_N.unsqueeze(0) == row_N.unsqueeze(1)).tril()
+    bias_11NN = torch.zeros(1, 1, count, count, device=kept_BS.device).masked_fill(
+        ~visible_NN, torch.finfo(torch.float32).min
+    )
+    logits_NV = model(
+        input_ids=ids_N.unsqueeze(0), attention_mask=bias_11NN, position_ids=batch.position_ids[kept_BS].unsqueeze(0)
+    ).logits[0]
+    # Where in the packed sequence each completion token stands.
+    packed_BS = (kept_BS.reshape(-1).long().cumsum(dim=0) - 1).view(kept_BS.shape)
+    offsets_T = torch.arange(batch.completion_ids.shape[1], device=kept_BS.device)
+    positions_BT = (batch.completion_starts.unsqueeze(1) + offsets_T).clamp(max=kept_BS.shape[1] - 1)
+    before_BT = (packed_BS.gather(1, positions_BT) - 1).clamp(min=0)
+    logprobs_BT = token_logprobs(logits_NV[before_BT], batch.completion_ids, temperature)
+    return logprobs_BT.masked_fill(~batch.completion_mask, torch.nan)
+
+
+def check_ids(token_ids: Tensor, logits_shape: Sequence[int], temperature: float) -> None:
+    """Whether logits of this shape score these ids at this temperature.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if tuple(logits_shape[:-1]) != tuple(token_ids.shape) or not token_ids.shape:
         raise ValueError(
-            f"logits of shape {tuple(logits_BTV.shape)} do not score ids of shape {tuple(token_ids_BT.shape)} one to one"
+            f"logits of shape {tuple(logits_shape)} do not score ids of shape {tuple(token_ids.shape)} one to one"
         )
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature!r} has to be above 0")
-    vocabulary = logits_BTV.shape[-1]
-    outside = (token_ids_BT < 0) | (token_ids_BT >= vocabulary)
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature={temperature!r} has to be a finite number above 0")
+    if token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool:
+        raise ValueError(f"ids of {token_ids.dtype} are no token ids")
+    vocabulary = logits_shape[-1]
+    outside = (token_ids < 0) | (token_ids >= vocabulary)
     if outside.any():
-        raise ValueError(f"id {int(token_ids_BT[outside][0])} is outside the vocabulary of {vocabulary}")
+        raise ValueError(f"id {int(token_ids[outside][0])} is outside the vocabulary of {vocabulary}")
+
+
+def _check_places(batch: CollatedBatch) -> None:
+    """Every completion token stands, attended, where completion_starts says, behind at least one token."""
+    length = batch.input_ids.shape[1]
+    starts_B1, mask_BT = batch.completion_starts.unsqueeze(1), batch.completion_mask
+    positions_BT = starts_B1 + torch.arange(mask_BT.shape[1], device=starts_B1.device)
+    too_early_BT = (starts_B1 < 1).expand_as(mask_BT)
+    _refuse(too_early_BT & mask_BT, "the completion of row {row} starts at position 0 or before: no logits precede it")
+    _refuse((positions_BT >= length) & mask_BT, f"the completion of row {{row}} runs past the row's {length} positions")
+    positions_BT = positions_BT.clamp(0, length - 1)
+    found_BT = batch.input_ids.gather(1, positions_BT)
+    _refuse(
+        (found_BT != batch.completion_ids) & mask_BT, "row {row} of input_ids does not hold its completion at its start"
+    )
+    attended_BT = batch.attention_mask.bool().gather(1, positions_BT)
+    _refuse(~attended_BT & mask_BT, "the attention mask of row {row} leaves out tokens of its completion")
+
+
+def _refuse(wrong_BT: Tensor, message: str) -> None:
+    if wrong_BT.any():
+        raise ValueError(message.format(row=int(wrong_BT.nonzero()[0, 0])))
+
+
+def _score(logits: Tensor, ids: Tensor, temperature: float, want_entropy: bool) -> tuple[Tensor, Tensor]:
+    """Logprobs and entropies (zeros if not wanted) of aligned logits [..., V] and ids [...]."""
+    width, vocabulary = logits.shape[-2:] if logits.ndim > 1 else (1, logits.shape[-1])
+    rows = math.prod(logits.shape[:-2])
+    scores = _Scores.apply(  # type: ignore[no-untyped-call]
+        logits.reshape(rows, width, vocabulary),
+        ids.reshape(rows, width),
+        [0] * rows,
+        [width] * rows,
+        temperature,
+        want_entropy,
+    )
+    return scores[0].view(ids.shape), scores[1].view(ids.shape)
 
 
 class _Scores(torch.autograd.Function):
-    """Logprobs and entropies of rows of logits, chunk by chunk in both directions."""
+    """Logprobs and entropies of the ids of each row, read from its logits from a start on, a block at a time."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits_NV: Tensor, ids_N: Tensor, temperature: float, want_logprobs: bool, want_entropy: bool
+        ctx: Any,
+        logits_BSV: Tensor,
+        ids_BT: Tensor,
+        starts: list[int],
+        lengths: list[int],
+        temperature: float,
+        want_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.float64 if logits_NV.dtype == torch.float64 else torch.float32
-        logprobs_N = logits_NV.new_zeros(len(ids_N), dtype=dtype)
-        entropy_N = logits_NV.new_zeros(len(ids_N), dtype=dtype)
-        for rows in _chunks(logits_NV):
-            log_softmax_nV = _scaled(logits_NV[rows], temperature, dtype).log_softmax(dim=-1)
-            if want_logprobs:
-                logprobs_N[rows] = log_softmax_nV.gather(1, ids_N[rows].unsqueeze(1)).squeeze(1)
+        dtype = torch.float64 if logits_BSV.dtype == torch.float64 else torch.float32
+        logprobs_BT = torch.zeros(ids_BT.shape, dtype=dtype, device=logits_BSV.device)
+        entropy_BT = torch.zeros_like(logprobs_BT)
+        blocks = list(_blocks(starts, lengths, _tokens_per_block(logits_BSV)))
+        for rows, read, write in blocks:
+            log_softmax_btV = _scaled(logits_BSV[rows, read], temperature, dtype).log_softmax(dim=-1)
+            ids_bt1 = ids_BT[rows, write].long().unsqueeze(-1)
+            logprobs_BT[rows, write] = log_softmax_btV.gather(-1, ids_bt1).squeeze(-1)
             if want_entropy:
-                entropy_N[rows] = _row_entropy(log_softmax_nV)
-        ctx.save_for_backward(logits_NV, ids_N, entropy_N)
-        ctx.temperature, ctx.want_logprobs, ctx.want_entropy = temperature, want_logprobs, want_entropy
-        return logprobs_N, entropy_N
+                softmax_btV = log_softmax_btV.exp()
+                # The limit of p log p at p = 0 is 0.
+                log_softmax_btV.masked_fill_(softmax_btV == 0, 0)
+                entropy_BT[rows, write] = -softmax_btV.mul_(log_softmax_btV).sum(dim=-1)
+        ctx.save_for_backward(logits_BSV, ids_BT, entropy_BT)
+        ctx.blocks, ctx.temperature, ctx.want_entropy = blocks, temperature, want_entropy
+        return logprobs_BT, entropy_BT
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor, None, None, None, None]:
-        logits_NV, ids_N, entropy_N = ctx.saved_tensors
-        grad_NV = torch.empty_like(logits_NV)
-        for rows in _chunks(logits_NV):
-            scaled_nV = _scaled(logits_NV[rows], ctx.temperature, grad_logprobs_N.dtype)
+    def backward(ctx: Any, grad_logprobs_BT: Tensor, grad_entropy_BT: Tensor) -> tuple[Tensor | None, ...]:
+        """d logprob / d logit_j = 1[j is the id] - p_j and d entropy / d logit_j = -p_j (log p_j + entropy), over T."""
+        logits_BSV, ids_BT, entropy_BT = ctx.saved_tensors
+        grad_BSV = torch.zeros(logits_BSV.shape, dtype=logits_BSV.dtype, device=logits_BSV.device)
+        for rows, read, write in ctx.blocks:
+            scaled_btV = _scaled(logits_BSV[rows, read], ctx.temperature, grad_logprobs_BT.dtype)
+            grad_logprob_bt1 = grad_logprobs_BT[rows, write].unsqueeze(-1)
+            is_unused_bt1 = grad_logprob_bt1 == 0
             if ctx.want_entropy:
-                log_softmax_nV = scaled_nV.log_softmax(dim=-1)
-                softmax_nV = log_softmax_nV.exp()
-                # dH/dx_j = -p_j (log p_j + H); the limit at p_j = 0 is 0.
-                surprise_nV = log_softmax_nV.masked_fill_(softmax_nV == 0, 0).add_(entropy_N[rows].unsqueeze(1))
-                grad_nV = surprise_nV.mul_(softmax_nV).mul_(-grad_entropy_N[rows].unsqueeze(1))
+                grad_entropy_bt1 = grad_entropy_BT[rows, write].unsqueeze(-1)
+                is_unused_bt1 = is_unused_bt1 & (grad_entropy_bt1 == 0)
+                log_softmax_btV = scaled_btV.log_softmax(dim=-1)
+                softmax_btV = log_softmax_btV.exp()
+                log_softmax_btV.masked_fill_(softmax_btV == 0, 0)
+                pull_btV = log_softmax_btV.add_(entropy_BT[rows, write].unsqueeze(-1)).mul_(grad_entropy_bt1)
+                grad_btV = softmax_btV.mul_(pull_btV.add_(grad_logprob_bt1)).neg_()
             else:
-                softmax_nV = scaled_nV.softmax(dim=-1)
-                grad_nV = torch.zeros((), dtype=softmax_nV.dtype, device=softmax_nV.device)
-            if ctx.want_logprobs:
-                grad_n1 = grad_logprobs_N[rows].unsqueeze(1)
-                softmax_nV.mul_(-grad_n1).scatter_add_(1, ids_N[rows].unsqueeze(1), grad_n1)
-                grad_nV = softmax_nV.add_(grad_nV) if ctx.want_entropy else softmax_nV
-            grad_NV[rows] = grad_nV.div_(ctx.temperature)
-        return grad_NV, None, None, None, None
+                grad_btV = scaled_btV.softmax(dim=-1).mul_(-grad_logprob_bt1)
+            grad_btV.scatter_add_(-1, ids_BT[rows, write].long().unsqueeze(-1), grad_logprob_bt1)
+            grad_BSV[rows, read] = grad_btV.masked_fill_(is_unused_bt1, 0).div_(ctx.temperature)
+        return grad_BSV, None, None, None, None, None
 
 
-def _chunks(logits_NV: Tensor) -> list[slice]:
-    rows, vocabulary = logits_NV.shape
-    budget = CHUNK_BYTES.get(logits_NV.device.type, CHUNK_BYTES["cuda"])
-    size = max(1, budget // (4 * vocabulary))
-    return [slice(start, start + size) for start in range(0, rows, size)]
+def _tokens_per_block(logits_BSV: Tensor) -> int:
+    """So many that a processor keeps their float32 copy in its cache; a GPU wants enough work for one kernel."""
+    block_bytes = 2**21 if logits_BSV.device.type == "cpu" else 2**27
+    return max(1, block_bytes // (4 * logits_BSV.shape[-1]))
 
 
-def _scaled(logits_nV: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    upcast_nV = logits_nV.to(dtype)
-    return upcast_nV if temperature == 1 else upcast_nV / temperature
+def _blocks(starts: list[int], lengths: list[int], tokens: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Cut the tokens of all rows into blocks: (rows, their positions in the logits, their positions in the ids).
+
+    A block is a slice, so that it is a view of the logits. It holds one row's tokens, or several rows that start and end
+    alike.
+    """
+    row = 0
+    for (start, length), alike in groupby(zip(starts, lengths, strict=True)):
+        end = row + len(list(alike))
+        rows_per_block = max(1, tokens // max(1, length))
+        for first in range(row, end, rows_per_block):
+            for begin in range(0, length, tokens):
+                stop = min(begin + tokens, length)
+                rows = slice(first, min(first + rows_per_block, end))
+                yield rows, slice(start + begin, start + stop), slice(begin, stop)
+        row = end
 
 
-def _row_entropy(log_softmax_nV: Tensor) -> Tensor:
-    softmax_nV = log_softmax_nV.exp()
-    return -(softmax_nV * log_softmax_nV.masked_fill(softmax_nV == 0, 0)).sum(dim=-1)
+def _scaled(logits_btV: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    upcast_btV = logits_btV.to(dtype)
+    return upcast_btV if temperature == 1 else upcast_btV / temperature

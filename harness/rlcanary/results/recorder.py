@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcanary.errors import UserError
+from rlcanary.files import temporary_pattern
 from rlcanary.results.gpus import open_gpus
 from rlcanary.results.journal import Journal, JournalContents, Record, folder_lock, lock, read_journal
 from rlcanary.results.keys import metric_key
 from rlcanary.results.memory import MemorySampler
 from rlcanary.results.outcomes import OutcomeLog, Phase
 from rlcanary.results.provenance import environment_key, git_commit, installed_versions
-from rlcanary.results.store import SCHEMA, history_folder, temporary_pattern, write_json
+from rlcanary.results.store import SCHEMA, history_folder, write_json
 from rlcanary.results.tracker import Tracker, tracking
 
 CONTROLLER = "controller"

@@ -2,13 +2,13 @@
 
 import datetime
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcanary.errors import UserError
+from rlcanary.files import write_whole
 
 SCHEMA = 1
 RESULTS_NAME = "unit_results.json"
@@ -80,23 +80,10 @@ def history_folder(results_file: Path) -> Path:
     return results_file.with_suffix("")
 
 
-def temporary_pattern(name: str) -> str:
-    """The glob pattern of files being written under this name; hidden, so that `jq … unit_results/*` never meets one."""
-    return f".{name}.*.tmp"
-
-
 def write_json(path: Path, document: object) -> None:
     """Writes the file whole or not at all. Raises OSError, with the previous file untouched."""
     text = json.dumps(document, indent=2, allow_nan=False)
-    temporary = path.with_name(temporary_pattern(path.name).replace("*", os.urandom(4).hex()))
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, text + "\n")
 
 
 class JsonFile(NamedTuple):

@@ -1,0 +1,90 @@
+"""Splitting an update over micro-batches or ranks changes nothing."""
+
+import math
+from itertools import pairwise
+
+from torch import Generator
+
+from rlcanary.checks import cases
+from rlcanary.checks.oracle import exact_loss, exact_output
+from rlcanary.checks.registry import check
+from rlcanary.checks.subject import Subject
+
+# Uneven token counts: a mean of the pieces' means is not the mean.
+ROWS, WIDTH, LENGTHS = 8, 5, (5, 5, 4, 1, 3, 1, 1, 1)
+
+
+@check("split.micro_batches", needs=("accumulated_loss",))
+def micro_batches(subject: Subject, rng: Generator) -> None:
+    """Feeding the update in micro-batches of uneven token counts gives the loss and the gradient of the whole batch.
+
+    Silent because the mean of means is also a mean: short micro-batches count as much as long ones, or the sum of means
+    multiplies the learning rate by their number, and the logged loss is right. Look at what each piece is divided by, and
+    whether the division comes before backward.
+    """
+    _expect_whole(subject, rng, "accumulated_loss", "in {} micro-batches")
+
+
+@check("split.ranks", needs=("sharded_loss",))
+def ranks(subject: Subject, rng: Generator) -> None:
+    """Over data-parallel ranks with uneven token counts the reduced gradient is that of the whole batch on one rank.
+
+    Silent because each rank normalises by its own tokens and the average over ranks looks like a mean: the same config
+    trains differently on one node and on eight. Look at the token count that each rank divides by, and at what the
+    framework averages on top.
+    """
+    _expect_whole(subject, rng, "sharded_loss", "over {} ranks")
+
+
+def _expect_whole(subject: Subject, rng: Generator, capability: str, told: str) -> None:
+    """Under the declared aggregation and, where it can be set, the two common ones."""
+    batch = cases.policy_batch(rng, ROWS, WIDTH, LENGTHS)
+    declared = subject.conventions.aggregation
+    for aggregation in dict.fromkeys((declared, "token_mean", "sequence_mean")):
+        for n_pieces in (1, 2, 4):
+            with subject.attempt():
+                option = subject.configured(aggregation=aggregation)
+                loss, gradient_BT = exact_loss(batch, option.conventions)
+                call = option.call(capability, batch, n_pieces)
+                where = f"{told.format(n_pieces)} ({aggregation})"
+                call.expect(loss, f"the loss {where} is not that of the whole batch")
+                call.expect_gradient(gradient_BT, f"the gradient {where} is not that of the whole batch", "logprobs")
+
+
+@check("split.metrics_over_ranks", needs=("sharded_loss",))
+def metrics_over_ranks(subject: Subject, rng: Generator) -> None:
+    """What is logged over several ranks is what one rank would log for all the data.
+
+    Silent because only decisions depend on it: a mean of per-rank means leans towards ranks with short completions, a
+    numerator over all ranks with a denominator of one goes above 1. Look at gathers that cover only half of a ratio, and
+    at minima and maxima that are averaged.
+    """
+    batch = cases.policy_batch(rng, ROWS, WIDTH, LENGTHS)
+    expected = exact_output(batch, subject.conventions).metrics
+    for n_ranks in (2, 4):
+        with subject.attempt():
+            call = subject.call("sharded_loss", batch, n_ranks)
+            for name in sorted(set(expected) & set(call.output.metrics)):
+                call.expect_metric(name, expected[name], f"over {n_ranks} ranks; of all the data")
+
+
+@check("split.extremes_are_ordered", needs=("sharded_loss",))
+def extremes_are_ordered(subject: Subject, rng: Generator) -> None:
+    """Of every logged family the minimum is at most the mean and the mean at most the maximum, over any number of ranks.
+
+    Silent because nobody compares two curves of one dashboard. Look for reductions that treat all metrics alike.
+    """
+    batch = cases.policy_batch(rng, ROWS, WIDTH, LENGTHS)
+    for n_ranks in (1, 2, 4):
+        with subject.attempt():
+            call = subject.call("sharded_loss", batch, n_ranks)
+            metrics = call.output.metrics
+            for family in sorted({name.removesuffix("_mean") for name in metrics if name.endswith("_mean")}):
+                names = [f"{family}_{part}" for part in ("min", "mean", "max") if f"{family}_{part}" in metrics]
+                values = [float(metrics[name]) for name in names]
+                ordered = all(low <= high + 1e-6 for low, high in pairwise(values))
+                condition = (
+                    f"(lambda values: values == sorted(values))([round(float(adapter.sharded_loss(*arguments)"
+                    f".metrics[name]), 5) for name in {names!r}])"
+                )
+                call.expect_true(ordered or any(map(math.isnan, values)), f"{names} are logged as {values}", condition)

@@ -1,0 +1,38 @@
+"""Writing files whole or not at all."""
+
+import os
+from pathlib import Path
+
+from rlcanary.errors import UserError
+
+
+def temporary_pattern(name: str) -> str:
+    """The glob pattern of files being written under this name; hidden, so that a `*` of the shell never meets one."""
+    return f".{name}.*.tmp"
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write beside the file, flush to the disk and rename.
+
+    Raises:
+        OSError: the file could not be written; what stood there before is untouched.
+    """
+    temporary = path.with_name(temporary_pattern(path.name).replace("*", os.urandom(4).hex()))
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a file that could not be written in the end, before the work that it is to hold.
+
+    Raises:
+        UserError: its folder is missing or closed to us.
+    """
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UserError(f"cannot write {path}: its folder does not exist or is not writable")
