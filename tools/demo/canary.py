@@ -13,12 +13,10 @@ class TinyGRPO(Adapter):
     conventions = Conventions(advantage_scale="group", advantage_eps=1e-4, aggregation="token_mean", kl_coef=0.02)
 
     def configured(self, **changes):
-        if changes.keys() - {"kl_coef", "clip_low", "clip_high"}:
-            raise NotProvided("tinygrpo has no such option")
+        if changes.keys() != {"kl_coef"}:
+            raise NotProvided("this adapter can change kl_coef only")
         adapter = TinyGRPO()
         adapter.conventions = self.conventions.replace(**changes)
-        if adapter.conventions.clip_low != adapter.conventions.clip_high:
-            raise NotProvided("the adapter has one clip for both sides")
         return adapter
 
     def token_logprobs(self, logits, token_ids, temperature):
@@ -43,7 +41,6 @@ class TinyGRPO(Adapter):
                 batch.ref_logprobs,
                 batch.advantages,
                 batch.mask,
-                clip_eps=self.conventions.clip_low,
                 beta=self.conventions.kl_coef,
             )
         )

@@ -154,8 +154,10 @@ def bisect(stage: Stage, history: History) -> str:
     if not found:
         raise failure(command, done.returncode, done.stdout)
     named = found[1]
-    summary, _, _ = done.stdout.partition("Evidence")
-    stage.show(summary)
+    stage.console.print()
+    stage.show(found[0], style="bold red")
+    # What follows repeats the runs as a table.
+    stage.show(done.stdout[found.end() + 1 :].partition("Evidence")[0])
     stage.console.print()
     stage.show_command(f"git show {named[:10]} -- tinygrpo/advantages.py")
     diff = stage.git("show", "--format=", named, "--", "tinygrpo/advantages.py")
@@ -170,11 +172,11 @@ def show_trend(stage: Stage) -> None:
     stage.show_command(shlex.join(trend))
     stage.show(stage.run(trend).stdout)
     stage.console.print()
-    query = f'"\\(.git_commit[:10]) \\(.metrics["{TEST}"].{METRIC})"'
+    query = f'.metrics["{TEST}"].{METRIC}'
     if shutil.which("jq"):
-        stage.show_command(f"jq -r {shlex.quote(query)} {RESULTS}/*.json")
+        stage.show_command(f"jq {shlex.quote(query)} {RESULTS}/*.json")
         files = sorted((stage.repository / RESULTS).glob("*.json"))
-        stage.show(stage.run(["jq", "-r", query, *map(str, files)]).stdout)
+        stage.show(stage.run(["jq", query, *map(str, files)]).stdout)
     else:
         with_jq = ["rlcanary", "trend", "--dir", RESULTS, "--jq", query]
         stage.show_command(shlex.join(with_jq))

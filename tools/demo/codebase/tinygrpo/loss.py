@@ -5,7 +5,7 @@ import torch
 
 def token_logprobs(logits, token_ids, temperature=1.0):
     """[B, T]: the log-probability of each token under the distribution that it was sampled from."""
-    return (logits / temperature).log_softmax(dim=-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    return (logits.float() / temperature).log_softmax(dim=-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
 def completion_mask(completion_ids, eos_token_ids):
