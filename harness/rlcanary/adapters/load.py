@@ -14,6 +14,8 @@ from rlcanary.errors import UserError
 BUNDLED = {
     "reference": "rlcanary.adapters.reference:ReferenceAdapter",
     "trl": "rlcanary.adapters.trl:TrlAdapter",
+    "verl": "rlcanary.adapters.verl:VerlAdapter",
+    "torchrl": "rlcanary.adapters.torchrl:TorchrlAdapter",
 }
 
 
@@ -88,6 +90,8 @@ def _pick(module: ModuleType, attribute: str, spec: str) -> Adapter:
     elif issubclass(found, Adapter):
         try:
             adapter = found()
+        except UserError:
+            raise
         except Exception as error:
             raise UserError(f"creating adapter {spec!r} failed: {type(error).__name__}: {error}") from error
     else:
