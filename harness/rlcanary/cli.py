@@ -18,6 +18,7 @@ class Subcommand(NamedTuple):
 # The attribute in the module has the subcommand's name, with _ for -.
 SUBCOMMANDS = {
     "check": Subcommand("rlcanary.conformance", "Run the conformance checks on an adapter."),
+    "new-adapter": Subcommand("rlcanary.new_adapter", "Write a first adapter for your codebase."),
     "bugs": Subcommand("rlcanary.detection", "Show which checks catch which shipped bug."),
     "trend": Subcommand("rlcanary.results.command", "Show how a tracked metric moved over runs and commits."),
     "bisect": Subcommand("rlcanary.bisect.command", "Find the commit that broke a command."),

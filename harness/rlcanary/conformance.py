@@ -21,21 +21,37 @@ from rlcanary.files import require_writable, write_whole
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the random cases.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Also write a summary here, as Markdown.")
+@click.option(
+    "--expected", "expected_path", type=click.Path(path_type=Path), help="Known failures: `check.id  # reason` a line."
+)
 @click.pass_context
-def check(ctx: click.Context, adapter: str, only: tuple[str, ...], seed: int, json_path: Path | None) -> None:
+def check(
+    ctx: click.Context,
+    adapter: str,
+    only: tuple[str, ...],
+    seed: int,
+    json_path: Path | None,
+    markdown: Path | None,
+    expected_path: Path | None,
+) -> None:
     """Run the conformance checks on ADAPTER.
 
     ADAPTER is a bundled adapter (reference, trl), a module and a class (mylib.canary:MyAdapter), or a Python file.
+
+    With --expected the failures in that file are not counted; a check in it that no longer fails is.
     """
-    if json_path is not None:
-        require_writable(json_path)
+    for path in (json_path, markdown):
+        if path is not None:
+            require_writable(path)
     # The console script does not put the current folder on the path, and that is where the user's package is.
     sys.path.insert(0, str(Path.cwd()))
     implementation = load_adapter(adapter)
 
     try:
         from rlcanary.checks import all_checks, run_check
-        from rlcanary.checks.report import show, to_json
+        from rlcanary.checks.expected import compare, read_expected
+        from rlcanary.checks.report import show, to_json, to_markdown
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -45,6 +61,7 @@ def check(ctx: click.Context, adapter: str, only: tuple[str, ...], seed: int, js
     if not checks:
         areas = ", ".join(sorted({item.area for item in all_checks()}))
         raise UserError(f"no check starts with {' or '.join(only)}; the areas are {areas}")
+    expected = {} if expected_path is None else read_expected(expected_path)
     results = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -55,5 +72,8 @@ def check(ctx: click.Context, adapter: str, only: tuple[str, ...], seed: int, js
             progress.advance(task)
     if json_path is not None:
         write_whole(json_path, to_json(implementation.name, results))
-    show(Console(), implementation.name, checks, results)
-    ctx.exit(1 if any(result.status in ("fail", "error") for result in results) else 0)
+    comparison = compare(results, expected)
+    if markdown is not None:
+        write_whole(markdown, to_markdown(implementation.name, checks, results, comparison))
+    show(Console(), implementation.name, checks, results, comparison)
+    ctx.exit(1 if comparison.is_red else 0)

@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="ADAPTER",
         help="add the conformance checks of this adapter: trl, package.module:Class or a Python file (repeatable)",
     )
+    parser.addini("canary_expected", "file of known failures of --canary: `check.id  # reason` a line", type="paths")
     group.addoption("--canary-seed", type=int, default=0, metavar="N", help="seed of the checks' random cases")
 
 
@@ -43,17 +44,22 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     sys.path.insert(0, str(Path.cwd()))
     from rlcanary.adapters import load_adapter
     from rlcanary.checks import all_checks
+    from rlcanary.checks.expected import read_expected
 
+    expected: dict[str, str] = {}
     for spec in specs:
         try:
             adapter = load_adapter(spec)
+            for path in config.getini("canary_expected"):
+                expected |= read_expected(path)
         except UserError as error:
             raise pytest.UsageError(f"--canary: {error}") from error
         parent = CanaryChecks.from_parent(session, name=f"canary[{adapter.name}]")
-        items.extend(
-            CanaryItem.from_parent(parent, name=check.id, check=check, adapter=adapter, spec=spec)
-            for check in all_checks()
-        )
+        for check in all_checks():
+            item = CanaryItem.from_parent(parent, name=check.id, check=check, adapter=adapter, spec=spec)
+            if check.id in expected:
+                item.add_marker(pytest.mark.xfail(reason=expected[check.id], strict=True))
+            items.append(item)
 
 
 class CanaryChecks(pytest.Collector):

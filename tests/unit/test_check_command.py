@@ -78,3 +78,53 @@ def test_mistake_is_one_line_on_stderr_and_exit_2(arguments: list[str], told: st
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_expected_failures_keep_the_exit_code_green(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WRONG_MEAN)
+    done = rlcanary("check", "mine", "--only", "advantage.", "--json", "out.json", cwd=tmp_path)
+    failed = [
+        item["id"] for item in json.loads((tmp_path / "out.json").read_text())["checks"] if item["status"] == "fail"
+    ]
+    assert done.returncode == 1
+    (tmp_path / "known.txt").write_text("# known since the spring\n" + "".join(f"{name}  # why\n" for name in failed))
+    done = rlcanary("check", "mine", "--only", "advantage.", "--expected", "known.txt", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(failed)} failed as expected" in done.stdout
+
+
+def test_stale_expectation_turns_red(tmp_path: Path) -> None:
+    (tmp_path / "known.txt").write_text("mask.pad_id_zero  # was broken once\n")
+    done = rlcanary("check", "reference", "--only", "mask.", "--expected", "known.txt", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "stale mask.pad_id_zero is expected to fail, but passes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("mask.no_such  # x", "there is no check 'mask.no_such'"), ("mask.pad_id_zero", "say behind a #")],
+)
+def test_unclear_expectation_is_refused(tmp_path: Path, line: str, told: str) -> None:
+    (tmp_path / "known.txt").write_text(line)
+    done = rlcanary("check", "reference", "--expected", "known.txt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_markdown_summary_folds_each_failure(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WRONG_MEAN)
+    rlcanary("check", "mine", "--only", "advantage.groups", "--markdown", "out.md", cwd=tmp_path)
+    summary = (tmp_path / "out.md").read_text()
+    assert summary.startswith("## ❌ Conformance of wrong-mean")
+    assert "<code>advantage.groups_are_separate</code> FAIL" in summary
+
+
+def test_new_adapter_runs_as_it_is(tmp_path: Path) -> None:
+    done = rlcanary("new-adapter", "my_canary.py", cwd=tmp_path)
+    assert "rlcanary check my_canary.py" in done.stdout
+    assert "class MyCanary(Adapter)" in (tmp_path / "my_canary.py").read_text()
+    done = rlcanary("check", "my_canary.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    again = rlcanary("new-adapter", "my_canary.py", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "exists already" in again.stderr

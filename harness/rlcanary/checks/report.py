@@ -16,6 +16,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from rlcanary.checks.expected import Comparison
 from rlcanary.checks.registry import Check, Result
 
 STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-provided": "dim"}
@@ -28,22 +29,43 @@ def to_json(adapter: str, results: Iterable[Result]) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def show(console: Console, adapter: str, checks: list[Check], results: list[Result]) -> None:
-    """Print the table of all checks by area, then each failure with its counterexample, then one line of counts."""
-    console.print(_table(adapter, checks, results))
+def show(console: Console, adapter: str, checks: list[Check], results: list[Result], comparison: Comparison) -> None:
+    """Print the table of all checks by area, then each unexpected failure with its counterexample, then the counts."""
+    known = {result.id for result in comparison.known}
+    console.print(_table(adapter, checks, results, known))
     by_id = {check.id: check for check in checks}
-    for result in results:
-        if result.status in ("fail", "error"):
-            console.print(_explained(by_id[result.id], result))
-    console.print(summary(adapter, results))
+    for result in comparison.unexpected:
+        console.print(_explained(by_id[result.id], result))
+    for result in comparison.stale:
+        told = "passes" if result.status == "pass" else f"did not run ({result.message})"
+        console.print(f"[bold red]stale[/] {result.id} is expected to fail, but {told}: remove it from the file")
+    console.print(summary(adapter, results, comparison))
 
 
-def summary(adapter: str, results: list[Result]) -> Text:
+def to_markdown(adapter: str, checks: list[Check], results: list[Result], comparison: Comparison) -> str:
+    """A summary for a CI's page: the counts, then each failure, folded, with its counterexample."""
+    by_id = {check.id: check for check in checks}
+    verdict = "❌" if comparison.is_red else "✅"
+    lines = [f"## {verdict} Conformance of {adapter}", "", summary(adapter, results, comparison).plain, ""]
+    for result in [*comparison.unexpected, *comparison.known]:
+        told = " (expected)" if result in comparison.known else ""
+        lines += [f"<details><summary><code>{result.id}</code> {LABELS[result.status]}{told}</summary>", ""]
+        lines += ["```text", result.message, "```", "", by_id[result.id].explanation, ""]
+        lines += ["```python", result.snippet, "```", ""] if result.snippet else []
+        lines += ["</details>", ""]
+    lines += [f"- `{result.id}` is expected to fail and does not: remove it" for result in comparison.stale]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def summary(adapter: str, results: list[Result], comparison: Comparison) -> Text:
     """One line: how many checks passed, failed, raised and were not provided, in how many seconds."""
     counts = Counter(result.status for result in results)
+    unexpected = Counter(result.status for result in comparison.unexpected)
     parts = [(f"{counts['pass']} passed", STYLES["pass"])]
-    parts += [(f"{counts['fail']} failed", STYLES["fail"])] if counts["fail"] else []
-    parts += [(f"{counts['error']} raised an error", STYLES["error"])] if counts["error"] else []
+    parts += [(f"{unexpected['fail']} failed", STYLES["fail"])] if unexpected["fail"] else []
+    parts += [(f"{unexpected['error']} raised an error", STYLES["error"])] if unexpected["error"] else []
+    parts += [(f"{len(comparison.known)} failed as expected", "yellow")] if comparison.known else []
+    parts += [(f"{len(comparison.stale)} stale", STYLES["fail"])] if comparison.stale else []
     parts += [(f"{counts['not-provided']} not provided", STYLES["not-provided"])] if counts["not-provided"] else []
     line = Text(f"{adapter}: ")
     for index, part in enumerate(parts):
@@ -51,7 +73,7 @@ def summary(adapter: str, results: list[Result]) -> Text:
     return line.append(f" in {sum(result.seconds for result in results):.1f} s")
 
 
-def _table(adapter: str, checks: list[Check], results: list[Result]) -> Table:
+def _table(adapter: str, checks: list[Check], results: list[Result], known: set[str]) -> Table:
     table = Table(title=f"Conformance of {escape(adapter)}", title_justify="left", expand=False)
     table.add_column("Check", no_wrap=True)
     table.add_column("Status", no_wrap=True)
@@ -60,6 +82,8 @@ def _table(adapter: str, checks: list[Check], results: list[Result]) -> Table:
     for _, area in groupby(rows, key=lambda row: row[0].area):
         for check, result in area:
             status = Text(LABELS[result.status], style=STYLES[result.status])
+            if result.id in known:
+                status = Text("expected", style="yellow")
             first_line = result.message.partition("\n")[0]
             table.add_row(check.id, status, Text(first_line, style="" if result.status == "fail" else "dim"))
         table.add_section()
