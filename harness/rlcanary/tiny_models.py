@@ -7,9 +7,25 @@ from typing import Any
 VOCABULARY = 64
 PAD_ID, EOS_ID, BOS_ID = 0, 2, 1
 
+CHAT_TEMPLATE = """\
+{{- bos_token }}
+{%- for message in messages -%}
+<|start|>{{ message.role }}
+{{ message.content }}<|end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|start|>assistant
+{% endif -%}"""
 
-def tiny_llama(seed: int = 0, vocabulary: int = VOCABULARY) -> Any:
+
+def tiny_llama(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = False, dropout: float = 0.0) -> Any:
     """A float32 Llama of two layers with random weights: 32 features, 4 heads that share 2 key-value heads.
+
+    Args:
+        seed: of the weights.
+        vocabulary: number of ids.
+        tied: the output layer shares the weights of the embedding.
+        dropout: the share of attention that is dropped in training mode; the model comes in evaluation mode.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -28,7 +44,8 @@ def tiny_llama(seed: int = 0, vocabulary: int = VOCABULARY) -> Any:
         pad_token_id=PAD_ID,
         eos_token_id=EOS_ID,
         bos_token_id=BOS_ID,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
+        attention_dropout=dropout,
         # Freshly initialised models are nearly uniform; larger weights make positions and contexts matter.
         initializer_range=0.3,
     )
@@ -53,4 +70,38 @@ def tiny_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<pad>"
+    )
+
+
+def tiny_chat_tokenizer() -> Any:
+    """A byte-level BPE tokenizer with a chat template; ids 0, 1, 2 and 3 are padding, BOS, end of turn and start of turn.
+
+    The template writes BOS, the roles as they are (system, user, assistant, tool) and a line break behind each end of turn;
+    `encode` adds a BOS of its own. Words such as "hello" are merged into one id, so that "hello" sampled letter by letter
+    has other ids when its text is encoded again.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"<pad>": PAD_ID, "<bos>": BOS_ID, "<|end|>": EOS_ID, "<|start|>": 3}
+    vocabulary = special | {byte: index for index, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 4)}
+    merges = []
+    for word in ("system", "user", "assistant", "tool", "hello", "four", "yes"):
+        for length in range(2, len(word) + 1):
+            merges.append((word[: length - 1], word[length - 1]))
+            vocabulary.setdefault(word[:length], len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocabulary, list(dict.fromkeys(merges))))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS_ID)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<|end|>",
+        additional_special_tokens=["<|start|>"],
+        chat_template=CHAT_TEMPLATE,
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.contract import Adapter
+from rlcanary.contract import Adapter, Item
 from rlcanary.conventions import GRPO, Conventions
 
 if TYPE_CHECKING:
@@ -86,3 +86,29 @@ class ReferenceAdapter(Adapter):
         from rlcanary import reference
 
         return reference.has_signal(rewards)
+
+    def accumulation_steps(self, batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int) -> int:
+        from rlcanary.reference import ordering
+
+        return ordering.accumulation_steps(batch_size, micro_batch_size, n_ranks, sequence_parallel)
+
+    def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+        from rlcanary.reference import rendering
+
+        return rendering.render(messages, tokenizer)
+
+    def score(self, items: list[Item], completions: list[str]) -> Tensor:
+        from rlcanary.reference import scoring
+
+        return scoring.score(items, completions)
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        from rlcanary.reference import rollout
+
+        return rollout.rollout(engine, items, sampling)
+
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        from rlcanary.reference import ordering
+
+        shuffle = self.conventions.data_order == "shuffled"
+        return ordering.data_order(n_items, epoch, rank, world_size, shuffle=shuffle)

@@ -193,7 +193,9 @@ class Call:
             lines = [*self._value_lines(), *source, f"assert {condition}, got"]
             raise Finding(f"{message}\n  got: {_short(self.value)}", self.snippet(lines))
 
-    def expect_equal(self, expression: str, expected: Any, message: str, may_raise: bool = False) -> None:
+    def expect_equal(
+        self, expression: str, expected: Any, message: str, may_raise: bool = False, before: Call | None = None
+    ) -> None:
         """Compare plain Python data with what the property demands.
 
         Args:
@@ -201,6 +203,7 @@ class Call:
             expected: numbers, strings and containers of them.
             message: the property in the words of this case.
             may_raise: whether an exception of the capability would do as well, for the snippet.
+            before: an earlier call that this one came after, for the snippet.
 
         Raises:
             Finding: they differ.
@@ -215,6 +218,8 @@ class Call:
             lines = [*caught, "else:", *(f"    {line}" for line in lines)]
         else:
             lines = [run, *lines]
+        if before is not None:
+            lines = [*before._before(), f"adapter.{before.capability}(*before)", *lines]
         shown = f"{message}\n  got:      {_clipped(repr(got))}\n  expected: {_clipped(repr(expected))}"
         raise Finding(shown, self.snippet(lines))
 

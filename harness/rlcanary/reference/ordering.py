@@ -1,0 +1,59 @@
+"""Which items a data-parallel rank visits in an epoch, and in how many micro-batches it takes them."""
+
+import torch
+
+
+def data_order(
+    n_items: int, epoch: int, rank: int, world_size: int, *, shuffle: bool = True, seed: int = 0
+) -> list[int]:
+    """The indices that a rank visits in an epoch, in order.
+
+    A function of its arguments alone, so that a run which is resumed in the middle of an epoch goes on as it would have.
+    All ranks draw the same permutation and take every `world_size`-th of it. Where the items cannot be dealt out evenly,
+    the first ones of the permutation are visited again, so that all ranks make the same number of steps.
+
+    Args:
+        n_items: size of the dataset, at least 1.
+        seed: of the run; every epoch of every seed has an order of its own.
+
+    Raises:
+        ValueError: no items, or a rank outside the world.
+    """
+    if n_items < 1:
+        raise ValueError(f"a dataset of {n_items} items has no order")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not one of {world_size}")
+    order = list(range(n_items))
+    if shuffle:
+        # The generator mixes its seed well; the large odd factor keeps epochs of neighbouring seeds apart.
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        order = torch.randperm(n_items, generator=generator).tolist()
+    even = -(-n_items // world_size) * world_size
+    return [order[index % n_items] for index in range(rank, even, world_size)]
+
+
+def accumulation_steps(batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int = 1) -> int:
+    """Micro-batches per optimizer update on each rank, so that steps × micro-batch × data-parallel ranks = batch size.
+
+    Args:
+        batch_size: rows per optimizer update, over all ranks.
+        micro_batch_size: rows per forward pass of a rank.
+        n_ranks: all ranks.
+        sequence_parallel: ranks that share the rows of a micro-batch, each with a part of the sequence.
+
+    Raises:
+        ValueError: a number below 1, or numbers that do not divide: the update would not be of `batch_size` rows.
+    """
+    numbers = (batch_size, micro_batch_size, n_ranks, sequence_parallel)
+    if min(numbers) < 1:
+        raise ValueError(f"batch size, micro-batch size, ranks and sequence-parallel ranks have to be positive: {numbers}")
+    if n_ranks % sequence_parallel:
+        raise ValueError(f"{n_ranks} ranks cannot be divided into groups of {sequence_parallel} that share rows")
+    data_parallel = n_ranks // sequence_parallel
+    rows_per_pass = micro_batch_size * data_parallel
+    if batch_size % rows_per_pass:
+        raise ValueError(
+            f"a batch of {batch_size} rows is not a multiple of {micro_batch_size} rows per micro-batch × "
+            f"{data_parallel} data-parallel ranks"
+        )
+    return batch_size // rows_per_pass

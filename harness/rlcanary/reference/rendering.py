@@ -1,0 +1,64 @@
+"""From a conversation to ids, and which of them are trained."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def render(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+    """The ids of a conversation by the tokenizer's chat template and, per id, whether this rollout sampled it.
+
+    The tokens that a message was sampled as begin behind the generation prompt and end with the end-of-turn token, which
+    is the tokenizer's EOS. Everything else is context: system, user and tool messages, earlier assistant messages, the
+    template's headers and whatever it puts behind an end-of-turn token.
+
+    Args:
+        messages: dictionaries with role and content. Those with `"sampled": True` are trained; where they also have
+            `"token_ids"`, these stand in the result as they are, and an end-of-turn token that is not among them is
+            not trained.
+        tokenizer: a transformers tokenizer with a chat template.
+
+    Returns:
+        The ids, and a list of bool of the same length.
+
+    Raises:
+        ValueError: a sampled message is not one of the assistant; or the template writes earlier turns differently once
+            a later one is there, so that what was sampled cannot be found.
+    """
+    whole = _template(messages, tokenizer)
+    ids: list[int] = []
+    trained: list[bool] = []
+    done = 0
+    for index, message in enumerate(messages):
+        if not message.get("sampled"):
+            continue
+        if message["role"] != "assistant":
+            raise ValueError(f"message {index} is marked as sampled and has the role {message['role']!r}")
+        start, end = _span(messages[: index + 1], whole, tokenizer)
+        sampled = list(message.get("token_ids", whole[start:end]))
+        ids += whole[done:start] + sampled
+        trained += [False] * (start - done) + [True] * len(sampled)
+        # A turn that was truncated has no end of its own: the one that follows is the template's.
+        done = end if sampled and sampled[-1] == tokenizer.eos_token_id else end - 1
+    return ids + whole[done:], trained + [False] * (len(whole) - done)
+
+
+def _span(messages: Sequence[Mapping[str, Any]], whole: list[int], tokenizer: Any) -> tuple[int, int]:
+    """Where the last of these messages begins and ends in the ids of the whole conversation, end-of-turn token included."""
+    before = _template(messages[:-1], tokenizer, add_generation_prompt=True)
+    through = _template(messages, tokenizer)
+    if through[: len(before)] != before or whole[: len(through)] != through:
+        raise ValueError(
+            f"the chat template writes the conversation up to message {len(messages) - 1} differently when later messages "
+            "follow: its tokens cannot be told from the template's"
+        )
+    behind = [position for position in range(len(before), len(through)) if through[position] == tokenizer.eos_token_id]
+    if not behind:
+        raise ValueError(f"the chat template does not end message {len(messages) - 1} with the tokenizer's EOS")
+    return len(before), behind[-1] + 1
+
+
+def _template(messages: Sequence[Mapping[str, Any]], tokenizer: Any, add_generation_prompt: bool = False) -> list[int]:
+    ids = tokenizer.apply_chat_template(
+        list(messages), tokenize=True, return_dict=False, add_generation_prompt=add_generation_prompt
+    )
+    return list(ids)

@@ -1,0 +1,50 @@
+"""Rollout: prompts go out concurrently, and what comes back stays with the prompt that it came from."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rlcanary.batch import Completion, Group
+from rlcanary.reference.scoring import RewardedItem, score
+
+
+class AsyncEngine(Protocol):
+    """The part of `rlcanary.engine.Engine` that sampling needs."""
+
+    version: int
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]: ...
+
+
+def rollout(engine: AsyncEngine, items: Sequence[RewardedItem], sampling: Mapping[str, Any]) -> list[Group]:
+    """Sample and reward `sampling["n"]` completions for each item -> one group per item, in the order of the items.
+
+    All prompts are under way at once and end in any order. Ids go in and come out as they are; nothing is decoded and
+    encoded again. A group's policy version is that of the moment its prompt was sent, so that a weight sync during
+    sampling makes the group look older than it is and never younger.
+
+    Args:
+        engine: the inference engine; its completions carry their text.
+        sampling: the fields of `rlcanary.engine.Sampling`, passed to the engine as they are.
+
+    Raises:
+        ValueError: the engine returned another number of completions than n, or a completion without text.
+        Exception: whatever the engine raised; no group is made up for a request that failed.
+    """
+
+    async def all_groups() -> list[Group]:
+        return await asyncio.gather(*(_group(engine, item, sampling) for item in items))
+
+    return asyncio.run(all_groups())
+
+
+async def _group(engine: AsyncEngine, item: RewardedItem, sampling: Mapping[str, Any]) -> Group:
+    version = engine.version
+    completions = await engine.agenerate(item.prompt_ids, sampling)
+    if len(completions) != sampling["n"]:
+        raise ValueError(f"item {item.id!r}: {sampling['n']} completions were asked for, {len(completions)} came back")
+    texts = [completion.text for completion in completions if completion.text is not None]
+    if len(texts) != len(completions):
+        raise ValueError(f"item {item.id!r}: a completion came back without its text, which its reward is made from")
+    rewards = score([item] * len(texts), texts).tolist()
+    return Group(item.prompt_ids, completions, rewards, item_id=item.id, policy_version=version)
