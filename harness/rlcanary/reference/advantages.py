@@ -1,7 +1,7 @@
 """Group-relative advantages.
 
 Definitions: GRPO (arXiv 2402.03300, section 4.1.2), Dr. GRPO (2503.20783, centre only), RLOO (2402.14740, leave-one-out).
-Shapes: B rows (completions), G completions of one prompt.
+Shapes: B rows (completions), T completion positions, G completions of one prompt.
 """
 
 import torch
@@ -13,13 +13,15 @@ from rlcanary.conventions import Conventions
 def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions) -> Tensor:
     """How much better each completion is than its group, in the units that the conventions choose.
 
-    Computed in float64. A group whose rewards are all equal gets exactly zero, which the textbook formula misses in
-    floating point: the mean of equal numbers need not equal them.
+    Computed in float64, without gradient. A group whose rewards are all equal gets exactly zero, which the textbook
+    formula misses in floating point: the mean of equal numbers need not equal them.
 
     Args:
         rewards_B: [B] of any dtype.
         group_ids_B: [B], equal for the completions of one prompt; rows may come in any order.
-        conventions: the advantage_* fields, singleton_group and nan_reward are used.
+        conventions: the advantage_* fields, singleton_group and nan_reward are used. A prompt with one completion falls
+            under singleton_group wherever its group's statistics are asked for; with neither a baseline nor the group's
+            scale they are not.
 
     Returns:
         [B], float64 for float64 rewards and float32 otherwise.
@@ -32,7 +34,7 @@ def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions)
             f"rewards of shape {tuple(rewards_B.shape)} and group ids of shape {tuple(group_ids_B.shape)}: "
             "both have to be [B]"
         )
-    rewards = rewards_B.double()
+    rewards = rewards_B.detach().double()
     if rewards.isinf().any():
         raise ValueError(f"reward of row {int(rewards.isinf().nonzero()[0])} is infinite")
     is_nan = rewards.isnan()
@@ -59,15 +61,26 @@ def token_level_advantages(
         conventions: as for `advantages`.
 
     Returns:
-        [B, T], zero outside the mask.
+        [B, T], zero outside the mask, of the dtype of `advantages`.
+
+    Raises:
+        ValueError: shapes differ, or as for `advantages`.
     """
-    rewards_B = rewards_BT.masked_fill(~mask_BT, 0).sum(dim=1)
-    return advantages(rewards_B, group_ids_B, conventions).unsqueeze(1) * mask_BT
+    if rewards_BT.ndim != 2 or rewards_BT.shape != mask_BT.shape:
+        raise ValueError(
+            f"rewards of shape {tuple(rewards_BT.shape)} and mask of shape {tuple(mask_BT.shape)}: both have to be [B, T]"
+        )
+    mask_BT = mask_BT.bool()
+    rewards_B = rewards_BT.double().masked_fill(~mask_BT, 0).sum(dim=1)
+    advantages_B = advantages(rewards_B, group_ids_B, conventions)
+    if rewards_BT.dtype != torch.float64:
+        advantages_B = advantages_B.float()
+    return advantages_B.unsqueeze(1).expand_as(mask_BT).masked_fill(~mask_BT, 0)
 
 
 def _group_advantages(rewards_G: Tensor, batch_std: Tensor, conventions: Conventions) -> Tensor:
-    size = len(rewards_G)
-    if size == 1 and conventions.advantage_baseline != "none":
+    is_relative = conventions.advantage_baseline != "none" or conventions.advantage_scale == "group"
+    if len(rewards_G) == 1 and is_relative:
         match conventions.singleton_group:
             case "zero":
                 return torch.zeros_like(rewards_G)

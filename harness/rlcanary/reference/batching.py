@@ -38,10 +38,14 @@ class BatchStats:
     datasets: dict[str, int]
 
     @property
+    def seq_lens(self) -> list[int]:
+        """Tokens of each row, prompt and completion."""
+        return [prompt + completion for prompt, completion in zip(self.prompt_lens, self.completion_lens, strict=True)]
+
+    @property
     def padding_fraction(self) -> float:
         """Share of the B × S positions that hold no token."""
-        tokens = sum(self.prompt_lens) + sum(self.completion_lens)
-        return 1 - tokens / (len(self.prompt_lens) * self.padded_sequence_len)
+        return 1 - sum(self.seq_lens) / (len(self.prompt_lens) * self.padded_sequence_len)
 
 
 @dataclass
@@ -63,22 +67,29 @@ class RewardStats:
         Raises:
             ValueError: the group has no completion.
         """
-        if not rewards:
+        if len(rewards) == 0:
             raise ValueError("a group without completions has no rewards to record")
-        self._groups.append((list(rewards), used))
+        self._groups.append(([float(reward) for reward in rewards], used))
 
-    def pop_metrics(self) -> dict[str, float]:
-        """Means since the last call: `reward_overall`, `frac_all_correct`, `frac_all_wrong`, and `reward_used` where a
-        group was used. Empty if nothing was recorded."""
+    def get_metrics(self) -> dict[str, float]:
+        """Means since the last call, which starts the next count.
+
+        Returns:
+            `reward_overall`, over completions; `frac_all_correct` and `frac_all_wrong`, over groups; and `reward_used`,
+            over the completions of used groups, where there are any. Empty if nothing was recorded. NaN rewards are
+            neither correct nor wrong and make the means NaN.
+        """
         groups, self._groups = self._groups, []
         if not groups:
             return {}
         every = [reward for rewards, _ in groups for reward in rewards]
+        all_correct = [all(reward >= self.correct for reward in rewards) for rewards, _ in groups]
+        all_wrong = [all(reward <= self.wrong for reward in rewards) for rewards, _ in groups]
         used = [reward for rewards, was_used in groups if was_used for reward in rewards]
         metrics = {
             "reward_overall": sum(every) / len(every),
-            "frac_all_correct": sum(min(rewards) >= self.correct for rewards, _ in groups) / len(groups),
-            "frac_all_wrong": sum(max(rewards) <= self.wrong for rewards, _ in groups) / len(groups),
+            "frac_all_correct": sum(all_correct) / len(groups),
+            "frac_all_wrong": sum(all_wrong) / len(groups),
         }
         if used:
             metrics["reward_used"] = sum(used) / len(used)
@@ -108,10 +119,13 @@ def make_batch(
             prompts, so that all completions start at the same position.
 
     Raises:
-        ValueError: no group, an empty prompt, a group whose rewards or reference logprobs do not match its completions,
-            reference logprobs on some groups only, or prompts that leave no room for a completion.
+        ValueError: no group, an empty prompt, a group whose rewards, versions or logprobs do not match its completions,
+            reference logprobs on some groups only, a bucket below 1, or prompts that leave no room for a completion.
     """
     _check(groups)
+    for bucket in (*(seq_len_buckets or ()), *(completion_len_buckets or ())):
+        if bucket < 1:
+            raise ValueError(f"a bucket of {bucket} tokens holds nothing")
     rows = [(group, completion) for group in groups for completion in group.completions]
     longest_prompt = max(len(group.prompt_ids) for group in groups)
     longest_completion = max(len(completion.token_ids) for _, completion in rows)
@@ -139,7 +153,7 @@ def make_batch(
         completion_ids_BT[row, : kept_lens_B[row]] = ids[prompt_lens_B[row] :]
 
     has_reference = groups[0].ref_logprobs is not None
-    reference = [row for group in groups for row in group.ref_logprobs or ()]
+    reference = [row for group in groups if group.ref_logprobs is not None for row in group.ref_logprobs]
     batch = CollatedBatch(
         input_ids=input_ids_BS,
         attention_mask=attention_mask_BS,
@@ -153,7 +167,7 @@ def make_batch(
         ),
         old_logprobs=_sampler_logprobs([completion for _, completion in rows], width),
         ref_logprobs=_padded(reference, width) if has_reference else None,
-        policy_versions=torch.tensor([group.policy_version for group, _ in rows]),
+        policy_versions=torch.tensor([_oldest_version(group, completion) for group, completion in rows]),
         item_ids=[group.item_id for group, _ in rows],
     )
     stats = BatchStats(
@@ -180,16 +194,19 @@ def _check(groups: Sequence[Group]) -> None:
             raise ValueError(f"group {index} has {size} completions of a prompt of {len(group.prompt_ids)} tokens")
         if len(group.rewards) != size:
             raise ValueError(f"group {index} has {size} completions and {len(group.rewards)} rewards")
-        scored = [("sampler logprobs", completion.logprobs, completion) for completion in group.completions]
+        per_token: list[tuple[str, Sequence[float] | None, Completion]] = []
+        for completion in group.completions:
+            per_token.append(("sampler logprobs", completion.logprobs, completion))
+            per_token.append(("token versions", completion.token_versions, completion))
         if group.ref_logprobs is not None:
             if len(group.ref_logprobs) != size:
                 raise ValueError(f"group {index} has {size} completions and {len(group.ref_logprobs)} reference rows")
-            pairs = zip(group.ref_logprobs, group.completions, strict=True)
-            scored += [("reference logprobs", row, completion) for row, completion in pairs]
-        for name, row, completion in scored:
-            if row is not None and len(row) != len(completion.token_ids):
+            for row, completion in zip(group.ref_logprobs, group.completions, strict=True):
+                per_token.append(("reference logprobs", row, completion))
+        for name, values, completion in per_token:
+            if values is not None and len(values) != len(completion.token_ids):
                 raise ValueError(
-                    f"group {index} has a completion of {len(completion.token_ids)} tokens with {len(row)} {name}"
+                    f"group {index} has a completion of {len(completion.token_ids)} tokens with {len(values)} {name}"
                 )
 
 
@@ -200,10 +217,14 @@ def _bucket(needed: int, buckets: Sequence[int] | None) -> int:
     return min((bucket for bucket in buckets if bucket >= needed), default=max(buckets))
 
 
+def _oldest_version(group: Group, completion: Completion) -> int:
+    return min(completion.token_versions or [group.policy_version])
+
+
 def _sampler_logprobs(completions: Sequence[Completion], width: int) -> Tensor | None:
     if all(completion.logprobs is None for completion in completions):
         return None
-    return _padded([completion.logprobs or () for completion in completions], width)
+    return _padded([() if completion.logprobs is None else completion.logprobs for completion in completions], width)
 
 
 def _padded(rows: Sequence[Sequence[float]], width: int) -> Tensor:

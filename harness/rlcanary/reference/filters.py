@@ -11,9 +11,15 @@ def has_signal(rewards_G: Tensor, threshold: float = 0.0) -> bool:
     Judged by their range: the standard deviation of equal numbers is often not zero in floating point, and a test for
     zero lets such groups through.
 
+    Args:
+        rewards_G: [G] rewards of one group.
+        threshold: in units of reward.
+
     Raises:
-        ValueError: a reward is NaN.
+        ValueError: there is no reward, or one is NaN.
     """
+    if rewards_G.numel() == 0:
+        raise ValueError("a group without rewards neither has nor lacks signal")
     if rewards_G.isnan().any():
         raise ValueError("a NaN reward neither has nor lacks signal; decide about it before filtering")
     return bool(rewards_G.max() - rewards_G.min() > threshold)

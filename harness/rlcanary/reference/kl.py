@@ -1,14 +1,15 @@
 """Estimates of the KL divergence from the logprobs of sampled tokens.
 
 Definitions: J. Schulman, "Approximating KL divergence" (2020). With x drawn from the policy p and a reference q,
-k1 = log p(x)/q(x) is unbiased, k2 = (log p/q)² / 2 has little variance, k3 = q/p - 1 - log q/p is unbiased and never
-negative.
+k1 = log p(x)/q(x) is unbiased, k2 = (log p/q)² / 2 has little variance and the right gradient, k3 = q/p - 1 - log q/p is
+unbiased and never negative. Shapes: B rows (completions), T completion positions.
 """
 
 import torch
 from torch import Tensor
 
 from rlcanary.conventions import Conventions
+from rlcanary.reference.masks import masked
 
 
 def kl(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, conventions: Conventions) -> Tensor:
@@ -23,6 +24,9 @@ def kl(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, conventions: Conventions) -
 
     Returns:
         [B, T], of the dtype of the logprobs.
+
+    Raises:
+        ValueError: shapes differ.
     """
     if logprobs_BT.shape != ref_logprobs_BT.shape:
         raise ValueError(
@@ -49,3 +53,43 @@ def kl(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, conventions: Conventions) -
     if conventions.kl_score_term:
         estimate_BT = estimate_BT + estimate_BT.detach() * (logprobs_BT - logprobs_BT.detach())
     return estimate_BT
+
+
+def rewards_with_kl(
+    rewards: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor, conventions: Conventions
+) -> Tensor:
+    """Rewards minus kl_coef × KL, for a KL that is placed in the reward; advantages are taken from the result.
+
+    The counterpart of the KL term of `policy_loss`: where kl_placement is "loss" the rewards come back as they are, so
+    that a step which calls both applies the KL once. As in InstructGPT (arXiv 2203.02155, eq. 2), RLOO (2402.14740) and
+    verl's apply_kl_penalty.
+
+    Args:
+        rewards: [B], from which the sum of the row's estimates is taken, or [B, T], from which each token's is.
+        logprobs_BT: [B, T] of the policy that sampled.
+        ref_logprobs_BT: [B, T] of the reference model.
+        mask_BT: [B, T] bool, true on the tokens that count.
+        conventions: kl_placement, kl_coef and the fields that `kl` uses.
+
+    Returns:
+        Of the shape of the rewards and, where that is a float, their dtype (else float32), without gradient.
+
+    Raises:
+        ValueError: shapes differ, or a logprob inside the mask is NaN.
+    """
+    if rewards.shape not in (mask_BT.shape, mask_BT.shape[:1]):
+        raise ValueError(
+            f"rewards of shape {tuple(rewards.shape)} are neither per row nor per token of a mask of shape "
+            f"{tuple(mask_BT.shape)}"
+        )
+    rewards = rewards.detach()
+    if conventions.kl_placement == "loss" or conventions.kl_coef == 0:
+        return rewards
+    mask_BT = mask_BT.bool()
+    kl_BT = kl(
+        masked(logprobs_BT.detach(), mask_BT, "logprobs").double(),
+        masked(ref_logprobs_BT.detach(), mask_BT, "ref_logprobs").double(),
+        conventions,
+    )
+    penalty = kl_BT if rewards.ndim == 2 else kl_BT.sum(dim=1)
+    return (rewards - conventions.kl_coef * penalty).to(rewards.dtype if rewards.is_floating_point() else torch.float32)

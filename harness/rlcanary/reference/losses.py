@@ -7,6 +7,7 @@ Shapes: B rows (completions), T completion positions.
 Masked positions never enter: whatever stands there, NaN and infinities included, changes neither a value nor a gradient.
 """
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from rlcanary.batch import LossOutput, PolicyBatch
 from rlcanary.conventions import Conventions
 from rlcanary.reference.kl import kl
+from rlcanary.reference.masks import masked
 
 
 def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
@@ -23,23 +25,25 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
 
     Args:
         batch: logprobs [B, T] carry the gradient; everything else is taken as constant, except entropy.
-        conventions: every field from `objective` on is used. A KL term placed in the reward is not added here.
+        conventions: every field from `objective` on is used. A KL term placed in the reward is not added here: see
+            `rewards_with_kl`.
 
     Returns:
-        A scalar loss and its metrics. A batch without a trained token has loss zero and NaN metrics.
+        A scalar loss and its metrics. A batch without a trained token has loss zero and NaN metrics, and a metric is NaN
+        where the logprobs that it needs, and the loss does not, were not all given.
 
     Raises:
-        ValueError: the conventions ask for reference, sampler, entropy or group data that the batch does not have, or a
-            trained token has a NaN logprob.
+        ValueError: the conventions ask for reference, sampler, entropy or group data that the batch does not have, shapes
+            differ, or what the loss needs at a trained token is NaN.
     """
     mask_BT = batch.mask.bool()
-    logprobs_BT = _trained(batch.logprobs, mask_BT, "logprobs")
-    old_logprobs_BT = _trained(batch.old_logprobs, mask_BT, "old_logprobs").detach()
-    advantages = batch.advantages.unsqueeze(1) if batch.advantages.ndim == 1 else batch.advantages
-    advantages_BT = advantages.expand_as(logprobs_BT).masked_fill(~mask_BT, 0)
+    logprobs_BT = masked(batch.logprobs, mask_BT, "logprobs")
+    old_logprobs_BT = masked(batch.old_logprobs.detach(), mask_BT, "old_logprobs")
+    advantages_BT = _token_advantages(batch.advantages.detach(), mask_BT)
 
-    ratio_BT = importance_ratio(logprobs_BT, old_logprobs_BT, mask_BT, conventions)
-    loss_BT, is_clipped_BT = _surrogate(logprobs_BT, ratio_BT, advantages_BT, conventions)
+    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT, conventions)
+    ratio_BT = log_ratio_BT.exp()
+    loss_BT, is_clipped_BT = _surrogate(logprobs_BT, log_ratio_BT, advantages_BT, conventions)
     if conventions.importance_level != "none":
         sampler_logprobs_BT = _required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
         loss_BT = loss_BT * importance_weights(old_logprobs_BT, sampler_logprobs_BT, mask_BT, conventions)
@@ -50,38 +54,44 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
         "ratio_min": float(ratio_BT.detach()[mask_BT].min()) if mask_BT.any() else torch.nan,
         "ratio_max": float(ratio_BT.detach()[mask_BT].max()) if mask_BT.any() else torch.nan,
     }
-    if batch.ref_logprobs is not None or _kl_in_loss(conventions):
-        ref_logprobs = _required(batch.ref_logprobs, "ref_logprobs", "kl_coef")
-        kl_BT = kl(logprobs_BT, _trained(ref_logprobs, mask_BT, "ref_logprobs").detach(), conventions)
+    kl_is_in_loss = conventions.kl_coef != 0 and conventions.kl_placement == "loss"
+    if batch.ref_logprobs is not None or kl_is_in_loss:
+        ref_logprobs_BT = _required(batch.ref_logprobs, "ref_logprobs", "kl_coef").detach()
+        ref_logprobs_BT = masked(ref_logprobs_BT, mask_BT, "ref_logprobs", allow_nan=not kl_is_in_loss)
+        kl_BT = kl(logprobs_BT, ref_logprobs_BT, conventions)
         if conventions.kl_ratio_weighted:
             kl_BT = kl_BT * ratio_BT
         metrics["kl"] = _masked_mean(kl_BT, mask_BT)
-        if _kl_in_loss(conventions):
+        if kl_is_in_loss:
             loss_BT = loss_BT + conventions.kl_coef * kl_BT
     if batch.sampler_logprobs is not None:
-        gap_BT = (old_logprobs_BT - batch.sampler_logprobs.masked_fill(~mask_BT, 0)).abs()
-        metrics["mult_prob_error"] = _masked_mean(gap_BT.exp(), mask_BT)
+        sampler_logprobs_BT = masked(batch.sampler_logprobs, mask_BT, "sampler_logprobs", allow_nan=True)
+        metrics["mult_prob_error"] = _masked_mean((old_logprobs_BT - sampler_logprobs_BT).abs().exp(), mask_BT)
     loss = aggregate(loss_BT, batch, conventions)
     if batch.entropy is not None or conventions.entropy_coef != 0:
-        entropy_BT = _trained(_required(batch.entropy, "entropy", "entropy_coef"), mask_BT, "entropy")
+        entropy_BT = _required(batch.entropy, "entropy", "entropy_coef")
+        entropy_BT = masked(entropy_BT, mask_BT, "entropy", allow_nan=conventions.entropy_coef == 0)
         metrics["entropy"] = _masked_mean(entropy_BT, mask_BT)
-        loss = loss - conventions.entropy_coef * aggregate(entropy_BT, batch, conventions)
+        if conventions.entropy_coef != 0:
+            loss = loss - conventions.entropy_coef * aggregate(entropy_BT, batch, conventions)
     return LossOutput(loss, metrics)
 
 
 def importance_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor, conventions: Conventions) -> Tensor:
     """π/π_old of each token, or of its sequence: the exponential of the mean log-ratio over the row's tokens (GSPO).
 
+    Args:
+        logprobs_BT: [B, T] of the policy in training.
+        old_logprobs_BT: [B, T] of the policy that the ratio is taken against.
+        mask_BT: [B, T] bool.
+        conventions: ratio_level and log_ratio_clamp are used; the clamp is applied to what is exponentiated.
+
     Returns:
-        [B, T], 1 outside the mask, differentiable in `logprobs_BT`.
+        [B, T], 1 outside the mask, differentiable in `logprobs_BT`. A sequence's ratio stands at each of its tokens.
     """
-    log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~mask_BT, 0)
-    if conventions.log_ratio_clamp is not None:
-        log_ratio_BT = log_ratio_BT.clamp(-conventions.log_ratio_clamp, conventions.log_ratio_clamp)
-    if conventions.ratio_level == "sequence":
-        tokens_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
-        log_ratio_BT = (log_ratio_BT.sum(dim=1, keepdim=True) / tokens_B1).expand_as(log_ratio_BT)
-    return log_ratio_BT.exp()
+    mask_BT = mask_BT.bool()
+    ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT, conventions).exp()
+    return ratio_BT.masked_fill(~mask_BT, 1)
 
 
 def importance_weights(
@@ -105,8 +115,8 @@ def importance_weights(
     mask_BT = mask_BT.bool()
     if conventions.importance_level == "none":
         return mask_BT.to(trainer_logprobs_BT.dtype)
-    trainer_BT = _trained(trainer_logprobs_BT, mask_BT, "trainer_logprobs").detach()
-    log_weight_BT = trainer_BT - _trained(sampler_logprobs_BT, mask_BT, "sampler_logprobs").detach()
+    trainer_BT = masked(trainer_logprobs_BT.detach(), mask_BT, "trainer_logprobs")
+    log_weight_BT = trainer_BT - masked(sampler_logprobs_BT.detach(), mask_BT, "sampler_logprobs")
     if conventions.importance_level == "sequence":
         log_weight_BT = log_weight_BT.sum(dim=1, keepdim=True).expand_as(log_weight_BT)
     weight_BT = log_weight_BT.exp()
@@ -147,21 +157,22 @@ def aggregate(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions) -
         case "constant":
             return values_BT.sum() / (sequences * conventions.aggregation_constant)
         case "group_token_mean":
-            group_of_row_B = _group_index(batch)
-            sums_G = values_BT.new_zeros(int(group_of_row_B.max()) + 1).index_add(
-                0, group_of_row_B, values_BT.sum(dim=1)
-            )
-            tokens_G = values_BT.new_zeros(len(sums_G)).index_add(0, group_of_row_B, tokens_B.to(values_BT.dtype))
+            group_of_row_B, groups = _group_index(batch)
+            sums_G = values_BT.new_zeros(groups).index_add(0, group_of_row_B, values_BT.sum(dim=1))
+            tokens_G = tokens_B.new_zeros(groups).index_add(0, group_of_row_B, tokens_B)
             return (sums_G / tokens_G.clamp(min=1)).sum() / sequences
 
 
 def count_sequences(batch: PolicyBatch, conventions: Conventions) -> float:
-    """How many rows the aggregation divides by: all, those with a trained token, or the groups."""
+    """How many rows the aggregation divides by: all, those with a trained token, or the groups.
+
+    The sum of this over all ranks and micro-batches is the `global_sequences` of each of them.
+    """
     match conventions.aggregation:
         case "sequence_mean_nonempty" | "sequence_sum_nonempty":
             return float(batch.mask.bool().any(dim=1).sum())
         case "group_token_mean":
-            return float(_group_index(batch).max()) + 1
+            return float(_group_index(batch)[1])
         case _:
             return float(len(batch.mask))
 
@@ -177,63 +188,84 @@ def split(batch: PolicyBatch, n_pieces: int, conventions: Conventions) -> list[P
         ValueError: fewer than one piece, or more pieces than rows (groups).
     """
     if conventions.aggregation == "group_token_mean":
-        group_of_row_B = _group_index(batch)
-        units = [(group_of_row_B == index).nonzero().squeeze(1) for index in range(int(group_of_row_B.max()) + 1)]
+        group_of_row_B, groups = _group_index(batch)
+        units = [(group_of_row_B == index).nonzero().squeeze(1) for index in range(groups)]
     else:
         units = list(torch.arange(len(batch.mask), device=batch.mask.device).split(1))
     if not 1 <= n_pieces <= len(units):
         raise ValueError(f"cannot cut {len(units)} rows or groups into {n_pieces} pieces")
     whole = replace(
         batch,
-        global_tokens=float(batch.mask.sum()) if batch.global_tokens is None else batch.global_tokens,
+        global_tokens=float(batch.mask.bool().sum()) if batch.global_tokens is None else batch.global_tokens,
         global_sequences=(
             count_sequences(batch, conventions) if batch.global_sequences is None else batch.global_sequences
         ),
     )
-    bounds = [round(piece * len(units) / n_pieces) for piece in range(n_pieces + 1)]
+    bounds = [piece * len(units) // n_pieces for piece in range(n_pieces + 1)]
     return [whole.rows(torch.cat(units[start:end])) for start, end in pairwise(bounds)]
 
 
 def accumulated_loss(batch: PolicyBatch, n_micro: int, conventions: Conventions) -> LossOutput:
-    """The same update in micro-batches: value and gradient are those of `policy_loss` on the whole batch."""
+    """The same update in micro-batches: value and gradient are those of `policy_loss` on the whole batch.
+
+    Args:
+        batch: the whole update.
+        n_micro: how many pieces `split` cuts it into, of any token counts.
+        conventions: as for `policy_loss`.
+
+    Returns:
+        The sum of the pieces' losses, so that its backward pass is all of theirs, and the metrics of the whole.
+
+    Raises:
+        ValueError: as for `policy_loss` and `split`.
+    """
     losses = [policy_loss(piece, conventions).loss for piece in split(batch, n_micro, conventions)]
     with torch.no_grad():
         metrics = policy_loss(batch, conventions).metrics
     return LossOutput(torch.stack(losses).sum(), metrics)
 
 
+def _log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor, conventions: Conventions) -> Tensor:
+    log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~mask_BT, 0)
+    if conventions.ratio_level == "sequence":
+        tokens_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+        log_ratio_BT = (log_ratio_BT.sum(dim=1, keepdim=True) / tokens_B1).expand_as(log_ratio_BT)
+    if conventions.log_ratio_clamp is not None:
+        log_ratio_BT = log_ratio_BT.clamp(-conventions.log_ratio_clamp, conventions.log_ratio_clamp)
+    return log_ratio_BT
+
+
 def _surrogate(
-    logprobs_BT: Tensor, ratio_BT: Tensor, advantages_BT: Tensor, conventions: Conventions
+    logprobs_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, conventions: Conventions
 ) -> tuple[Tensor, Tensor]:
-    """Token losses, and which tokens the clipping robs of their gradient (for CISPO: of their full weight)."""
-    low = None if conventions.clip_low is None else 1 - conventions.clip_low
-    high = None if conventions.clip_high is None else 1 + conventions.clip_high
-    bounded_BT = ratio_BT if low is None and high is None else ratio_BT.clamp(low, high)
+    """Token losses, and which tokens the clipping robs of their gradient (for CISPO: of their full weight).
+
+    Ratios are clipped as logarithms: a clipped token then has gradient zero however large its ratio, where the exponential
+    would overflow and turn the zero into NaN.
+    """
+    low = -math.inf if conventions.clip_low is None else _log(1 - conventions.clip_low)
+    high = math.inf if conventions.clip_high is None else _log(1 + conventions.clip_high)
     if conventions.objective == "cispo":
-        return -bounded_BT.detach() * advantages_BT * logprobs_BT, bounded_BT != ratio_BT
-    loss_BT = -torch.minimum(ratio_BT * advantages_BT, bounded_BT * advantages_BT)
-    is_clipped_BT = ((bounded_BT < ratio_BT) & (advantages_BT > 0)) | ((bounded_BT > ratio_BT) & (advantages_BT < 0))
-    if conventions.dual_clip is not None:
-        is_negative_BT = advantages_BT < 0
-        ceiling_BT = -conventions.dual_clip * advantages_BT
-        is_clipped_BT = is_clipped_BT | (is_negative_BT & (loss_BT > ceiling_BT))
-        loss_BT = torch.where(is_negative_BT, torch.minimum(loss_BT, ceiling_BT), loss_BT)
-    return loss_BT, is_clipped_BT
+        held_BT = log_ratio_BT.clamp(low, high)
+        is_clipped_BT = (held_BT != log_ratio_BT) & (advantages_BT != 0)
+        return -held_BT.exp().detach() * advantages_BT * logprobs_BT, is_clipped_BT
+    # min(rA, clip(r)A) holds the ratio from above where A > 0 and from below where A < 0; dual clip adds a ceiling there.
+    ceiling = math.inf if conventions.dual_clip is None else _log(conventions.dual_clip)
+    held_BT = torch.where(advantages_BT > 0, log_ratio_BT.clamp(max=high), log_ratio_BT.clamp(low, ceiling))
+    is_clipped_BT = (held_BT != log_ratio_BT) & (advantages_BT != 0)
+    # Without an advantage there is no loss, also where the ratio is infinite.
+    return -held_BT.masked_fill(advantages_BT == 0, 0).exp() * advantages_BT, is_clipped_BT
 
 
-def _kl_in_loss(conventions: Conventions) -> bool:
-    return conventions.kl_coef != 0 and conventions.kl_placement == "loss"
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
 
 
-def _trained(values_BT: Tensor, mask_BT: Tensor, name: str) -> Tensor:
-    """The values with zeros outside the mask, refusing NaN inside it."""
-    if values_BT.shape != mask_BT.shape:
-        raise ValueError(f"{name} of shape {tuple(values_BT.shape)} and mask of shape {tuple(mask_BT.shape)} differ")
-    kept_BT = values_BT.masked_fill(~mask_BT, 0)
-    if kept_BT.isnan().any():
-        row, position = kept_BT.isnan().nonzero()[0].tolist()
-        raise ValueError(f"{name} is NaN (not scored) at row {row}, position {position}, which is trained")
-    return kept_BT
+def _token_advantages(advantages: Tensor, mask_BT: Tensor) -> Tensor:
+    """[B] or [B, T] -> [B, T], zero outside the mask."""
+    if advantages.shape == mask_BT.shape[:1]:
+        advantages = advantages.unsqueeze(1).expand_as(mask_BT)
+    return masked(advantages, mask_BT, "advantages")
 
 
 def _required(values: Tensor | None, name: str, asked_by: str) -> Tensor:
@@ -242,11 +274,11 @@ def _required(values: Tensor | None, name: str, asked_by: str) -> Tensor:
     return values
 
 
-def _group_index(batch: PolicyBatch) -> Tensor:
-    """[B] long: 0, 1, … in the order of the group ids."""
+def _group_index(batch: PolicyBatch) -> tuple[Tensor, int]:
+    """[B] long: 0, 1, … in the order of the group ids; and how many groups there are."""
     group_ids_B = _required(batch.group_ids, "group_ids", "aggregation 'group_token_mean'")
-    index_B: Tensor = torch.unique(group_ids_B, return_inverse=True)[1]
-    return index_B
+    unique_ids, index_B = torch.unique(group_ids_B, return_inverse=True)
+    return index_B, len(unique_ids)
 
 
 def _masked_mean(values_BT: Tensor, mask_BT: Tensor) -> float:

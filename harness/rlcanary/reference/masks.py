@@ -1,16 +1,52 @@
 """Which tokens of a completion exist, and which of a conversation are trained.
 
-Shapes: B rows, T completion positions. Masks are bool tensors, true on tokens that count.
+Shapes: B rows, S sequence positions, T completion positions. Masks are bool tensors, true on tokens that count.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class MessageTokens:
+    """How many tokens one message takes in the rendered conversation, in the order in which they stand there.
+
+    Attributes:
+        role: who wrote it; only "assistant" is ever trained.
+        header: tokens that the chat template puts in front, such as `<|im_start|>assistant`: given to the model.
+        body: tokens of the message itself, with the end-of-turn token that the author ended it with. A turn that the
+            sampler truncated has none.
+        trailer: tokens that the template puts behind the end of turn, such as a line break.
+        is_history: the message came with the prompt; the policy in training did not sample it in this rollout.
+    """
+
+    role: str
+    header: int
+    body: int
+    trailer: int = 0
+    is_history: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.header, self.body, self.trailer) < 0:
+            raise ValueError(f"{self} has a negative number of tokens")
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether its body was sampled by the policy in training."""
+        return self.role == "assistant" and not self.is_history
+
+
 def lengths_to_mask(lengths_B: Tensor, width: int) -> Tensor:
-    """The mask of rows that are filled from the left: [B] lengths -> [B, width] bool."""
+    """The mask of rows that are filled from the left: [B] lengths -> [B, width] bool.
+
+    Raises:
+        ValueError: a length is negative or above the width.
+    """
+    if ((lengths_B < 0) | (lengths_B > width)).any():
+        raise ValueError(f"lengths {lengths_B.tolist()} do not all lie between 0 and the width {width}")
     return torch.arange(width, device=lengths_B.device) < lengths_B.unsqueeze(1)
 
 
@@ -32,3 +68,64 @@ def completion_mask(completion_ids_BT: Tensor, eos_token_ids: Sequence[int]) -> 
     is_eos_BT = torch.isin(completion_ids_BT, eos)
     eos_before_BT = is_eos_BT.long().cumsum(dim=1) - is_eos_BT.long()
     return eos_before_BT == 0
+
+
+def assistant_mask(conversations: Sequence[Sequence[MessageTokens]], width: int | None = None) -> Tensor:
+    """The tokens that the policy in training sampled, over multi-turn conversations.
+
+    True on the bodies of the assistant's turns of this rollout, their end-of-turn tokens included. System and user
+    messages, tool results, assistant turns that came with the prompt, and everything that the chat template adds are
+    false. Built from lengths alone: the same id can be sampled, quoted by a tool and used as padding.
+
+    Args:
+        conversations: the messages of each row, in order.
+        width: S, in tokens; None takes the longest conversation's.
+
+    Returns:
+        [B, S] bool, padded on the right with false.
+
+    Raises:
+        ValueError: a conversation is longer than the width.
+    """
+    rows = [
+        [
+            is_trained
+            for message in messages
+            for count, is_trained in (
+                (message.header, False),
+                (message.body, message.is_trained),
+                (message.trailer, False),
+            )
+            for _ in range(count)
+        ]
+        for messages in conversations
+    ]
+    longest = max((len(row) for row in rows), default=0)
+    width = longest if width is None else width
+    if longest > width:
+        raise ValueError(f"a conversation of {longest} tokens does not fit into a width of {width}")
+    mask_BS = torch.zeros(len(rows), width, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        mask_BS[index, : len(row)] = torch.tensor(row, dtype=torch.bool)
+    return mask_BS
+
+
+def masked(values_BT: Tensor, mask_BT: Tensor, name: str, allow_nan: bool = False) -> Tensor:
+    """The values with zeros outside the mask, whatever stands there, so that neither value nor gradient can leak.
+
+    Args:
+        values_BT: [B, T].
+        mask_BT: [B, T] bool.
+        name: what an error calls the values.
+        allow_nan: let NaN inside the mask pass, for values that are logged and not trained on.
+
+    Raises:
+        ValueError: shapes differ, or a value inside the mask is NaN, which marks a token that nobody scored.
+    """
+    if values_BT.shape != mask_BT.shape:
+        raise ValueError(f"{name} of shape {tuple(values_BT.shape)} and mask of shape {tuple(mask_BT.shape)} differ")
+    kept_BT = values_BT.masked_fill(~mask_BT, 0)
+    if not allow_nan and kept_BT.isnan().any():
+        row, position = kept_BT.isnan().nonzero()[0].tolist()
+        raise ValueError(f"{name} is NaN (not scored) at row {row}, position {position}, which is trained")
+    return kept_BT
