@@ -23,12 +23,14 @@ class TrainState:
         optimizer: a torch optimizer over its parameters.
         scheduler: a torch learning-rate scheduler, stepped once per update.
         ref_model: the reference model, or None where there is no KL term.
+        eval_items: what an evaluation answers and is rewarded for.
     """
 
     model: Any
     optimizer: Any
     scheduler: Any
     ref_model: Any = None
+    eval_items: Sequence[Item] = ()
 
 
 @dataclass(frozen=True)
@@ -158,12 +160,20 @@ class Adapter:
         raise NotProvided
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
-        """One optimizer update on a `TrainState` -> logged metrics, under the names of `LossOutput` and `lr`, `grad_norm`,
-        `reward`."""
+        """One optimizer update on a `TrainState` -> logged metrics.
+
+        Advantages come from `batch.rewards`. Reference logprobs come from the batch or, where it has none, from
+        `state.ref_model`. Metrics go under the names of `LossOutput` and `lr` (that of this update), `grad_norm` (before
+        clipping), `reward` (mean of the rewards) and `tokens` (attended tokens of the batch); what is not logged is not
+        compared.
+        """
         raise NotProvided
 
     def evaluate(self, state: Any) -> dict[str, float]:
-        """Evaluate a `TrainState` without changing it -> logged metrics."""
+        """Evaluate a `TrainState` without changing it -> logged metrics, without times and speeds.
+
+        Where the state has `eval_items`, `reward` is the mean reward of the completions that the model gives to them.
+        """
         raise NotProvided
 
     def sync_weights(self, state: Any, engine: Any) -> None:

@@ -29,6 +29,7 @@ KlPlacement = Literal["loss", "reward"]
 ImportanceLevel = Literal["none", "token", "sequence"]
 ImportanceMode = Literal["truncate", "mask"]
 DataOrder = Literal["shuffled", "sequential"]
+OldLogprobs = Literal["sampler", "trainer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,17 @@ class Conventions:
         entropy_coef: the entropy bonus is this times the aggregated entropy, subtracted from the loss.
         logprobs_upcast: logprobs are float32 whatever the logits are; otherwise they are of the logits' dtype.
         temperature: what completions are sampled and scored at in a training step.
+        old_logprobs: what the importance ratio of a training step is taken against: the logprobs that came with the batch
+            from the sampler, or those that the trainer itself computes before the update.
+        training_dropout: the forward pass of an update keeps the model's dropout on. Scoring never does, so that with it
+            the ratio is not 1 on policy.
         max_grad_norm: the gradient of an update is scaled down to this norm; None leaves it.
         importance_level: the correction for a sampler that is not the trainer: none, per token, or per sequence.
         importance_mode: weights above importance_high are truncated to it, or weights outside
             [importance_low, importance_high] are set to zero.
         importance_low: the lower bound of "mask".
         importance_high: the upper bound.
+        evaluation_temperature: what an evaluation samples at; 0 is greedy.
         data_order: every epoch has an order of its own, or all epochs go through the items from first to last.
     """
 
@@ -110,6 +116,8 @@ class Conventions:
 
     logprobs_upcast: bool = True
     temperature: float = 1.0
+    old_logprobs: OldLogprobs = "sampler"
+    training_dropout: bool = False
     max_grad_norm: float | None = None
 
     importance_level: ImportanceLevel = "none"
@@ -117,6 +125,7 @@ class Conventions:
     importance_low: float = 0.0
     importance_high: float = 2.0
 
+    evaluation_temperature: float = 0.0
     data_order: DataOrder = "shuffled"
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from rlcanary.conventions import GRPO, Conventions
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlcanary.batch import CollatedBatch, Group, LossOutput, PolicyBatch
+    from rlcanary.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 
 
 class ReferenceAdapter(Adapter):
@@ -112,3 +112,25 @@ class ReferenceAdapter(Adapter):
 
         shuffle = self.conventions.data_order == "shuffled"
         return ordering.data_order(n_items, epoch, rank, world_size, shuffle=shuffle)
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        from rlcanary import reference
+
+        return reference.train_step(state, batch, self.conventions)
+
+    def evaluate(self, state: Any) -> dict[str, float]:
+        sampling = {"temperature": self.conventions.evaluation_temperature, "max_new_tokens": 8}
+        # The engine samples from a copy of the model and draws its own random numbers.
+        completions = self.new_engine(state.model).generate([item.prompt_ids for item in state.eval_items], sampling)
+        rewards = self.score(list(state.eval_items), [sampled.text for (sampled,) in completions])
+        return {"reward": float(rewards.double().mean())}
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        engine.load_weights(state.model.named_parameters())
+        # What was computed with the old weights is of no use with the new ones.
+        engine.reset_prefix_cache()
+        engine.version += 1
+
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        completions: list[list[Completion]] = engine.generate(prompts, sampling)
+        return completions

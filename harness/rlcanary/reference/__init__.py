@@ -3,27 +3,37 @@
 from rlcanary.reference.advantages import advantages, token_level_advantages
 from rlcanary.reference.batching import BatchStats, RewardStats, make_batch
 from rlcanary.reference.filters import has_signal, is_overlong, is_stale
-from rlcanary.reference.kl import kl
-from rlcanary.reference.logprobs import completion_logprobs, entropy, packed_logprobs, token_logprobs
+from rlcanary.reference.fused import fused_linear_logprobs, fused_linear_logprobs_and_entropy
+from rlcanary.reference.kl import kl, rewards_with_kl
+from rlcanary.reference.logprobs import completion_logprobs, completion_scores, entropy, packed_logprobs, token_logprobs
 from rlcanary.reference.losses import (
     accumulated_loss,
     aggregate,
+    count_sequences,
     importance_ratio,
     importance_weights,
     policy_loss,
     split,
 )
-from rlcanary.reference.masks import completion_mask, lengths_to_mask
+from rlcanary.reference.masks import MessageTokens, assistant_mask, completion_mask, lengths_to_mask
+from rlcanary.reference.step import descend, policy_batch, train_step
 
 __all__ = [
     "BatchStats",
+    "MessageTokens",
     "RewardStats",
     "accumulated_loss",
     "advantages",
     "aggregate",
+    "assistant_mask",
     "completion_logprobs",
     "completion_mask",
+    "completion_scores",
+    "count_sequences",
+    "descend",
     "entropy",
+    "fused_linear_logprobs",
+    "fused_linear_logprobs_and_entropy",
     "has_signal",
     "importance_ratio",
     "importance_weights",
@@ -33,8 +43,11 @@ __all__ = [
     "lengths_to_mask",
     "make_batch",
     "packed_logprobs",
+    "policy_batch",
     "policy_loss",
+    "rewards_with_kl",
     "split",
     "token_level_advantages",
     "token_logprobs",
+    "train_step",
 ]

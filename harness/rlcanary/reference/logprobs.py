@@ -74,17 +74,16 @@ def completion_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1
         ValueError: a completion starts at position 0, so that nothing precedes it, or runs past the end of its row;
             or the ids at its place are not the completion's, or the attention mask leaves some of them out.
     """
-    mask_BT = batch.completion_mask
-    _check_places(batch)
-    logits_BSV = model(
-        input_ids=batch.input_ids, attention_mask=batch.attention_mask.long(), position_ids=batch.position_ids
-    ).logits
-    ids_BT = batch.completion_ids.masked_fill(~mask_BT, 0)
-    check_ids(ids_BT, (*ids_BT.shape, logits_BSV.shape[-1]), temperature)
-    starts = [start - 1 for start in batch.completion_starts.tolist()]
-    lengths = [max((index + 1 for index, kept in enumerate(row) if kept), default=0) for row in mask_BT.tolist()]
-    logprobs_BT: Tensor = _Scores.apply(logits_BSV, ids_BT, starts, lengths, temperature, False)[0]  # type: ignore[no-untyped-call]
-    return logprobs_BT.masked_fill(~mask_BT, torch.nan)
+    return _completion_scores(model, batch, temperature, want_entropy=False)[0]
+
+
+def completion_scores(model: Any, batch: CollatedBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """`completion_logprobs`, and the entropy of the distribution that each of these tokens was scored by.
+
+    Returns:
+        [B, T] and [B, T] float32, NaN outside `batch.completion_mask`.
+    """
+    return _completion_scores(model, batch, temperature, want_entropy=True)
 
 
 def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) -> Tensor:
@@ -116,6 +115,22 @@ def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) 
     before_BT = (packed_BS.gather(1, positions_BT) - 1).clamp(min=0)
     logprobs_BT = token_logprobs(logits_NV[before_BT], batch.completion_ids, temperature)
     return logprobs_BT.masked_fill(~batch.completion_mask, torch.nan)
+
+
+def _completion_scores(
+    model: Any, batch: CollatedBatch, temperature: float, want_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    mask_BT = batch.completion_mask
+    _check_places(batch)
+    logits_BSV = model(
+        input_ids=batch.input_ids, attention_mask=batch.attention_mask.long(), position_ids=batch.position_ids
+    ).logits
+    ids_BT = batch.completion_ids.masked_fill(~mask_BT, 0)
+    check_ids(ids_BT, (*ids_BT.shape, logits_BSV.shape[-1]), temperature)
+    starts = [start - 1 for start in batch.completion_starts.tolist()]
+    lengths = [max((index + 1 for index, kept in enumerate(row) if kept), default=0) for row in mask_BT.tolist()]
+    scores = _Scores.apply(logits_BSV, ids_BT, starts, lengths, temperature, want_entropy)  # type: ignore[no-untyped-call]
+    return scores[0].masked_fill(~mask_BT, torch.nan), scores[1].masked_fill(~mask_BT, torch.nan)
 
 
 def check_ids(token_ids: Tensor, logits_shape: Sequence[int], temperature: float) -> None:

@@ -1,0 +1,118 @@
+"""One optimizer update, from a collated batch to moved weights: score, take advantages, take the loss, descend.
+
+Shapes: B rows (completions), T completion positions.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary.batch import CollatedBatch, PolicyBatch
+from rlcanary.conventions import Conventions
+from rlcanary.reference.advantages import advantages
+from rlcanary.reference.kl import rewards_with_kl
+from rlcanary.reference.logprobs import completion_logprobs, completion_scores
+from rlcanary.reference.losses import policy_loss
+
+
+def train_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> dict[str, float]:
+    """One update of the policy on one batch.
+
+    Args:
+        state: has `model`, `optimizer`, `scheduler` and `ref_model`, as `rlcanary.contract.TrainState` describes them.
+        batch: is left as it is.
+        conventions: all of them are used.
+
+    Returns:
+        The metrics of `policy_loss`; `lr` and `grad_norm` of this update, the norm taken before clipping; `reward`, the mean
+        reward; `tokens`, the number of attended tokens.
+
+    Raises:
+        ValueError: the conventions ask for logprobs that neither the batch nor the state can give.
+    """
+    output = policy_loss(policy_batch(state.model, state.ref_model, batch, conventions), conventions)
+    metrics = descend(state, output.loss, conventions)
+    return {
+        **output.metrics,
+        **metrics,
+        "reward": float(batch.rewards.double().mean()),
+        "tokens": float(batch.attention_mask.sum()),
+    }
+
+
+def policy_batch(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conventions) -> PolicyBatch:
+    """What the loss is taken of: logprobs and entropy with their gradient, old and reference logprobs, advantages.
+
+    Args:
+        model: the policy. Its dropout is off unless `training_dropout` says otherwise; each module keeps its mode.
+        ref_model: scores the completions where the batch does not bring the reference logprobs; None if there is none.
+        batch: the sampled completions.
+        conventions: temperature, old_logprobs, training_dropout, and those of rewards and advantages.
+
+    Raises:
+        ValueError: the ratio is taken against the sampler's logprobs and the batch has none.
+    """
+    with _mode(model, training=conventions.training_dropout):
+        logprobs_BT, entropy_BT = completion_scores(model, batch, conventions.temperature)
+    if conventions.old_logprobs == "sampler":
+        if batch.old_logprobs is None:
+            raise ValueError("the batch has no sampler logprobs; old_logprobs='trainer' does without them")
+        old_logprobs_BT = batch.old_logprobs
+    elif conventions.training_dropout:
+        old_logprobs_BT = _scored(model, batch, conventions)
+    else:
+        # The very pass that the gradient flows through: a second one rounds differently and moves the ratio off 1.
+        old_logprobs_BT = logprobs_BT.detach()
+    ref_logprobs_BT = batch.ref_logprobs
+    if ref_logprobs_BT is None and ref_model is not None:
+        ref_logprobs_BT = _scored(ref_model, batch, conventions)
+    rewards_B = batch.rewards
+    if ref_logprobs_BT is not None:
+        rewards_B = rewards_with_kl(rewards_B, old_logprobs_BT, ref_logprobs_BT, batch.completion_mask, conventions)
+    return PolicyBatch(
+        logprobs=logprobs_BT,
+        old_logprobs=old_logprobs_BT,
+        advantages=advantages(rewards_B, batch.group_ids, conventions),
+        mask=batch.completion_mask,
+        ref_logprobs=ref_logprobs_BT,
+        sampler_logprobs=batch.old_logprobs,
+        entropy=entropy_BT,
+        group_ids=batch.group_ids,
+    )
+
+
+def descend(state: Any, loss: Tensor, conventions: Conventions) -> dict[str, float]:
+    """One step of the optimizer and of the learning-rate schedule down the gradient of this loss alone.
+
+    Returns:
+        `lr`, the learning rate of this step, and `grad_norm`, the norm of the gradient before `max_grad_norm` clips it.
+    """
+    state.optimizer.zero_grad()
+    loss.backward()
+    limit = math.inf if conventions.max_grad_norm is None else conventions.max_grad_norm
+    grad_norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), limit)
+    learning_rate = state.optimizer.param_groups[0]["lr"]
+    state.optimizer.step()
+    state.scheduler.step()
+    return {"lr": float(learning_rate), "grad_norm": float(grad_norm)}
+
+
+def _scored(model: Any, batch: CollatedBatch, conventions: Conventions) -> Tensor:
+    with torch.no_grad(), _mode(model, training=False):
+        return completion_logprobs(model, batch, conventions.temperature)
+
+
+@contextmanager
+def _mode(model: Any, training: bool) -> Iterator[None]:
+    """The model in training or evaluation mode, and each of its modules as it was afterwards."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training
