@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,7 +55,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
                 expected |= read_expected(path)
         except UserError as error:
             raise pytest.UsageError(f"--canary: {error}") from error
-        parent = CanaryChecks.from_parent(session, name=f"canary[{adapter.name}]")
+        parent = CanaryChecks.from_parent(session, name=f"canary[{adapter.name}]", nodeid=f"canary[{adapter.name}]")
         for check in all_checks():
             item = CanaryItem.from_parent(parent, name=check.id, check=check, adapter=adapter, spec=spec)
             if check.id in expected:
@@ -98,9 +99,10 @@ class CanaryItem(pytest.Item):
         if not isinstance(excinfo.value, CheckFailed):
             return super().repr_failure(excinfo, style)
         result = excinfo.value.result
-        parts = [result.message, "", self.check.explanation]
+        width = self.config.get_terminal_writer().fullwidth - 1
+        parts = [result.message, "", *(fill(paragraph, width) + "\n" for paragraph in self.check.paragraphs)]
         if result.snippet:
-            parts += ["", "Reproduce:", *(f"    {line}" for line in result.snippet.splitlines())]
+            parts += ["Reproduce:", *(f"    {line}" for line in result.snippet.splitlines())]
         return "\n".join(parts)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:

@@ -65,6 +65,11 @@ class Check:
         """The property, why breaking it is silent, and where to look."""
         return inspect.getdoc(self.run) or ""
 
+    @property
+    def paragraphs(self) -> list[str]:
+        """The explanation without its line breaks, for a reader whose page has another width."""
+        return [" ".join(paragraph.split()) for paragraph in self.explanation.split("\n\n")]
+
 
 @dataclass(frozen=True)
 class Result:

@@ -92,7 +92,7 @@ def _table(adapter: str, checks: list[Check], results: list[Result], known: set[
 
 def _explained(check: Check, result: Result) -> Panel:
     parts: list[Any] = [Text(result.message, style="bold"), Text("")]
-    parts.append(Text(check.explanation))
+    parts.append(Text("\n\n".join(check.paragraphs)))
     if result.snippet:
         parts += [Text("\nReproduce:", style="dim"), Padding(_code(result.snippet), (0, 0, 0, 2))]
     title = f"[{STYLES[result.status]}]{LABELS[result.status]}[/] {result.id}"

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,6 +101,6 @@ def _number(value: float) -> str:
         return 'float("nan")'
     if math.isinf(value):
         return 'float("inf")' if value > 0 else 'float("-inf")'
-    # Nine significant digits identify a float32; repr shows the seventeen of the float64 that carries it.
-    short = float(f"{value:.9g}")
-    return repr(short)
+    # The shortest number that is the same float32; repr shows the seventeen digits of the float64 that carries it.
+    single = np.float32(value)
+    return repr(float(str(single))) if float(single) == value else repr(value)
