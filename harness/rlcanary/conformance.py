@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rlcanary.adapters import load_adapter
+from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.files import require_writable, write_whole
 
@@ -75,5 +76,5 @@ def check(
     comparison = compare(results, expected)
     if markdown is not None:
         write_whole(markdown, to_markdown(implementation.name, checks, results, comparison))
-    show(Console(), implementation.name, checks, results, comparison)
+    show(report_console(), implementation.name, checks, results, comparison)
     ctx.exit(1 if comparison.is_red else 0)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.files import require_writable, write_whole
 
@@ -96,7 +97,7 @@ def bugs(ctx: click.Context, json_path: Path | None, only: tuple[str, ...], seed
 
     if json_path is not None:
         write_whole(json_path, to_json(detections, alarms))
-    _show(Console(), detections, alarms)
+    _show(report_console(), detections, alarms)
     missed = [detection for detection in detections if not detection.caught_by]
     ctx.exit(1 if missed or any(alarms.values()) else 0)
 

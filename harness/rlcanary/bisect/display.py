@@ -15,6 +15,7 @@ from rich.text import Text
 from rlcanary.bisect.git import Commit, Repository
 from rlcanary.bisect.journal import Observation
 from rlcanary.bisect.outcomes import Outcome
+from rlcanary.console import report_console
 
 if TYPE_CHECKING:
     from rlcanary.bisect.plan import Plan
@@ -29,7 +30,6 @@ STYLES = {
 }
 TAIL_LINES = 20
 LISTED_SUSPECTS = 20
-PLAIN_WIDTH = 120
 
 
 class Display:
@@ -95,9 +95,7 @@ class Display:
 
     def summary(self, report: "Report", repository: Repository) -> None:
         """The result, on stdout. `SHA is the first bad commit` is the line that git prints as well."""
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console = Console(highlight=False, width=PLAIN_WIDTH)
+        console = report_console(highlight=False)
         if report.status == "found":
             culprit = report.suspects[0]
             console.print(Text(f"\n{culprit.sha} is the first bad commit", style="bold red"), soft_wrap=True)

@@ -72,8 +72,11 @@ class AttentionMaskOfTokenIds(Bug):
     effect = "token ids serve as the attention mask: padding with an id other than 0 is attended to"
 
     def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
-        by_id = replace(batch, attention_mask=batch.input_ids != 0)
-        return reference.completion_logprobs(model, by_id, temperature)
+        def masked_by_id(**inputs: Any) -> Any:
+            inputs["attention_mask"] = inputs["input_ids"].bool().long()
+            return model(**inputs)
+
+        return reference.completion_logprobs(masked_by_id, batch, temperature)
 
 
 class BoundariesOfAbsolutePositions(Bug):

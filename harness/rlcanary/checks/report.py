@@ -77,7 +77,7 @@ def _table(adapter: str, checks: list[Check], results: list[Result], known: set[
     table = Table(title=f"Conformance of {escape(adapter)}", title_justify="left", expand=False)
     table.add_column("Check", no_wrap=True)
     table.add_column("Status", no_wrap=True)
-    table.add_column("Found")
+    table.add_column("Found", no_wrap=True, overflow="ellipsis")
     rows = zip(checks, results, strict=True)
     for _, area in groupby(rows, key=lambda row: row[0].area):
         for check, result in area:

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.results.history import History, load_history, metric_name, results_files
 from rlcanary.results.store import find_history
@@ -67,7 +67,7 @@ def show_trend(history: History, name: str, as_json: bool, last: int) -> None:
     if as_json:
         click.echo(json.dumps(trend_document(trend), indent=2))
         return
-    console = Console()
+    console = report_console()
     console.print(trend_table(trend, last))
     console.print(sparkline([point.value for point in series.points]), highlight=False, markup=False, soft_wrap=True)
     if trend.largest is not None:
@@ -89,7 +89,7 @@ def list_metrics(history: History, as_json: bool) -> None:
     table.add_column("Runs", justify="right")
     for name, runs in metrics.items():
         table.add_row(Text(name), str(runs))
-    Console().print(table)
+    report_console().print(table)
 
 
 def print_query(expression: str, folder: Path) -> int:

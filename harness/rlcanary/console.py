@@ -1,0 +1,12 @@
+"""Where reports are printed."""
+
+from rich.console import Console
+
+# A pipe or a CI log has no width of its own, and Rich's 80 columns cut tables short.
+PLAIN_WIDTH = 120
+
+
+def report_console(highlight: bool = True) -> Console:
+    """Standard output: as wide as the terminal, or 120 columns without one. NO_COLOR is respected."""
+    console = Console(highlight=highlight)
+    return console if console.is_terminal else Console(highlight=highlight, width=PLAIN_WIDTH)
