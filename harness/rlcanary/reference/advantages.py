@@ -117,7 +117,7 @@ def _others(rewards_G: Tensor) -> Tensor:
 
 def _centre(rewards_G: Tensor, samples: Tensor) -> Tensor:
     """Rewards minus the mean of `samples` along its last dimension, exact where all of these are equal."""
-    low, high = samples.aminmax(dim=-1)
+    low, high = samples.amin(dim=-1), samples.amax(dim=-1)
     mean = torch.where(low == high, low, samples.mean(dim=-1))
     return rewards_G - mean
 
@@ -126,7 +126,7 @@ def _std(samples: Tensor, ddof: int) -> Tensor:
     """Standard deviation along the last dimension: zero where all values are equal or there are too few."""
     if samples.shape[-1] <= ddof:
         return samples.new_zeros(samples.shape[:-1])
-    low, high = samples.aminmax(dim=-1)
+    low, high = samples.amin(dim=-1), samples.amax(dim=-1)
     return torch.where(low == high, 0.0, samples.std(dim=-1, correction=ddof))
 
 
