@@ -16,6 +16,9 @@ BUNDLED = {
     "trl": "rlcanary.adapters.trl:TrlAdapter",
     "verl": "rlcanary.adapters.verl:VerlAdapter",
     "torchrl": "rlcanary.adapters.torchrl:TorchrlAdapter",
+    "nemo_rl": "rlcanary.adapters.nemo_rl:NemoRlAdapter",
+    "openrlhf": "rlcanary.adapters.openrlhf:OpenrlhfAdapter",
+    "prime_rl": "rlcanary.adapters.prime_rl:PrimeRlAdapter",
 }
 
 

@@ -1,0 +1,167 @@
+"""prime-rl's loss, credit assignment and admission gate as an adapter. Written for prime-rl of mid-2026.
+
+Its default loss has a trust region on probabilities (DPPO) and a penalty on the squared log-ratio to the sampler, for which
+the conventions have no words. Both are options, and this adapter runs with both off: what is checked is everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
+
+from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.batch import LossOutput
+from rlcanary.conventions import Conventions
+from rlcanary.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcanary.batch import PolicyBatch
+
+# No probability moves by more than 1.
+OFF = {"dppo_mask_low": 1.0, "dppo_mask_high": 1.0, "kl_tau": 0.0}
+CONVENTIONS = Conventions(
+    advantage_baseline="mean",
+    advantage_scale="none",
+    singleton_group="zero",
+    clip_low=None,
+    clip_high=None,
+    aggregation="token_mean",
+    kl_coef=0.0,
+    entropy_coef=0.0,
+    logprobs_upcast=False,
+)
+
+
+class PrimeRlAdapter(Adapter):
+    """prime-rl with its default loss, whose trust region and penalty are off."""
+
+    name = "prime_rl"
+    conventions = CONVENTIONS
+
+    def __init__(self) -> None:
+        """
+        Raises:
+            UserError: prime-rl is not installed.
+        """
+        try:
+            with _quiet():
+                import prime_rl.orchestrator.algo.grpo
+                import prime_rl.orchestrator.curriculum.gates.adv
+                import prime_rl.trainer.rl.loss  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"{error.name} is not installed: run this in the environment in which prime-rl trains, "
+                "with rlcanary installed there"
+            ) from error
+
+    def configured(self, **changes: Any) -> Self:
+        changed = [name for name, value in changes.items() if getattr(self.conventions, name) != value]
+        if changed:
+            raise NotProvided(f"prime-rl has no {', '.join(f'{name}={changes[name]!r}' for name in changed)}")
+        return self
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        import torch
+        from prime_rl.trainer.rl.loss import selective_log_softmax
+
+        if temperature != 1.0:
+            raise NotProvided("the trainer scales the logits before it scores them")
+        with torch.compiler.set_stance("force_eager"):
+            return selective_log_softmax(logits, token_ids)  # type: ignore[no-any-return]
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        import torch
+        from prime_rl.trainer.rl.loss import compute_entropy
+
+        with torch.compiler.set_stance("force_eager"):
+            return compute_entropy(logits)  # type: ignore[no-any-return]
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        advantages = rewards.new_empty(len(rewards))
+        for group in group_ids.unique():
+            rows = (group_ids == group).nonzero().squeeze(1)
+            scored = self._scored(rewards[rows])
+            advantages[rows] = rewards.new_tensor([trace.nodes[0].advantages[0] for trace in _traces(scored)])
+        return advantages
+
+    def keep_group(self, rewards: Tensor) -> bool:
+        from prime_rl.configs.orchestrator import AdvRangeGateConfig
+        from prime_rl.orchestrator.curriculum.gates.adv import AdvRangeGate
+
+        return AdvRangeGate(AdvRangeGateConfig()).admit(self._scored(rewards))  # type: ignore[no-any-return]
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        return LossOutput(self._call(batch, batch))
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        """The trainer gives every micro-batch the token count of the whole update, and undoes what FSDP averages."""
+        import torch
+
+        if len(batch.mask) % n_micro:
+            raise NotProvided("micro-batches have to be of equal size")
+        pieces = [batch.rows(index) for index in torch.arange(len(batch.mask)).chunk(n_micro)]
+        return LossOutput(torch.stack([self._call(piece, batch) for piece in pieces]).sum())
+
+    def _scored(self, rewards: Tensor) -> list[Any]:
+        """One episode per reward, of one trace with one sampled token, after the algorithm assigned its credit."""
+        from prime_rl.orchestrator.algo.grpo import GRPOAlgorithm
+
+        algorithm = GRPOAlgorithm.__new__(GRPOAlgorithm)
+        algorithm.length_penalty = None
+        episodes = [SimpleNamespace(traces=[_trace(reward)]) for reward in rewards.tolist()]
+        asyncio.run(algorithm.score_group(episodes))
+        return episodes
+
+    def _call(self, piece: PolicyBatch, whole: PolicyBatch) -> Tensor:
+        from prime_rl.trainer.rl.loss import compute_loss
+
+        if whole.global_tokens is not None or whole.global_sequences is not None:
+            raise NotProvided("the trainer counts the tokens of the whole update itself")
+        advantages = piece.advantages.unsqueeze(1) if piece.advantages.ndim == 1 else piece.advantages
+        with _quiet():
+            loss, _ = compute_loss(
+                trainer_logprobs=list(piece.logprobs),
+                inference_logprobs=list(piece.old_logprobs),
+                ref_logprobs=None,
+                advantages=list(advantages.expand(piece.mask.shape)),
+                loss_mask=list(piece.mask),
+                rl_weights=None,
+                ce_weights=None,
+                ref_kl_weights=None,
+                rl_loss_fn=self._loss,
+                rl_scale=max(int(whole.mask.sum()), 1),
+                ce_scale=1,
+                ref_kl_scale=1,
+            )
+        return loss  # type: ignore[no-any-return]
+
+    @cached_property
+    def _loss(self) -> Any:
+        from prime_rl.configs.trainer import DefaultLossConfig
+        from prime_rl.trainer.rl.loss import setup_rl_loss_fn
+
+        return setup_rl_loss_fn(DefaultLossConfig(**OFF))
+
+
+def _trace(reward: float) -> Any:
+    node = SimpleNamespace(mask=[True], token_ids=[5], advantages=None)
+    return SimpleNamespace(id="0", reward=reward, has_error=False, agent=SimpleNamespace(trainable=True), nodes=[node])
+
+
+def _traces(episodes: list[Any]) -> Iterator[Any]:
+    for episode in episodes:
+        yield from episode.traces
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
