@@ -29,6 +29,8 @@ AREAS = (
     "split",
     "config",
     "batch",
+    "step",
+    "metrics",
 )
 
 Status = Literal["pass", "fail", "not-provided", "error"]

@@ -1,0 +1,66 @@
+"""What a training step logs: identities that hold on policy, and values that can be computed again."""
+
+from torch import Generator
+
+from rlcanary.checks.registry import check
+from rlcanary.checks.subject import Call, Finding, Subject
+from rlcanary.checks.training import GROUPS, IMPORTS, PAIR, build, new_state, reference_model, sampled
+from rlcanary.checks.updates import declared
+from rlcanary.contract import NotProvided
+
+
+def _expect(call: Call, expected: dict[str, float], told: str, source: list[str]) -> None:
+    """Compare the metrics that both sides have; `source` is Python that makes `expected` in a snippet."""
+    logged = {name: float(value) for name, value in call.output.items() if name in expected}
+    if not logged:
+        raise NotProvided(f"logs none of {', '.join(expected)}")
+    for name, got in logged.items():
+        # The absolute part covers float32 logprobs of the order of ten in a mean that cancels.
+        allowed = 1e-3 * abs(expected[name]) + 1e-4
+        if not abs(got - expected[name]) <= allowed:
+            lines = [IMPORTS, *source, f"got = adapter.train_step(*arguments)[{name!r}]"]
+            lines.append(f"assert abs(got - expected[{name!r}]) <= {allowed:.2g}, got")
+            raise Finding(f"the metric {name} is {got:.6g}, {told} it is {expected[name]:.6g}", call.snippet(lines))
+
+
+@check("metrics.on_policy_identities", needs=("train_step",))
+def on_policy_identities(subject: Subject, rng: Generator) -> None:
+    """On the first update of a policy that equals its reference, ratios are 1, nothing is clipped and the KL is 0.
+
+    Silent because 1.02 and 0.3 % look like rounding: they are old logprobs from another pass, at another temperature or
+    in another precision, or a trainer that did not start from the weights it was given. Look at every logged ratio, clip
+    fraction and KL of step 0 before anything else.
+    """
+    expected = dict.fromkeys(("ratio_mean", "ratio_min", "ratio_max", "mult_prob_error"), 1.0)
+    expected |= {"clip_fraction": 0.0, "kl": 0.0}
+    for choice in ({}, {"temperature": 0.6}):
+        with subject.attempt():
+            option = subject.configured(**choice)
+            state = new_state(option, ref_model="tiny_llama()")
+            call = option.call("train_step", state, sampled(option, PAIR))
+            _expect(
+                call,
+                {**expected, "kl": 0.0},
+                "on policy and at the reference",
+                [f"expected = {expected | {'kl': 0.0}}"],
+            )
+
+
+@check("metrics.recomputed", needs=("train_step",))
+def recomputed(subject: Subject, rng: Generator) -> None:
+    """The logged learning rate, gradient norm, reward, KL, entropy, ratios and tokens are those of this update.
+
+    Silent because nothing depends on a dashboard but decisions. Look for a learning rate that is read after the schedule
+    has moved on, rewards before their weights, means over padding, the metrics of one worker, and a variable that was
+    reused before it was logged.
+    """
+    for groups in (PAIR, GROUPS):
+        batch = sampled(subject, groups)
+        ref_model = reference_model(subject)
+        state = new_state(subject, ref_model=ref_model, learning_rate=1e-3, dressed="decaying({})")
+        expected = declared(build("tiny_llama()"), build(ref_model), batch, subject.conventions).metrics | {"lr": 1e-3}
+        source = [
+            f"metrics = declared(tiny_llama(), {ref_model}, arguments[1], adapter.conventions).metrics",
+            "expected = {**metrics, 'lr': 1e-3}",
+        ]
+        _expect(subject.call("train_step", state, batch), expected, "computed again", source)
