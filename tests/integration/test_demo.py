@@ -14,8 +14,11 @@ pytestmark = pytest.mark.timeout(600)
 PLANTED_SUBJECT = "Accept strings for scale_rewards"
 
 
-def python(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, **options)
+def python(*arguments: object, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True
+    )
 
 
 def git(repository: Path, *arguments: str) -> str:
@@ -76,8 +79,7 @@ def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("play")
     temporary = folder / "tmp"
     temporary.mkdir()
-    environment = os.environ | {"TMPDIR": str(temporary)}
-    done = python(DEMO / "play.py", "--nights", 4, "--json", folder / "verdict.json", cwd=folder, env=environment)
+    done = python(DEMO / "play.py", "--nights", 4, "--json", folder / "verdict.json", TMPDIR=str(temporary))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads((folder / "verdict.json").read_text()), temporary
 

@@ -2,6 +2,9 @@
 
 The first commit is the folder `codebase/`. Each file of `commits/` is one commit more: its message, then its diff.
 Author and dates are fixed, so the commits have the same hashes on every machine.
+
+To change a commit, build the repository with --dir, rebase in it, and write every commit from there on back with
+`git show --format=%B COMMIT > commits/NNNN-its-subject.patch`.
 """
 
 import argparse

@@ -170,7 +170,7 @@ def show_trend(stage: Stage) -> None:
     name = f"{TEST}.{METRIC}"
     trend = ["rlcanary", "trend", name, "--dir", RESULTS]
     stage.show_command(shlex.join(trend))
-    stage.show(stage.run(trend).stdout)
+    stage.show(stage.run(trend, **stage.colours()).stdout)
     stage.console.print()
     query = f'.metrics["{TEST}"].{METRIC}'
     if shutil.which("jq"):

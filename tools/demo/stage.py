@@ -76,8 +76,10 @@ class Stage:
         self.console.print(Text(f"$ {text}", style="cyan"), soft_wrap=True)
 
     def show(self, output: str, style: str = "") -> None:
-        """Something that a command printed."""
-        self.console.print(Text(output.rstrip("\n"), style=style))
+        """Something that a command printed, in its own colours if it has any."""
+        text = Text.from_ansi(output.rstrip("\n"))
+        text.stylize(style)
+        self.console.print(text)
 
     def environment(self) -> dict[str, str]:
         """This process's, changed so that nothing of the person's machine shows or is left changed.
@@ -128,6 +130,10 @@ class Stage:
         if done.returncode not in allowed:
             raise failure(command, done.returncode, done.stdout + (done.stderr or ""))
         return done
+
+    def colours(self) -> dict[str, str]:
+        """The variable that makes a command colour what `show` then shows, where colours are wanted."""
+        return {"FORCE_COLOR": "1"} if self.console.is_terminal and not self.console.no_color else {}
 
     def git(self, *arguments: str) -> str:
         return self.run(["git", *arguments]).stdout
