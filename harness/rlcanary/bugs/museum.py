@@ -6,7 +6,26 @@ from typing import ClassVar
 
 from rlcanary.adapters.reference import ReferenceAdapter
 
-AREAS = ("logprob", "forward", "mask", "advantage", "loss", "kl", "importance", "split", "config", "batch")
+AREAS = (
+    "logprob",
+    "forward",
+    "mask",
+    "advantage",
+    "loss",
+    "kl",
+    "importance",
+    "split",
+    "config",
+    "batch",
+    "eos",
+    "reward",
+    "rollout",
+    "rendering",
+    "order",
+    "filter",
+    "schedule",
+    "step",
+)
 
 
 class Bug(ReferenceAdapter):
