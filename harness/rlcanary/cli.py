@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import traceback
 from typing import NamedTuple
 
 import click
@@ -48,7 +49,7 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Catch RL-on-LLM training that runs without an error and learns the wrong thing, and find the commit that did it.
 
-    Exit codes: 0 all well, 1 something failed, 2 the command was not understood.
+    Exit codes: 0 all well, 1 something failed, 2 the command was not understood, 3 rlcanary itself broke.
     """
 
 
@@ -65,6 +66,10 @@ def main() -> None:
         message = error.format_message()
     except click.Abort:
         sys.exit(130)
+    except Exception:
+        # Python would exit with 1, which means that a check failed and makes a bisect blame the commit.
+        traceback.print_exc()
+        sys.exit(3)
     else:
         sys.exit(code if isinstance(code, int) else 0)
     click.echo(f"rlcanary: {' '.join(message.split())}", err=True)

@@ -1,4 +1,4 @@
-"""`pytest --canary ADAPTER` collects every conformance check as a test item.
+"""`pytest --canary=ADAPTER` collects every conformance check as a test item.
 
 Each check is an item of its own, so that -k, -m canary, xdist, reruns and the tracker work on checks as on tests.
 """
