@@ -144,6 +144,10 @@ class TorchrlAdapter(Adapter):
 
         if self.advantage.get("keep_return_bounds") is None:
             raise NotProvided("keep_return_bounds is not set, without it every group is kept")
+        if ((rewards != 0) & (rewards != 1)).any():
+            raise NotProvided(
+                "keep_return_bounds bounds the mean, which tells groups apart for rewards of 0 and 1 only"
+            )
         return self._written(rewards, torch.zeros(len(rewards)), len(rewards)) is not None
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:

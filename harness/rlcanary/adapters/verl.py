@@ -77,6 +77,11 @@ class VerlAdapter(Adapter):
             raise UserError(f"policy_loss.loss_mode={loss_mode!r}: this adapter knows {', '.join(LOSS_MODES)}")
         if aggregation not in AGGREGATIONS:
             raise UserError(f"loss_agg_mode={aggregation!r}: this adapter knows {', '.join(AGGREGATIONS)}")
+        if aggregation == "seq-mean-token-sum-norm" and self._actor_config.loss_scale_factor is None:
+            raise UserError(
+                "without a loss_scale_factor 'seq-mean-token-sum-norm' divides by the width of the padded batch, "
+                "so that the loss depends on the longest completion: set one"
+            )
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]

@@ -1,0 +1,168 @@
+"""Adapters of codebases that are not on the Python package index for this environment: what holds without them."""
+
+import importlib.util
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from rlcanary.adapters import BUNDLED, NotProvided, load_adapter, openrlhf, prime_rl
+from rlcanary.adapters import nemo_rl as nemo
+from rlcanary.errors import UserError
+
+# As `ClippedPGLossConfig` and `AdvEstimatorConfig` have them.
+NEMO_LOSS = {
+    "token_level_loss": True,
+    "sequence_level_importance_ratios": False,
+    "ratio_clip_min": 0.2,
+    "ratio_clip_max": 0.2,
+    "ratio_clip_c": None,
+    "reference_policy_kl_penalty": 0.01,
+    "reference_policy_kl_type": "k3",
+    "kl_input_clamp_value": 20.0,
+    "kl_output_clamp_value": 10.0,
+    "use_kl_in_reward": False,
+    "use_importance_sampling_correction": False,
+    "truncated_importance_sampling_type": None,
+    "truncated_importance_sampling_ratio": None,
+    "truncated_importance_sampling_ratio_min": None,
+    "use_cispo": False,
+}
+NEMO_ADVANTAGE = {"normalize_rewards": True, "use_leave_one_out_baseline": True}
+
+
+def nemo_conventions(loss, advantage):
+    return nemo.conventions_of(
+        SimpleNamespace(**{**NEMO_LOSS, **loss}), SimpleNamespace(**{**NEMO_ADVANTAGE, **advantage})
+    )
+
+
+def openrlhf_conventions(settings):
+    return openrlhf.conventions_of({**openrlhf.DEFAULTS, **settings})
+
+
+@pytest.mark.parametrize("name", ["nemo_rl", "openrlhf", "prime_rl"])
+def test_a_codebase_that_is_not_there_is_one_line_that_says_so(name):
+    if importlib.util.find_spec(name):
+        pytest.skip(f"{name} is installed")
+    with pytest.raises(UserError, match=f"^{name} is not installed: ") as raised:
+        load_adapter(name)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_command_ends_with_exit_code_2_and_nothing_else():
+    if importlib.util.find_spec("nemo_rl"):
+        pytest.skip("nemo_rl is installed")
+    command = [sys.executable, "-m", "rlcanary", "check", "nemo_rl"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr.startswith("rlcanary: nemo_rl is not installed: ")
+    assert run.stderr.count("\n") == 1
+    assert run.stdout == ""
+
+
+def test_importing_every_bundled_adapter_imports_no_framework():
+    modules = sorted({target.partition(":")[0] for target in BUNDLED.values()})
+    frameworks = {"torch", "ray", "transformers", "trl", "verl", "torchrl", "nemo_rl", "openrlhf", "prime_rl"}
+    code = f"import sys, importlib; [importlib.import_module(name) for name in {modules}]; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not frameworks & set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"advantage_baseline": "mean"},
+        {"advantage_scale": "none"},
+        {"objective": "cispo"},
+        {"aggregation": "sequence_mean", "ratio_level": "sequence"},
+        {"clip_low": 0.1, "clip_high": 0.28},
+        {"dual_clip": 3.0},
+        {"kl_coef": 0.0},
+        {"kl_estimator": "k1", "kl_coef": 0.5},
+        {"kl_placement": "reward"},
+        {"kl_output_clamp": None, "kl_input_clamp": None},
+        {"importance_level": "token", "importance_high": 2.0},
+        {"importance_level": "token", "importance_mode": "mask", "importance_low": 0.5, "importance_high": 2.0},
+    ],
+    ids=str,
+)
+def test_nemo_rl_settings_say_the_conventions_they_were_made_for(changes):
+    conventions = nemo_conventions({}, {})
+    settings = nemo.settings_for({}, {}, conventions, changes)
+    assert nemo_conventions(*settings) == conventions.replace(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"entropy_coef": 0.1},
+        {"kl_estimator": "abs"},
+        {"advantage_scale": "batch"},
+        {"ratio_level": "sequence"},
+        {"objective": "cispo", "dual_clip": 3.0},
+        {"importance_level": "sequence"},
+    ],
+    ids=str,
+)
+def test_what_nemo_rl_has_no_option_for_is_declined(changes):
+    with pytest.raises(NotProvided):
+        nemo.settings_for({}, {}, nemo_conventions({}, {}), changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"advantage_scale": "none"},
+        {"advantage_baseline": "leave_one_out", "advantage_scale": "none"},
+        {"clip_low": 0.1, "clip_high": 0.28},
+        {"dual_clip": 3.0},
+        {"kl_coef": 0.5, "kl_placement": "loss", "kl_estimator": "k3"},
+        {"entropy_coef": 0.1},
+        {"importance_level": "token", "importance_low": 0.0, "importance_high": 2.0},
+        {"importance_level": "token", "importance_mode": "mask", "importance_low": 0.5, "importance_high": 2.0},
+    ],
+    ids=str,
+)
+def test_openrlhf_settings_say_the_conventions_they_were_made_for(changes):
+    conventions = openrlhf_conventions({})
+    assert openrlhf_conventions(openrlhf.settings_for({}, conventions, changes)) == conventions.replace(**changes)
+
+
+def test_gspo_of_openrlhf_averages_over_sequences_that_have_a_token():
+    changes = {"ratio_level": "sequence", "aggregation": "sequence_mean_nonempty"}
+    settings = openrlhf.settings_for({}, openrlhf_conventions({}), changes)
+    assert settings == {"actor.policy_loss_type": "gspo"}
+    made = openrlhf_conventions(settings)
+    assert (made.ratio_level, made.aggregation, made.log_ratio_clamp) == ("sequence", "sequence_mean_nonempty", None)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"objective": "cispo"}, {"advantage_scale": "batch"}, {"importance_level": "sequence"}], ids=str
+)
+def test_what_openrlhf_has_no_option_for_is_declined(changes):
+    with pytest.raises(NotProvided):
+        openrlhf.settings_for({}, openrlhf_conventions({}), changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"algo.advantage.estimator": "gae"}, "this adapter knows group_norm, dr_grpo, rloo"),
+        ({"algo.advantage.is_correction_enable": True}, "lower threshold of 'tis'"),
+        (
+            {"algo.advantage.is_correction_enable": True, "algo.advantage.is_correction_type": "seq-mask-tis"},
+            "seq-mask-tis",
+        ),
+    ],
+    ids=str,
+)
+def test_openrlhf_settings_without_words_in_the_conventions_are_refused(settings, said):
+    with pytest.raises(UserError, match=said):
+        openrlhf.check_settings({**openrlhf.DEFAULTS, **settings})
+
+
+def test_prime_rl_neither_clips_nor_scales():
+    made = prime_rl.CONVENTIONS
+    assert (made.clip_low, made.clip_high, made.advantage_scale) == (None, None, "none")
