@@ -25,6 +25,7 @@ AREAS = (
     "filter",
     "schedule",
     "step",
+    "evaluation",
 )
 
 

@@ -4,7 +4,7 @@ from torch import Generator
 
 from rlcanary.checks.registry import check
 from rlcanary.checks.subject import Call, Finding, Subject
-from rlcanary.checks.training import GROUPS, IMPORTS, PAIR, build, new_state, reference_model, sampled
+from rlcanary.checks.training import GROUPS, PAIR, build, new_state, reference_model, sampled, script
 from rlcanary.checks.updates import declared
 from rlcanary.contract import NotProvided
 
@@ -18,8 +18,11 @@ def _expect(call: Call, expected: dict[str, float], told: str, source: list[str]
         # The absolute part covers float32 logprobs of the order of ten in a mean that cancels.
         allowed = 1e-3 * abs(expected[name]) + 1e-4
         if not abs(got - expected[name]) <= allowed:
-            lines = [IMPORTS, *source, f"got = adapter.train_step(*arguments)[{name!r}]"]
-            lines.append(f"assert abs(got - expected[{name!r}]) <= {allowed:.2g}, got")
+            lines = script(
+                *source,
+                f"got = adapter.train_step(*arguments)[{name!r}]",
+                f"assert abs(got - expected[{name!r}]) <= {allowed:.2g}, got",
+            )
             raise Finding(f"the metric {name} is {got:.6g}, {told} it is {expected[name]:.6g}", call.snippet(lines))
 
 

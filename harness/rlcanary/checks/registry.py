@@ -29,8 +29,16 @@ AREAS = (
     "split",
     "config",
     "batch",
+    "eos",
+    "reward",
+    "rollout",
+    "rendering",
+    "order",
+    "filter",
+    "schedule",
     "step",
     "metrics",
+    "evaluation",
 )
 
 Status = Literal["pass", "fail", "not-provided", "error"]

@@ -7,7 +7,7 @@ from rlcanary.batch import CollatedBatch, Group
 from rlcanary.checks.registry import check
 from rlcanary.checks.snippet import Written, literal
 from rlcanary.checks.subject import Call, Finding, Subject, close
-from rlcanary.checks.training import GROUPS, IMPORTS, PAIR, build, lead, named, new_state, reference_model, sampled
+from rlcanary.checks.training import GROUPS, PAIR, build, lead, named, new_state, reference_model, sampled, script
 from rlcanary.checks.updates import Update, Watch, declared
 from rlcanary.contract import NotProvided
 from rlcanary.conventions import Conventions
@@ -21,8 +21,11 @@ def _step(subject: Subject, state: Written, batch: CollatedBatch) -> tuple[Call,
     watch = Watch(state.value)
     call = subject.call("train_step", state, batch)
     if len(watch.updates) != 1:
-        lines = [IMPORTS, "watch = Watch(arguments[0])", "adapter.train_step(*arguments)"]
-        lines.append("assert len(watch.updates) == 1, len(watch.updates)")
+        lines = script(
+            "watch = Watch(arguments[0])",
+            "adapter.train_step(*arguments)",
+            "assert len(watch.updates) == 1, len(watch.updates)",
+        )
         raise Finding(f"one call of train_step made {len(watch.updates)} steps of state.optimizer", call.snippet(lines))
     return call, watch.updates[0]
 
@@ -41,14 +44,13 @@ def _expect_gradients(
     both = [torch.cat([side[name].double().flatten() for name in names]) for side in (got, expected)]
     length = float(both[0].norm() / both[1].norm())
     cosine = float(torch.nn.functional.cosine_similarity(both[0], both[1], dim=0))
-    lines = [
-        IMPORTS,
+    lines = script(
         *source,
         "got = gradients_of(adapter, *arguments)",
         f"name = {wrong[0]!r}",
         f"torch.testing.assert_close(got[name].double(), expected[name].double(), rtol={RELATIVE}, "
         f"atol={ABSOLUTE * largest:.1e})",
-    ]
+    )
     raise Finding(
         f"{message}\n  {len(wrong)} of {len(names)} parameters have another gradient, {wrong[0]} for one; all together it "
         f"is {length:.4g} times as long as it should be, with a cosine of {cosine:.4f}",
@@ -81,7 +83,7 @@ def declared_gradient(subject: Subject, rng: Generator) -> None:
     whose gradients add up to another weight, a division after backward, a loss in half precision. The logged loss is
     finite and falls. Look at everything between the batch and `optimizer.step()`.
     """
-    for choice in ({}, {"temperature": 0.6}, {"kl_coef": 0.3}):
+    for choice in ({}, {"temperature": 0.6}, {"kl_coef": 0.3}, {"temperature": 0.6, "kl_coef": 0.3}):
         for groups in (PAIR, GROUPS):
             with subject.attempt():
                 option = subject.configured(**choice)
@@ -251,12 +253,16 @@ def every_parameter_moves(subject: Subject, rng: Generator) -> None:
     """
     state = new_state(subject, ref_model=reference_model(subject), learning_rate=1e-2)
     watch = Watch(state.value)
-    call = subject.call("train_step", state, sampled(subject, GROUPS))
+    call = subject.call("train_step", state, sampled(subject, PAIR))
     still = watch.standing_still()
     if still or not watch.updates:
         rate = f"learning rate {watch.updates[0].learning_rates[0]:g}" if watch.updates else "no optimizer step"
-        lines = [IMPORTS, "watch = Watch(arguments[0])", "adapter.train_step(*arguments)"]
-        lines += ["assert watch.updates", "assert watch.standing_still() == [], watch.standing_still()"]
+        lines = script(
+            "watch = Watch(arguments[0])",
+            "adapter.train_step(*arguments)",
+            "assert watch.updates",
+            "assert watch.standing_still() == [], watch.standing_still()",
+        )
         raise Finding(
             f"{len(still)} of {len(watch.before)} parameters have a gradient and did not move ({rate}): "
             f"{', '.join(still[:3])}{'…' if len(still) > 3 else ''}",
@@ -270,8 +276,8 @@ def _train(subject: Subject, learning_rate: float, updates: int) -> tuple[Call, 
     watch = Watch(state.value)
     batch = sampled(subject, PAIR)
     calls = [subject.call("train_step", state, batch) for _ in range(updates)]
-    repeat = f"for _ in range({updates}):"
-    return calls[-1], watch, [IMPORTS, "watch = Watch(arguments[0])", repeat, "    adapter.train_step(*arguments)"]
+    lines = script("watch = Watch(arguments[0])", f"for _ in range({updates}):", "    adapter.train_step(*arguments)")
+    return calls[-1], watch, lines
 
 
 @check("step.small_learning_rate", needs=("train_step",))
@@ -322,9 +328,14 @@ def learning_rate_schedule(subject: Subject, rng: Generator) -> None:
     got = [update.learning_rates[0] for update in watch.updates]
     expected = [1e-3 / (k + 1) for k in range(4)]
     if len(got) != 4 or not torch.allclose(torch.tensor(got), torch.tensor(expected), rtol=1e-3, atol=0):
-        lines = [IMPORTS, "watch = Watch(arguments[0])", "for _ in range(4):", "    adapter.train_step(*arguments)"]
-        lines += ["got = torch.tensor([update.learning_rates[0] for update in watch.updates])"]
-        lines += [f"torch.testing.assert_close(got, torch.tensor({expected}), rtol=1e-3, atol=0)"]
+        lines = script(
+            "watch = Watch(arguments[0])",
+            "for _ in range(4):",
+            "    adapter.train_step(*arguments)",
+            "got = torch.tensor([update.learning_rates[0] for update in watch.updates])",
+            "expected = torch.tensor([1e-3 / (k + 1) for k in range(4)])",
+            "torch.testing.assert_close(got, expected, rtol=1e-3, atol=0)",
+        )
         shown = [", ".join(f"{rate:.3g}" for rate in rates) for rates in (got, expected)]
         raise Finding(
             f"four updates had other learning rates than their schedule, 1 / (k + 1), gives\n  got:      {shown[0]}\n"
@@ -349,10 +360,13 @@ def reference_model_stays(subject: Subject, rng: Generator) -> None:
     before = named(build("nudged(tiny_llama())"))
     for name, parameter in named(state.value.ref_model).items():
         if name in before and not torch.equal(before[name].to(parameter), parameter):
-            lines = [IMPORTS, "for _ in range(2):", "    adapter.train_step(*arguments)"]
-            lines += [f"got = named(arguments[0].ref_model)[{name!r}]"]
-            lines += [f"expected = named(nudged(tiny_llama()))[{name!r}]"]
-            lines += ["torch.testing.assert_close(got, expected, rtol=0, atol=0)"]
+            lines = script(
+                "for _ in range(2):",
+                "    adapter.train_step(*arguments)",
+                f"got = named(arguments[0].ref_model)[{name!r}]",
+                f"expected = named(nudged(tiny_llama()))[{name!r}]",
+                "torch.testing.assert_close(got, expected, rtol=0, atol=0)",
+            )
             raise Finding(f"two updates changed {name} of the reference model", calls[-1].snippet(lines))
 
 
@@ -369,8 +383,10 @@ def direction(subject: Subject, rng: Generator) -> None:
     call = option.call("train_step", state, batch)
     before, after = lead(build("tiny_llama()"), batch), lead(state.value.model, batch)
     if not after > before:
-        lines = [IMPORTS, "adapter.train_step(*arguments)"]
-        lines += ["assert lead(arguments[0].model, arguments[1]) > lead(tiny_llama(), arguments[1])"]
+        lines = script(
+            "adapter.train_step(*arguments)",
+            "assert lead(arguments[0].model, arguments[1]) > lead(tiny_llama(), arguments[1])",
+        )
         raise Finding(
             f"the completion that earned 1 led the one that earned 0 by {before:.4f} nats before the update and by "
             f"{after:.4f} after it",

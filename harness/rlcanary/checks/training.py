@@ -4,6 +4,7 @@ Snippets import these names, so that a counterexample reads as what was done.
 """
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,24 +35,42 @@ GROUPS = [
     ),
 ]
 
-IMPORTS = """\
-from rlcanary.checks.training import decaying, lead, named, nudged, started, with_graded_items, with_items
-from rlcanary.checks.updates import Watch, declared, gradients_of
-from rlcanary.tiny_models import tiny_llama"""
+# What snippets use, and where it is.
+NAMES = {
+    "tiny_llama": "rlcanary.tiny_models",
+    **dict.fromkeys(
+        ("decaying", "lead", "named", "nudged", "started", "with_graded_items", "with_items"),
+        "rlcanary.checks.training",
+    ),
+    **dict.fromkeys(("changed", "modes", "random_states", "snapshot"), "rlcanary.checks.evaluation"),
+    **dict.fromkeys(("Watch", "declared", "gradients_of"), "rlcanary.checks.updates"),
+}
 
 
-def build(expression: str, subject: Subject | None = None) -> Any:
-    """The value of an expression over the models and functions that snippets import, and over `adapter`.
+def script(*lines: str) -> list[str]:
+    """Lines of a snippet with the imports that they need in front."""
+    return [*_imports("\n".join(lines)), *lines]
+
+
+def build(expression: str, **names: Any) -> Any:
+    """The value of an expression, over what snippets import and these names.
 
     Raises:
         NotProvided: transformers is not installed.
     """
     try:
-        names: dict[str, Any] = {}
-        exec(IMPORTS, names)
-        return eval(expression, names, {"adapter": subject.adapter if subject else None})
+        exec("\n".join(_imports(expression)), names)
+        return eval(expression, names)
     except ModuleNotFoundError as error:
         raise NotProvided(f"{error.name} is not installed") from error
+
+
+def _imports(code: str) -> list[str]:
+    modules: dict[str, list[str]] = {}
+    for name, module in NAMES.items():
+        if re.search(rf"\b{name}\(", code):
+            modules.setdefault(module, []).append(name)
+    return [f"from {module} import {', '.join(found)}" for module, found in sorted(modules.items())]
 
 
 def new_state(
@@ -74,7 +93,7 @@ def new_state(
         NotProvided: the adapter has no such state, or transformers is not installed.
     """
     expression = dressed.format(f"adapter.new_state({model}, {ref_model}, {learning_rate!r})")
-    return Written(build(expression, subject), expression, IMPORTS)
+    return Written(build(expression, adapter=subject.adapter), expression, "\n".join(_imports(expression)))
 
 
 def reference_model(subject: Subject, other: bool = True) -> str:
