@@ -5,6 +5,7 @@ from typing import Any
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs.museum import Bug
+from rlcanary.contract import Item
 
 
 class ScheduleMovesInEvaluation(Bug):
@@ -44,7 +45,7 @@ class AccuracyOfExactlyOne(Bug):
     effect = "validation counts the rewards that equal 1.0: it reads 0 for shaped rewards"
 
     def evaluate(self, state: Any) -> dict[str, float]:
-        rewards = [
-            super(AccuracyOfExactlyOne, self).evaluate(replace(state, eval_items=[item])) for item in state.eval_items
-        ]
-        return {"reward": sum(logged["reward"] == 1.0 for logged in rewards) / len(rewards)}
+        def exactly_one(item: Item) -> Item:
+            return replace(item, reward=lambda text: float(item.reward(text) == 1.0))
+
+        return super().evaluate(replace(state, eval_items=[exactly_one(item) for item in state.eval_items]))

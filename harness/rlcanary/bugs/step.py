@@ -9,7 +9,6 @@ import torch
 from rlcanary import reference
 from rlcanary.batch import CollatedBatch
 from rlcanary.bugs.museum import Bug
-from rlcanary.contract import TrainState
 
 
 class OldLogprobsOfAnotherPass(Bug):
@@ -76,7 +75,7 @@ class HeadInNoOptimizer(Bug):
     source = "TRL efc687db6, #2463"
     effect = "the optimizer was built from a part of what is trained; the head stays at its start"
 
-    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> TrainState:
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
         state = super().new_state(model.model, ref_model, learning_rate)
         state.model = model
         return state
@@ -87,7 +86,7 @@ class WeightsInHalfPrecision(Bug):
     source = "TRL 05cfc90c5, #5333"
     effect = "without a float32 master copy 98 % of the parameters never move at learning rate 1e-6"
 
-    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> TrainState:
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
         return super().new_state(model.to(torch.bfloat16), ref_model, learning_rate)
 
 
@@ -108,7 +107,7 @@ class WeightsNeverLoaded(Bug):
     source = "rlvr-experiments 0875dfe"
     effect = "the trainer starts from random weights: the KL to the reference is about 15 at step 0"
 
-    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> TrainState:
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
         return super().new_state(model, ref_model, learning_rate)
@@ -119,7 +118,7 @@ class FirstLearningRateZero(Bug):
     source = "verl 80af51b60, #1463"
     effect = "without warm-up the first update has learning rate 0"
 
-    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> TrainState:
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
         state = super().new_state(model, ref_model, learning_rate)
         state.scheduler = torch.optim.lr_scheduler.LambdaLR(state.optimizer, lambda step: min(1, step / 1))
         return state
