@@ -84,6 +84,8 @@ class Conventions:
         importance_low: the lower bound of "mask".
         importance_high: the upper bound.
         evaluation_temperature: what an evaluation samples at; 0 is greedy.
+        sync_while_sampling: weights may be synced while requests are under way, so that completions straddle two policy
+            versions. False where every sync waits until nothing is being sampled.
         data_order: every epoch has an order of its own, or all epochs go through the items from first to last.
     """
 
@@ -126,6 +128,7 @@ class Conventions:
     importance_high: float = 2.0
 
     evaluation_temperature: float = 0.0
+    sync_while_sampling: bool = True
     data_order: DataOrder = "shuffled"
 
     def __post_init__(self) -> None:
@@ -157,7 +160,13 @@ class Conventions:
 GRPO = Conventions()
 DR_GRPO = GRPO.replace(advantage_scale="none", aggregation="constant")
 DAPO = GRPO.replace(clip_high=0.28, aggregation="token_mean")
-RLOO = GRPO.replace(advantage_baseline="leave_one_out", advantage_scale="none", aggregation="sequence_sum")
+RLOO = GRPO.replace(
+    advantage_baseline="leave_one_out",
+    advantage_scale="none",
+    clip_low=None,
+    clip_high=None,
+    aggregation="sequence_sum",
+)
 GSPO = GRPO.replace(ratio_level="sequence", clip_low=3e-4, clip_high=4e-4)
 CISPO = GRPO.replace(objective="cispo", clip_low=None, clip_high=4.0, aggregation="token_mean")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_mutants import DATA_MUTANTS
 from torch import Tensor
 
 from rlcanary import reference
@@ -31,6 +32,7 @@ VARIANTS = {
     ),
     "nonempty-sequences": PAPERS["grpo"].replace(aggregation="sequence_mean_nonempty"),
     "group-token-mean": PAPERS["grpo"].replace(aggregation="group_token_mean"),
+    "sequential-data": PAPERS["grpo"].replace(data_order="sequential"),
 }
 
 
@@ -114,7 +116,7 @@ class Mutants:
             return batch
 
 
-MUTANTS = [value for value in vars(Mutants).values() if inspect.isclass(value)]
+MUTANTS = [*(value for value in vars(Mutants).values() if inspect.isclass(value)), *DATA_MUTANTS]
 
 
 def test_every_check_can_fail() -> None:

@@ -13,14 +13,3 @@ class PadsMaskedById(Bug):
         batch = super().make_batch(groups, pad_token_id)
         batch.completion_mask = batch.completion_ids != pad_token_id
         return batch
-
-
-class RewardsOfNeighbours(Bug):
-    id = "N20"
-    source = "NeMo RL c112cfe15, #3635"
-    effect = "after one failure every completion has its neighbour's reward"
-
-    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
-        batch = super().make_batch(groups, pad_token_id)
-        batch.rewards = batch.rewards.roll(1)
-        return batch

@@ -199,7 +199,8 @@ class Call:
         """Compare plain Python data with what the property demands.
 
         Args:
-            expression: Python over the names `output` (what came back) and `arguments` (what the adapter received).
+            expression: Python over the names `output` (what came back), `arguments` (what the adapter received) and
+                `adapter`.
             expected: numbers, strings and containers of them.
             message: the property in the words of this case.
             may_raise: whether an exception of the capability would do as well, for the snippet.
@@ -208,7 +209,8 @@ class Call:
         Raises:
             Finding: they differ.
         """
-        got = eval(expression, {"torch": torch, "output": self.output, "arguments": self.given})
+        names = {"torch": torch, "adapter": self.subject.adapter, "arguments": self.given, "output": self.output}
+        got = eval(expression, names)
         if got == expected:
             return
         run = f"output = adapter.{self.capability}(*arguments)"

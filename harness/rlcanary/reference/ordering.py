@@ -25,8 +25,8 @@ def data_order(
         raise ValueError(f"rank {rank} is not one of {world_size}")
     order = list(range(n_items))
     if shuffle:
-        # The generator mixes its seed well; the large odd factor keeps epochs of neighbouring seeds apart.
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        # Epoch 1 of seed 0 is not to be epoch 0 of seed 1.
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
         order = torch.randperm(n_items, generator=generator).tolist()
     even = -(-n_items // world_size) * world_size
     return [order[index % n_items] for index in range(rank, even, world_size)]
@@ -46,14 +46,16 @@ def accumulation_steps(batch_size: int, micro_batch_size: int, n_ranks: int, seq
     """
     numbers = (batch_size, micro_batch_size, n_ranks, sequence_parallel)
     if min(numbers) < 1:
-        raise ValueError(f"batch size, micro-batch size, ranks and sequence-parallel ranks have to be positive: {numbers}")
+        raise ValueError(
+            f"batch size, micro-batch size, ranks and sequence-parallel ranks have to be positive: {numbers}"
+        )
     if n_ranks % sequence_parallel:
         raise ValueError(f"{n_ranks} ranks cannot be divided into groups of {sequence_parallel} that share rows")
     data_parallel = n_ranks // sequence_parallel
     rows_per_pass = micro_batch_size * data_parallel
     if batch_size % rows_per_pass:
         raise ValueError(
-            f"a batch of {batch_size} rows is not a multiple of {micro_batch_size} rows per micro-batch × "
+            f"a batch of {batch_size} rows is not a multiple of {rows_per_pass}: {micro_batch_size} rows per micro-batch on "
             f"{data_parallel} data-parallel ranks"
         )
     return batch_size // rows_per_pass

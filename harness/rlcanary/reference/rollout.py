@@ -33,12 +33,13 @@ def rollout(engine: AsyncEngine, items: Sequence[RewardedItem], sampling: Mappin
     """
 
     async def all_groups() -> list[Group]:
-        return await asyncio.gather(*(_group(engine, item, sampling) for item in items))
+        return await asyncio.gather(*(sample_group(engine, item, sampling) for item in items))
 
     return asyncio.run(all_groups())
 
 
-async def _group(engine: AsyncEngine, item: RewardedItem, sampling: Mapping[str, Any]) -> Group:
+async def sample_group(engine: AsyncEngine, item: RewardedItem, sampling: Mapping[str, Any]) -> Group:
+    """The group of one item, as `rollout` makes it."""
     version = engine.version
     completions = await engine.agenerate(item.prompt_ids, sampling)
     if len(completions) != sampling["n"]:

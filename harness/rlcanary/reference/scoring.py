@@ -45,7 +45,9 @@ def score(items: Sequence[RewardedItem], completions: Sequence[str]) -> Tensor:
         ValueError: there are not as many items as completions.
     """
     if len(items) != len(completions):
-        raise ValueError(f"{len(items)} items and {len(completions)} completions: an item is needed for each completion")
+        raise ValueError(
+            f"{len(items)} items and {len(completions)} completions: an item is needed for each completion"
+        )
     rewards = [_reward(item, text) for item, text in zip(items, completions, strict=True)]
     return torch.tensor(rewards, dtype=torch.float32)
 
@@ -53,7 +55,7 @@ def score(items: Sequence[RewardedItem], completions: Sequence[str]) -> Tensor:
 def _reward(item: RewardedItem, text: str) -> float:
     try:
         reward = item.reward(text)
-    except Exception:  # noqa: BLE001 - a reward function is the user's; its failure must not take the batch with it
+    except Exception:
         log.warning("the reward function of item %r raised; its completion has no reward", item.id, exc_info=True)
         return math.nan
     return math.nan if reward is None else float(reward)

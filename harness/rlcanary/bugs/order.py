@@ -1,0 +1,15 @@
+"""Bugs in the order of the data."""
+
+import torch
+
+from rlcanary.bugs.museum import Bug
+from rlcanary.reference import ordering
+
+
+class SamplerStateNotSaved(Bug):
+    id = "V46"
+    source = "verl ef44dcc72, #4156"
+    effect = "a resumed run replays prompts that it had and never reaches others"
+
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        return ordering.data_order(n_items, epoch, rank, world_size, seed=torch.initial_seed())

@@ -1,0 +1,122 @@
+"""Bugs in chat templates and in what is trained of a conversation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcanary.bugs.museum import Bug
+from rlcanary.tiny_models import BOS_ID
+
+Messages = list[Mapping[str, Any]]
+Rendered = tuple[list[int], list[bool]]
+
+
+def _marked(messages: Messages, trained: Sequence[bool]) -> Messages:
+    return [{**message, "sampled": flag} for message, flag in zip(messages, trained, strict=True)]
+
+
+class TwoBos(Bug):
+    id = "N09"
+    source = "NeMo RL 7d5034e0b, #747"
+    effect = "the template has written a BOS and encoding adds another"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        ids, trained = super().render(messages, tokenizer)
+        return [BOS_ID, *ids], [False, *trained]
+
+
+class SystemPromptIgnored(Bug):
+    id = "N34"
+    source = "NeMo RL c3a2b612a, #2216"
+    effect = "training runs without the configured system prompt"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        return super().render([message for message in messages if message["role"] != "system"], tokenizer)
+
+
+class SystemPromptNotPutIn(Bug):
+    id = "H09"
+    source = "rlvr-experiments 7b60ce4"
+    effect = "the system prompt is stored, and an empty one is rendered"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        kept = [{**message, "content": ""} if message["role"] == "system" else message for message in messages]
+        return super().render(kept, tokenizer)
+
+
+class HistoryTrained(Bug):
+    id = "N14"
+    source = "NeMo RL c3bb1d787, #2176"
+    effect = "assistant turns of the history are trained, with a ratio of exp(logprob - 0)"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        return super().render(_marked(messages, [message["role"] == "assistant" for message in messages]), tokenizer)
+
+
+class SharedTurnsTrainedInEachBranch(Bug):
+    id = "P14"
+    source = "prime-rl b453f40d8, #2975"
+    effect = "a turn that was sampled for another branch is trained here as well"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        sampled = {message["content"] for message in messages if message.get("sampled")}
+        trained = [message["role"] == "assistant" and message["content"] in sampled for message in messages]
+        return super().render(_marked(messages, trained), tokenizer)
+
+
+class RenderedFromText(Bug):
+    id = "T28"
+    source = "TRL ebdfe826f, #5242"
+    effect = "each tool turn encodes the conversation anew: other ids are trained than those that were sampled"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        text: Messages = [{name: message[name] for name in message if name != "token_ids"} for message in messages]
+        return super().render(text, tokenizer)
+
+
+class GenerationPromptLeftIn(Bug):
+    id = "V32"
+    source = "verl 8fd671638, #2901"
+    effect = "an assistant's header stands in front of every tool's turn"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        ids, trained = super().render(messages, tokenizer)
+        tool = tokenizer.encode("<|start|>tool", add_special_tokens=False)
+        header = tokenizer.encode("<|start|>assistant\n", add_special_tokens=False)
+        for place in reversed([place for place in range(len(ids)) if ids[place : place + len(tool)] == tool]):
+            ids[place:place] = header
+            trained[place:place] = [False] * len(header)
+        return ids, trained
+
+
+class ToolBranchNeverTaken(Bug):
+    id = "V49"
+    source = "verl a47eac540, #3865"
+    effect = "a parser is compared with its name: tools' answers are formatted as if they were the user's"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        generic = [{**message, "role": "user"} if message["role"] == "tool" else message for message in messages]
+        return super().render(generic, tokenizer)
+
+
+class ToolAnswerMissing(Bug):
+    id = "R11"
+    source = "torchrl 5a40c0b82, #3087"
+    effect = "the tool's answer is read from a field that is not there"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        read = [
+            {**message, "content": message.get("tool_response", "")} if message["role"] == "tool" else message
+            for message in messages
+        ]
+        return super().render(read, tokenizer)
+
+
+class CutBeforeThePrefixIsFinal(Bug):
+    id = "T46"
+    source = "TRL 18f187db1, #6433"
+    effect = "the first tokens of a completion vanish"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        ids, trained = super().render(messages, tokenizer)
+        first = trained.index(True) if True in trained else len(ids)
+        return ids[:first] + ids[first + 1 :], trained[:first] + trained[first + 1 :]
