@@ -213,9 +213,11 @@ class _Scores(torch.autograd.Function):
             logprobs_BT[rows, write] = log_softmax_btV.gather(-1, ids_bt1).squeeze(-1)
             if want_entropy:
                 softmax_btV = log_softmax_btV.exp()
+                # The probabilities add up to 1 but for a rounding that the entropy would multiply by itself.
+                total_bt = softmax_btV.sum(dim=-1)
                 # The limit of p log p at p = 0 is 0.
                 log_softmax_btV.masked_fill_(softmax_btV == 0, 0)
-                entropy_BT[rows, write] = -softmax_btV.mul_(log_softmax_btV).sum(dim=-1)
+                entropy_BT[rows, write] = -softmax_btV.mul_(log_softmax_btV).sum(dim=-1) / total_bt
         ctx.save_for_backward(logits_BSV, ids_BT, entropy_BT)
         ctx.blocks, ctx.temperature, ctx.want_entropy = blocks, temperature, want_entropy
         return logprobs_BT, entropy_BT
