@@ -26,6 +26,7 @@ AREAS = (
     "schedule",
     "step",
     "evaluation",
+    "sync",
 )
 
 

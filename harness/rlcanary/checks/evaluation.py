@@ -180,7 +180,7 @@ def training_goes_on(subject: Subject, rng: Generator) -> None:
             subject.call("evaluate", state)
         call = subject.call("train_step", state, batch)
         ends.append(snapshot(state.value))
-    different = changed(*ends, 1e-5)
+    different = changed(ends[0], ends[1], 1e-5)
     if different:
         lines = script(
             f"other = {state.expression}",

@@ -39,6 +39,7 @@ AREAS = (
     "step",
     "metrics",
     "evaluation",
+    "sync",
 )
 
 Status = Literal["pass", "fail", "not-provided", "error"]

@@ -42,6 +42,10 @@ NAMES = {
         ("decaying", "lead", "named", "nudged", "started", "with_graded_items", "with_items"),
         "rlcanary.checks.training",
     ),
+    **dict.fromkeys(("breaking_off", "disturb"), "rlcanary.checks.sync"),
+    **dict.fromkeys(
+        ("distribution", "gap", "p_value", "sampling", "shortfall", "trainer_logprobs"), "rlcanary.checks.generation"
+    ),
     **dict.fromkeys(("changed", "modes", "random_states", "snapshot"), "rlcanary.checks.evaluation"),
     **dict.fromkeys(("Watch", "declared", "gradients_of"), "rlcanary.checks.updates"),
 }
@@ -93,6 +97,21 @@ def new_state(
         NotProvided: the adapter has no such state, or transformers is not installed.
     """
     expression = dressed.format(f"adapter.new_state({model}, {ref_model}, {learning_rate!r})")
+    return Written(build(expression, adapter=subject.adapter), expression, "\n".join(_imports(expression)))
+
+
+def new_engine(subject: Subject, model: str = "tiny_llama()", dressed: str = "{}") -> Written:
+    """The adapter's own engine with a model's weights.
+
+    Args:
+        subject: whose `new_engine` makes it.
+        model: Python that makes the model.
+        dressed: Python with {} where the engine goes.
+
+    Raises:
+        NotProvided: the adapter has no such engine, or transformers is not installed.
+    """
+    expression = dressed.format(f"adapter.new_engine({model})")
     return Written(build(expression, adapter=subject.adapter), expression, "\n".join(_imports(expression)))
 
 
