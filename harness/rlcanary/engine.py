@@ -219,7 +219,6 @@ class _Request:
         self.logprobs: list[list[float]] = [[] for _ in range(sampling.n)]
         self.versions: list[list[int]] = [[] for _ in range(sampling.n)]
         self.unfinished = list(range(sampling.n))
-        self.logits_NV: Tensor | None = None
         self.cache: Any = None
 
     @property
@@ -230,14 +229,13 @@ class _Request:
         """Give every unfinished completion its next token."""
         import torch
 
-        if self.logits_NV is None:
+        if self.cache is None:
             logits_1V, self.cache = self.engine.read_prompt(self.prompt)
             self.cache.batch_repeat_interleave(self.sampling.n)
             logits_NV = logits_1V.expand(self.sampling.n, -1)
         else:
             last_N1 = torch.tensor([[self.token_ids[row][-1]] for row in self.unfinished])
             logits_NV = self.engine.next_logits(last_N1, self.cache)
-        self.logits_NV = logits_NV
         self._draw(logits_NV)
         kept = [index for index, row in enumerate(self.unfinished) if not self._has_ended(row)]
         if len(kept) < len(self.unfinished):
@@ -262,15 +260,15 @@ class _Request:
         raw_NV = logits_NV.log_softmax(dim=-1)
         if self.sampling.temperature == 0:
             processed_NV = raw_NV
-            drawn_N1 = raw_NV.argmax(dim=-1, keepdim=True)
+            drawn_N = raw_NV.argmax(dim=-1)
         else:
             processed_NV = processed_logprobs(logits_NV, self.sampling)
-            drawn_N1 = torch.multinomial(processed_NV.exp(), 1, generator=self.random)
+            drawn_N = torch.multinomial(processed_NV.exp(), 1, generator=self.random).squeeze(1)
         reported_NV = raw_NV if self.sampling.logprobs == "raw" else processed_NV
-        reported_N1 = reported_NV.gather(1, drawn_N1)
-        for row, token, logprob in zip(self.unfinished, drawn_N1.tolist(), reported_N1.tolist(), strict=True):
-            self.token_ids[row] += token
-            self.logprobs[row] += logprob
+        reported_N = reported_NV.gather(1, drawn_N.unsqueeze(1)).squeeze(1)
+        for row, token, logprob in zip(self.unfinished, drawn_N.tolist(), reported_N.tolist(), strict=True):
+            self.token_ids[row].append(token)
+            self.logprobs[row].append(logprob)
             self.versions[row].append(self.engine.version)
 
     def _has_ended(self, row: int) -> bool:

@@ -27,6 +27,7 @@ AREAS = (
     "step",
     "evaluation",
     "sync",
+    "parity",
 )
 
 

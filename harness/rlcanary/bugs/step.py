@@ -52,6 +52,19 @@ class TrainerAndReferenceWithoutTemperature(Bug):
         return reference.train_step(state, batch, self.conventions.replace(temperature=1.0))
 
 
+class CrossEntropyInTheFusedLoss(Bug):
+    id = "T47"
+    source = "TRL 63a78d9e5, #5731"
+    effect = "the fused path mixes in half of a cross-entropy on the samples, which the other path does not have"
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        policy = reference.policy_batch(state.model, state.ref_model, batch, self.conventions)
+        output = reference.policy_loss(policy, self.conventions)
+        cross_entropy = -policy.logprobs[policy.mask].mean()
+        loss = 0.5 * output.loss + 0.5 * cross_entropy
+        return {**output.metrics, **reference.descend(state, loss, self.conventions)}
+
+
 class ClippedByShard(Bug):
     id = "N31"
     source = "NeMo RL 2558444a3, #251"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcanary.batch import Completion
 from rlcanary.engine import Sampling
 
 
@@ -20,7 +21,8 @@ def sampling(**changes: Any) -> dict[str, Any]:
 
 def scored(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0) -> Tensor:
     """[T, V] float64 logprobs of all tokens at each place of a completion: without a cache, a batch or dropout."""
-    frozen = copy.deepcopy(model).eval()
+    is_training = any(module.training for module in model.modules())
+    frozen = copy.deepcopy(model).eval() if is_training else model
     with torch.no_grad():
         logits_SV: Tensor = frozen(input_ids=torch.tensor([[*prompt, *token_ids]])).logits[0].double()
     return (logits_SV[len(prompt) - 1 : -1] / temperature).log_softmax(dim=-1)
@@ -68,18 +70,40 @@ def distribution(
 def p_value(drawn: Sequence[int], probabilities_V: Tensor) -> float:
     """How likely draws at least this far from the distribution are, by the chi-square test.
 
-    Tokens that are expected less than five times are counted together, as the test's approximation asks for.
+    The rarest tokens are counted together, until at least ten of them are expected, as the test's approximation asks for.
     """
     counts = Counter(drawn)
     if any(probabilities_V[token] == 0 for token in counts):
         return 0.0
-    observed_V = torch.tensor([counts[token] for token in range(len(probabilities_V))], dtype=torch.float64)
-    expected_V = probabilities_V * len(drawn)
-    is_rare_V = expected_V < 5
-    observed = torch.cat([observed_V[~is_rare_V], observed_V[is_rare_V].sum().reshape(1)])
-    expected = torch.cat([expected_V[~is_rare_V], expected_V[is_rare_V].sum().reshape(1)])
-    observed, expected = observed[expected > 0], expected[expected > 0]
-    if len(expected) < 2:
+    bins: list[tuple[float, int]] = [(0.0, 0)]
+    for probability, token in sorted((float(share), token) for token, share in enumerate(probabilities_V)):
+        expected, observed = bins[-1]
+        if expected >= 10:
+            bins.append((0.0, 0))
+            expected, observed = bins[-1]
+        bins[-1] = (expected + probability * len(drawn), observed + counts[token])
+    if len(bins) > 1 and bins[-1][0] < 10:
+        last = bins.pop()
+        bins[-1] = (bins[-1][0] + last[0], bins[-1][1] + last[1])
+    if len(bins) < 2:
         return 1.0
-    statistic = ((observed - expected).square() / expected).sum()
-    return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2).double(), statistic / 2))
+    statistic = sum((observed - expected) ** 2 / expected for expected, observed in bins)
+    degrees = torch.tensor((len(bins) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(degrees, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
+def wrong_ending(completion: Completion, eos_token_ids: Sequence[int], max_new_tokens: int) -> str | None:
+    """What is wrong with how a completion ends, or None."""
+    token_ids = [int(token) for token in completion.token_ids]
+    has_eos = bool(token_ids) and token_ids[-1] in eos_token_ids
+    if len(token_ids) > max_new_tokens:
+        return f"{len(token_ids)} tokens where {max_new_tokens} were allowed"
+    if any(token in eos_token_ids for token in token_ids[:-1]):
+        return "tokens behind an end-of-sequence token"
+    if not has_eos and len(token_ids) < max_new_tokens:
+        return "neither an end-of-sequence token at the end nor the full length"
+    # An end-of-sequence token in the very last place is both.
+    expected = {"length"} if not has_eos else {"stop"} if len(token_ids) < max_new_tokens else {"stop", "length"}
+    if completion.finish_reason not in expected:
+        return f"the finish reason {completion.finish_reason!r} instead of {sorted(expected)[0]!r}"
+    return None

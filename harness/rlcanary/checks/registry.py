@@ -40,6 +40,7 @@ AREAS = (
     "metrics",
     "evaluation",
     "sync",
+    "parity",
 )
 
 Status = Literal["pass", "fail", "not-provided", "error"]

@@ -44,7 +44,8 @@ NAMES = {
     ),
     **dict.fromkeys(("breaking_off", "disturb"), "rlcanary.checks.sync"),
     **dict.fromkeys(
-        ("distribution", "gap", "p_value", "sampling", "shortfall", "trainer_logprobs"), "rlcanary.checks.generation"
+        ("distribution", "gap", "p_value", "sampling", "shortfall", "trainer_logprobs", "wrong_ending"),
+        "rlcanary.checks.generation",
     ),
     **dict.fromkeys(("changed", "modes", "random_states", "snapshot"), "rlcanary.checks.evaluation"),
     **dict.fromkeys(("Watch", "declared", "gradients_of"), "rlcanary.checks.updates"),
