@@ -51,8 +51,10 @@ def test_torchrl_computes_what_its_options_are_said_to_mean(torchrl, changes):
     assert {check_id: status(adapter, check_id) for check_id in DECLARED} == dict.fromkeys(DECLARED, "pass")
 
 
-def test_the_preset_is_what_the_defaults_declare(torchrl):
-    assert torchrl.conventions == CODEBASES["torchrl"]
+def test_the_preset_of_losses_and_advantages_is_what_the_defaults_declare(torchrl):
+    of_a_step = ("temperature", "old_logprobs", "training_dropout", "max_grad_norm")
+    preset = CODEBASES["torchrl"]
+    assert torchrl.conventions.replace(**{name: getattr(preset, name) for name in of_a_step}) == preset
 
 
 def test_accumulation_holds_for_means_over_sequences_and_is_found_wrong_for_means_over_tokens(torchrl):
@@ -66,6 +68,11 @@ def test_accumulation_holds_for_means_over_sequences_and_is_found_wrong_for_mean
     by_sequence = torchrl.configured(aggregation="sequence_mean")
     assert torch.allclose(by_sequence.accumulated_loss(batch, 2).loss, by_sequence.policy_loss(batch).loss)
     assert status(torchrl, "split.micro_batches") == "fail"
+
+
+def test_a_step_without_a_kl_term_descends_the_declared_gradient_at_the_scheduled_rate(torchrl):
+    ids = ("step.off_policy_gradient", "step.learning_rate_schedule", "step.dropout_is_off")
+    assert {check_id: status(torchrl, check_id) for check_id in ids} == dict.fromkeys(ids, "pass")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +108,12 @@ def test_sampling_keeps_the_order_of_prompts_and_repeats_with_its_seed(torchrl):
     assert one[0].token_ids == scores.argmax(dim=-1).tolist()
     expected = scores.gather(1, ids[0, 2:, None]).squeeze(1)
     assert torch.allclose(torch.tensor(one[0].logprobs)[1:], expected[1:], atol=1e-4)
+
+
+def test_the_logprob_of_the_first_sampled_token_is_found_missing(torchrl):
+    assert status(torchrl, "parity.logprobs") == "fail"
+    (one,) = torchrl.generate(torchrl.new_engine(tiny_llama()), [[8, 9]], {"max_new_tokens": 3, "seed": 7})
+    assert one[0].logprobs[0] == 0
 
 
 def test_a_group_of_one_has_no_advantage_that_is_a_number(torchrl):

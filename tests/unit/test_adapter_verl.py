@@ -67,8 +67,16 @@ def test_padded_and_packed_forward_passes_score_each_completion_as_if_alone(verl
     assert {check_id: status(verl, check_id) for check_id in ids} == dict.fromkeys(ids, "pass")
 
 
-def test_the_preset_is_what_the_defaults_declare(verl):
-    assert verl.conventions == CODEBASES["verl"]
+def test_the_preset_of_losses_and_advantages_is_what_the_defaults_declare(verl):
+    of_a_step = ("temperature", "old_logprobs", "training_dropout", "max_grad_norm")
+    preset = CODEBASES["verl"]
+    assert verl.conventions.replace(**{name: getattr(preset, name) for name in of_a_step}) == preset
+
+
+def test_a_step_descends_the_declared_gradient_and_logs_the_learning_rate_of_the_next(verl):
+    ids = ("step.declared_gradient", "step.learning_rate_schedule", "metrics.recomputed")
+    assert [status(verl, check_id) for check_id in ids] == ["pass", "pass", "fail"]
+    assert "the metric lr is" in run_check(CHECKS["metrics.recomputed"], verl, "verl").message
 
 
 def test_nan_behind_the_mask_reaches_the_loss_of_sequence_means_only(verl):

@@ -7,16 +7,14 @@ logprobs and entropies. Written for torchrl 0.14.
 from __future__ import annotations
 
 import copy
-import logging
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
-from rlcanary.batch import Completion, LossOutput
+from rlcanary.adapters.torchrl_data import completion_of, full_length, generate_kwargs, given_actor, quiet, ragged_rows
+from rlcanary.batch import LossOutput
 from rlcanary.conventions import Aggregation, Conventions
 from rlcanary.engine import Sampling
 from rlcanary.errors import UserError
@@ -24,7 +22,7 @@ from rlcanary.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlcanary.batch import CollatedBatch, PolicyBatch
+    from rlcanary.batch import CollatedBatch, Completion, PolicyBatch
 
 AGGREGATIONS: dict[str, Aggregation] = {"token_mean": "token_mean", "prompt_mean": "sequence_mean"}
 METRICS = {"kl_to_ref": "kl", "entropy": "entropy", "clip_fraction": "clip_fraction"}
@@ -52,7 +50,7 @@ class TorchrlAdapter(Adapter):
             UserError: torchrl is not installed, or a setting is one that the conventions have no words for.
         """
         try:
-            with _quiet():
+            with quiet():
                 import torchrl.modules.llm
                 import torchrl.objectives.llm
                 import torchrl.trainers  # noqa: F401
@@ -85,6 +83,8 @@ class TorchrlAdapter(Adapter):
             kl_coef=loss.kl_to_ref_coeff or 0.0,
             entropy_coef=loss.entropy_coeff if loss.entropy_bonus else 0.0,
             logprobs_upcast=False,
+            old_logprobs="sampler",
+            max_grad_norm=1.0,
         )
 
     def configured(self, **changes: Any) -> Self:
@@ -122,7 +122,7 @@ class TorchrlAdapter(Adapter):
         wrapper = self._wrapped(model, generate=True, return_log_probs=False, pad_output=True)
         wrapper.tokenizer.pad_token_id = pad_token_id
         rows = lazy_stack([TensorDict({"tokens": {"prompt": prompt}}) for _ in completion_ids])
-        with _quiet():
+        with quiet():
             scored = wrapper(rows)
         return scored["masks", "all_attention_mask"][:, 1:]  # type: ignore[no-any-return]
 
@@ -179,6 +179,23 @@ class TorchrlAdapter(Adapter):
         pieces = [(leaf.grad * loss).reshape(()) for leaf, loss in zip(leaves, losses, strict=True)]  # type: ignore[operator]
         return LossOutput(torch.stack(pieces).sum())
 
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        # torchrl leaves the mode of the model to the training script, and its own script switches dropout off.
+        return super().new_state(model.eval(), ref_model, learning_rate)
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        """The trainer's optimization stepper and learning-rate hook, with torchrl's model wrapper as the actor."""
+        from torchrl.trainers import LRSchedulerHook, MixedPrecisionOptimizationStepper
+
+        loss = self._new_loss(self._wrapped(state.model, generate=False))
+        data = self._step_data(state, batch)
+        stepper = MixedPrecisionOptimizationStepper(state.optimizer)
+        with quiet():
+            output = stepper.step(SimpleNamespace(compute_loss=loss), data)
+        LRSchedulerHook(state.scheduler)()
+        metrics = {ours: output.get(theirs, None) for theirs, ours in {**METRICS, "grad_norm": "grad_norm"}.items()}
+        return {name: float(value) for name, value in metrics.items() if value is not None}
+
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         """One token at a time: with coefficient 1 the loss's KL term over one token is its KL."""
         import torch
@@ -212,44 +229,58 @@ class TorchrlAdapter(Adapter):
         if not hasattr(engine, "generation_config"):
             raise NotProvided("torchrl samples from a transformers model in this process")
         request = Sampling(**sampling)
-        wrapper = self._wrapped(engine, generate=True, generate_kwargs=_generate_kwargs(request))
+        if request.temperature == 0 and request.n > 1:
+            raise NotProvided("greedy sampling gives one completion")
+        wrapper = self._wrapped(engine, generate=True, generate_kwargs=generate_kwargs(request))
         rows = lazy_stack([TensorDict({"tokens": {"prompt": torch.tensor(prompt)}}) for prompt in prompts])
-        with _quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             if request.seed is None:
                 torch.seed()
             else:
                 torch.manual_seed(request.seed)
             groups = wrapper(rows).reshape(len(prompts), -1).unbind(0)
-        return [[_completion(row, request) for row in group.unbind(0)] for group in groups]
+        return [[completion_of(row, request) for row in group.unbind(0)] for group in groups]
 
     def _scored(self, model: Any, batch: CollatedBatch, temperature: float, pad_model_input: bool) -> Tensor:
         """What the loss takes as the policy's logprobs; a temperature goes where torchrl has it, in `generate_kwargs`."""
         import torch
-        from tensordict import TensorDict, lazy_stack
 
-        sequences = [ids[kept] for ids, kept in zip(batch.input_ids, batch.attention_mask, strict=True)]
-        lengths = batch.completion_mask.sum(dim=1).tolist()
-        rows = [
-            TensorDict(
-                {
-                    "tokens": {"full": ids, "prompt": ids[: len(ids) - length]},
-                    "masks": {"all_attention_mask": torch.ones_like(ids, dtype=torch.bool)},
-                }
-            )
-            for ids, length in zip(sequences, lengths, strict=True)
-        ]
         wrapper = self._wrapped(
             model, generate=False, generate_kwargs={"temperature": temperature}, pad_model_input=pad_model_input
         )
-        loss = self._new_loss(wrapper)
-        with _quiet():
-            logprobs, _, _ = loss._get_cur_log_prob(lazy_stack(rows))
+        with quiet():
+            logprobs, _, _ = self._new_loss(wrapper)._get_cur_log_prob(ragged_rows(batch))
         # Rows end together, for torchrl pads them on the left.
+        lengths = batch.completion_mask.sum(dim=1).tolist()
         completions = [row[len(row) - length :] for row, length in zip(logprobs, lengths, strict=True)]
         width = batch.completion_ids.shape[1]
         return torch.stack(
             [torch.nn.functional.pad(row, (0, width - len(row)), value=torch.nan) for row in completions]
         )
+
+    def _step_data(self, state: Any, batch: CollatedBatch) -> Any:
+        """Rollouts as they come from the replay buffer, with advantages and, where there is a KL term, its reference."""
+        import torch
+
+        if batch.old_logprobs is None:
+            raise NotProvided("torchrl takes the ratio against the sampler's logprobs")
+        data = ragged_rows(batch)
+        advantages = self.advantages(batch.rewards, batch.group_ids)
+        given: dict[tuple[str, ...], list[Tensor]] = {("log_probs", "full"): full_length(batch.old_logprobs, batch)}
+        if self._loss_module.kl_to_ref_coeff:
+            if batch.ref_logprobs is not None:
+                given["next", "ref_log_probs", "full"] = full_length(batch.ref_logprobs, batch)
+            elif state.ref_model is not None:
+                with quiet(), torch.no_grad():
+                    scored = self._wrapped(state.ref_model, generate=False)(ragged_rows(batch))
+                given["next", "ref_log_probs", "full"] = scored.get(("log_probs", "full"), as_list=True)
+            else:
+                raise NotProvided("kl_to_ref_coeff needs a reference")
+        for row, fields in enumerate(data.tensordicts):
+            fields["advantage"] = advantages[row].view(1, 1)
+            for key, values in given.items():
+                fields[key] = values[row]
+        return data
 
     def _written(self, rewards: Tensor, group_ids: Tensor, size: int) -> Any:
         """What `MCAdvantage` writes to the replay buffer for one-step trajectories of these groups, or None."""
@@ -272,7 +303,7 @@ class TorchrlAdapter(Adapter):
         )
         if size < 2 and self.advantage.get("trajectory_return") is not None:
             raise NotProvided("trajectory_return needs groups of at least two")
-        with _quiet():
+        with quiet():
             return MCAdvantage(grpo_size=size, prompt_key="group", **self.advantage).inv(steps)
 
     def _loss_output(self, batch: PolicyBatch) -> Any:
@@ -294,7 +325,7 @@ class TorchrlAdapter(Adapter):
             data["given"]["entropy"] = batch.entropy
         if batch.ref_logprobs is not None:
             data["next"] = {"ref_log_probs": {"full": batch.ref_logprobs}}
-        with _quiet():
+        with quiet():
             return loss(TensorDict(data, batch_size=[len(batch.mask)]))
 
     def _metrics(self, output: Any, batch: PolicyBatch) -> dict[str, float]:
@@ -312,48 +343,12 @@ class TorchrlAdapter(Adapter):
 
     @cached_property
     def _loss_module(self) -> Any:
-        return self._new_loss(_given_actor())
+        return self._new_loss(given_actor())
 
     def _new_loss(self, actor: Any) -> Any:
         import torchrl.objectives.llm
 
         return getattr(torchrl.objectives.llm, self.loss_class)(actor, **self.loss)
-
-
-@cache
-def _given_actor() -> Any:
-    """An actor whose distribution over the response tokens is the one that the batch holds."""
-    import torch
-
-    class GivenActor(torch.nn.Module):
-        def _get_sft_dist(self, data: Any) -> Any:
-            return _given_distribution_class()(data["given"])
-
-        _get_rlhf_dist = _get_generic_dist = get_dist = _get_sft_dist
-
-    return GivenActor()
-
-
-@cache
-def _given_distribution_class() -> Any:
-    import torch
-
-    class GivenDistribution(torch.distributions.Distribution):
-        arg_constraints: dict[str, Any] = {}  # noqa: RUF012 - torch wants it on the class
-
-        def __init__(self, given: Any) -> None:
-            super().__init__(batch_shape=given["mask"].shape, validate_args=False)
-            self.given = given
-            self.mask = given["mask"]
-
-        def log_prob(self, value: Tensor) -> Tensor:
-            return self.given["log_prob"]  # type: ignore[no-any-return]
-
-        def entropy(self) -> Tensor:
-            entropy = self.given.get("entropy")
-            return torch.zeros_like(self.given["log_prob"]) if entropy is None else entropy
-
-    return GivenDistribution
 
 
 def _distribution(logits: Tensor) -> Any:
@@ -368,43 +363,9 @@ def _losses(output: Any) -> dict[str, Tensor]:
     return {name: value for name, value in output.items() if name.startswith("loss") and value is not None}
 
 
-def _generate_kwargs(request: Sampling) -> dict[str, Any]:
-    """In torchrl's names, which take neither a temperature of 0 for greedy nor a top_k of 0 for off."""
-    kwargs: dict[str, Any] = {"max_new_tokens": request.max_new_tokens, "num_return_sequences": request.n}
-    if request.eos_token_ids:
-        kwargs["eos_token_id"] = list(request.eos_token_ids)
-    if request.temperature == 0:
-        return kwargs | {"do_sample": False}
-    kwargs |= {"do_sample": True, "temperature": request.temperature, "top_p": request.top_p}
-    # Without it transformers takes the 50 likeliest.
-    return kwargs | {"top_k": request.top_k or 2**31 - 1}
-
-
-def _completion(row: Any, request: Sampling) -> Completion:
-    ids = row["tokens", "response"].tolist()
-    return Completion(
-        ids,
-        logprobs=row["log_probs", "response"].tolist(),
-        finish_reason="stop" if ids and ids[-1] in request.eos_token_ids else "length",
-    )
-
-
 def _exact(buffer: Tensor) -> float:
     """The number that was meant by a float32: 0.2, not 0.20000000298."""
     return float(f"{float(buffer):.6g}")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torchrl's and torch's remarks, which would stand between the report's lines."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
 
 
 @cache
