@@ -165,11 +165,16 @@ def only_sampled_turns_are_trained(subject: Subject, rng: Generator) -> None:
     ]
     for messages in (*_conversations(), *history):
         call = _render(subject, messages)
-        wanted = [place for start, end in _turns(messages, tokenizer) for place in range(start, end - 1)]
-        ends = [end - 1 for _, end in _turns(messages, tokenizer)]
+        turns = _turns(messages, tokenizer)
+        tokens = tokenizer.convert_ids_to_tokens(_template(messages, tokenizer))
         # Whether the end of turn is trained is another check's business.
-        places = f"[place for place in {PLACES} if place not in {ends}]"
-        call.expect_equal(places, wanted, "the places that are trained are not those of the sampled turns")
+        ends = [end - 1 for _, end in turns]
+        call.expect_equal(
+            "[(place, arguments[1].convert_ids_to_tokens(int(token))) "
+            f"for place, (token, trained) in enumerate(zip(*output)) if trained and place not in {ends}]",
+            [(place, tokens[place]) for start, end in turns for place in range(start, end - 1)],
+            "the tokens that are trained are not those of the sampled turns",
+        )
 
 
 @check("rendering.end_of_turn_is_trained", needs=("render",))
