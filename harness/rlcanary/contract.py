@@ -129,7 +129,10 @@ class Adapter:
         raise NotProvided
 
     def keep_group(self, rewards: Tensor) -> bool:
-        """[G] rewards of one group -> whether dynamic sampling keeps the group."""
+        """[G] rewards of one group -> whether dynamic sampling keeps the group.
+
+        A filter that is made for rewards of 0 and 1 declines others with `NotProvided`.
+        """
         raise NotProvided
 
     def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
