@@ -53,6 +53,11 @@ class SamplingParametersChanged(ReferenceAdapter):
         return groups
 
 
+class OneSeedForAll(ReferenceAdapter):
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        return super().rollout(engine, items, {**sampling, "seed": 42})
+
+
 class CompletionsEncodedAgain(ReferenceAdapter):
     def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
         def again(completion: Any) -> Any:

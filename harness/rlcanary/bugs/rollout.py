@@ -113,15 +113,6 @@ class TrainerReadsRawPrompt(Bug):
         return [replace(group, prompt_ids=[token for token in group.prompt_ids if token > 3]) for group in groups]
 
 
-class OneSeedForAll(Bug):
-    id = "H03"
-    source = "rlvr-experiments 5a9c738"
-    effect = "every request draws with the same random numbers: 83 rollouts held 3 different sets"
-
-    def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
-        return super().rollout(engine, items, {**sampling, "seed": 42})
-
-
 class VersionReadAfterwards(Bug):
     id = "version-after"
     source = "rlvr-experiments train_grpo.py, measured"

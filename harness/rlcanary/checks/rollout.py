@@ -200,8 +200,7 @@ def prompts_as_given(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.sampling_reaches_the_engine", needs=("rollout",))
 def sampling_reaches_the_engine(subject: Subject, rng: Generator) -> None:
-    """Temperature, top-p, top-k, token limit, EOS ids and seed reach the engine unchanged, zeros included, and no penalty
-    is added.
+    """Temperature, top-p, top-k, token limit, EOS ids and seed reach the engine as they are, and no penalty is added.
 
     Silent because another temperature or a repetition penalty still samples good text, only not from the distribution
     that is trained; a `0` that means greedy or "off" turns into a default under `or`; a limit that forgets the prompt
