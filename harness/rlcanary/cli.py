@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "new-adapter": Subcommand("rlcanary.new_adapter", "Write a first adapter for your codebase."),
     "bugs": Subcommand("rlcanary.detection", "Show which checks catch which shipped bug."),
     "trend": Subcommand("rlcanary.results.command", "Show how a tracked metric moved over runs and commits."),
+    "regress": Subcommand("rlcanary.results.regress", "Show which metrics became worse, since which commit."),
     "bisect": Subcommand("rlcanary.bisect.command", "Find the commit that broke a command."),
 }
 

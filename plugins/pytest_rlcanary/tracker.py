@@ -34,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         "rlcanary_results", "results file, relative to the root directory (see --rlcanary-results)", default=""
     )
+    parser.addini(
+        "rlcanary_directions",
+        "which way a metric is better, for `rlcanary regress`: `PATTERN = lower|higher|stable|ignore` a line",
+        type="linelist",
+        default=[],
+    )
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlcanary.results.changepoints import Floats, change_points, optimal_cuts
+from rlcanary.results.changepoints import Floats, SquaredDeviations, change_points, optimal_cuts
 
 RUNS = 150
 STEP_AT = 100
@@ -85,7 +85,9 @@ def test_partition_is_the_best_of_all_partitions() -> None:
     for _ in range(20):
         values = random.standard_normal(12) + np.repeat(random.standard_normal(4), 3)
         costs = [_cost(values, cuts, penalty=1.0) for cuts in _partitions(0, 12)]
-        assert _cost(values, optimal_cuts(values, penalty=1.0), penalty=1.0) == pytest.approx(min(costs))
+        assert _cost(values, optimal_cuts(SquaredDeviations(values), 1.0, np.arange(13)), penalty=1.0) == pytest.approx(
+            min(costs)
+        )
 
 
 def _cost(values: Floats, cuts: list[int], penalty: float) -> float:
@@ -102,3 +104,25 @@ def _partitions(begin: int, end: int) -> list[list[int]]:
 def test_series_with_nan_is_refused() -> None:
     with pytest.raises(ValueError, match="non-finite"):
         change_points(np.array([1.0, np.nan, 2.0]))
+
+
+def test_step_in_ten_thousand_runs_is_placed_as_exactly_as_in_few() -> None:
+    random = np.random.default_rng(0)
+    series = 1.0 + 0.01 * random.standard_normal(10_000)
+    series[3_337:] += 0.1
+    series[9_995:] += 0.1
+    assert [change.index for change in change_points(series)] == [3_337, 9_995]
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "heavy tails", "neighbours alike", "outliers"])
+def test_range_of_a_step_holds_its_place(kind: str) -> None:
+    random = np.random.default_rng(1)
+    held = []
+    for _ in range(SERIES):
+        series = 100 * (1 + 0.02 * _noise(kind, random))
+        series[STEP_AT:] *= 1.05
+        changes = [change for change in change_points(series) if abs(change.index - STEP_AT) <= 25]
+        if len(changes) == 1:
+            held.append(changes[0].earliest <= STEP_AT <= changes[0].latest)
+    assert len(held) >= 0.9 * SERIES
+    assert np.mean(held) >= 0.95

@@ -1,8 +1,9 @@
 """`rlcanary trend`."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 from rich.table import Table
@@ -11,17 +12,58 @@ from rich.text import Text
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.results.history import History, load_history, metric_name, results_files
+from rlcanary.results.repository import require_own_project
 from rlcanary.results.store import find_history
+
+Item = TypeVar("Item")
+Callback = TypeVar("Callback", bound=Callable[..., Any])
+
+
+def history_options(command: Callback) -> Callback:
+    """The options of every command that reads a history: `folder` and `any_project`, for `open_history`."""
+    command = click.option(
+        "--any-project", is_flag=True, help="Read runs of commits that this repository does not have, too."
+    )(command)
+    return click.option(
+        "--dir",
+        "folder",
+        type=click.Path(path_type=Path),
+        help="Folder with the results of past runs [default: as pytest's rlcanary_results says, else unit_results beside "
+        "the tests].",
+    )(command)
+
+
+def open_history(folder: Path | None, any_project: bool) -> History:
+    """The history that a command was asked about, with warnings for what is wrong in its folder.
+
+    Raises UserError for a folder without runs and for the history of another project.
+    """
+    history = load_history(folder or find_history(Path.cwd()), read_with_progress)
+    warn(history.problems)
+    if not any_project:
+        require_own_project(history, Path.cwd())
+    return history
+
+
+def read_with_progress(names: list[str]) -> Iterable[str]:
+    return with_progress(names, "reading results", many=2000)
+
+
+def with_progress(items: Sequence[Item], doing: str, many: int) -> Iterable[Item]:
+    """The items, with a progress bar on a terminal where there are many."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if len(items) < many or not console.is_terminal:
+        return items
+    from rich.progress import track
+
+    return track(items, doing, console=console, transient=True)
 
 
 @click.command()
 @click.argument("metric", required=False)
-@click.option(
-    "--dir",
-    "folder",
-    type=click.Path(path_type=Path),
-    help="Folder with the results of past runs [default: unit_results beside the tests].",
-)
+@history_options
 @click.option(
     "--jq",
     "expression",
@@ -36,23 +78,23 @@ from rlcanary.results.store import find_history
     show_default=True,
     help="Show this many of the newest runs; 0 for all.",
 )
-def trend(metric: str | None, folder: Path | None, expression: str | None, as_json: bool, last: int) -> int:
+def trend(
+    metric: str | None, folder: Path | None, any_project: bool, expression: str | None, as_json: bool, last: int
+) -> int:
     """Show how METRIC moved over runs and commits, and where it stepped.
 
     METRIC is a test's key and a metric's name, such as `test_loss::test_clip.max_ratio`. Without METRIC, every metric
     is listed.
     """
-    if expression is not None and (metric is not None or as_json):
-        raise click.UsageError("--jq stands alone: the expression says what to print")
-    folder = folder or find_history(Path.cwd())
     if expression is not None:
-        return print_query(expression, folder)
-    history = load_history(folder)
-    warn(history.unreadable)
-    if metric is None:
-        list_metrics(history, as_json)
-    else:
-        show_trend(history, metric, as_json, last)
+        if metric is not None or as_json:
+            raise click.UsageError("--jq stands alone: the expression says what to print")
+        return print_query(expression, folder or find_history(Path.cwd()))
+    with open_history(folder, any_project) as history:
+        if metric is None:
+            list_metrics(history, as_json)
+        else:
+            show_trend(history, metric, as_json, last)
     return 0
 
 
@@ -71,7 +113,9 @@ def show_trend(history: History, name: str, as_json: bool, last: int) -> None:
     console.print(trend_table(trend, last))
     console.print(sparkline([point.value for point in series.points]), highlight=False, markup=False, soft_wrap=True)
     if trend.largest is not None:
-        before, after = (series.points[index].git_commit or "no commit" for index in (trend.largest - 1, trend.largest))
+        before, after = (
+            series.points[index].run.git_commit or "no commit" for index in (trend.largest - 1, trend.largest)
+        )
         console.print(
             f"Largest step: {describe_step(trend.steps[trend.largest])}, between {before[:10]} and {after[:10]}",
             highlight=False,

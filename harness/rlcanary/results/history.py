@@ -2,25 +2,33 @@
 
 import datetime
 import difflib
-import math
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, Self
 
 from rlcanary.errors import UserError
-from rlcanary.results.store import RunResult, UnreadableFile, read_run
+from rlcanary.results.index import Index, IndexedFile, Watch, open_index, unwatched
 
 
-@dataclass(frozen=True)
-class Point:
-    """One run's measurement of a metric; value is None where it was not a finite number."""
-
+class Run(NamedTuple):
+    file: str
     run_id: str
-    start: datetime.datetime  # UTC
+    started_s: float  # since the epoch
     git_commit: str | None
     dirty: bool | None
     exit_status: int | None
+    environment: str | None
+
+    @property
+    def start(self) -> datetime.datetime:
+        """In UTC."""
+        return datetime.datetime.fromtimestamp(self.started_s, datetime.UTC)
+
+
+class Point(NamedTuple):
+    """One run's measurement of a metric; value is None where it was not a finite number."""
+
+    run: Run
     value: float | None
 
 
@@ -29,7 +37,7 @@ class Series:
     """One metric over the runs that measured it, oldest first.
 
     nodeids counts the runs by the test that measured the metric. More than one means that the history mixes tests (or
-    that one was moved).
+    that one was moved); the last is that of the newest run.
     """
 
     key: str
@@ -42,15 +50,39 @@ class Series:
         return metric_name(self.key, self.metric)
 
 
-@dataclass(frozen=True)
 class History:
-    runs: list[RunResult]  # oldest first
-    unreadable: list[UnreadableFile]
+    """The runs of a folder, oldest first; `problems` has a line for everything in it that is not a run of its own.
+
+    Leaving it as a context closes its index, which others may then bring up to date.
+    """
+
+    def __init__(self, folder: Path, index: Index) -> None:
+        self.folder = folder
+        self._index = index
+        self.problems = [] if index.problem is None else [index.problem]
+        runs: dict[str, tuple[Run, int]] = {}
+        for file in sorted(index.files, key=lambda file: file.name):
+            if file.problem is not None:
+                self.problems.append(f"{folder / file.name}: {file.problem}")
+            elif file.run_id in runs:
+                self.problems.append(
+                    f"{folder / file.name}: holds the same run as {runs[file.run_id][0].file}; counted once"
+                )
+            else:
+                runs[file.run_id] = _run(file), file.id
+        in_order = sorted(runs.values(), key=lambda entry: (entry[0].started_s, entry[0].run_id))
+        self.runs = [run for run, _ in in_order]
+        self._files = [file for _, file in in_order]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._index.close()
 
     def metrics(self) -> dict[tuple[str, str], int]:
-        """Every (test key, metric) of the history, sorted, with the number of runs that tracked it."""
-        counts = Counter((key, metric) for run in self.runs for key, values in run.metrics.items() for metric in values)
-        return dict(sorted(counts.items()))
+        """Every (test key, metric) of the history, sorted, with the number of files that hold it."""
+        return self._index.counts()
 
     def series(self, name: str) -> Series:
         """The series of `<test key>.<metric>`.
@@ -58,27 +90,37 @@ class History:
         Raises UserError for an unknown name and for a metric that is not a number.
         """
         key, metric = self._resolve(name)
+        series = self._series(key, metric)
+        if isinstance(series, Other):
+            raise UserError(
+                f"{name} is not a number ({series.glimpse} in {series.file}), so it has no trend; "
+                "look at it with `rlcanary trend --jq EXPR`"
+            )
+        return series
+
+    def numbers(self, key: str, metric: str) -> Series | None:
+        """The series of a metric that the history holds, None if it is not a number."""
+        series = self._series(key, metric)
+        return series if isinstance(series, Series) else None
+
+    def _series(self, key: str, metric: str) -> "Series | Other":
+        measured = {entry.file: entry for entry in self._index.measurements(self._index.metrics()[key, metric])}
         points = []
-        nodeids: Counter[str] = Counter()
-        for run in self.runs:
-            if metric not in run.metrics.get(key, {}):
+        nodeids: dict[str, int] = {}
+        for file, run in zip(self._files, self.runs, strict=True):
+            entry = measured.get(file)
+            if entry is None:
                 continue
-            value = run.metrics[key][metric]
-            if not (value is None or isinstance(value, int | float)):
-                raise UserError(
-                    f"{name} is not a number ({_shortened(value)} in {run.path.name}), so it has no trend; "
-                    "look at it with `rlcanary trend --jq EXPR`"
-                )
-            # Other tools write NaN and Infinity into their JSON.
-            finite = float(value) if value is not None and math.isfinite(value) else None
-            points.append(Point(run.run_id, run.start, run.git_commit, run.dirty, run.exit_status, finite))
-            if key in run.nodeids:
-                nodeids[run.nodeids[key]] += 1
-        return Series(key, metric, points, dict(nodeids))
+            if entry.other is not None:
+                return Other(entry.other, run.file)
+            points.append(Point(run, entry.value))
+            if entry.nodeid is not None:
+                nodeids[entry.nodeid] = nodeids.pop(entry.nodeid, 0) + 1
+        return Series(key, metric, points, nodeids)
 
     def _resolve(self, name: str) -> tuple[str, str]:
         # Keys and metric names may both hold dots, so a name is looked up rather than split.
-        known = self.metrics()
+        known = list(self._index.metrics())
         matches = [pair for pair in known if metric_name(*pair) == name]
         if len(matches) == 1:
             return matches[0]
@@ -91,22 +133,32 @@ class History:
         raise UserError(f"no run tracked {name!r}; {hint}")
 
 
-def load_history(folder: Path) -> History:
-    """Reads every results file of a folder.
+class Other(NamedTuple):
+    """A metric that is not a number in some run."""
+
+    glimpse: str
+    file: str
+
+
+def load_history(folder: Path, watch: Watch = unwatched) -> History:
+    """The history in a folder of results files.
 
     Raises UserError if there is no such folder or no run in it that can be read.
     """
     if not folder.is_dir():
         raise UserError(f"there is no results folder {folder}; run pytest first, or name the folder with --dir")
-    read = [read_run(path) for path in results_files(folder)]
-    unreadable = [entry for entry in read if isinstance(entry, UnreadableFile)]
-    runs = sorted((entry for entry in read if isinstance(entry, RunResult)), key=lambda run: (run.start, run.run_id))
-    if not runs:
-        found = f"; unreadable: {'; '.join(map(str, unreadable[:3]))}" if unreadable else ""
+    try:
+        index = open_index(folder, watch)
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {error.strerror}; name a folder of results with --dir") from error
+    history = History(folder, index)
+    if not history.runs:
+        index.discard()
+        found = f"; unreadable: {'; '.join(history.problems[:3])}" if history.problems else ""
         raise UserError(
             f"{folder} holds no results of a run; run pytest first, or name another folder with --dir{found}"
         )
-    return History(runs, unreadable)
+    return history
 
 
 def results_files(folder: Path) -> list[Path]:
@@ -122,6 +174,6 @@ def nearest_names(name: str, known: list[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name, known, n=count, cutoff=0.4)
 
 
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+def _run(file: IndexedFile) -> Run:
+    dirty = None if file.dirty is None else bool(file.dirty)
+    return Run(file.name, file.run_id, file.started_s, file.git_commit, dirty, file.exit_status, file.environment)

@@ -86,12 +86,11 @@ def lock(descriptor: int, path: Path) -> None:
 
 
 @contextmanager
-def folder_lock(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
-    """Holds the folder's lock.
+def file_lock(path: Path, patience_s: float = 60.0) -> Iterator[None]:
+    """Holds the lock of a file, which is made if need be; for work that takes milliseconds or seconds.
 
-    It guards the start and the end of runs, which take milliseconds. Raises UserError after `patience_s` seconds.
+    Raises UserError after `patience_s` seconds.
     """
-    path = folder / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     deadline = time.monotonic() + patience_s
     try:
@@ -101,7 +100,7 @@ def folder_lock(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise UserError(
-                        f"another pytest has held {path} for {patience_s:.0f} s; end it and start again"
+                        f"another process has held {path} for {patience_s:.0f} s; end it and start again"
                     ) from None
                 time.sleep(0.02)
             else:

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import rlcanary
 
@@ -84,3 +84,17 @@ def environment_key(versions: dict[str, str], gpu_types: list[str]) -> str:
     relevant = {name: version for name, version in versions.items() if name not in ("pytest", "rlcanary")}
     facts = [relevant, platform.system(), platform.machine(), gpu_types]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def environment_change(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """What differs between the environments of two results files."""
+    changes = []
+    versions = [document.get("versions") or {} for document in (before, after)]
+    for name in dict.fromkeys([*versions[0], *versions[1]]):
+        old, new = (installed.get(name, "none") for installed in versions)
+        if old != new:
+            changes.append(f"{name} {old} → {new}")
+    gpus = [", ".join(document.get("gpu_types") or []) or "no GPU" for document in (before, after)]
+    if gpus[0] != gpus[1]:
+        changes.append(f"{gpus[0]} → {gpus[1]}")
+    return "; ".join(changes) or "another platform"

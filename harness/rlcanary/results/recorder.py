@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from rlcanary.errors import UserError
 from rlcanary.files import temporary_pattern
 from rlcanary.results.gpus import open_gpus
-from rlcanary.results.journal import Journal, JournalContents, Record, folder_lock, lock, read_journal
+from rlcanary.results.journal import Journal, JournalContents, Record, file_lock, lock, read_journal
 from rlcanary.results.keys import metric_key
 from rlcanary.results.memory import MemorySampler
 from rlcanary.results.outcomes import OutcomeLog, Phase
@@ -32,6 +32,7 @@ from rlcanary.results.store import SCHEMA, history_folder, write_json
 from rlcanary.results.tracker import Tracker, tracking
 
 CONTROLLER = "controller"
+LOCK_NAME = "lock"
 # Tells a pytest that a test of this run starts, in this process or another one, that this run is alive.
 RUN_ID_VARIABLE = "RLCANARY_RUN_ID"
 
@@ -91,7 +92,7 @@ class RunRecorder(ProcessRecorder):
         run_folder = journals / header["run_id"]
         try:
             journals.mkdir(parents=True, exist_ok=True)
-            with folder_lock(journals):
+            with file_lock(journals / LOCK_NAME):
                 recovery = recover_killed_runs(history)
                 remove_unfinished_files(results_file)
                 write_json(results_file, assemble(header, [], exit_status=None, coverage=None))
@@ -119,7 +120,7 @@ class RunRecorder(ProcessRecorder):
         if os.getpid() != self._pid:
             return []  # a child that a test forked came all the way out of pytest; the run is its parent's
         history = history_folder(self.results_file)
-        with folder_lock(history / ".journals"):
+        with file_lock(history / ".journals" / LOCK_NAME):
             records, torn = read_run_folder(self.run_folder)
             document = assemble(self.header, records, exit_status, coverage)
             for path in (history / f"{self.header['run_id']}.json", self.results_file):

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,19 @@ from typing import Any, NamedTuple
 
 from rlcanary.errors import UserError
 from rlcanary.files import write_whole
+from rlcanary.results.settings import pytest_settings
 
 SCHEMA = 1
 RESULTS_NAME = "unit_results.json"
+
+# What a reader relies on, where a file has it.
+KINDS = {
+    "run_id": str | None,
+    "git_commit": str | None,
+    "dirty": bool | None,
+    "exit_status": int | None,
+    "environment": str | None,
+}
 
 
 @dataclass(frozen=True)
@@ -52,16 +63,24 @@ def default_results_file(root: Path, testpaths: Sequence[str]) -> Path:
     return next((folder for folder in folders if folder.is_dir()), root) / RESULTS_NAME
 
 
-def find_history(root: Path) -> Path:
-    """The folder of past runs for a command started in `root`: the first that exists of the default places.
+def find_history(start: Path) -> Path:
+    """The folder of past runs for a command started in `start`: where pytest's settings put it, else the first that exists
+    of the default places.
 
     Raises UserError if there is none.
     """
-    candidates = [root / folder / RESULTS_NAME for folder in ("tests/unit", "tests", "test", ".")]
-    for candidate in map(history_folder, candidates):
-        if candidate.is_dir():
-            return candidate
-    places = ", ".join(str(history_folder(candidate).relative_to(root)) for candidate in candidates)
+    settings = pytest_settings(start)
+    root = settings.root
+    if configured := settings.text("rlcanary_results"):
+        candidates = [root / configured]
+    else:
+        default = default_results_file(root, settings.words("testpaths"))
+        candidates = [default, *(root / folder / RESULTS_NAME for folder in ("tests/unit", "tests", "test", "."))]
+    folders = list(dict.fromkeys(history_folder(candidate) for candidate in candidates))
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    places = ", ".join(os.path.relpath(folder, start) for folder in folders)
     raise UserError(
         f"no results of past runs here (looked for {places}); run pytest first, or name the folder with --dir"
     )
@@ -125,6 +144,9 @@ def parse_run(path: Path, document: object) -> RunResult | UnreadableFile:
         return UnreadableFile(
             path, "not a results file: neither 'start_time_utc' nor 'start_time' can be read as a time"
         )
+    for name, kinds in KINDS.items():
+        if not isinstance(document.get(name), kinds):
+            return UnreadableFile(path, f"not a results file: {name!r} is {document[name]!r:.40}")
     tests = document.get("tests")
     tests = tests if isinstance(tests, dict) else {}
     return RunResult(
@@ -135,7 +157,11 @@ def parse_run(path: Path, document: object) -> RunResult | UnreadableFile:
         dirty=document.get("dirty"),
         exit_status=document.get("exit_status"),
         metrics=metrics,
-        nodeids={test["key"]: nodeid for nodeid, test in tests.items() if isinstance(test, dict) and "key" in test},
+        nodeids={
+            test["key"]: nodeid
+            for nodeid, test in tests.items()
+            if isinstance(test, dict) and isinstance(test.get("key"), str)
+        },
         environment=document.get("environment"),
     )
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,17 @@ SPARKLINE_WIDTH = 60
 
 class Trend:
     """A series with its change points; `steps` maps an index into the series' points to the change point that
-    begins there.
+    begins there, whose own indices count the series' points too.
     """
 
     def __init__(self, series: Series) -> None:
         self.series = series
         measured = [index for index, point in enumerate(series.points) if point.value is not None]
         values = np.array([series.points[index].value for index in measured], dtype=np.float64)
-        self.steps: dict[int, ChangePoint] = {measured[change.index]: change for change in change_points(values)}
+        self.steps: dict[int, ChangePoint] = {}
+        for change in change_points(values):
+            first, earliest, latest = (measured[index] for index in (change.index, change.earliest, change.latest))
+            self.steps[first] = replace(change, index=first, earliest=earliest, latest=latest)
 
     @property
     def largest(self) -> int | None:
@@ -70,7 +74,7 @@ def trend_table(trend: Trend, last: int) -> Table:
             Text(f"◀ {step_size(step)}", style="bold red" if index == trend.largest else "yellow") if step else Text("")
         )
         table.add_row(
-            f"{point.start:%Y-%m-%d %H:%M:%S}",
+            f"{point.run.start:%Y-%m-%d %H:%M:%S}",
             commit_text(point),
             "not finite" if point.value is None else f"{point.value:.6g}",
             change_text(previous, point.value),
@@ -99,9 +103,9 @@ def change_text(before: float | None, after: float | None) -> str:
 
 
 def commit_text(point: Point) -> str:
-    if point.git_commit is None:
+    if point.run.git_commit is None:
         return "none"
-    return point.git_commit[:10] + ("+" if point.dirty else "")
+    return point.run.git_commit[:10] + ("+" if point.run.dirty else "")
 
 
 def _shown_of(shown: int, total: int) -> str:
@@ -116,11 +120,11 @@ def trend_document(trend: Trend) -> dict[str, Any]:
         "metric": trend.series.name,
         "runs": [
             {
-                "run_id": point.run_id,
-                "start_time_utc": point.start.isoformat(),
-                "git_commit": point.git_commit,
-                "dirty": point.dirty,
-                "exit_status": point.exit_status,
+                "run_id": point.run.run_id,
+                "start_time_utc": point.run.start.isoformat(),
+                "git_commit": point.run.git_commit,
+                "dirty": point.run.dirty,
+                "exit_status": point.run.exit_status,
                 "value": point.value,
             }
             for point in points
@@ -128,8 +132,8 @@ def trend_document(trend: Trend) -> dict[str, Any]:
         "change_points": [
             {
                 "index": index,
-                "last_before": points[index - 1].git_commit,
-                "first_after": points[index].git_commit,
+                "last_before": points[index - 1].run.git_commit,
+                "first_after": points[index].run.git_commit,
                 "before": step.before,
                 "after": step.after,
                 "relative_step": step.relative_step,

@@ -1,0 +1,74 @@
+"""Which way a metric is better: as declared, else by the words in its name."""
+
+import re
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from rlcanary.errors import UserError
+
+
+class Direction(StrEnum):
+    LOWER = "lower"
+    """Lower is better."""
+    HIGHER = "higher"
+    """Higher is better."""
+    STABLE = "stable"
+    """Any lasting move is for the worse: a number that should not depend on the code's changes."""
+    IGNORE = "ignore"
+
+
+class Rule(NamedTuple):
+    """A declared direction. The pattern is a metric's whole name, in which `*` stands for any text."""
+
+    pattern: str
+    direction: Direction
+
+
+LOWER_WORDS = re.compile(
+    "loss|losses|error|errors|err|mse|rmse|mae|perplexity|ppl|diff|difference|staleness|"
+    "elapsed|times?|seconds?|secs?|ms|latency|duration|mem|memory|bytes|gb|mb|failures|failed|timeouts|retries"
+)
+HIGHER_WORDS = re.compile(
+    "rewards?|accuracy|acc|scores?|pass|passed|success|solved|wins?|f1|bleu|rouge|throughput|tps|mfu|utilization|speedup"
+)
+RATE = re.compile(r"per_?(s|sec|secs|second|min|minute|hour|gpu)(?![a-z])")
+
+
+def direction_of(key: str, metric: str, rules: Sequence[Rule]) -> Direction | None:
+    """The direction of a metric: the first rule that matches `<key>.<metric>`, else by the words of the metric's name; None
+    where these say nothing or both.
+    """
+    for rule in rules:
+        if matches(rule.pattern, f"{key}.{metric}"):
+            return rule.direction
+    spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", metric).lower()
+    if RATE.search(spelled):
+        return Direction.HIGHER
+    words = re.findall(r"[a-z]+[0-9]*", spelled)
+    lower, higher = (any(map(known.fullmatch, words)) for known in (LOWER_WORDS, HIGHER_WORDS))
+    if lower == higher:
+        return None
+    return Direction.LOWER if lower else Direction.HIGHER
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether the pattern is the whole name. Only `*` is special: names hold brackets of their own."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
+
+
+def parse_rules(lines: Iterable[str]) -> list[Rule]:
+    """Rules from lines of the form `PATTERN = DIRECTION`.
+
+    Raises UserError for a line of another form.
+    """
+    rules = []
+    for line in lines:
+        pattern, separator, word = (part.strip() for part in line.rpartition("="))
+        if not (separator and pattern and word in list(Direction)):
+            raise UserError(
+                f"rlcanary_directions: {line!r} is not of the form `PATTERN = DIRECTION` with a direction of "
+                f"{', '.join(Direction)}"
+            )
+        rules.append(Rule(pattern, Direction(word)))
+    return rules

@@ -1,0 +1,228 @@
+"""`rlcanary regress`."""
+
+import json
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from rlcanary.console import report_console
+from rlcanary.errors import UserError
+from rlcanary.results.command import Callback, history_options, open_history, with_progress
+from rlcanary.results.directions import Direction, Rule, direction_of, matches, parse_rules
+from rlcanary.results.history import History, metric_name, nearest_names
+from rlcanary.results.keys import plain_key
+from rlcanary.results.provenance import environment_change
+from rlcanary.results.regressions import Regression, Status, find_regression, too_short
+from rlcanary.results.repository import top_level
+from rlcanary.results.settings import Settings, pytest_settings
+from rlcanary.results.store import read_json
+from rlcanary.results.trends import commit_text
+
+PROBE = "regress_probe.json"
+STYLES = {Status.WORSE: "bold red", Status.UNCONFIRMED: "yellow", Status.MOVED: "yellow"}
+BETTER = {Direction.LOWER: "lower", Direction.HIGHER: "higher", Direction.STABLE: "stable", None: "?"}
+
+
+def direction_option(direction: Direction, summary: str) -> Callable[[Callback], Callback]:
+    return click.option(f"--{direction}", multiple=True, metavar="METRIC", help=summary)
+
+
+@click.command()
+@click.argument("patterns", nargs=-1, metavar="[METRIC]...")
+@history_options
+@click.option(
+    "--newest",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    metavar="RUNS",
+    help="Look for changes in this many of the newest runs.",
+)
+@click.option(
+    "--least-change",
+    type=click.FloatRange(min=0),
+    default=0.1,
+    show_default=True,
+    metavar="PERCENT",
+    help="Pass over smaller changes.",
+)
+@direction_option(Direction.LOWER, "Lower is better for METRIC; repeatable.")
+@direction_option(Direction.HIGHER, "Higher is better for METRIC.")
+@direction_option(Direction.STABLE, "METRIC must not move.")
+@direction_option(Direction.IGNORE, "METRIC does not matter.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def regress(
+    patterns: tuple[str, ...],
+    folder: Path | None,
+    any_project: bool,
+    newest: int,
+    least_change: float,
+    as_json: bool,
+    **declared: tuple[str, ...],
+) -> int:
+    """Show which metrics became worse in the newest runs, since which commit, and the command that bisects it.
+
+    METRIC limits this to some metrics; `*` stands for any text, here and in the options. Which way a metric is better is
+    said by the options, else by `rlcanary_directions` in pytest's settings, else by the words of its name.
+
+    Exit codes: 0 nothing is worse, 1 something is, 2 the question was not understood.
+    """
+    settings = pytest_settings(Path.cwd())
+    rules = [Rule(pattern, Direction(name)) for name, listed in declared.items() for pattern in listed]
+    rules += parse_rules(settings.lines("rlcanary_directions"))
+    with open_history(folder, any_project) as history:
+        pairs = wanted_metrics(history, patterns)
+        found, short = [], 0
+        for pair in with_progress(pairs, "looking for changes", many=50):
+            series = history.numbers(*pair)
+            if series is None:
+                continue
+            short += too_short(series)
+            regression = find_regression(series, direction_of(*pair, rules), newest, least_change / 100)
+            if regression is not None:
+                found.append(regression)
+        found.sort(key=lambda regression: (list(Status).index(regression.status), regression.series.name))
+        notes = [notes_on(regression, history, settings) for regression in found]
+    if as_json:
+        click.echo(json.dumps([document(*entry) for entry in zip(found, notes, strict=True)], indent=2))
+    else:
+        runs = min(newest, len(history.runs))
+        print_report(found, notes, f"the newest {runs} of {len(history.runs)} runs, {len(pairs)} metrics", short)
+    return int(any(regression.status is Status.WORSE for regression in found))
+
+
+def wanted_metrics(history: History, patterns: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The metrics that match a pattern, all without one. Raises UserError for a pattern that matches none."""
+    known = list(history.metrics())
+    for pattern in patterns:
+        if not any(matches(pattern, metric_name(*pair)) for pair in known):
+            nearest = nearest_names(pattern, [metric_name(*pair) for pair in known])
+            hint = f"the nearest are {', '.join(nearest)}" if nearest else "`rlcanary trend` lists them all"
+            raise UserError(f"no metric matches {pattern!r}; {hint}")
+    return [pair for pair in known if not patterns or any(matches(pattern, metric_name(*pair)) for pattern in patterns)]
+
+
+class Notes(dict[str, str]):
+    """What else there is to say of a regression: `command`, or `no_command` (why there is none), and `environment`."""
+
+
+def notes_on(regression: Regression, history: History, settings: Settings) -> Notes:
+    notes = Notes()
+    good, bad = regression.last_good.run, regression.first_bad.run
+    if good.environment and bad.environment and good.environment != bad.environment:
+        documents = [read_json(history.folder / run.file) for run in (good, bad)]
+        notes["environment"] = environment_change(*(getattr(read, "document", {}) for read in documents))
+    if not (good.git_commit and bad.git_commit):
+        notes["no_command"] = "no commit was recorded, so there is nothing to bisect"
+    elif good.git_commit == bad.git_commit:
+        notes["no_command"] = f"both runs are of commit {good.git_commit[:10]}: the change is not in the code" + (
+            ", unless in uncommitted files (+)" if good.dirty or bad.dirty else ""
+        )
+    elif not regression.series.nodeids:
+        notes["no_command"] = (
+            "no test is recorded for this metric; bisect with a command of your own between the two commits"
+        )
+    else:
+        notes["command"] = bisect_command(regression, settings.root)
+    return notes
+
+
+def bisect_command(regression: Regression, root: Path) -> str:
+    """A line for the shell that bisects the metric: a commit is good if the metric is on the good side of the limit."""
+    nodeid = list(regression.series.nodeids)[-1]
+    value = f"data[{quoted('metrics')}][{quoted(plain_key(nodeid))}][{quoted(regression.series.metric)}]"
+    if regression.limit is None or regression.after is None:
+        check = f"abs({value}) >= 0"  # holds for what is finite
+    else:
+        check = f"{value} {'<' if regression.after > regression.before else '>'} {regression.limit:.9g}"
+    probe = (
+        f"pytest {shlex.quote(nodeid)} --rlcanary-results={PROBE}; [ $? -le 1 ] || exit 125; "
+        f"rlcanary check-metrics {PROBE} {shlex.quote(check)}"
+    )
+    commits = [point.run.git_commit or "" for point in (regression.last_good, regression.first_bad)]
+    line = f"rlcanary bisect --good {commits[0][:12]} --bad {commits[1][:12]} -- bash -c {shlex.quote(probe)}"
+    here = Path.cwd()
+    place = root if top_level(here) == top_level(root) else here
+    return line if place == here else f"cd {shlex.quote(os.path.relpath(place, here))} && {line}"
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def print_report(found: list[Regression], notes: list[Notes], extent: str, short: int) -> None:
+    console = report_console(highlight=False)
+    if not found:
+        console.print(f"Nothing is worse in {extent}.")
+    else:
+        table = Table(title=f"Changes in {extent}")
+        table.add_column("Status", no_wrap=True)
+        table.add_column("Metric", overflow="fold")
+        table.add_column("Better", no_wrap=True)
+        table.add_column("Before → now", justify="right")
+        table.add_column("Change", justify="right")
+        table.add_column("Since (UTC)", no_wrap=True)
+        table.add_column("Last good … first bad", no_wrap=True)
+        for regression in found:
+            table.add_row(
+                Text(regression.status, style=STYLES[regression.status]),
+                Text(regression.series.name),
+                BETTER[regression.direction],
+                f"{regression.before:.4g} → {'not finite' if regression.after is None else f'{regression.after:.4g}'}",
+                size_text(regression),
+                f"{regression.first_bad.run.start:%Y-%m-%d %H:%M}",
+                f"{commit_text(regression.last_good)} … {commit_text(regression.first_bad)}",
+            )
+        console.print(table)
+        for regression, note in zip(found, notes, strict=True):
+            console.print(Text(regression.series.name, style="bold"))
+            for line in note_lines(regression, note):
+                console.print(f"  {line}", soft_wrap=True, markup=False)
+    if short:
+        console.print(f"{short} metrics have too few runs to judge a change.")
+
+
+def note_lines(regression: Regression, notes: Notes) -> list[str]:
+    lines = [f"the environment changed in between: {notes['environment']}"] if "environment" in notes else []
+    if regression.status is Status.UNCONFIRMED:
+        lines.append("only the newest runs are out of line; run the test again to tell a change from an outlier")
+    if regression.status is Status.MOVED:
+        lines.append("which way it is better is not known; say so with --lower, --higher, --stable or --ignore")
+    return [*lines, notes.get("command") or notes["no_command"]]
+
+
+def size_text(regression: Regression) -> str:
+    if regression.after is None:
+        return ""
+    relative = regression.relative
+    size = f"{regression.after - regression.before:+.3g}" if relative is None else f"{100 * relative:+.3g} %"
+    return size if regression.noise_units is None else f"{size} ({abs(regression.noise_units):.1f} sigma)"
+
+
+def document(regression: Regression, notes: Notes) -> dict[str, Any]:
+    return {
+        "metric": regression.series.name,
+        "status": regression.status,
+        "better": regression.direction,
+        "before": regression.before,
+        "after": regression.after,
+        "relative_change": regression.relative,
+        "noise": regression.noise,
+        "noise_units": regression.noise_units,
+        **{
+            name: {
+                "run_id": point.run.run_id,
+                "git_commit": point.run.git_commit,
+                "dirty": point.run.dirty,
+                "start_time_utc": point.run.start.isoformat(),
+            }
+            for name, point in (("last_good", regression.last_good), ("first_bad", regression.first_bad))
+        },
+        **notes,
+    }
