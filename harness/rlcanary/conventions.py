@@ -189,6 +189,9 @@ CODEBASES = {
         kl_input_clamp=20.0,
         kl_output_clamp=10.0,
         logprobs_upcast=False,
+        old_logprobs="trainer",
+        training_dropout=True,
+        max_grad_norm=1.0,
     ),
     "nemo-rl": GRPO.replace(
         advantage_baseline="leave_one_out",
@@ -214,6 +217,7 @@ CODEBASES = {
         aggregation="token_mean",
         entropy_coef=0.01,
         logprobs_upcast=False,
+        max_grad_norm=1.0,
     ),
     "rlvr-experiments": GRPO.replace(advantage_ddof=0, advantage_eps_mode="clamp", kl_coef=1e-3),
 }

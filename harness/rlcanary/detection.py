@@ -17,6 +17,7 @@ from rlcanary.errors import UserError
 from rlcanary.files import require_writable, write_whole
 
 if TYPE_CHECKING:
+    from rlcanary.adapters.reference import ReferenceAdapter
     from rlcanary.bugs import Bug
     from rlcanary.checks import Check, Result
     from rlcanary.conventions import Conventions
@@ -34,13 +35,13 @@ class Detection:
         return [result.id for result in self.results if result.status == "fail"]
 
 
-def relevant_checks(bug: type[Bug]) -> list[Check]:
-    """The checks that call something which the bug changes; on all others it is the reference itself."""
+def relevant_checks(mutated: type[ReferenceAdapter]) -> list[Check]:
+    """The checks that call something which the mutation changes; on all others it is the reference itself."""
     from rlcanary.adapters.reference import ReferenceAdapter
     from rlcanary.checks import all_checks
     from rlcanary.contract import CAPABILITIES
 
-    changed = {name for name in CAPABILITIES if getattr(bug, name) is not getattr(ReferenceAdapter, name)}
+    changed = {name for name in CAPABILITIES if getattr(mutated, name) is not getattr(ReferenceAdapter, name)}
     return [check for check in all_checks() if not changed or changed & set(check.needs)]
 
 
