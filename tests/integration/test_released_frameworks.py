@@ -1,0 +1,40 @@
+"""The releases of the package index under the checks: their own functions run, and what is found is exactly what is known."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcanary.adapters import load_adapter
+
+EXPECTED = Path(__file__).parents[1] / "expected"
+
+
+@pytest.mark.parametrize(("framework", "at_least"), [("trl", 45), ("verl", 65), ("torchrl", 55)])
+def test_framework_fails_exactly_where_it_is_known_to(framework: str, at_least: int, tmp_path: Path) -> None:
+    pytest.importorskip(framework)
+    command = [sys.executable, "-m", "rlcanary", "check", framework, "--json=out.json"]
+    known = f"--expected={EXPECTED / framework}.txt"
+    done = subprocess.run([*command, known], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    statuses = [item["status"] for item in json.loads((tmp_path / "out.json").read_text())["checks"]]
+    assert statuses.count("pass") >= at_least
+    assert done.stderr == ""
+
+
+def test_advantages_are_those_of_trls_trainer() -> None:
+    pytest.importorskip("trl")
+    got = load_adapter("trl").advantages(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long))
+    torch.testing.assert_close(got, torch.tensor([1.4997, -0.4999, -0.4999, -0.4999]), atol=1e-4, rtol=0)
+
+
+def test_settings_reach_trls_trainer() -> None:
+    pytest.importorskip("trl")
+    adapter = load_adapter("trl").configured(advantage_scale="none", kl_coef=0.5, aggregation="sequence_mean")
+    assert adapter.conventions.advantage_scale == "none"
+    assert adapter.conventions.kl_coef == 0.5
+    got = adapter.advantages(torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long))
+    torch.testing.assert_close(got, torch.tensor([0.5, -0.5]))
