@@ -106,6 +106,12 @@ class RemainderDroppedBeforeShuffling(ReferenceAdapter):
         return super().data_order(n_items - n_items % world_size, epoch, rank, world_size)
 
 
+class RanksShuffleOnTheirOwn(ReferenceAdapter):
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        order: list[int] = torch.randperm(n_items, generator=torch.Generator().manual_seed(10 * epoch + rank)).tolist()
+        return order[rank::world_size]
+
+
 class EpochIgnored(ReferenceAdapter):
     def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
         return super().data_order(n_items, 0, rank, world_size)
