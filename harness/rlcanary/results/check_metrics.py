@@ -1,0 +1,57 @@
+"""`rlcanary check-metrics`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from rlcanary.console import report_console
+from rlcanary.errors import UserError
+from rlcanary.results.metric_checks import Check, Verdict, shown
+from rlcanary.results.store import read_json
+from rlcanary.results.windows import is_finite
+
+
+@click.command("check-metrics", context_settings={"ignore_unknown_options": True})
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("checks", nargs=-1, required=True, metavar="CHECK...")
+def check_metrics(file: Path, checks: tuple[str, ...], as_json: bool) -> int:
+    """Hold the numbers of a run against CHECKs such as 'max(data["train/loss"]) < 2'.
+
+    FILE is JSON: `{"metric": {"step": value}}` as `rlcanary dump-logs` writes it, or a results file of the tests.
+
+    Exit codes: 0 every check passes, 1 one fails, 2 the file or a check could not be read.
+    """
+    parsed = [Check(text) for text in checks]
+    read = read_json(file)
+    if isinstance(read, str):
+        raise UserError(f"cannot read {file}: {read}")
+    if not isinstance(read.document, dict):
+        raise UserError(f"{file} holds no metrics: its top level is not an object")
+    verdicts = [check.on(read.document) for check in parsed]
+    if as_json:
+        click.echo(json.dumps([vars(verdict) | {"values": jsonable(verdict.values)} for verdict in verdicts], indent=2))
+    else:
+        report_console(highlight=False).print(verdict_table(verdicts))
+    return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+def jsonable(values: list[Any]) -> list[Any]:
+    """The values with null for what is not finite."""
+    return [value if isinstance(value, str) or is_finite(value) else None for value in values]
+
+
+def verdict_table(verdicts: list[Verdict]) -> Table:
+    table = Table(title="Metric Checks", show_lines=True)
+    table.add_column("Status", no_wrap=True)
+    table.add_column("Check", overflow="fold")
+    table.add_column("Value", justify="right", overflow="fold")
+    table.add_column("Message", overflow="fold")
+    for verdict in verdicts:
+        status = Text("PASS", style="green") if verdict.passed else Text("FAIL", style="bold red")
+        table.add_row(status, Text(verdict.check), ", ".join(map(shown, verdict.values)), Text(verdict.message))
+    return table
