@@ -17,7 +17,7 @@ OUTLYING_SIGMAS = 5.0
 
 class Status(StrEnum):
     WORSE = "worse"
-    """At least three runs agree, or the newest values are not finite."""
+    """It stepped and stayed, or the newest value is not finite."""
     UNCONFIRMED = "to confirm"
     """Only the newest one or two runs are out of line, and for the worse: it may be an outlier."""
     MOVED = "moved"

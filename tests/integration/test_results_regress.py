@@ -1,0 +1,179 @@
+"""`rlcanary regress` on the history of a real repository, and the command that it prints, executed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TEST = """
+import json, pathlib
+
+def test_policy(tracker):
+    tracker.track("it's loss", json.loads((pathlib.Path(__file__).parent / "loss.json").read_text()))
+"""
+NODEID = "tests/unit/test_loss.py::test_policy"
+NAME = "test_loss::test_policy.it's loss"
+COMMITS = 12
+CULPRIT = 6  # the loss is 0.5 before and 0.8 from here on
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "Nobody")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "nobody@example.org")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_rlcanary.tracker")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def run(command: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(["bash", "-c", command], cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture
+def commits(tmp_path: Path) -> list[str]:
+    """The commits of a repository in `project`, in which the loss is worse from one of them on."""
+    unit = tmp_path / "project/tests/unit"
+    unit.mkdir(parents=True)
+    (unit / "test_loss.py").write_text(TEST)
+    (tmp_path / "project/pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "project/.gitignore").write_text("unit_results*\n")
+    run("git init -q", tmp_path / "project")
+    made = []
+    for index in range(COMMITS):
+        (unit / "loss.json").write_text(json.dumps(0.5 if index < CULPRIT else 0.8))
+        (unit / "number").write_text(str(index))
+        made.append(run(f"git add . && git commit -qm 'change {index}' && git rev-parse HEAD", unit).stdout.strip())
+    return made
+
+
+@pytest.fixture
+def project(tmp_path: Path, commits: list[str]) -> Path:
+    """The repository with a history: three runs on every third commit."""
+    folder = tmp_path / "project"
+    number = 0
+    for index in range(0, COMMITS, 3):
+        for _ in range(3):
+            write_run(folder, number, commits[index], 0.5 if index < CULPRIT else 0.8)
+            number += 1
+    return folder
+
+
+def write_run(project: Path, number: int, commit: str, loss: float | None, **changes: Any) -> None:
+    key = NAME.rpartition(".")[0]
+    metrics = {"it's loss": loss, "entropy": 2.0 if loss == 0.5 else 3.0, "steady": 1.0}
+    document = {
+        "exit_status": 0,
+        "git_commit": commit,
+        "start_time_utc": f"2025-03-{number + 1:02d}T12:00:00+00:00",
+        "metrics": {key: metrics},
+        "gpu_types": [],
+        "schema": 1,
+        "run_id": f"run{number}",
+        "dirty": False,
+        "versions": {"torch": "2.4.0"},
+        "environment": "one",
+        "tests": {NODEID: {"outcome": "passed", "duration": 1.0, "key": key}},
+    }
+    results = project / "tests/unit/unit_results"
+    results.mkdir(exist_ok=True)
+    (results / f"run{number}.json").write_text(json.dumps(document | changes))
+
+
+def test_regression_is_shown_with_its_size_and_commits(project: Path, commits: list[str]) -> None:
+    shown = run("rlcanary regress", project, code=1).stdout
+    (row,) = [line for line in shown.splitlines() if "worse" in line]
+    assert all(part in row for part in ("lower", "0.5 → 0.8", "+60 %", "2025-03-07", commits[3][:10], commits[6][:10]))
+    (moved,) = [line for line in shown.splitlines() if "moved" in line]
+    assert "2 → 3" in moved
+    assert "steady" not in shown
+
+
+def test_printed_command_finds_the_commit(project: Path, commits: list[str]) -> None:
+    (found,) = json.loads(run("rlcanary regress --json '*loss'", project, code=1).stdout)
+    assert (found["metric"], found["status"], found["better"]) == (NAME, "worse", "lower")
+    before = {path: path.read_text() for path in project.glob("tests/unit/**/*.json")}
+    bisected = run(found["command"], project)
+    assert f"{commits[CULPRIT]} is the first bad commit" in bisected.stdout
+    assert {path: path.read_text() for path in project.glob("tests/unit/**/*.json")} == before
+
+
+def test_command_from_a_subfolder_goes_to_the_root(project: Path) -> None:
+    (found,) = json.loads(run("rlcanary regress --json '*loss'", project / "tests/unit", code=1).stdout)
+    assert found["command"].startswith("cd ../.. && rlcanary bisect")
+
+
+def test_loss_that_became_nan_is_worse_and_has_a_command(project: Path, commits: list[str]) -> None:
+    write_run(project, 12, commits[11], None)
+    (found,) = json.loads(run("rlcanary regress --json '*loss'", project, code=1).stdout)
+    assert found["after"] is None
+    assert (found["last_good"]["git_commit"], found["first_bad"]["git_commit"]) == (commits[9], commits[11])
+    assert ">= 0" in found["command"]
+
+
+def test_direction_is_declared_in_the_settings_or_by_an_option(project: Path) -> None:
+    run("rlcanary regress --higher '*loss'", project)
+    (project / "pytest.ini").write_text("[pytest]\nrlcanary_directions =\n    *.entropy = stable\n    * = ignore\n")
+    (found,) = json.loads(run("rlcanary regress --json", project, code=1).stdout)
+    assert (found["metric"].rpartition(".")[2], found["status"]) == ("entropy", "worse")
+    run("pytest -q --strict-config tests", project)
+
+
+def test_change_without_a_change_of_the_code_says_so(project: Path, commits: list[str]) -> None:
+    for number in range(12, 18):
+        loss = 0.8 if number < 15 else 1.6
+        environment = "one" if number < 15 else "two"
+        versions = {"torch": "2.4.0" if number < 15 else "2.5.0"}
+        write_run(project, number, commits[11], loss, environment=environment, versions=versions)
+    shown = run("rlcanary regress '*loss'", project, code=1).stdout
+    assert "the environment changed in between: torch 2.4.0 → 2.5.0" in shown
+    assert f"both runs are of commit {commits[11][:10]}" in shown
+
+
+def test_nothing_worse_is_exit_0(project: Path) -> None:
+    assert "Nothing is worse in the newest 12 of 12 runs" in run("rlcanary regress '*steady'", project).stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("rlcanary regress test_los", "no metric matches 'test_los'; the nearest are"),
+        ("rlcanary regress --dir nowhere", "there is no results folder nowhere"),
+        ("echo '[pytest]\nrlcanary_directions = x' > pytest.ini; rlcanary regress", "PATTERN = DIRECTION"),
+    ],
+)
+def test_mistake_is_one_line_and_exit_2(project: Path, command: str, message: str) -> None:
+    error = run(command, project, code=2).stderr
+    assert len(error.splitlines()) == 1
+    assert message in error
+
+
+@pytest.mark.parametrize("command", ["trend", "regress", "report"])
+def test_history_of_another_project_is_recognised(project: Path, tmp_path: Path, command: str) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    run(
+        f"git init -q && git commit -q --allow-empty -m first && mkdir tests && cp -r {project}/tests/unit tests", other
+    )
+    error = run(f"rlcanary {command}", other, code=2).stderr
+    assert len(error.splitlines()) == 1
+    assert "are of another project" in error
+    run(f"rlcanary {command} --any-project", other, code=1 if command == "regress" else 0)
+    run(f"rlcanary trend --dir {project}/tests/unit/unit_results", other)  # it lies in its own project
+
+
+def test_history_of_a_shallow_clone_is_taken_at_its_word(project: Path, tmp_path: Path) -> None:
+    run(f"git clone -q --depth 1 file://{project} {tmp_path}/shallow", tmp_path)
+    (project / "tests/unit/unit_results").rename(tmp_path / "shallow/tests/unit/unit_results")
+    for path in (tmp_path / "shallow/tests/unit/unit_results").glob("*.json"):
+        path.write_text(path.read_text().replace(run("git rev-parse HEAD", project).stdout.strip(), "0" * 40))
+    run("rlcanary trend", tmp_path / "shallow")
