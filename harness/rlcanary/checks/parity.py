@@ -43,6 +43,16 @@ def _generate(
     return call, call.output
 
 
+def _generate_again(
+    subject: Subject, prompts: list[list[int]], request: dict[str, Any]
+) -> tuple[Call, list[list[Completion]]]:
+    """Sample with a seed where the engine has one, so that a rare counterexample is there again in its snippet."""
+    try:
+        return _generate(subject, prompts, {**request, "seed": 0})
+    except NotProvided:
+        return _generate(subject, prompts, request)
+
+
 @check("parity.logprobs", needs=("generate",))
 def logprobs(subject: Subject, rng: Generator) -> None:
     """The sampler's logprobs of its own tokens are those that the trainer gives at the sampling temperature.
@@ -51,10 +61,9 @@ def logprobs(subject: Subject, rng: Generator) -> None:
     repetition penalty that came with the model's config does the same. Look at raw and processed logprobs, at the
     defaults an engine reads from the model's folder, and at whether each path to the engine sets the same.
     """
-    for prompts in ([SHORT], PROMPTS):
-        for temperature in (1.0, 0.6, 1.5):
-            with subject.attempt():
-                _expect_trainer_logprobs(subject, prompts, temperature)
+    for prompts, temperature in (([SHORT], 1.0), ([SHORT], 0.6), (PROMPTS, 1.5)):
+        with subject.attempt():
+            _expect_trainer_logprobs(subject, prompts, temperature)
 
 
 def _expect_trainer_logprobs(subject: Subject, prompts: list[list[int]], temperature: float) -> None:
@@ -111,7 +120,7 @@ def greedy(subject: Subject, rng: Generator) -> None:
     results that are collected as they complete, for prompts that are padded on the way, and for a 0 that is taken as
     "not set" and replaced by the default temperature.
     """
-    for prompts in ([SHORT], PROMPTS, PROMPTS[::-1]):
+    for prompts in ([SHORT], PROMPTS):
         call, groups = _generate(subject, prompts, sampling(temperature=0.0))
         model = build("tiny_llama()")
         for index, (prompt, (completion,)) in enumerate(zip(prompts, groups, strict=True)):
@@ -192,9 +201,10 @@ def endings(subject: Subject, rng: Generator) -> None:
     that says "stop" is rewarded as if it were whole. Look at what the engine strips from its answer, at several
     end-of-sequence ids, and at who counts the tokens of the prompt.
     """
-    for eos_token_ids, max_new_tokens in (((2,), 1), ((2,), 5), (tuple(range(0, 64, 4)), 6)):
+    # So many ids that most completions end with one of them, and one id that hardly any ends with.
+    for eos_token_ids, max_new_tokens in ((tuple(range(0, 64, 4)), 6), ((2,), 5), ((2,), 1)):
         request = sampling(n=8, max_new_tokens=max_new_tokens, eos_token_ids=eos_token_ids)
-        call, groups = _generate(subject, [SHORT, LONG], request)
+        call, groups = _generate_again(subject, [SHORT, LONG], request)
         wrong = [
             (completion, told)
             for group in groups
@@ -236,7 +246,14 @@ def first_token_distribution(subject: Subject, rng: Generator) -> None:
 
 def _expect_distribution(subject: Subject, prompt: list[int], choice: dict[str, Any]) -> None:
     probabilities_V = distribution(build("tiny_llama()"), prompt, **choice)
-    call, (completions,) = _generate(subject, [prompt], sampling(n=1000, max_new_tokens=1, **choice))
+    call, (completions,) = _generate_again(subject, [prompt], sampling(n=1000, max_new_tokens=1, **choice))
+    empty = sum(not completion.token_ids for completion in completions)
+    if empty:
+        lines = [
+            "(completions,) = adapter.generate(*arguments)",
+            "assert all(len(each.token_ids) for each in completions)",
+        ]
+        raise Finding(f"{empty} of {len(completions)} completions hold no token, not even an EOS", call.snippet(lines))
     drawn = [int(completion.token_ids[0]) for completion in completions]
     if p_value(drawn, probabilities_V) > IMPROBABLE:
         return

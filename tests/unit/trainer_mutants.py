@@ -1,0 +1,282 @@
+"""Mistakes for the checks of trainers and engines that no shipped bug in the museum trips, and trainers without mistakes."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlcanary import reference
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.batch import CollatedBatch, Completion
+from rlcanary.checks.generation import trainer_logprobs
+from rlcanary.contract import TrainState
+from rlcanary.conventions import GRPO
+from rlcanary.engine import Sampling
+
+
+class GradientsAccumulate(ReferenceAdapter):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        policy = reference.policy_batch(state.model, state.ref_model, batch, self.conventions)
+        reference.policy_loss(policy, self.conventions).loss.backward()
+        state.optimizer.step()
+        state.scheduler.step()
+        return {}
+
+
+class RewardsCentredInPlace(ReferenceAdapter):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        batch.rewards -= batch.rewards.mean()
+        return super().train_step(state, batch)
+
+
+class ReferenceFollowsPolicy(ReferenceAdapter):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        metrics = super().train_step(state, batch)
+        if state.ref_model is not None:
+            state.ref_model.load_state_dict(state.model.state_dict())
+        return metrics
+
+
+class DependsOnWhatRanBefore(ReferenceAdapter):
+    steps = 0
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        self.steps += 1
+        return super().train_step(state, replace(batch, old_logprobs=batch.old_logprobs - 0.05 * self.steps))
+
+
+class DividedByTheWidth(ReferenceAdapter):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        width = batch.completion_ids.shape[1]
+        by_width = self.conventions.replace(aggregation="constant", aggregation_constant=width)
+        return reference.train_step(state, batch, by_width)
+
+
+class SortedWithoutItsRewards(ReferenceAdapter):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        order = batch.completion_mask.sum(dim=1).argsort(descending=True, stable=True)
+        return super().train_step(state, replace(batch, rewards=batch.rewards[order]))
+
+
+class MomentsForgotten(ReferenceAdapter):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        metrics = super().train_step(state, batch)
+        state.optimizer.state.clear()
+        return metrics
+
+
+class Ascends(ReferenceAdapter):
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        state = super().new_state(model, ref_model, learning_rate)
+        state.optimizer.param_groups[0]["maximize"] = True
+        return state
+
+
+class TwoStepsPerBatch(ReferenceAdapter):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        super().train_step(state, batch)
+        return super().train_step(state, batch)
+
+
+class DrawsInEvaluation(ReferenceAdapter):
+    def evaluate(self, state: Any) -> dict[str, float]:
+        torch.rand(1)
+        return super().evaluate(state)
+
+
+class EvaluatesTheFirstWeights(ReferenceAdapter):
+    engine = None
+
+    def new_engine(self, model: Any) -> Any:
+        self.engine = self.engine or super().new_engine(model)
+        return self.engine
+
+
+class EndsWithoutEos(ReferenceAdapter):
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        def stripped(completion: Completion) -> Completion:
+            keep = len(completion.token_ids) - (completion.finish_reason == "stop")
+            logprobs = completion.logprobs or []
+            return replace(completion, token_ids=completion.token_ids[:keep], logprobs=logprobs[:keep])
+
+        groups = super().generate(engine, prompts, sampling)
+        return [[stripped(completion) for completion in group] for group in groups]
+
+
+class TruncatedSaysStop(ReferenceAdapter):
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        groups = super().generate(engine, prompts, sampling)
+        return [[replace(completion, finish_reason="stop") for completion in group] for group in groups]
+
+
+class ShortestPromptFirst(ReferenceAdapter):
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        return super().generate(engine, sorted(prompts, key=len), sampling)
+
+
+class GreedyTakenForUnset(ReferenceAdapter):
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        return super().generate(engine, prompts, {**sampling, "temperature": sampling["temperature"] or 1.0})
+
+
+class TopKFromTheModelsConfig(ReferenceAdapter):
+    """Draws from the 50 likeliest tokens only and reports the logprobs of the whole distribution."""
+
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        filtered = super().generate(engine, prompts, {**sampling, "top_k": sampling["top_k"] or 50})
+        temperature = sampling["temperature"] or 1.0
+        return [
+            [
+                replace(
+                    completion,
+                    logprobs=trainer_logprobs(engine.model, prompt, completion.token_ids, temperature).tolist(),
+                )
+                for completion in group
+            ]
+            for prompt, group in zip(prompts, filtered, strict=True)
+        ]
+
+
+class CountedInFinally(ReferenceAdapter):
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        try:
+            engine.load_weights(state.model.named_parameters())
+            engine.reset_prefix_cache()
+        finally:
+            engine.version += 1
+
+
+class LostConnectionSwallowed(ReferenceAdapter):
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        try:
+            super().sync_weights(state, engine)
+        except ConnectionError:
+            engine.version += 1
+
+
+class CastForTheWireInPlace(ReferenceAdapter):
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        for parameter in state.model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+        super().sync_weights(state, engine)
+
+
+class CopyMadeAtTheStart(ReferenceAdapter):
+    sent: Any = None
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        self.sent = self.sent or copy.deepcopy(dict(state.model.named_parameters()))
+        engine.load_weights(self.sent.items())
+        engine.reset_prefix_cache()
+        engine.version += 1
+
+
+CAUGHT_BY = {
+    GradientsAccumulate: "step.gradients_start_anew",
+    RewardsCentredInPlace: "step.batch_untouched",
+    ReferenceFollowsPolicy: "step.reference_model_stays",
+    DependsOnWhatRanBefore: "step.repeatable",
+    DividedByTheWidth: "step.padding",
+    SortedWithoutItsRewards: "step.row_order",
+    MomentsForgotten: "step.only_the_optimizer_moves",
+    Ascends: "step.direction",
+    TwoStepsPerBatch: "step.declared_gradient",
+    DrawsInEvaluation: "evaluation.random_state",
+    EvaluatesTheFirstWeights: "evaluation.current_weights",
+    EndsWithoutEos: "parity.endings",
+    TruncatedSaysStop: "parity.endings",
+    ShortestPromptFirst: "parity.greedy",
+    GreedyTakenForUnset: "parity.greedy",
+    TopKFromTheModelsConfig: "parity.distribution",
+    CountedInFinally: "sync.interrupted",
+    LostConnectionSwallowed: "sync.interrupted",
+    CastForTheWireInPlace: "sync.trainer_untouched",
+    CopyMadeAtTheStart: "sync.every_parameter",
+}
+TRAINER_MUTANTS = list(CAUGHT_BY)
+
+
+class PlainGradientDescent(ReferenceAdapter):
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+        return TrainState(model, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0), ref_model)
+
+
+class TwoLearningRatesAndWeightDecay(ReferenceAdapter):
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        head, body = [], []
+        for name, parameter in model.named_parameters():
+            (head if name == "lm_head.weight" else body).append(parameter)
+        groups = [{"params": body, "weight_decay": 0.1}, {"params": head, "lr": learning_rate / 2}]
+        optimizer = torch.optim.AdamW(groups, lr=learning_rate)
+        return TrainState(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0), ref_model)
+
+
+class MicroBatches(ReferenceAdapter):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        policy = reference.policy_batch(state.model, state.ref_model, batch, self.conventions)
+        output = reference.accumulated_loss(policy, 2, self.conventions)
+        return {**output.metrics, **reference.descend(state, output.loss, self.conventions)}
+
+
+class RetriesALostSync(ReferenceAdapter):
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        try:
+            engine.load_weights(state.model.named_parameters())
+        except ConnectionError:
+            engine.load_weights(state.model.named_parameters())
+        engine.reset_prefix_cache()
+        engine.version += 1
+
+
+class SyncsInChunks(ReferenceAdapter):
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        weights = list(state.model.state_dict().items())
+        for start in range(0, len(weights), 5):
+            engine.load_weights(weights[start : start + 5])
+        engine.reset_prefix_cache()
+        engine.version += 1
+
+
+class EvaluatesInEvaluationMode(ReferenceAdapter):
+    def evaluate(self, state: Any) -> dict[str, float]:
+        was_training = state.model.training
+        state.model.eval()
+        metrics = super().evaluate(state)
+        state.model.train(was_training)
+        return metrics
+
+
+class SamplesOneByOne(ReferenceAdapter):
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        def one(prompt: Sequence[int], index: int) -> Completion:
+            seed = sampling["seed"]
+            request = {**sampling, "n": 1, "seed": None if seed is None else 1000 * seed + index}
+            return engine.generate([prompt], request)[0][0]
+
+        return [[one(prompt, index) for index in range(Sampling(**sampling).n)] for prompt in prompts]
+
+
+class OldLogprobsByTheTrainer(ReferenceAdapter):
+    def __init__(self) -> None:
+        super().__init__(GRPO.replace(old_logprobs="trainer", max_grad_norm=1.0, temperature=0.7))
+
+    def configured(self, **changes: Any) -> Any:
+        return ReferenceAdapter(self.conventions.replace(**changes))
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        return super().train_step(state, replace(batch, old_logprobs=None))
+
+
+CORRECT = [
+    PlainGradientDescent,
+    TwoLearningRatesAndWeightDecay,
+    MicroBatches,
+    RetriesALostSync,
+    SyncsInChunks,
+    EvaluatesInEvaluationMode,
+    SamplesOneByOne,
+    OldLogprobsByTheTrainer,
+]
