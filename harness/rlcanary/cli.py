@@ -23,6 +23,7 @@ SUBCOMMANDS = {
     "bugs": Subcommand("rlcanary.detection", "Show which checks catch which shipped bug."),
     "trend": Subcommand("rlcanary.results.command", "Show how a tracked metric moved over runs and commits."),
     "regress": Subcommand("rlcanary.results.regress", "Show which metrics became worse, since which commit."),
+    "report": Subcommand("rlcanary.results.report", "Write one HTML page with a plot of every metric."),
     "check-metrics": Subcommand("rlcanary.results.check_metrics", "Hold the numbers of a run against limits."),
     "dump-logs": Subcommand("rlcanary.results.dump_logs", "Turn TensorBoard files and JSON lines into one JSON file."),
     "bisect": Subcommand("rlcanary.bisect.command", "Find the commit that broke a command."),

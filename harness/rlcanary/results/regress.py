@@ -176,7 +176,7 @@ def print_report(found: list[Regression], notes: list[Notes], extent: str, short
                 BETTER[regression.direction],
                 f"{regression.before:.4g} → {'not finite' if regression.after is None else f'{regression.after:.4g}'}",
                 size_text(regression),
-                f"{regression.first_bad.run.start:%Y-%m-%d %H:%M}",
+                f"{regression.first_bad.run.start:%Y-%m-%d}",
                 f"{commit_text(regression.last_good)} … {commit_text(regression.first_bad)}",
             )
         console.print(table)

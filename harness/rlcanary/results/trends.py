@@ -89,8 +89,13 @@ def describe_step(step: ChangePoint) -> str:
     return f"{step.before:.4g} → {step.after:.4g}, {step_size(step)}"
 
 
+def relative_size(step: ChangePoint) -> str:
+    """The step in percent of the level before; from 0, in the metric's units."""
+    return f"{step.step:+.3g}" if step.relative_step is None else f"{100 * step.relative_step:+.3g} %"
+
+
 def step_size(step: ChangePoint) -> str:
-    size = f"{step.step:+.3g}" if step.relative_step is None else f"{100 * step.relative_step:+.3g} %"
+    size = relative_size(step)
     return size if step.noise_units is None else f"{size} ({abs(step.noise_units):.1f} sigma)"
 
 

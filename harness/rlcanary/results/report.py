@@ -1,0 +1,131 @@
+"""`rlcanary report`."""
+
+import datetime
+import json
+import math
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlcanary.errors import UserError
+from rlcanary.files import require_writable, write_whole
+from rlcanary.results.changepoints import ChangePoint
+from rlcanary.results.command import history_options, open_history, with_progress
+from rlcanary.results.directions import Direction, direction_of, parse_rules
+from rlcanary.results.history import History, Series
+from rlcanary.results.regressions import is_worse
+from rlcanary.results.settings import pytest_settings
+from rlcanary.results.trends import Trend, relative_size, step_size
+
+RESOLUTION = 5000  # heights that a plotted value can have; the page is not to be larger than what it shows
+
+
+@click.command()
+@history_options
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The page [default: .html beside the folder of results].",
+)
+@click.option(
+    "--last",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    metavar="RUNS",
+    help="Plot this many of the newest runs; 0 for all.",
+)
+def report(folder: Path | None, any_project: bool, output: Path | None, last: int) -> int:
+    """Write one HTML page with a plot of every metric, its steps marked.
+
+    The page needs no network and no other file.
+    """
+    settings = pytest_settings(Path.cwd())
+    rules = parse_rules(settings.lines("rlcanary_directions"))
+    with open_history(folder, any_project) as history:
+        page = output or history.folder.with_name(f"{history.folder.name}.html")
+        require_writable(page)
+        pairs = list(history.metrics())
+        metrics = []
+        for pair in with_progress(pairs, "drawing", many=50):
+            series = history.numbers(*pair)
+            if series is not None:
+                metrics.append((series, direction_of(*pair, rules)))
+        if not metrics:
+            raise UserError(f"no metric in {history.folder} is a number, so there is nothing to plot")
+        document = report_document(history, metrics, last, f"Metrics of {settings.root.resolve().name}")
+    write_whole(page, fill_page(document))
+    others = len(pairs) - len(metrics)
+    left_out = f"; {others} metrics that are not numbers are left out" if others else ""
+    click.echo(f"{page}: {len(metrics)} metrics of {len(history.runs)} runs{left_out}")
+    return 0
+
+
+def report_document(
+    history: History, metrics: Iterable[tuple[Series, Direction | None]], last: int, title: str
+) -> dict[str, Any]:
+    """What the page shows: the runs, and of each metric the values, the indices of their runs and the steps."""
+    shown_runs = history.runs[-last:] if last else history.runs
+    index = {run.run_id: number for number, run in enumerate(shown_runs)}
+    plotted = []
+    for series, direction in metrics:
+        newest = [point for point in series.points if point.run.run_id in index]
+        if newest:
+            plotted.append(metric_document(Series(series.key, series.metric, newest, {}), direction, index))
+    return {
+        "title": title,
+        "generated": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
+        "total": len(history.runs),
+        "runs": [
+            {"date": f"{run.start:%Y-%m-%d %H:%M}", "commit": run.git_commit, "dirty": run.dirty} for run in shown_runs
+        ],
+        "metrics": plotted,
+    }
+
+
+def metric_document(series: Series, direction: Direction | None, index: dict[str, int]) -> dict[str, Any]:
+    return {
+        "key": series.key,
+        "name": series.metric,
+        "runs": [index[point.run.run_id] for point in series.points],
+        "values": plotted_values([point.value for point in series.points]),
+        "steps": [
+            {
+                "at": at,
+                "before": step.before,
+                "after": step.after,
+                "share": step.relative_step,
+                "size": relative_size(step),
+                "text": step_size(step),
+                "kind": kind_of(step, direction),
+            }
+            for at, step in Trend(series).steps.items()
+        ],
+    }
+
+
+def plotted_values(values: Sequence[float | None]) -> list[float | None]:
+    """The values without the digits that a plot of all of them cannot show."""
+    finite = [value for value in values if value is not None]
+    span = max(finite) - min(finite) if finite else 0.0
+    if span == 0 or not math.isfinite(span):
+        return list(values)
+    digits = math.ceil(math.log10(RESOLUTION / span))
+    return [None if value is None else round(value, digits) for value in values]
+
+
+def kind_of(step: ChangePoint, direction: Direction | None) -> str:
+    if direction is None or direction is Direction.IGNORE:
+        return "moved"
+    return "worse" if is_worse(step.step, direction) else "better"
+
+
+def fill_page(document: dict[str, Any]) -> str:
+    template = resources.files("rlcanary.results").joinpath("report.html").read_text(encoding="utf-8")
+    # No name of a test may end the script element that holds the data.
+    data = json.dumps(document, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return template.replace("/*DATA*/", data)

@@ -1,0 +1,106 @@
+"""`rlcanary report`, opened in a real browser. The apt package is `chromium`."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+RUNS = 60
+HOSTILE = "test_x::test_[</script><script>document.body.remove()</script>&amp;]"
+browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(browser is None, reason="no Chromium is installed")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = tmp_path_factory.mktemp("my project")
+    results = project / "tests/unit/unit_results"
+    results.mkdir(parents=True)
+    for run in range(RUNS):
+        metrics = {
+            "test_grpo::test_training": {"loss": 0.5 if run < 40 else 0.625, "reward": 0.5 if run < 20 else 0.75},
+            "test_policy::test_generation[0.5]": {"entropy": 2.0 if run < 30 else 1.0, "nan": None, "text": "x"},
+            HOSTILE: {"x": run % 7},
+        }
+        document = {
+            "git_commit": f"{run + 1:040x}",
+            "start_time_utc": f"2025-{run // 28 + 1:02d}-{run % 28 + 1:02d}T12:00:00+00:00",
+            "metrics": metrics,
+        }
+        (results / f"run{run}.json").write_text(json.dumps(document))
+    done = subprocess.run(
+        [sys.executable, "-m", "rlcanary", "report"], cwd=project, capture_output=True, text=True, check=True
+    )
+    path = project / "tests/unit/unit_results.html"
+    assert done.stdout.startswith(str(path))
+    assert not list(results.glob("*.html"))
+    return path
+
+
+def browse(page: Path, *options: str, fragment: str = "", size: str = "1400,4000") -> str:
+    """What the browser prints; it finds no host, and an error on the page's console fails the test."""
+    assert browser is not None
+    command = [
+        *(browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+        *("--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--virtual-time-budget=5000"),
+        *(f"--user-data-dir={page.parent / 'profile'}", f"--window-size={size}", *options),
+        f"{page.as_uri()}{fragment}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def cards(document: str) -> dict[str, str]:
+    """The visible cards of a page by their metric."""
+    found = re.findall(r"<article ([^>]*)>(.*?)</article>", document, re.DOTALL)
+    return {re.findall("<h2>(.*?)</h2>", card)[0]: card for attributes, card in found if "hidden" not in attributes}
+
+
+def test_page_needs_nothing_but_itself(page: Path) -> None:
+    text = page.read_text()
+    assert "default-src 'none'" in text
+    assert set(re.findall(r"https?://[^\"' )]*", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.findall(r"\b(?:src|href)=|@import|url\(", text)
+
+
+@needs_browser
+def test_every_number_has_a_plot_with_its_steps_marked(page: Path) -> None:
+    shown = cards(browse(page, "--dump-dom"))
+    assert set(shown) == {"loss", "reward", "entropy", "nan", "x"}
+    assert all(card.count("<svg") == 1 for card in shown.values())
+    marked = {name: re.findall('class="step (.*?)"', card) for name, card in shown.items()}
+    assert marked == {"loss": ["worse"], "reward": ["better"], "entropy": ["moved"], "nan": [], "x": []}
+    assert "0.5 → 0.625, +25 %" in shown["loss"]
+    assert f"{40:040x}"[:10] + "…" + f"{41:040x}"[:10] in shown["loss"]
+    assert shown["nan"].count('class="missing"') == RUNS
+    assert "test_[&lt;/script&gt;" in shown["x"]
+
+
+@needs_browser
+def test_search_leaves_what_holds_every_word(page: Path) -> None:
+    assert set(cards(browse(page, "--dump-dom", fragment="#q=GRPO+los"))) == {"loss"}
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("preferred", "fragment", "dark"),
+    [("0", "", True), ("1", "", False), ("0", "#theme=light", False), ("1", "#theme=dark", True)],
+)
+def test_theme_follows_the_system_unless_one_is_chosen(
+    page: Path, tmp_path: Path, preferred: str, fragment: str, dark: bool
+) -> None:
+    image = tmp_path / "page.png"
+    options = (f"--screenshot={image}", f"--blink-settings=preferredColorScheme={preferred}")
+    browse(page, *options, fragment=fragment, size="900,600")
+    pixels = Image.open(image).convert("L")
+    histogram = pixels.histogram()
+    background = histogram.index(max(histogram))
+    assert background < 64 if dark else background > 192
+    text = histogram[192:] if dark else histogram[:96]
+    assert sum(text) > 500
