@@ -105,3 +105,66 @@ def tiny_chat_tokenizer() -> Any:
         additional_special_tokens=["<|start|>"],
         chat_template=CHAT_TEMPLATE,
     )
+
+
+def tiny_qwen2(seed: int = 0, vocabulary: int = VOCABULARY) -> Any:
+    """A float32 Qwen2 of two layers with random weights, whose heads of 32 features vLLM's attention kernels accept.
+
+    Its generation ends after 16 tokens unless told otherwise; the end-of-sequence id can be sampled like any other.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        pad_token_id=PAD_ID,
+        eos_token_id=EOS_ID,
+        bos_token_id=BOS_ID,
+        initializer_range=0.3,
+    )
+    return _bounded(Qwen2ForCausalLM, config, seed)
+
+
+def tiny_gpt2(seed: int = 0, vocabulary: int = VOCABULARY) -> Any:
+    """A float32 GPT-2 of two layers with random weights: learned positions, tied embeddings, no dropout.
+
+    Its generation ends after 16 tokens unless told otherwise; the end-of-sequence id can be sampled like any other.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=vocabulary,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        pad_token_id=PAD_ID,
+        eos_token_id=EOS_ID,
+        bos_token_id=BOS_ID,
+        initializer_range=0.3,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    return _bounded(GPT2LMHeadModel, config, seed)
+
+
+def _bounded(model_class: Any, config: Any, seed: int) -> Any:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config)
+    model.generation_config.max_new_tokens = 16
+    return model.eval()

@@ -1,0 +1,119 @@
+"""Who owns what: the processes, Ray actors and placement groups that a test may leave, and those that it must not touch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from rlcanary.cleanup import processes, ray_cluster
+from rlcanary.cleanup.processes import ProcessId
+from rlcanary.cleanup.ray_cluster import Holdings
+
+
+class Belongings:
+    """What was there before the test, and what fixtures wider than a test made during it; all else is the test's.
+
+    spared: process ids that are nobody's leak, such as the guardian's.
+    keep: parts of command lines of processes that stay, in addition to `processes.KEPT_COMMANDS`.
+    """
+
+    def __init__(self, spared: Iterable[int] = (), keep: Iterable[str] = ()) -> None:
+        self._spared = set(spared)
+        self._patterns = (*processes.KEPT_COMMANDS, *keep)
+        self._processes: set[ProcessId] = set()
+        self._ray = Holdings()
+        self._distributed = False
+        self._at_start = processes.children()
+        self.ray_is_shared = False
+
+    def begin(self) -> None:
+        """A test begins: what is there now stays."""
+        self._processes = processes.children()
+        self._ray = ray_cluster.holdings()
+        self._distributed = distributed_is_up()
+        self.ray_is_shared = self.ray_is_shared and ray_cluster.connected()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """What comes into being in here belongs to a fixture that other tests share."""
+        processes_before, ray_before = processes.children(), ray_cluster.holdings()
+        connected_before, distributed_before = ray_cluster.connected(), distributed_is_up()
+        try:
+            yield
+        finally:
+            self._processes |= processes.children() - processes_before
+            self._ray |= ray_cluster.holdings() - ray_before
+            self._distributed |= distributed_is_up() and not distributed_before
+            self.ray_is_shared |= ray_cluster.connected() and not connected_before
+
+    def kept_in_ray(self) -> Holdings:
+        return self._ray
+
+    def left_processes(self) -> set[ProcessId]:
+        """The children that the test left running."""
+        left = {process for process in processes.children() - self._processes if process.pid not in self._spared}
+        if not left:
+            return left
+        spared = ray_cluster.daemons() if ray_cluster.connected() else set()
+        return {p for p in left if p.pid not in spared and not processes.is_kept(p.pid, self._patterns)}
+
+    def end_left(self) -> list[str]:
+        """End what the test left, and say in words what it was."""
+        ended = ray_cluster.end_made_since(self._ray)
+        if distributed_is_up() and not self._distributed:
+            sys.modules["torch.distributed"].destroy_process_group()
+            ended.append("the torch.distributed process group")
+        if left := self.left_processes():
+            ended += name_processes(processes.end(left))
+        return ended
+
+    def end_session(self) -> list[str]:
+        """End everything that came into being since the session began, Ray included."""
+        if ray_cluster.connected():
+            sys.modules["ray"].shutdown()
+        if distributed_is_up():
+            sys.modules["torch.distributed"].destroy_process_group()
+        empty_gpu_caches()
+        return self.end_session_processes()
+
+    def end_session_processes(self) -> list[str]:
+        """End the children that were started since the session began."""
+        return name_processes(processes.end(self.children_since_start()))
+
+    def children_since_start(self) -> list[ProcessId]:
+        """The children that came into being since this object was made, but for those that serve every test."""
+        since = processes.children() - self._at_start
+        return [p for p in since if p.pid not in self._spared and not processes.is_kept(p.pid)]
+
+
+def name_processes(ended: Iterable[processes.LeftProcess]) -> list[str]:
+    """The processes in words, without the workers of a Ray cluster that was ending anyway."""
+    return [str(process) for process in ended if not process.command.startswith("ray::")]
+
+
+def distributed_is_up() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_available()) and bool(distributed.is_initialized())
+
+
+def cuda_is_up() -> bool:
+    """Whether this process has imported torch and used CUDA through it."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(cuda.is_initialized())
+
+
+def gpu_bytes_allocated() -> int:
+    """Bytes that tensors of this process hold on all visible GPUs; 0 before CUDA is used."""
+    if not cuda_is_up():
+        return 0
+    cuda = sys.modules["torch.cuda"]
+    return sum(int(cuda.memory_allocated(device)) for device in range(cuda.device_count()))
+
+
+def empty_gpu_caches() -> None:
+    """Wait for the GPUs and give unused cached memory back; nothing before CUDA is used."""
+    if cuda_is_up():
+        cuda = sys.modules["torch.cuda"]
+        cuda.synchronize()
+        cuda.empty_cache()

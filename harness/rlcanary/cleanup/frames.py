@@ -1,0 +1,24 @@
+"""Letting go of what a failed test's traceback holds."""
+
+from __future__ import annotations
+
+import traceback
+
+
+def clear_tracebacks(error: BaseException) -> None:
+    """Clear the local variables of every finished frame behind an exception, its causes, contexts and group members.
+
+    A traceback holds each frame's variables, and so every tensor and actor handle of a failed test, for as long as pytest
+    holds the exception.
+    """
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        traceback.clear_frames(current.__traceback__)
+        waiting += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            waiting += current.exceptions

@@ -1,0 +1,40 @@
+"""Each worker of xdist gets its share of the GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from rlcanary.results.gpus import open_gpus
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The names of the GPUs that the caller may use: what CUDA_VISIBLE_DEVICES lists, else the index of every GPU."""
+    listed = environment.get(VARIABLE)
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip()]
+    gpus = open_gpus(environment)
+    return [] if gpus is None else [str(index) for index in range(len(gpus))]
+
+
+def share(devices: Sequence[str], worker: int, workers: int) -> list[str]:
+    """The devices of one worker: every n-th, or one that it shares where there are fewer devices than workers.
+
+    A worker that xdist started in the place of a crashed one has a number past the last and takes the place of another.
+    """
+    if not devices:
+        return []
+    place = worker % workers
+    return list(devices[place::workers]) if len(devices) >= workers else [devices[place % len(devices)]]
+
+
+def take_share(environment: Mapping[str, str] = os.environ) -> None:
+    """In a worker of xdist, leave only its own GPUs visible. To be called before CUDA is used."""
+    name, workers = environment.get("PYTEST_XDIST_WORKER"), environment.get("PYTEST_XDIST_WORKER_COUNT")
+    if name is None or workers is None:
+        return
+    devices = visible_devices(environment)
+    if devices:
+        os.environ[VARIABLE] = ",".join(share(devices, int(name.removeprefix("gw")), int(workers)))

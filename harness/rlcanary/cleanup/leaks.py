@@ -1,0 +1,117 @@
+"""What a process holds before and after a test, and whose it is."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlcanary.cleanup import belongings, processes, ray_cluster
+
+MIB = 2**20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+# Growth of resident memory below this is the allocator's business.
+NOTABLE = {"gpu_mb": 1.0, "rss_mb": 50.0, "processes": 1, "threads": 1, "fds": 1, "ray_actors": 1}
+UNITS = {
+    "gpu_mb": "MB of GPU memory",
+    "rss_mb": "MB of resident memory",
+    "fds": "file descriptors",
+    "ray_actors": "Ray actors",
+}
+OWNERS_SHOWN = 3
+
+
+class Resources(NamedTuple):
+    """What the process holds at one moment: amounts by name, and for what can be named its members."""
+
+    amounts: Mapping[str, float]
+    members: Mapping[str, Mapping[Any, str]]
+
+
+class Growth(NamedTuple):
+    """One resource of which a test left more than it found."""
+
+    resource: str
+    before: float
+    after: float
+    owners: tuple[str, ...]
+
+    @property
+    def amount(self) -> float:
+        return self.after - self.before
+
+    def __str__(self) -> str:
+        owners = f": {', '.join(self.owners)}" if self.owners else ""
+        return f"{self.amount:+g} {UNITS.get(self.resource, self.resource)}{owners}"
+
+
+def measure() -> Resources:
+    """What this process holds now. Costs a few milliseconds, most of it for finding tensors on GPUs if there are any."""
+    members: dict[str, Mapping[Any, str]] = {
+        "processes": {
+            p: processes.shortened(processes.command_line(p.pid)) or str(p.pid) for p in processes.children()
+        },
+        "threads": {thread.native_id: thread.name for thread in threading.enumerate()},
+        "fds": _open_files(),
+        "ray_actors": _ray_actors(),
+    }
+    amounts = {name: float(len(found)) for name, found in members.items()}
+    amounts["rss_mb"] = round(int(Path("/proc/self/statm").read_text().split()[1]) * PAGE / MIB, 1)
+    amounts["gpu_mb"] = round(belongings.gpu_bytes_allocated() / MIB, 3)
+    members["gpu_mb"] = _gpu_tensors()
+    return Resources(amounts, members)
+
+
+def growth(before: Resources, after: Resources) -> list[Growth]:
+    """What grew, with the owners of what is new."""
+    grown = []
+    for resource, least in NOTABLE.items():
+        if after.amounts[resource] - before.amounts[resource] >= least:
+            known = before.members.get(resource, {})
+            new = [owner for key, owner in after.members.get(resource, {}).items() if key not in known]
+            shown = new[:OWNERS_SHOWN] + ([f"{len(new) - OWNERS_SHOWN} more"] if len(new) > OWNERS_SHOWN else [])
+            grown.append(Growth(resource, before.amounts[resource], after.amounts[resource], tuple(shown)))
+    return grown
+
+
+def exceeded(before: Resources, after: Resources, allowed: Mapping[str, float]) -> list[str]:
+    """The limits of a `leak_check` marker that a test broke, in words."""
+    grown = {entry.resource: entry for entry in growth(before, after)}
+    broken = []
+    for resource, limit in allowed.items():
+        amount = after.amounts[resource] - before.amounts[resource]
+        if amount > limit:
+            entry = grown.get(resource, Growth(resource, before.amounts[resource], after.amounts[resource], ()))
+            broken.append(f"{entry} (allowed: {limit:g})")
+    return broken
+
+
+def _open_files() -> dict[Any, str]:
+    found = {}
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except OSError:  # the descriptor of this listing itself
+            continue
+        found[descriptor.name, target] = target
+    return found
+
+
+def _ray_actors() -> dict[Any, str]:
+    if not ray_cluster.connected():
+        return {}
+    return {actor.id: f"{actor.class_name} {actor.name}".strip() for actor in ray_cluster.actors().values()}
+
+
+def _gpu_tensors() -> dict[Any, str]:
+    """The tensors of this process on GPUs, the largest first."""
+    if not belongings.cuda_is_up():
+        return {}
+    is_tensor: Callable[[object], bool] = sys.modules["torch"].is_tensor
+    tensors: list[Any] = [found for found in gc.get_objects() if is_tensor(found) and found.is_cuda]
+    tensors.sort(key=lambda tensor: -tensor.nbytes)
+    return {id(tensor): f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}" for tensor in tensors}

@@ -1,0 +1,153 @@
+"""What a test holds in the Ray cluster that this process is connected to, read from Ray's own tables and ended by id.
+
+Ray's public state API needs its dashboard; these functions read the tables (GCS) directly, in about 0.4 ms each.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+Address = tuple[str, int]
+
+
+class Actor(NamedTuple):
+    """An actor that is not dead. address and owner are (ip, port) of its worker and of the worker that created it."""
+
+    id: str
+    class_name: str
+    name: str
+    pid: int
+    node: str
+    address: Address
+    owner: Address
+
+    def __str__(self) -> str:
+        name = f" named {self.name!r}" if self.name else ""
+        return f"Ray actor {self.class_name}{name} ({self.id[:12]}, process {self.pid})"
+
+
+def connected() -> bool:
+    """Whether this process has imported Ray and is connected to a cluster."""
+    ray = sys.modules.get("ray")
+    return ray is not None and hasattr(ray, "is_initialized") and bool(ray.is_initialized())
+
+
+def started_here() -> bool:
+    """Whether the cluster was started by this process rather than attached to."""
+    worker = sys.modules.get("ray._private.worker")
+    node = getattr(worker, "_global_node", None)
+    return node is not None and bool(node.is_head())
+
+
+def actors() -> dict[str, Actor]:
+    """The actors of this process's job that are not dead, by id. Needs a connection."""
+    import ray._private.state
+    from ray._private.worker import global_worker
+
+    return {
+        actor_id: Actor(
+            actor_id,
+            info["ActorClassName"],
+            info["Name"],
+            info["Pid"],
+            info["Address"]["NodeID"],
+            (info["Address"]["IPAddress"], info["Address"]["Port"]),
+            (info["OwnerAddress"]["IPAddress"], info["OwnerAddress"]["Port"]),
+        )
+        for actor_id, info in ray._private.state.actors(job_id=global_worker.current_job_id).items()
+        if info["State"] != "DEAD"
+    }
+
+
+def placement_groups() -> dict[str, str]:
+    """The ids of the placement groups that are not removed, with their names. Needs a connection."""
+    import ray._private.state
+
+    return {
+        group_id: info["name"]
+        for group_id, info in ray._private.state.state.placement_group_table().items()
+        if info["state"] != "REMOVED"
+    }
+
+
+class Holdings(NamedTuple):
+    """Actor and placement group ids at one moment."""
+
+    actors: frozenset[str] = frozenset()
+    placement_groups: frozenset[str] = frozenset()
+
+    def __or__(self, other: Holdings) -> Holdings:
+        return Holdings(self.actors | other.actors, self.placement_groups | other.placement_groups)
+
+    def __sub__(self, other: Holdings) -> Holdings:
+        return Holdings(self.actors - other.actors, self.placement_groups - other.placement_groups)
+
+
+def holdings() -> Holdings:
+    """What is in the cluster now; nothing without a connection."""
+    if not connected():
+        return Holdings()
+    return Holdings(frozenset(actors()), frozenset(placement_groups()))
+
+
+def actors_made_since(kept: Holdings) -> list[Actor]:
+    """The actors that are not kept and were not created by a kept actor, directly or through others."""
+    now = actors()
+    keepers = {actor.address for actor in now.values() if actor.id in kept.actors}
+    made = {actor_id: actor for actor_id, actor in now.items() if actor_id not in kept.actors}
+    while spared := [actor_id for actor_id, actor in made.items() if actor.owner in keepers]:
+        keepers |= {made.pop(actor_id).address for actor_id in spared}
+    return list(made.values())
+
+
+def end_actor(actor: Actor) -> None:
+    """End an actor and its restarts. An actor that another one created ends with its owner."""
+    import ray
+    from ray._private.worker import global_worker
+    from ray.exceptions import ActorHandleNotFoundError
+
+    try:
+        global_worker.core_worker.kill_actor(ray.ActorID(bytes.fromhex(actor.id)), True)
+    except ActorHandleNotFoundError:
+        for named in ray.util.list_named_actors(all_namespaces=True):
+            if named["name"] == actor.name:
+                ray.kill(ray.get_actor(named["name"], named["namespace"]))
+
+
+def end_made_since(kept: Holdings) -> list[str]:
+    """End the actors and placement groups that are not kept, and say in words what they were."""
+    if not connected():
+        return []
+    ended = []
+    for actor in actors_made_since(kept):
+        end_actor(actor)
+        ended.append(str(actor))
+    names = placement_groups()
+    for group_id in names.keys() - kept.placement_groups:
+        _remove_placement_group(group_id)
+        ended.append(f"Ray placement group {names[group_id] or group_id[:12]}")
+    return ended
+
+
+def _remove_placement_group(group_id: str) -> None:
+    import ray
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))
+
+
+def daemons() -> set[int]:
+    """The process ids of the cluster that this process started: gcs_server, raylet and their companions."""
+    worker = sys.modules.get("ray._private.worker")
+    node = getattr(worker, "_global_node", None)
+    if node is None:
+        return set()
+    return {info.process.pid for infos in node.all_processes.values() for info in infos}
+
+
+def log_folder() -> str | None:
+    """Where the workers of this machine write what they print."""
+    worker = sys.modules.get("ray._private.worker")
+    node: Any = getattr(worker, "_global_node", None)
+    return None if node is None else str(node.get_logs_dir_path())

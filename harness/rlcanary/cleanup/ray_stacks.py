@@ -1,0 +1,118 @@
+"""What the busy workers of a Ray cluster are doing, as Python stacks.
+
+Ray installs faulthandler in every worker. A worker that is to be ended anyway is ended with SIGABRT, and so writes its
+stack to its log before it goes; nothing has to be injected into workers, and no debugger is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from rlcanary.cleanup import processes, ray_cluster
+
+READ_SECONDS = 1.0
+FATAL = "Fatal Python error: Aborted"
+IDLE_TITLES = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+
+
+class BusyWorker(NamedTuple):
+    """A worker in the middle of a call; own says whether the running test started what it runs."""
+
+    pid: int
+    title: str
+    own: bool
+
+
+def busy_workers(own: Iterable[ray_cluster.Actor]) -> list[BusyWorker]:
+    """The workers of this machine that run a method or a task, from the titles that Ray gives its processes."""
+    own_pids = {actor.pid for actor in own}
+    actor_pids = {actor.pid for actor in ray_cluster.actors().values()}
+    busy = []
+    for pid in _worker_pids() | own_pids:
+        title = processes.command_line(pid)
+        if title.startswith("ray::") and title not in IDLE_TITLES:
+            is_actor = pid in actor_pids
+            if not is_actor or pid in own_pids or "." in title:
+                busy.append(BusyWorker(pid, title, pid in own_pids or not is_actor))
+    return busy
+
+
+def _worker_pids() -> set[int]:
+    import psutil
+
+    found = set()
+    for pid in ray_cluster.daemons():
+        try:
+            found |= {child.pid for child in psutil.Process(pid).children()}
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def abort_and_read(workers: Iterable[BusyWorker]) -> dict[int, str]:
+    """End workers with SIGABRT and return the stack that each wrote, by process id."""
+    folder = ray_cluster.log_folder()
+    pids = [worker.pid for worker in workers]
+    for pid in pids:
+        try:
+            resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+            os.kill(pid, signal.SIGABRT)
+        except ProcessLookupError:
+            continue
+    processes.wait_until_gone(pids, READ_SECONDS)
+    return {} if folder is None else {pid: _stack_in_log(Path(folder), pid) for pid in pids}
+
+
+def _stack_in_log(folder: Path, pid: int) -> str:
+    for path in folder.glob(f"worker-*-{pid}.err"):
+        _, found, after = path.read_text(errors="replace").rpartition(FATAL)
+        if found:
+            return after.partition("\nExtension modules:")[0].strip()
+    return "(the worker left no stack in its log)"
+
+
+def pending_tasks(frame: FrameType | None) -> Iterator[Any]:
+    """The object references that a thread's frames hold in local variables: what a hung test waits for."""
+    import ray
+
+    seen: set[Any] = set()
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            for reference in value if isinstance(value, list | tuple | set) else (value,):
+                if isinstance(reference, ray.ObjectRef) and reference not in seen:
+                    seen.add(reference)
+                    yield reference
+        frame = frame.f_back
+
+
+def cancel_tasks(references: Iterable[Any]) -> None:
+    """Cancel the tasks behind references, so that Ray does not run them again; actor methods are left alone."""
+    import ray
+
+    for reference in references:
+        try:
+            ray.cancel(reference, force=True)
+        except (ValueError, TypeError):  # the method of an actor, or an object that ray.put made
+            continue
+
+
+def end_what_hangs(kept: ray_cluster.Holdings, frame: FrameType | None) -> Mapping[str, str]:
+    """End what the hung test runs in the cluster, so that its CPUs are free again and `ray.get` returns.
+
+    Returns a stack for every busy worker, by its title and process id.
+    """
+    if not ray_cluster.connected():
+        return {}
+    own = ray_cluster.actors_made_since(kept)
+    busy = busy_workers(own)
+    stacks = abort_and_read(worker for worker in busy if worker.own)
+    cancel_tasks(pending_tasks(frame))
+    ray_cluster.end_made_since(kept)
+    shared = "(of a fixture that other tests share: left running, because taking its stack would end it)"
+    return {f"{worker.title} (process {worker.pid})": stacks.get(worker.pid, shared) for worker in busy}

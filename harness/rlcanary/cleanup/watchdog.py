@@ -1,0 +1,217 @@
+"""Ends what runs for too long in the main thread, wherever it hangs.
+
+A thread waits for the limit, because a signal handler alone does not do: Python runs handlers in the main thread between
+two bytecodes, and `ray.get` swallows an ordinary exception raised in one. At the limit the thread
+
+1. takes the stacks of all threads and lets `release` end what the main thread waits for,
+2. raises TimedOut in the main thread, and again while nothing ends,
+3. calls `give_up` if the main thread has not run a handler at all (native code that a signal does not interrupt), or has
+   ignored the exception for UNWIND_SECONDS.
+
+Native code that never lets go of the interpreter stops this thread as well; faulthandler's timer then ends the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+DEAF_SECONDS = 3.0  # Ray runs signal handlers every two seconds
+AGAIN_SECONDS = 2.5
+UNWIND_SECONDS = 30.0
+# Threads that Ray keeps in every driver, which wait for messages and say nothing about a hang.
+RAY_THREADS = {"ray_print_logs", "ray_listen_error_messages", "PythonGCThread"}
+PYTEST_PACKAGES = {"_pytest", "pluggy", "pytest_rlcanary"}
+FROZEN_SECONDS = DEAF_SECONDS + 1.5
+
+# A real-time signal, because tests and libraries have uses of their own for SIGALRM and SIGUSR1.
+SIGNAL: signal.Signals | int = getattr(signal, "SIGRTMIN", signal.SIGALRM)
+
+
+class TimedOut(KeyboardInterrupt):
+    """Raised in the main thread at the limit. Only a KeyboardInterrupt gets out of `ray.get` and past `except Exception`."""
+
+
+@dataclass
+class Expiry:
+    """A limit that was passed: the stacks at that moment, by thread, and those of busy Ray workers."""
+
+    what: str
+    limit: float
+    threads: Mapping[str, str]
+    workers: Mapping[str, str] = field(default_factory=dict)
+
+    def stacks(self) -> dict[str, str]:
+        return {**self.threads, **self.workers}
+
+
+class Watchdog:
+    """One clock for the main thread. `start`, `stop` and the context managers are called in the main thread.
+
+    release: called in the watchdog's thread at the limit with the main thread's frame; returns stacks of Ray workers.
+    give_up: called in the watchdog's thread if the main thread cannot be stopped; does not return.
+    is_debugged: looked at before anything is done; a test in a debugger has no limit.
+    stderr: file descriptor for the stacks of a process that no longer runs Python.
+    """
+
+    def __init__(
+        self,
+        release: Callable[[FrameType | None], Mapping[str, str]],
+        give_up: Callable[[Expiry], None],
+        is_debugged: Callable[[], bool],
+        stderr: int | None,
+    ) -> None:
+        self._release, self._give_up, self._is_debugged = release, give_up, is_debugged
+        self._stderr = stderr
+        self._changed = threading.Condition()
+        self._deadline: float | None = None
+        self._wakes = float("inf")
+        self._what, self._limit = "", 0.0
+        self._expiry: Expiry | None = None
+        self._released = threading.Event()
+        self._interruptible = False
+        self._heard = False
+        self._closed = False
+        self._main = threading.main_thread()
+        self._previous = signal.signal(SIGNAL, self._raise)
+        self._thread = threading.Thread(target=self._watch, name="rlcanary-timeouts", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+        signal.signal(SIGNAL, self._previous)
+
+    def start(self, what: str, limit: float) -> None:
+        """From now on `what` has `limit` seconds."""
+        self._what, self._limit, self._expiry, self._heard = what, limit, None, False
+        self._set(time.monotonic() + limit)
+
+    def stop(self) -> None:
+        self._set(None)
+
+    def _set(self, deadline: float | None) -> None:
+        with self._changed:
+            self._deadline = deadline
+            # Nothing to tell a thread that wakes before the new deadline: it looks again by itself.
+            if deadline is not None and deadline < self._wakes:
+                self._changed.notify()
+        if self._stderr is not None:
+            if deadline is None:
+                faulthandler.cancel_dump_traceback_later()
+            else:
+                left = max(deadline - time.monotonic(), 0) + FROZEN_SECONDS
+                faulthandler.dump_traceback_later(left, exit=True, file=self._stderr)
+
+    @contextmanager
+    def own_limit(self, what: str, limit: float) -> Iterator[None]:
+        """While entered the clock of the test stands still, and `what` has a limit of its own."""
+        deadline, before = self._deadline, (self._what, self._limit)
+        if deadline is None or self._expiry is not None:
+            yield
+            return
+        began = time.monotonic()
+        self.start(what, limit)
+        try:
+            yield
+        finally:
+            if self._expiry is None:
+                self._what, self._limit = before
+                self._set(deadline + time.monotonic() - began)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """TimedOut is raised only in here, at once if the limit has passed before."""
+        self._interruptible = True
+        try:
+            if self._expiry is not None:
+                raise TimedOut(self._expiry.what)
+            yield
+        finally:
+            self._interruptible = False
+
+    def take_expiry(self) -> Expiry | None:
+        """The limit that was passed since `start`, once, when all that is to be known of it is known."""
+        if self._expiry is not None:
+            self._released.wait()
+        expiry, self._expiry = self._expiry, None
+        return expiry
+
+    def _raise(self, signum: int, frame: FrameType | None) -> None:
+        __tracebackhide__ = True
+        self._heard = True
+        if self._interruptible and self._expiry is not None:
+            raise TimedOut(self._expiry.what)
+
+    def _watch(self) -> None:
+        while (expiry := self._wait_for_expiry()) is not None:
+            if self._stderr is not None:
+                faulthandler.dump_traceback_later(UNWIND_SECONDS + FROZEN_SECONDS, exit=True, file=self._stderr)
+            try:
+                expiry.workers = self._release(sys._current_frames().get(self._main.ident or 0))
+            finally:
+                self._released.set()
+            self._insist(expiry)
+
+    def _wait_for_expiry(self) -> Expiry | None:
+        """Wait until the deadline, wherever it moves, has passed; None when the watchdog is closed."""
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                if self._deadline is not None and self._deadline <= now:
+                    self._deadline = None
+                    if not self._is_debugged():
+                        self._released.clear()
+                        # From here on whatever ends the test is the limit's doing.
+                        self._expiry = Expiry(self._what, self._limit, thread_stacks(self._thread))
+                        return self._expiry
+                self._wakes = float("inf") if self._deadline is None else self._deadline
+                self._changed.wait(None if self._deadline is None else self._deadline - now)
+            return None
+
+    def _insist(self, expiry: Expiry) -> None:
+        """Interrupt the main thread until what it ran has ended."""
+        began = time.monotonic()
+        while self._expiry is expiry and not self._closed:
+            signal.pthread_kill(self._main.ident or 0, SIGNAL)
+            until = time.monotonic() + AGAIN_SECONDS
+            while time.monotonic() < until:
+                if self._expiry is not expiry:
+                    return
+                if not self._heard and time.monotonic() - began > DEAF_SECONDS:
+                    self._give_up(expiry)
+                time.sleep(0.02)
+            if time.monotonic() - began > UNWIND_SECONDS:
+                self._give_up(expiry)
+
+
+def thread_stacks(*without: threading.Thread) -> dict[str, str]:
+    """The Python stack of every thread, most recent call last, the main thread first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    hidden = {thread.ident for thread in without}
+    main = threading.main_thread().ident
+    stacks = sorted(sys._current_frames().items(), key=lambda entry: entry[0] != main)
+    return {
+        f"thread {names.get(ident, 'unknown')} ({ident})": "".join(own_frames(frame).format())
+        for ident, frame in stacks
+        if ident not in hidden and names.get(ident) not in RAY_THREADS
+    }
+
+
+def own_frames(frame: FrameType) -> traceback.StackSummary:
+    """The stack below pytest's own frames, or all of it if there is nothing below them."""
+    stack = traceback.extract_stack(frame)
+    of_pytest = [index for index, entry in enumerate(stack) if set(Path(entry.filename).parts) & PYTEST_PACKAGES]
+    below = stack[of_pytest[-1] + 1 :] if of_pytest else stack
+    return traceback.StackSummary.from_list(below or stack)

@@ -1,0 +1,221 @@
+"""What a test leaves behind is ended before the next test begins, and named."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from pytest_rlcanary.fixtures import (  # noqa: F401 - the fixtures of this plugin
+    clean_gpu,
+    ray_cluster_fixture,
+    ray_options,
+    ray_session,
+    tiny_chat_tokenizer,
+    tiny_gpt2_fixture,
+    tiny_llama_fixture,
+    tiny_model_folder,
+    tiny_qwen2_fixture,
+    vllm_engine,
+    vllm_engine_options,
+)
+from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches, gpu_bytes_allocated
+from rlcanary.cleanup.frames import clear_tracebacks
+from rlcanary.cleanup.gpu_shares import take_share
+from rlcanary.cleanup.guardian import Guardian
+from rlcanary.cleanup.leaks import NOTABLE, Resources, exceeded, growth, measure
+from rlcanary.cleanup.processes import adopt_orphans
+
+BELONGINGS = pytest.StashKey[Belongings]()
+# Set by rlcanary-timeouts once a hung test is given up: nothing may wait for the main thread any more.
+GIVEN_UP = pytest.StashKey[bool]()
+LEFT = pytest.StashKey[list[str]]()
+GREW = pytest.StashKey[list[dict[str, Any]]]()
+MEASURED = pytest.StashKey[Resources]()
+# Attributes of a report travel from a worker of xdist to its controller.
+LEFT_ATTRIBUTE, GREW_ATTRIBUTE = "rlcanary_left", "rlcanary_grew"
+GPU_LEAK_BYTES = 2**20
+UNMARKED_LIMITS = {"gpu_mb": 1, "processes": 0, "threads": 0, "ray_actors": 0}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("rlcanary")
+    group.addoption("--leak-report", action="store_true", help="measure what each test leaves, and say what grew")
+    group.addoption(
+        "--ray-address", metavar="ADDRESS", help="let tests use this running Ray cluster (default: one of their own)"
+    )
+    parser.addini(
+        "rlcanary_keep_processes", "parts of command lines of processes that tests may leave running", type="linelist"
+    )
+    parser.addini("rlcanary_ray_scope", "scope of the ray_cluster fixture: module or session", default="module")
+
+
+@pytest.hookimpl(tryfirst=True)  # before any conftest can start CUDA
+def pytest_load_initial_conftests() -> None:
+    take_share()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "leak_check(gpu_mb=, rss_mb=, processes=, threads=, fds=, ray_actors=): fail the test if it leaves more than this",
+    )
+    config.pluginmanager.register(LeftReporter(config), "rlcanary-left")
+    if runs_tests_here(config):
+        config.pluginmanager.register(Cleanup(config), "rlcanary-cleanup-hooks")
+
+
+def runs_tests_here(config: pytest.Config) -> bool:
+    """Whether this process runs tests: not when it only lists them, and not as the controller of xdist."""
+    option = config.option
+    listing = option.collectonly or option.showfixtures or option.show_fixtures_per_test
+    is_controller = getattr(option, "numprocesses", None) and not hasattr(config, "workerinput")
+    return not (
+        listing or is_controller or (getattr(option, "dist", "no") != "no" and not hasattr(config, "workerinput"))
+    )
+
+
+class Cleanup:
+    """The hooks of a process that runs tests."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.guardian: Guardian | None = None
+        self.ray_folder: str | None = None
+        self.current: pytest.Item | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        if sys.platform == "linux":
+            adopt_orphans()
+            self.guardian = Guardian()
+        self.give_ray_its_own_folder()
+        spared = () if self.guardian is None else (self.guardian.pid,)
+        self.belongings = Belongings(spared, self.config.getini("rlcanary_keep_processes"))
+        self.config.stash[BELONGINGS] = self.belongings
+
+    def give_ray_its_own_folder(self) -> None:
+        """With a folder of its own `ray.init()` finds no cluster of this host, nor that of another worker of xdist."""
+        if address := self.config.getoption("ray_address"):
+            os.environ["RAY_ADDRESS"] = address
+        elif "RAY_ADDRESS" not in os.environ and "RAY_TMPDIR" not in os.environ:
+            # Short, because Ray puts sockets into it, whose paths are limited to 107 characters.
+            self.ray_folder = f"{tempfile.gettempdir()}/rlc-{os.getpid()}-{os.urandom(2).hex()}"
+            os.environ["RAY_TMPDIR"] = self.ray_folder
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
+        self.belongings.begin()
+        self.gpu_bytes = gpu_bytes_allocated()
+        if self.is_measured(item):
+            item.stash[MEASURED] = measure()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        if fixturedef.scope == "function":
+            return (yield)
+        with self.belongings.shared():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
+        try:
+            result = yield
+        finally:
+            broken = self.end_left(item)
+        if broken:
+            pytest.fail("the test left more than its leak_check allows: " + "; ".join(broken), pytrace=False)
+        return result
+
+    def end_left(self, item: pytest.Item) -> list[str]:
+        broken: list[str] = []
+        if gpu_bytes_allocated() - self.gpu_bytes > GPU_LEAK_BYTES:
+            gc.collect()
+            empty_gpu_caches()
+        before = item.stash.get(MEASURED, None)
+        if before is not None:
+            gc.collect()
+            after = measure()
+            item.stash[GREW] = [{"resource": g.resource, "text": str(g)} for g in growth(before, after)]
+            broken = exceeded(before, after, allowed_growth(item))
+        item.stash[LEFT] = self.belongings.end_left()
+        return broken
+
+    def is_measured(self, item: pytest.Item) -> bool:
+        return self.config.getoption("leak_report") or item.get_closest_marker("leak_check") is not None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.excinfo is not None and not self.config.getoption("usepdb"):
+            clear_tracebacks(call.excinfo.value)
+        if report.when == "teardown":
+            if left := item.stash.get(LEFT, []):
+                setattr(report, LEFT_ATTRIBUTE, left)
+            if grew := item.stash.get(GREW, []):
+                setattr(report, GREW_ATTRIBUTE, grew)
+        return report
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.config.stash.get(GIVEN_UP, False):
+            self.belongings.end_session_processes()
+            return
+        self.belongings.end_session()
+
+    def pytest_unconfigure(self) -> None:
+        if self.guardian is not None:
+            self.guardian.close()
+        if self.ray_folder is not None:
+            os.environ.pop("RAY_TMPDIR", None)
+            shutil.rmtree(self.ray_folder, ignore_errors=True)
+
+
+def allowed_growth(item: pytest.Item) -> dict[str, float]:
+    """The limits of the closest `leak_check` marker; none without one."""
+    marker = item.get_closest_marker("leak_check")
+    if marker is None:
+        return {}
+    unknown = marker.kwargs.keys() - NOTABLE.keys()
+    if unknown or marker.args:
+        raise pytest.UsageError(f"{item.nodeid}: leak_check takes {', '.join(f'{name}=' for name in NOTABLE)}")
+    return dict(marker.kwargs or UNMARKED_LIMITS)
+
+
+class LeftReporter:
+    """Says at the end of the session what tests left; in the controller under xdist."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.left: list[tuple[str, list[str]]] = []
+        self.grew: list[tuple[str, list[str]]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if left := getattr(report, LEFT_ATTRIBUTE, None):
+            self.left.append((report.nodeid, left))
+        if grew := getattr(report, GREW_ATTRIBUTE, None):
+            self.grew.append((report.nodeid, [entry["text"] for entry in grew]))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for title, entries in (
+            ("left behind and ended", self.left),
+            ("grew during a test", self.grew if self.config.getoption("leak_report") else []),
+        ):
+            if entries:
+                terminalreporter.section(title, sep="-")
+                for nodeid, lines in entries:
+                    terminalreporter.line(nodeid)
+                    for line in lines:
+                        terminalreporter.line(f"    {line}")
+        if self.config.getoption("leak_report") and not self.grew:
+            terminalreporter.section("grew during a test", sep="-")
+            terminalreporter.line("nothing")
