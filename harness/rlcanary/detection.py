@@ -41,7 +41,15 @@ def relevant_checks(mutated: type[ReferenceAdapter]) -> list[Check]:
     from rlcanary.checks import all_checks
     from rlcanary.contract import CAPABILITIES
 
-    changed = {name for name in CAPABILITIES if getattr(mutated, name) is not getattr(ReferenceAdapter, name)}
+    # What the checks work on where they call these capabilities.
+    settings = {
+        "new_state": ("train_step", "evaluate", "sync_weights"),
+        "new_engine": ("generate", "sync_weights", "evaluate"),
+    }
+    differing = [
+        name for name in (*CAPABILITIES, *settings) if getattr(mutated, name) is not getattr(ReferenceAdapter, name)
+    ]
+    changed = {capability for name in differing for capability in settings.get(name, (name,))}
     return [check for check in all_checks() if not changed or changed & set(check.needs)]
 
 

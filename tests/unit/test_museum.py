@@ -7,6 +7,7 @@ import pytest
 import torch
 from data_mutants import DATA_MUTANTS
 from torch import Tensor
+from trainer_mutants import TRAINER_MUTANTS
 
 from rlcanary import reference
 from rlcanary.adapters import load_adapter
@@ -105,7 +106,7 @@ class Mutants:
             return batch
 
 
-MUTANTS = [*(value for value in vars(Mutants).values() if inspect.isclass(value)), *DATA_MUTANTS]
+MUTANTS = [*(value for value in vars(Mutants).values() if inspect.isclass(value)), *DATA_MUTANTS, *TRAINER_MUTANTS]
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.id)

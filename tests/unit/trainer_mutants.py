@@ -1,8 +1,9 @@
 """Mistakes for the checks of trainers and engines that no shipped bug in the museum trips, and trainers without mistakes."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from rlcanary.batch import CollatedBatch, Completion
 from rlcanary.checks.generation import trainer_logprobs
 from rlcanary.contract import TrainState
 from rlcanary.conventions import GRPO
-from rlcanary.engine import Sampling
 
 
 class GradientsAccumulate(ReferenceAdapter):
@@ -125,16 +125,14 @@ class TopKFromTheModelsConfig(ReferenceAdapter):
     """Draws from the 50 likeliest tokens only and reports the logprobs of the whole distribution."""
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        @cache
+        def unfiltered(prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> list[float]:
+            temperature = sampling["temperature"] or 1.0
+            return trainer_logprobs(engine.model, prompt, token_ids, temperature).tolist()
+
         filtered = super().generate(engine, prompts, {**sampling, "top_k": sampling["top_k"] or 50})
-        temperature = sampling["temperature"] or 1.0
         return [
-            [
-                replace(
-                    completion,
-                    logprobs=trainer_logprobs(engine.model, prompt, completion.token_ids, temperature).tolist(),
-                )
-                for completion in group
-            ]
+            [replace(drawn, logprobs=unfiltered(tuple(prompt), tuple(drawn.token_ids))) for drawn in group]
             for prompt, group in zip(prompts, filtered, strict=True)
         ]
 
@@ -249,14 +247,15 @@ class EvaluatesInEvaluationMode(ReferenceAdapter):
         return metrics
 
 
-class SamplesOneByOne(ReferenceAdapter):
+class SamplesInTwoRequests(ReferenceAdapter):
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
-        def one(prompt: Sequence[int], index: int) -> Completion:
-            seed = sampling["seed"]
-            request = {**sampling, "n": 1, "seed": None if seed is None else 1000 * seed + index}
-            return engine.generate([prompt], request)[0][0]
-
-        return [[one(prompt, index) for index in range(Sampling(**sampling).n)] for prompt in prompts]
+        seed, n = sampling["seed"], sampling["n"]
+        parts = []
+        for part, count in enumerate((n - n // 2, n // 2)):
+            if count:
+                own_seed = None if seed is None else 1000 * seed + part
+                parts.append(super().generate(engine, prompts, {**sampling, "n": count, "seed": own_seed}))
+        return [[completion for group in groups for completion in group] for groups in zip(*parts, strict=True)]
 
 
 class OldLogprobsByTheTrainer(ReferenceAdapter):
@@ -277,6 +276,6 @@ CORRECT = [
     RetriesALostSync,
     SyncsInChunks,
     EvaluatesInEvaluationMode,
-    SamplesOneByOne,
+    SamplesInTwoRequests,
     OldLogprobsByTheTrainer,
 ]
