@@ -4,7 +4,9 @@ import os
 import threading
 import time
 
+from rlcanary.errors import UserError
 from rlcanary.results.gpus import Gpus
+from rlcanary.results.ray_nodes import RayNodes
 
 BYTES_PER_GB = 2**30  # as in nvidia-smi and in the metrics of Ray's dashboard, one "GB" is 2**30 bytes
 
@@ -17,14 +19,18 @@ COST_SHARE = 20
 class MemorySampler:
     """Samples memory from a background thread between `start` and `stop` and keeps the maximum.
 
-    On a machine with visible GPUs: the memory in use on the fullest of them, by all processes. Elsewhere: the
-    resident memory of this process and all its descendants, in which pages that several of them share count several
-    times.
+    In a Ray cluster with GPUs, and on a machine with visible GPUs: the memory in use on the fullest of them all, by all
+    processes. Elsewhere: the resident memory of this process and all its descendants, in which pages that several of them
+    share count several times.
     """
 
     def __init__(self, gpus: Gpus | None) -> None:
         self._gpus = gpus
-        self._max_bytes = 0
+        self._ray_nodes = RayNodes()
+        self._max_gpu_bytes = 0
+        self._max_resident_bytes = 0
+        self._problem: UserError | None = None
+        self._sampling = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._sample_until_stopped, name="rlcanary-memory", daemon=True)
 
@@ -37,19 +43,39 @@ class MemorySampler:
         self._thread.join()
 
     def max_gb(self) -> float:
-        """The maximum so far, including this moment, in GB of 2**30 bytes."""
+        """The maximum so far, including this moment, in GB of 2**30 bytes.
+
+        Raises UserError if the memory of some GPU is not known.
+        """
         self.sample()
-        return self._max_bytes / BYTES_PER_GB
+        if self._problem is not None:
+            raise self._problem
+        on_other_nodes = self._ray_nodes.highest_used_bytes()
+        if self._gpus is None and on_other_nodes is None:
+            return self._max_resident_bytes / BYTES_PER_GB
+        return max(self._max_gpu_bytes, on_other_nodes or 0) / BYTES_PER_GB
+
+    def gpu_names(self) -> list[str]:
+        """The models of the GPUs on other nodes of a Ray cluster."""
+        return sorted(self._ray_nodes.gpu_names)
 
     def sample(self) -> None:
-        used = self._gpus.highest_used_bytes() if self._gpus else resident_bytes(os.getpid())
-        self._max_bytes = max(self._max_bytes, used)
+        with self._sampling:
+            self._ray_nodes.sample()
+            if self._gpus is None:
+                self._max_resident_bytes = max(self._max_resident_bytes, resident_bytes(os.getpid()))
+            else:
+                self._max_gpu_bytes = max(self._max_gpu_bytes, self._gpus.highest_used_bytes())
 
     def _sample_until_stopped(self) -> None:
         rest = INTERVAL_S
         while not self._stopped.wait(rest):
             began = time.perf_counter()
-            self.sample()
+            try:
+                self.sample()
+            except UserError as error:
+                self._problem = error  # for the test to see, if it asks
+                return
             rest = max(INTERVAL_S, COST_SHARE * (time.perf_counter() - began))
 
 

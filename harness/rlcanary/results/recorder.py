@@ -173,10 +173,13 @@ def assemble(header: Record, records: list[Record], exit_status: int | None, cov
     qualified: dict[str, str] = {}
     tracked: dict[str, dict[str, Record]] = {}
     tests: dict[str, dict[str, Any]] = {}
+    gpu_types = set(header["gpu_types"])
     for record in records:
         match record["record"]:
             case "keys":
                 qualified |= record["keys"]
+            case "gpus":
+                gpu_types |= set(record["names"])
             case "begin":
                 tracked[record["nodeid"]] = {}
             case "metric":
@@ -196,7 +199,7 @@ def assemble(header: Record, records: list[Record], exit_status: int | None, cov
             tests[nodeid]["key"]: {name: record["value"] for name, record in metrics.items()}
             for nodeid, metrics in tracked.items()
         },
-        "gpu_types": header["gpu_types"],
+        "gpu_types": sorted(gpu_types),
         "coverage": coverage,
         "schema": SCHEMA,
         **{name: header[name] for name in ("start_time_utc", "run_id", "host", "dirty", "versions", "environment")},

@@ -62,8 +62,8 @@ class Tracker:
     def get_max_mem(self) -> float:
         """The most memory in use since the test began, in GB of 2**30 bytes.
 
-        On a machine with visible NVIDIA GPUs the fullest GPU's, else the resident memory of the test's process and
-        its descendants.
+        That of the fullest GPU of the Ray cluster and of this machine; where there is none, the resident memory of the
+        test's process and its descendants. Raises UserError if the memory of some GPU is not known.
         """
         return self._sampler.max_gb()
 
@@ -87,4 +87,6 @@ def tracking(nodeid: str, journal: Journal, sampler: MemorySampler) -> Iterator[
         elapsed = time.perf_counter() - began
         sampler.stop()
         journal.append({"record": "metric", "nodeid": nodeid, "name": ELAPSED, "value": elapsed, "nonfinite": []})
+        if names := sampler.gpu_names():
+            journal.append({"record": "gpus", "names": names})
         journal.sync()
