@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rlcanary.adapters import load_adapter
-from rlcanary.console import report_console
+from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
 from rlcanary.files import require_writable, write_whole
 
@@ -64,8 +62,7 @@ def check(
         raise UserError(f"no check starts with {' or '.join(only)}; the areas are {areas}")
     expected = {} if expected_path is None else read_expected(expected_path)
     results = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with progress_bar() as progress:
         task = progress.add_task(f"checking {implementation.name}", total=len(checks))
         for item in checks:
             progress.update(task, description=item.id)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from rlcanary.console import report_console
+from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
 from rlcanary.files import require_writable, write_whole
 
@@ -90,8 +89,7 @@ def bugs(ctx: click.Context, json_path: Path | None, only: tuple[str, ...], seed
         raise UserError(f"no bug {', '.join(sorted(unknown))} in the museum; `rlcanary bugs` lists them all")
     presets = {} if only else PRESETS
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("planting", total=len(exhibits) + len(presets))
         detections = []
         for bug in exhibits:
