@@ -228,7 +228,7 @@ def test_workers_of_xdist_lose_nothing_and_the_exit_status_is_right(pytester: py
             assert i != 7
         """
     )
-    assert pytester.runpytest_subprocess("-n2").ret == 1
+    assert pytester.runpytest_subprocess("-n4").ret == 1
     run = results(pytester.path)
     assert metrics_without_time(run) == {f"test_many::test_one[{i}]": {"i": i} for i in range(12)}
     assert run["exit_status"] == 1
@@ -249,7 +249,7 @@ def test_worker_that_dies_keeps_what_it_had_tracked(pytester: pytest.Pytester) -
                 os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    assert pytester.runpytest_subprocess("-n2").ret == 1
+    assert pytester.runpytest_subprocess("-n4").ret == 1
     run = results(pytester.path)
     assert metrics_without_time(run) == {f"test_crash::test_one[{i}]": {"i": i} for i in range(6)}
     assert run["tests"]["test_crash.py::test_one[3]"]["outcome"] == "failed"
@@ -306,6 +306,7 @@ SLEEPY = """
     @pytest.mark.parametrize("i", range(3))
     def test_one(tracker, i):
         tracker.track("i", i)
+        pathlib.Path(f"tracked-{i}").touch()
         if i == 1:
             pathlib.Path("asleep").touch()
             while not pathlib.Path("awake").exists():
@@ -318,6 +319,7 @@ def test_killed_run_is_completed_by_the_next_one(pytester: pytest.Pytester, argu
     pytester.makepyfile(test_sleepy=SLEEPY)
     process = start_pytest(pytester.path, *arguments)
     wait_until((pytester.path / "asleep").exists)
+    wait_until((pytester.path / "tracked-0").exists)  # by the other worker
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     (pytester.path / "awake").touch()
