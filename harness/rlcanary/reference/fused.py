@@ -17,6 +17,9 @@ from torch import Tensor
 
 from rlcanary.reference.logprobs import check_ids
 
+# Larger tiles are hardly faster alone, but far less is lost to threads that wait for each other on a busy machine.
+TILE_BYTES = 2**26
+
 
 class Scores(NamedTuple):
     """What one pass over the vocabulary gives: [B, T] each, in nats, float32 (float64 for float64 inputs)."""
@@ -44,7 +47,7 @@ def fused_linear_logprobs(
         weight_VD: [V, D] weight of the head, of the same dtype.
         ids_BT: [B, T].
         temperature: the sampling temperature, above 0.
-        chunk: vocabulary entries per tile; None picks tiles of 16 MiB on a CPU and 64 MiB elsewhere.
+        chunk: vocabulary entries per tile; None picks tiles of 64 MiB, but not below 256 entries.
 
     Returns:
         [B, T] float32 (float64 for float64 inputs), differentiable in hidden states and weight, once.
@@ -73,8 +76,7 @@ def _fused(
     vocabulary = len(weight_VD)
     check_ids(ids, (*hidden.shape[:-1], vocabulary), temperature)
     if chunk is None:
-        tile_bytes = 2**24 if hidden.device.type == "cpu" else 2**26
-        chunk = max(256, tile_bytes // (4 * max(1, ids.numel())))
+        chunk = max(256, TILE_BYTES // (4 * max(1, ids.numel())))
     if chunk < 1:
         raise ValueError(f"chunk={chunk!r} has to be at least 1")
     scores: tuple[Tensor, Tensor] = _FusedScores.apply(  # type: ignore[no-untyped-call]
