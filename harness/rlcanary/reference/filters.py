@@ -6,7 +6,7 @@ from rlcanary.batch import Completion, Group
 
 
 def has_signal(rewards_G: Tensor, threshold: float = 0.0) -> bool:
-    """Whether the rewards of a group differ by more than `threshold`.
+    """Whether the rewards of a group differ by more than `threshold`: dynamic sampling (DAPO, 2503.14476, section 3.2).
 
     Judged by their range: the standard deviation of equal numbers is often not zero in floating point, and a test for
     zero lets such groups through.
@@ -26,7 +26,7 @@ def has_signal(rewards_G: Tensor, threshold: float = 0.0) -> bool:
 
 
 def is_overlong(completion: Completion, max_tokens: int) -> bool:
-    """Whether a completion was cut by the sampler or has more than `max_tokens` tokens."""
+    """Whether a completion was cut by the sampler or has more than `max_tokens` tokens (DAPO's overlong filtering)."""
     return completion.finish_reason == "length" or len(completion.token_ids) > max_tokens
 
 

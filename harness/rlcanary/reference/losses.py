@@ -99,6 +99,9 @@ def importance_weights(
 ) -> Tensor:
     """Weights that correct for tokens drawn by an engine whose probabilities differ from the trainer's.
 
+    Truncated: TIS, per token or per sequence. Masked: IcePop, which drops what lies outside the bounds. Both as in verl,
+    NeMo RL, OpenRLHF and TRL, which agree to rounding.
+
     Args:
         trainer_logprobs_BT: [B, T] of the trainer, under the weights that sampled.
         sampler_logprobs_BT: [B, T] of the engine.
@@ -130,6 +133,9 @@ def importance_weights(
 
 def aggregate(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions) -> Tensor:
     """Token values as one number, the way `conventions.aggregation` says.
+
+    GRPO (2402.03300, eq. 3) averages sequence means, DAPO (2503.14476, eq. 8) tokens, Dr. GRPO (2503.20783) divides by a
+    constant. Codebases differ in whether rows without a trained token count.
 
     Args:
         values_BT: [B, T].
