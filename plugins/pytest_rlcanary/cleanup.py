@@ -88,7 +88,8 @@ class Cleanup:
         self.config = config
         self.guardian: Guardian | None = None
         self.ray_folder: str | None = None
-        self.current: pytest.Item | None = None
+        self.item: pytest.Item | None = None
+        self.in_shared_setup = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -111,6 +112,7 @@ class Cleanup:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
+        self.item = item
         self.belongings.begin()
         self.gpu_bytes = gpu_bytes_allocated()
         if self.is_measured(item):
@@ -119,10 +121,18 @@ class Cleanup:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        if fixturedef.scope == "function":
+        if fixturedef.scope == "function" or self.in_shared_setup:
             return (yield)
-        with self.belongings.shared():
-            return (yield)
+        item = self.item
+        before = None if item is None or MEASURED not in item.stash else measure()
+        self.in_shared_setup = True
+        try:
+            with self.belongings.shared():
+                return (yield)
+        finally:
+            self.in_shared_setup = False
+            if before is not None and item is not None:
+                item.stash[MEASURED] = item.stash[MEASURED].with_growth(before, measure())
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:

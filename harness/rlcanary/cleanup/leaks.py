@@ -31,6 +31,13 @@ class Resources(NamedTuple):
     amounts: Mapping[str, float]
     members: Mapping[str, Mapping[Any, str]]
 
+    def with_growth(self, before: Resources, after: Resources) -> Resources:
+        """These resources, and what came between two other moments: what a shared fixture set up is no test's growth."""
+        return Resources(
+            {name: amount + after.amounts[name] - before.amounts[name] for name, amount in self.amounts.items()},
+            {name: {**known, **after.members[name]} for name, known in self.members.items()},
+        )
+
 
 class Growth(NamedTuple):
     """One resource of which a test left more than it found."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -112,11 +113,12 @@ def end(processes: Iterable[ProcessId], grace_seconds: float = GRACE_SECONDS) ->
             continue
     for member in tree:
         _signal(member, "terminate")
-    _, alive = psutil.wait_procs(tree, timeout=grace_seconds)
-    for member in alive:
-        _signal(member, "kill")
-    psutil.wait_procs(alive, timeout=grace_seconds)
-    return [LeftProcess(child.pid, command, child in alive) for child, command in named]
+    alive = wait_until_gone([member.pid for member in tree], grace_seconds)
+    for member in tree:
+        if member.pid in alive:
+            _signal(member, "kill")
+    wait_until_gone(alive, grace_seconds)
+    return [LeftProcess(child.pid, command, child.pid in alive) for child, command in named]
 
 
 def _signal(process: object, method: str) -> None:
@@ -132,12 +134,20 @@ def shortened(command: str, width: int = 90) -> str:
     return command if len(command) <= width else command[: width - 1] + "…"
 
 
+def _reaped(pid: int) -> bool:
+    """Take a dead child off the process table. One that another process started is not ours to take."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
 def wait_until_gone(pids: Iterable[int], timeout: float) -> list[int]:
-    """Wait for processes to end; returns those that have not."""
+    """Wait for processes to end, and reap those that are children of this one; returns those that have not ended."""
     deadline = time.monotonic() + timeout
     left = list(pids)
     while True:
-        left = [pid for pid in left if identify(pid) is not None]
+        left = [pid for pid in left if identify(pid) is not None or not _reaped(pid)]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.02)
