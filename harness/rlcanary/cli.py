@@ -70,7 +70,7 @@ def main() -> None:
         message = error.format_message()
     except click.Abort:
         sys.exit(130)
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever it is, it is a defect of ours
         # Python would exit with 1, which means that a check failed and makes a bisect blame the commit.
         traceback.print_exc()
         sys.exit(3)

@@ -1,4 +1,4 @@
-"""The releases of the package index under the checks: their own functions run, and what is found is exactly what is known."""
+"""Releases of the package index under the checks: their own functions run, and what is found is exactly what is known."""
 
 import json
 import subprocess
