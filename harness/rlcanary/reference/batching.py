@@ -59,7 +59,7 @@ class RewardStats:
 
     correct: float = 1.0
     wrong: float = 0.0
-    _groups: list[tuple[list[float], bool]] = field(default_factory=list)
+    _groups: list[tuple[list[float], bool]] = field(default_factory=list, init=False, repr=False)
 
     def record(self, rewards: Sequence[float], used: bool) -> None:
         """Add the rewards of one group, and whether the group was trained on.

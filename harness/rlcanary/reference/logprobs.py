@@ -128,7 +128,9 @@ def _completion_scores(
     ids_BT = batch.completion_ids.masked_fill(~mask_BT, 0)
     check_ids(ids_BT, (*ids_BT.shape, logits_BSV.shape[-1]), temperature)
     starts = [start - 1 for start in batch.completion_starts.tolist()]
-    lengths = [max((index + 1 for index, kept in enumerate(row) if kept), default=0) for row in mask_BT.tolist()]
+    # Up to each row's last token in the mask; the leading 0 is for a row, or a batch, without any.
+    places_BT = torch.arange(1, mask_BT.shape[1] + 1, device=mask_BT.device) * mask_BT
+    lengths = torch.nn.functional.pad(places_BT, (1, 0)).amax(dim=1).tolist()
     scores = _Scores.apply(logits_BSV, ids_BT, starts, lengths, temperature, want_entropy)  # type: ignore[no-untyped-call]
     return scores[0].masked_fill(~mask_BT, torch.nan), scores[1].masked_fill(~mask_BT, torch.nan)
 

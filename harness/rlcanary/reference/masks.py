@@ -87,27 +87,25 @@ def assistant_mask(conversations: Sequence[Sequence[MessageTokens]], width: int 
     Raises:
         ValueError: a conversation is longer than the width.
     """
-    rows = [
-        [
-            is_trained
-            for message in messages
-            for count, is_trained in (
-                (message.header, False),
-                (message.body, message.is_trained),
-                (message.trailer, False),
-            )
-            for _ in range(count)
-        ]
-        for messages in conversations
-    ]
-    longest = max((len(row) for row in rows), default=0)
+    rows = [_trained_tokens(messages) for messages in conversations]
+    longest = max((len(row_S) for row_S in rows), default=0)
     width = longest if width is None else width
     if longest > width:
         raise ValueError(f"a conversation of {longest} tokens does not fit into a width of {width}")
     mask_BS = torch.zeros(len(rows), width, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        mask_BS[index, : len(row)] = torch.tensor(row, dtype=torch.bool)
+    for index, row_S in enumerate(rows):
+        mask_BS[index, : len(row_S)] = row_S
     return mask_BS
+
+
+def _trained_tokens(messages: Sequence[MessageTokens]) -> Tensor:
+    parts = [
+        part
+        for message in messages
+        for part in ((message.header, False), (message.body, message.is_trained), (message.trailer, False))
+    ]
+    counts = torch.tensor([count for count, _ in parts], dtype=torch.long)
+    return torch.tensor([is_trained for _, is_trained in parts], dtype=torch.bool).repeat_interleave(counts)
 
 
 def masked(values_BT: Tensor, mask_BT: Tensor, name: str, allow_nan: bool = False) -> Tensor:
