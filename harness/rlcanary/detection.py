@@ -110,7 +110,10 @@ def bugs(ctx: click.Context, json_path: Path | None, only: tuple[str, ...], seed
 
 
 def to_json(detections: list[Detection], alarms: dict[str, list[Result]]) -> str:
-    """`{"bugs": [{"id", "source", "area", "caught_by"}], "false_alarms": [{"preset", "check", "message"}]}`."""
+    """`{"bugs": [{"id", "source", "area", "effect", "caught_by"}], "false_alarms": [{"preset", "check", "message"}],
+    "out_of_reach": [{"id", "source", "reason"}]}`."""
+    from rlcanary.bugs import OUT_OF_REACH
+
     document = {
         "bugs": [
             {
@@ -126,6 +129,9 @@ def to_json(detections: list[Detection], alarms: dict[str, list[Result]]) -> str
             {"preset": preset, "check": result.id, "message": result.message}
             for preset, results in alarms.items()
             for result in results
+        ],
+        "out_of_reach": [
+            {"id": bug, "source": source, "reason": reason} for bug, (source, reason) in OUT_OF_REACH.items()
         ],
     }
     return json.dumps(document, indent=2) + "\n"
@@ -147,6 +153,9 @@ def _show(console: Console, detections: list[Detection], alarms: dict[str, list[
     for preset, results in alarms.items():
         for result in results:
             console.print(f"[bold red]false alarm[/] on the reference as {preset}: {result.id}: {result.message}")
+    if alarms:
+        for bug, (source, reason) in OUT_OF_REACH.items():
+            console.print(f"[dim]out of reach[/] {bug} ({source}): {reason}")
     caught_count = sum(bool(detection.caught_by) for detection in detections)
     accused = sum(bool(results) for results in alarms.values())
     told = (

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rlcanary.bugs import all_bugs
+from rlcanary.checks import all_checks
+
 README = (Path(__file__).parents[2] / "README.md").read_text()
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
@@ -54,6 +57,11 @@ def test_tracker_example_and_its_one_liners(reader: Path) -> None:
     assert row.rstrip().endswith("16")
     (trend,) = re.findall(r"^rlcanary trend test_math.*$", README, re.MULTILINE)
     assert "16" in subprocess.run(["bash", "-c", trend], capture_output=True, text=True, check=True).stdout
+
+
+def test_readme_counts_what_is_there() -> None:
+    assert f"{len(all_checks())} properties" in README
+    assert f"{len(all_bugs())} silent bugs" in README
 
 
 def test_every_page_that_the_readme_names_exists() -> None:

@@ -13,7 +13,7 @@ from rlcanary import reference
 from rlcanary.adapters import load_adapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.batch import CollatedBatch, Group, LossOutput, PolicyBatch
-from rlcanary.bugs import Bug, all_bugs
+from rlcanary.bugs import OUT_OF_REACH, Bug, all_bugs
 from rlcanary.checks import Check, all_checks, run_check
 from rlcanary.checks.pages import page
 from rlcanary.conventions import PAPERS, PRESETS, Conventions
@@ -126,6 +126,11 @@ def test_every_check_explains_itself() -> None:
         assert "Silent because" in check.explanation, check.id
         assert "Look" in check.explanation, check.id
         assert check.summary.endswith("."), check.id
+
+
+def test_at_most_five_bugs_are_out_of_reach() -> None:
+    assert len(OUT_OF_REACH) <= 5
+    assert not set(OUT_OF_REACH) & {bug.id for bug in BUGS}
 
 
 def test_bugs_have_sources_and_distinct_ids() -> None:

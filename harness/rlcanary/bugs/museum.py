@@ -30,6 +30,15 @@ AREAS = (
     "parity",
 )
 
+# Bugs that no capability of the contract can observe: source and why.
+OUT_OF_REACH = {
+    "T15": ("TRL 5d914a412, #3833", "an entropy quantile per rank; no capability selects tokens by entropy"),
+    "T37": ("TRL b55d9f041, #3043", "the mixture of a distillation loss; no capability distils"),
+    "T48": ("TRL 8070ac041, #137", "values one position early; there is no critic in the contract"),
+    "V24": ("verl 6e15bbe25, #2016", "a factor in the value loss; there is no critic in the contract"),
+    "V50": ("verl 6b4a867ff, #5037", "expert routing replayed to the wrong layer; no capability carries routing"),
+}
+
 
 class Bug(ReferenceAdapter):
     """The reference with one mutation: a bug that shipped.
