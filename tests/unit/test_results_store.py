@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlcanary.errors import UserError
-from rlcanary.results.store import RunResult, UnreadableFile, default_results_file, history_folder, read_run, write_json
+from rlcanary.files import write_whole
+from rlcanary.results.run_result import RunResult, UnreadableFile, read_run
+from rlcanary.results.store import default_results_file, history_folder, results_text
 
 FOREIGN = {
     "exit_status": 0,
@@ -17,25 +19,28 @@ FOREIGN = {
 }
 
 
-def test_file_that_cannot_be_encoded_leaves_the_previous_one(tmp_path: Path) -> None:
-    path = tmp_path / "unit_results.json"
-    write_json(path, {"before": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"after": object()})
-    assert json.loads(path.read_text()) == {"before": 1}
-    assert list(tmp_path.iterdir()) == [path]
+def test_text_of_a_results_file_is_its_document() -> None:
+    document = {"a": None, "b": {}, "c": {"d::e[\u2028\n]": {"x": [1, 2.5e-300], "y": {"z": "µ"}}, "f": []}, "g": [{}]}
+    assert json.loads(results_text(document)) == document
+    assert len(results_text(document).splitlines()) == 9
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object()])
+def test_what_json_cannot_hold_is_refused(value: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        results_text({"metrics": {"a": {"b": value}}})
 
 
 def test_failed_write_leaves_the_previous_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "unit_results.json"
-    write_json(path, {"before": 1})
+    write_whole(path, results_text({"before": 1}))
 
     def disk_full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", disk_full)
     with pytest.raises(OSError, match="No space left"):
-        write_json(path, {"after": 2})
+        write_whole(path, results_text({"after": 2}))
     assert json.loads(path.read_text()) == {"before": 1}
     assert list(tmp_path.iterdir()) == [path]
 

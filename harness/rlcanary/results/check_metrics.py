@@ -11,7 +11,7 @@ from rich.text import Text
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.results.metric_checks import Check, Verdict, shown
-from rlcanary.results.store import read_json
+from rlcanary.results.run_result import read_json
 from rlcanary.results.windows import is_finite
 
 

@@ -11,9 +11,8 @@ from rich.text import Text
 
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
-from rlcanary.results.history import History, load_history, metric_name, results_files
+from rlcanary.results.history import History, find_history, load_history, metric_name, results_files
 from rlcanary.results.repository import require_own_project
-from rlcanary.results.store import find_history
 
 Item = TypeVar("Item")
 Callback = TypeVar("Callback", bound=Callable[..., Any])

@@ -2,12 +2,15 @@
 
 import datetime
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from rlcanary.errors import UserError
 from rlcanary.results.index import Index, IndexedFile, Watch, open_index, unwatched
+from rlcanary.results.settings import pytest_settings
+from rlcanary.results.store import RESULTS_NAME, default_results_file, history_folder
 
 
 class Run(NamedTuple):
@@ -138,6 +141,29 @@ class Other(NamedTuple):
 
     glimpse: str
     file: str
+
+
+def find_history(start: Path) -> Path:
+    """The folder of past runs for a command started in `start`: where pytest's settings put it, else the first that exists
+    of the default places.
+
+    Raises UserError if there is none.
+    """
+    settings = pytest_settings(start)
+    root = settings.root
+    if configured := settings.text("rlcanary_results"):
+        candidates = [root / configured]
+    else:
+        default = default_results_file(root, settings.words("testpaths"))
+        candidates = [default, *(root / folder / RESULTS_NAME for folder in ("tests/unit", "tests", "test", "."))]
+    folders = list(dict.fromkeys(history_folder(candidate) for candidate in candidates))
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    places = ", ".join(os.path.relpath(folder, start) for folder in folders)
+    raise UserError(
+        f"no results of past runs here (looked for {places}); run pytest first, or name the folder with --dir"
+    )
 
 
 def load_history(folder: Path, watch: Watch = unwatched) -> History:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, overload
 
 from rlcanary.errors import UserError
 from rlcanary.results.journal import file_lock
-from rlcanary.results.store import RunResult, UnreadableFile, read_run
+from rlcanary.results.run_result import RunResult, UnreadableFile, read_run
 
 INDEX_NAME = ".index.sqlite"
 LOCK_NAME = ".index.lock"

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from rlcanary.errors import UserError
 
 Record = dict[str, Any]
+ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class Journal:
@@ -34,7 +35,7 @@ class Journal:
         lock(self._descriptor, path)
 
     def append(self, record: Record) -> None:
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        line = ENCODER.encode(record).encode() + b"\n"
         written = os.write(self._descriptor, line)
         if written != len(line):
             raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes could be written", str(self.path))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jq
 
 from rlcanary.errors import UserError
-from rlcanary.results.store import UnreadableFile, read_json
+from rlcanary.results.run_result import UnreadableFile, read_json
 
 
 class QueryError(NamedTuple):

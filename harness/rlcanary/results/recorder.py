@@ -18,18 +18,19 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlcanary.errors import UserError
-from rlcanary.files import temporary_pattern
+from rlcanary.files import temporary_pattern, write_whole
 from rlcanary.results.gpus import open_gpus
 from rlcanary.results.journal import Journal, JournalContents, Record, file_lock, lock, read_journal
 from rlcanary.results.keys import metric_key
-from rlcanary.results.memory import MemorySampler
 from rlcanary.results.outcomes import OutcomeLog, Phase
 from rlcanary.results.provenance import environment_key, git_commit, installed_versions
-from rlcanary.results.store import SCHEMA, history_folder, write_json
-from rlcanary.results.tracker import Tracker, tracking
+from rlcanary.results.store import SCHEMA, history_folder, results_text
+
+if TYPE_CHECKING:
+    from rlcanary.results.tracker import Tracker
 
 CONTROLLER = "controller"
 LOCK_NAME = "lock"
@@ -50,7 +51,11 @@ class ProcessRecorder:
             self.journal.append({"record": "keys", "keys": dict(qualified)})
 
     @contextmanager
-    def tracking(self, nodeid: str) -> Iterator[Tracker]:
+    def tracking(self, nodeid: str) -> Iterator["Tracker"]:
+        # Most runs of pytest track nothing, and every start would pay for these.
+        from rlcanary.results.memory import MemorySampler
+        from rlcanary.results.tracker import tracking
+
         with tracking(nodeid, self.journal, MemorySampler(open_gpus())) as tracker:
             yield tracker
 
@@ -95,7 +100,7 @@ class RunRecorder(ProcessRecorder):
             with file_lock(journals / LOCK_NAME):
                 recovery = recover_killed_runs(history)
                 remove_unfinished_files(results_file)
-                write_json(results_file, assemble(header, [], exit_status=None, coverage=None))
+                write_whole(results_file, results_text(assemble(header, [], exit_status=None, coverage=None)))
                 run_folder.mkdir()
                 recorder = cls(results_file, header, run_folder)
             recorder.journal.append({"record": "run", **header})
@@ -122,9 +127,9 @@ class RunRecorder(ProcessRecorder):
         history = history_folder(self.results_file)
         with file_lock(history / ".journals" / LOCK_NAME):
             records, torn = read_run_folder(self.run_folder)
-            document = assemble(self.header, records, exit_status, coverage)
+            text = results_text(assemble(self.header, records, exit_status, coverage))
             for path in (history / f"{self.header['run_id']}.json", self.results_file):
-                write_json(path, document)
+                write_whole(path, text)
             self.close()
             shutil.rmtree(self.run_folder)
         return torn
@@ -245,7 +250,7 @@ def recover_killed_runs(history: Path) -> Recovery:
             path = history / f"{run_folder.name}.json"
             # The run may have been killed after its file was written whole and before its journals were removed.
             if not path.exists():
-                write_json(path, assemble(header, records, exit_status=None, coverage=None))
+                write_whole(path, results_text(assemble(header, records, exit_status=None, coverage=None)))
                 files.append(path)
         elif records or torn:
             problems.append(f"{run_folder} has no readable header and stays where it is; look into it and delete it")

@@ -20,8 +20,8 @@ from rlcanary.results.keys import plain_key
 from rlcanary.results.provenance import environment_change
 from rlcanary.results.regressions import Regression, Status, find_regression, too_short
 from rlcanary.results.repository import top_level
+from rlcanary.results.run_result import read_json
 from rlcanary.results.settings import Settings, pytest_settings
-from rlcanary.results.store import read_json
 from rlcanary.results.trends import commit_text
 
 PROBE = "regress_probe.json"

@@ -1,58 +1,14 @@
-"""Results files: the shape of one, where it lies, writing it whole or not at all, reading it without trusting it."""
+"""Results files: where one lies and how it is laid out."""
 
-import datetime
 import json
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlcanary.errors import UserError
-from rlcanary.files import write_whole
-from rlcanary.results.settings import pytest_settings
 
 SCHEMA = 1
 RESULTS_NAME = "unit_results.json"
-
-# What a reader relies on, where a file has it.
-KINDS = {
-    "run_id": str | None,
-    "git_commit": str | None,
-    "dirty": bool | None,
-    "exit_status": int | None,
-    "environment": str | None,
-}
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """One results file.
-
-    metrics maps a test's key to its metrics, as tracked. nodeids maps the key to the node id of the test that
-    measured it (empty for files that other tools wrote). start is in UTC.
-    """
-
-    path: Path
-    run_id: str
-    start: datetime.datetime
-    git_commit: str | None
-    dirty: bool | None
-    exit_status: int | None
-    metrics: dict[str, dict[str, Any]]
-    nodeids: dict[str, str]
-    environment: str | None
-
-
-@dataclass(frozen=True)
-class UnreadableFile:
-    """A file among the results that could not be used, and why."""
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
 
 
 def default_results_file(root: Path, testpaths: Sequence[str]) -> Path:
@@ -61,29 +17,6 @@ def default_results_file(root: Path, testpaths: Sequence[str]) -> Path:
     """
     folders = [root / "tests" / "unit", *(root / path for path in testpaths[:1])]
     return next((folder for folder in folders if folder.is_dir()), root) / RESULTS_NAME
-
-
-def find_history(start: Path) -> Path:
-    """The folder of past runs for a command started in `start`: where pytest's settings put it, else the first that exists
-    of the default places.
-
-    Raises UserError if there is none.
-    """
-    settings = pytest_settings(start)
-    root = settings.root
-    if configured := settings.text("rlcanary_results"):
-        candidates = [root / configured]
-    else:
-        default = default_results_file(root, settings.words("testpaths"))
-        candidates = [default, *(root / folder / RESULTS_NAME for folder in ("tests/unit", "tests", "test", "."))]
-    folders = list(dict.fromkeys(history_folder(candidate) for candidate in candidates))
-    for folder in folders:
-        if folder.is_dir():
-            return folder
-    places = ", ".join(os.path.relpath(folder, start) for folder in folders)
-    raise UserError(
-        f"no results of past runs here (looked for {places}); run pytest first, or name the folder with --dir"
-    )
 
 
 def history_folder(results_file: Path) -> Path:
@@ -99,79 +32,19 @@ def history_folder(results_file: Path) -> Path:
     return results_file.with_suffix("")
 
 
-def write_json(path: Path, document: object) -> None:
-    """Writes the file whole or not at all. Raises OSError, with the previous file untouched."""
-    text = json.dumps(document, indent=2, allow_nan=False)
-    write_whole(path, text + "\n")
+def results_text(document: Mapping[str, Any]) -> str:
+    """The JSON of a results file: a line for each key, and for each entry of an object under it. (`json.dumps` with an
+    indent takes ten times as long.)
+
+    Raises ValueError for NaN and infinities, TypeError for what has no JSON form.
+    """
+    return "{\n" + ",\n".join(f"  {_compact(key)}: {_spread(value)}" for key, value in document.items()) + "\n}\n"
 
 
-class JsonFile(NamedTuple):
-    document: Any
+_compact = json.JSONEncoder(allow_nan=False).encode
 
 
-def read_json(path: Path) -> JsonFile | str:
-    """A JSON file, or the reason why it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        return JsonFile(json.loads(text))
-    except OSError as error:
-        return error.strerror or str(error)
-    except UnicodeDecodeError:
-        return "not text"
-    except json.JSONDecodeError as error:
-        return f"not valid JSON, perhaps truncated ({error})" if text.strip() else "empty file"
-
-
-def read_run(path: Path) -> RunResult | UnreadableFile:
-    """Reads a results file of ours or of the same shape (exit_status, git_commit, start_time, metrics)."""
-    read = read_json(path)
-    return UnreadableFile(path, read) if isinstance(read, str) else parse_run(path, read.document)
-
-
-def parse_run(path: Path, document: object) -> RunResult | UnreadableFile:
-    if not isinstance(document, dict):
-        return UnreadableFile(path, "not a results file: the top level is not an object")
-    schema = document.get("schema", SCHEMA)
-    if not isinstance(schema, int) or schema > SCHEMA:
-        return UnreadableFile(
-            path, f"schema {schema!r} is newer than this rlcanary reads (up to {SCHEMA}); upgrade rlcanary"
-        )
-    metrics = document.get("metrics")
-    if not isinstance(metrics, dict) or not all(isinstance(values, dict) for values in metrics.values()):
-        return UnreadableFile(path, "not a results file: no 'metrics' object of objects")
-    start = _start(document)
-    if start is None:
-        return UnreadableFile(
-            path, "not a results file: neither 'start_time_utc' nor 'start_time' can be read as a time"
-        )
-    for name, kinds in KINDS.items():
-        if not isinstance(document.get(name), kinds):
-            return UnreadableFile(path, f"not a results file: {name!r} is {document[name]!r:.40}")
-    tests = document.get("tests")
-    tests = tests if isinstance(tests, dict) else {}
-    return RunResult(
-        path=path,
-        run_id=document.get("run_id") or path.stem,
-        start=start,
-        git_commit=document.get("git_commit"),
-        dirty=document.get("dirty"),
-        exit_status=document.get("exit_status"),
-        metrics=metrics,
-        nodeids={
-            test["key"]: nodeid
-            for nodeid, test in tests.items()
-            if isinstance(test, dict) and isinstance(test.get("key"), str)
-        },
-        environment=document.get("environment"),
-    )
-
-
-def _start(document: dict[str, Any]) -> datetime.datetime | None:
-    try:
-        if "start_time_utc" in document:
-            start = datetime.datetime.fromisoformat(document["start_time_utc"])
-        else:  # files that other tools wrote carry local time without a zone only
-            start = datetime.datetime.fromisoformat(document["start_time"])
-        return start.astimezone(datetime.UTC)
-    except (KeyError, TypeError, ValueError):
-        return None
+def _spread(value: Any) -> str:
+    if not (isinstance(value, dict) and value):
+        return _compact(value)
+    return "{\n" + ",\n".join(f"    {_compact(key)}: {_compact(item)}" for key, item in value.items()) + "\n  }"
