@@ -138,6 +138,8 @@ def to_json(detections: list[Detection], alarms: dict[str, list[Result]]) -> str
 
 
 def _show(console: Console, detections: list[Detection], alarms: dict[str, list[Result]]) -> None:
+    from rlcanary.bugs import OUT_OF_REACH
+
     table = Table(title="The museum", title_justify="left")
     table.add_column("Bug", no_wrap=True)
     table.add_column("Shipped in")
