@@ -24,7 +24,7 @@ demo: venv
 	@$(BIN)/python tools/demo/play.py
 
 test: venv
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: venv
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure
