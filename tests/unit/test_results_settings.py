@@ -7,7 +7,10 @@ import pytest
 from rlcanary.errors import UserError
 from rlcanary.results.settings import pytest_settings
 
-INI = "[pytest]\nrlcanary_results = out/%x.json  # kept\ntestpaths = checks more\nrlcanary_directions =\n    *.loss = lower\n"
+INI = (
+    "[pytest]\nrlcanary_results = out/%x.json  # kept\ntestpaths = checks more\n"
+    "rlcanary_directions =\n    *.loss = lower\n"
+)
 FILES = {
     "pytest.toml": '[pytest]\nrlcanary_results = "out/%x.json"\ntestpaths = ["checks", "more"]\n'
     'rlcanary_directions = ["*.loss = lower"]\n',
