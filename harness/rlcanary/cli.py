@@ -26,6 +26,8 @@ SUBCOMMANDS = {
     "report": Subcommand("rlcanary.results.report", "Write one HTML page with a plot of every metric."),
     "check-metrics": Subcommand("rlcanary.results.check_metrics", "Hold the numbers of a run against limits."),
     "dump-logs": Subcommand("rlcanary.results.dump_logs", "Turn TensorBoard files and JSON lines into one JSON file."),
+    "gates": Subcommand("rlcanary.gates_command", "Show which tests the gates hold back, and why."),
+    "known-issues": Subcommand("rlcanary.known_issues_command", "Show the registry of known issues."),
     "bisect": Subcommand("rlcanary.bisect.command", "Find the commit that broke a command."),
 }
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from inner_session import Run, run_session
 
+pytestmark = pytest.mark.ray
+
 SOAK_TESTS = int(os.environ.get("RLCANARY_SOAK", "60"))
 
 LEAKING = """

@@ -268,6 +268,7 @@ def hanging_in_ray(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_session(tmp_path_factory.mktemp("ray"), HANGING_IN_RAY)
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("name", "limit", "stack"),
     [("get", 3, "in hang"), ("wait", 3, "in spin"), ("task", 3, "in stuck_task"), ("async", 3, "ray::AsyncStuck.hang")],
@@ -282,16 +283,19 @@ def test_test_hung_in_ray_fails_with_the_stack_of_the_busy_worker(
     assert case.seconds < limit + 5
 
 
+@pytest.mark.ray
 def test_actor_that_cannot_be_placed_is_no_hang(hanging_in_ray: Run) -> None:
     case = hanging_in_ray.cases["test_actor_that_cannot_be_placed"]
     assert case.outcome == "failed"
     assert case.seconds < 6
 
 
+@pytest.mark.ray
 def test_shared_cluster_can_be_used_after_hung_tests(hanging_in_ray: Run) -> None:
     assert hanging_in_ray.cases["test_next_test_on_the_shared_cluster"].outcome == "passed"
 
 
+@pytest.mark.ray
 def test_hung_actor_of_a_shared_fixture_is_named_and_left_to_its_fixture(hanging_in_ray: Run) -> None:
     case = hanging_in_ray.cases["test_actor_of_a_shared_fixture"]
     assert case.outcome == "failed"

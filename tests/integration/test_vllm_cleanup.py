@@ -11,6 +11,8 @@ import psutil
 import pytest
 from inner_session import Run, run_session
 
+pytestmark = pytest.mark.vllm
+
 ENGINE_TESTS = """
 import time
 from pathlib import Path

@@ -1,0 +1,120 @@
+"""A registry of failures that a team knows of and has decided to live with for now: known_issues.toml.
+
+[[issue]]
+id = "VLLM-BUNDLES"
+tests = ["tests/llm/test_chat.py::test_ifeval*"]   # node ids; * stands for anything
+reason = "KeyError: 'bundles' when the async engine starts"
+priority = "high"                                  # high, medium or low
+owner = "inference team"
+workaround = "the sync engine"
+upstream = "https://…"
+since = 2026-01-29
+versions = ["vllm>=0.14"]                          # the issue shows only where all of these hold
+strict = true                                      # a test that passes fails the run
+"""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rlcanary.errors import UserError
+from rlcanary.requirement import parse, unmet
+
+FILE_NAME = "known_issues.toml"
+PRIORITIES = ("high", "medium", "low")
+
+
+@dataclass(frozen=True)
+class Issue:
+    """One entry of the registry."""
+
+    id: str
+    reason: str
+    tests: tuple[str, ...] = ()
+    priority: str = "medium"
+    owner: str = ""
+    workaround: str = ""
+    upstream: str = ""
+    since: datetime.date | None = None
+    versions: tuple[str, ...] = ()
+    strict: bool = False
+
+    def matches(self, nodeid: str) -> bool:
+        """Whether a node id is that of one of the tests: itself, one of its parameters, or what a pattern stands for."""
+        return any(nodeid == test or matches_pattern(nodeid, test) for test in self.tests)
+
+    def passed_versions(self) -> str | None:
+        """Why the issue does not show with what is installed, in words; None if it does."""
+        return next((reason for text in self.versions if (reason := unmet(text))), None)
+
+
+def matches_pattern(nodeid: str, pattern: str) -> bool:
+    # A parameter's brackets stand for themselves, as in a node id; only * is special.
+    literal = pattern.replace("[", "[[]")
+    return fnmatchcase(nodeid, literal) or ("[" not in pattern and fnmatchcase(nodeid, literal + "[[]*"))
+
+
+def read_issues(path: Path) -> list[Issue]:
+    """The entries of a registry.
+
+    Raises:
+        UserError: the file cannot be read, or an entry lacks or repeats something.
+    """
+    try:
+        document = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if unknown := document.keys() - {"issue"}:
+        raise UserError(f"{path}: unknown {', '.join(sorted(unknown))}; entries are [[issue]] tables")
+    issues = [read_issue(table, path) for table in document.get("issue", [])]
+    ids = [issue.id for issue in issues]
+    if repeated := sorted({issue_id for issue_id in ids if ids.count(issue_id) > 1}):
+        raise UserError(f"{path}: {', '.join(repeated)} stands there more than once")
+    return issues
+
+
+def read_issue(table: dict[str, Any], path: Path) -> Issue:
+    where = f"{path}, issue {table.get('id', 'without id')}"
+    known = {field.name for field in fields(Issue)}
+    if unknown := table.keys() - known:
+        raise UserError(f"{where}: unknown {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
+    for name in ("id", "reason"):
+        if not isinstance(table.get(name), str) or not table[name]:
+            raise UserError(f"{where}: {name} must be given, as text")
+    for name in ("tests", "versions"):
+        value = table.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise UserError(f"{where}: {name} must be a list of texts")
+    if table.get("priority", "medium") not in PRIORITIES:
+        raise UserError(f"{where}: priority must be one of {', '.join(PRIORITIES)}")
+    if not isinstance(table.get("strict", False), bool):
+        raise UserError(f"{where}: strict must be true or false")
+    if not isinstance(table.get("since", datetime.date.min), datetime.date):
+        raise UserError(f"{where}: since must be a date such as 2026-01-29, without quotes")
+    issue = Issue(**{**table, "tests": tuple(table.get("tests", ())), "versions": tuple(table.get("versions", ()))})
+    for text in issue.versions:
+        parse(text)
+    return issue
+
+
+def stale_tests(issue: Issue, nodeids: Sequence[str], whole_files: Iterable[str], root: Path) -> list[str]:
+    """The patterns of an issue that no test answers to any more.
+
+    nodeids: the tests that were collected. whole_files: the files of which all tests were. root: where node ids begin.
+    """
+    collected = set(whole_files)
+    stale = []
+    for pattern in issue.tests:
+        file = pattern.partition("::")[0]
+        if "*" in file:
+            continue  # what was not collected could match as well
+        gone = not (root / file).exists()
+        if gone or (file in collected and not any(Issue("", "", (pattern,)).matches(nodeid) for nodeid in nodeids)):
+            stale.append(pattern)
+    return stale

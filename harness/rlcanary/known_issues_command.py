@@ -1,0 +1,37 @@
+"""`rlcanary known-issues`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rlcanary.known_issues import FILE_NAME, PRIORITIES, read_issues
+
+
+@click.command("known-issues")
+@click.argument("path", type=click.Path(path_type=Path), default=Path(FILE_NAME))
+def known_issues(path: Path) -> None:
+    """Show the registry of known issues (PATH, or known_issues.toml)."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from rlcanary.console import report_console
+
+    issues = read_issues(path)
+    table = Table("Id", "Priority", "Since", "Owner", "Reason", "Workaround", "Upstream", "Tests", title="Known issues")
+    for issue in sorted(issues, key=lambda issue: (PRIORITIES.index(issue.priority), issue.id)):
+        passed = issue.passed_versions()
+        reason = issue.reason + (f" (does not show here: {passed})" if passed else "")
+        cells = (
+            issue.id,
+            issue.priority,
+            str(issue.since or ""),
+            issue.owner,
+            reason,
+            issue.workaround,
+            issue.upstream,
+            "\n".join(issue.tests),
+        )
+        table.add_row(*map(escape, cells))
+    report_console().print(table)

@@ -1,0 +1,54 @@
+"""Whether what is installed satisfies a requirement such as `vllm>=0.14`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from rlcanary.errors import UserError
+
+
+def parse(text: str) -> Requirement:
+    """A requirement, whose name may be that of a distribution or of a module.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return Requirement(text)
+    except InvalidRequirement as error:
+        raise UserError(f"{text!r} is no requirement; write one such as 'vllm>=0.14' ({error.args[0].splitlines()[0]})")  # noqa: B904
+
+
+def installed_version(name: str) -> str | None:
+    """The version of a distribution, or of the one that holds a module of this name; None if there is none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    module = name.replace("-", "_")
+    if not is_importable(module):
+        return None
+    holders = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
+    return importlib.metadata.version(holders[0]) if holders else ""
+
+
+def is_importable(module: str) -> bool:
+    """Whether a module could be imported, without importing it (its parent packages are imported)."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def unmet(text: str) -> str | None:
+    """Why a requirement is not met, in words; None if it is."""
+    requirement = parse(text)
+    version = installed_version(requirement.name)
+    if version is None:
+        return f"needs {text}; {requirement.name} is not installed"
+    if requirement.specifier and not (version and requirement.specifier.contains(version, prereleases=True)):
+        return f"needs {text}; installed is {requirement.name} {version or 'of unknown version'}"
+    return None

@@ -1,0 +1,109 @@
+"""Failures that known_issues.toml names are expected; an entry that is over is said to be."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcanary.errors import UserError
+from rlcanary.known_issues import FILE_NAME, Issue, read_issues, stale_tests
+
+# Attributes of a report travel from a worker of xdist to its controller.
+ISSUE_ATTRIBUTE = "rlcanary_known_issue"
+ISSUE = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("rlcanary_known_issues", "registry of known issues, relative to the root directory", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", 'known_issue("ID"): the test fails as known_issues.toml says under this id')
+    try:
+        issues = read_registry(config)
+    except UserError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.pluginmanager.register(KnownIssues(config, issues), "rlcanary-known-issues-hooks")
+
+
+def read_registry(config: pytest.Config) -> list[Issue]:
+    """The entries of the file that the ini file names, or of known_issues.toml if there is one."""
+    if named := config.getini("rlcanary_known_issues"):
+        return read_issues(config.rootpath / named)
+    path = config.rootpath / FILE_NAME
+    return read_issues(path) if path.exists() else []
+
+
+class KnownIssues:
+    """The hooks of a session with its registry."""
+
+    def __init__(self, config: pytest.Config, issues: list[Issue]) -> None:
+        self.config = config
+        self.issues = {issue.id: issue for issue in issues}
+        self.stale: list[str] = []
+        self.fixed: dict[str, list[str]] = defaultdict(list)
+
+    @pytest.hookimpl(tryfirst=True)  # before tests are deselected: what is deselected is not gone
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        passed = {issue.id: reason for issue in self.issues.values() if (reason := issue.passed_versions())}
+        self.stale = [f"{issue_id}: does not show here any more: {reason}" for issue_id, reason in passed.items()]
+        for item in items:
+            issue = self.issue_of(item)
+            if issue is not None and issue.id not in passed:
+                item.stash[ISSUE] = issue.id
+                item.add_marker(pytest.mark.xfail(reason=f"{issue.id}: {issue.reason}", strict=issue.strict))
+        self.find_stale_tests(items)
+
+    def issue_of(self, item: pytest.Item) -> Issue | None:
+        """The issue that a test is marked with, or the first that names it."""
+        marker = item.get_closest_marker("known_issue")
+        if marker is None:
+            return next((issue for issue in self.issues.values() if issue.matches(item.nodeid)), None)
+        if len(marker.args) != 1 or marker.args[0] not in self.issues:
+            known = ", ".join(self.issues) or f"none, for there is no {FILE_NAME}"
+            raise pytest.UsageError(f"{item.nodeid}: known_issue takes the id of an entry ({known}); got {marker.args}")
+        return self.issues[marker.args[0]]
+
+    def find_stale_tests(self, items: list[pytest.Item]) -> None:
+        nodeids = [item.nodeid for item in items]
+        in_part = {argument.partition("::")[0] for argument in self.config.args if "::" in argument}
+        files = {nodeid.partition("::")[0] for nodeid in nodeids}
+        whole = {file for file in files if not any(Path(argument).name == Path(file).name for argument in in_part)}
+        for issue in self.issues.values():
+            gone = stale_tests(issue, nodeids, whole, self.config.rootpath)
+            self.stale += [f"{issue.id}: there is no test {pattern}" for pattern in gone]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
+        report = yield
+        if (issue_id := item.stash.get(ISSUE, None)) is not None:
+            setattr(report, ISSUE_ATTRIBUTE, issue_id)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        issue_id = getattr(report, ISSUE_ATTRIBUTE, None)
+        if issue_id is None or report.when != "call":
+            return
+        strictly = report.failed and "[XPASS(strict)]" in report.longreprtext
+        if (report.passed and hasattr(report, "wasxfail")) or strictly:
+            self.fixed[issue_id].append(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        lines = [
+            f"{issue_id}: fixed? {nodeid} passes; remove it"
+            for issue_id in self.fixed
+            for nodeid in self.fixed[issue_id]
+        ]
+        lines += [f"{line}; remove it" for line in self.stale]
+        if lines:
+            terminalreporter.section("known issues that seem to be over", sep="-", yellow=True)
+            for line in lines:
+                terminalreporter.line(line)
+        stats = terminalreporter.stats
+        ran = sum(len(stats.get(name, [])) for name in ("passed", "failed", "error", "xfailed", "xpassed"))
+        if (skipped := len(stats.get("skipped", []))) and not ran:
+            terminalreporter.section("nothing was tested", sep="-", yellow=True)
+            terminalreporter.line(f"all {skipped} tests were skipped; -rs lists the reasons")

@@ -1,0 +1,83 @@
+"""The registry of known issues: what it accepts, which tests an entry names, when an entry is over."""
+
+from pathlib import Path
+
+import pytest
+
+from rlcanary.errors import UserError
+from rlcanary.known_issues import Issue, read_issues, stale_tests
+
+FULL = """
+[[issue]]
+id = "VLLM-BUNDLES"
+tests = ["tests/test_chat.py::test_env*"]
+reason = "KeyError: 'bundles'"
+priority = "high"
+owner = "inference"
+workaround = "the sync engine"
+upstream = "https://example.org/1"
+since = 2026-01-29
+versions = ["pytest>=8"]
+strict = true
+"""
+
+
+def read(folder: Path, text: str) -> list[Issue]:
+    path = folder / "known_issues.toml"
+    path.write_text(text)
+    return read_issues(path)
+
+
+def test_entry_has_what_the_file_says(tmp_path: Path) -> None:
+    (issue,) = read(tmp_path, FULL)
+    assert (issue.id, issue.priority, issue.strict, str(issue.since)) == ("VLLM-BUNDLES", "high", True, "2026-01-29")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FULL + FULL, "VLLM-BUNDLES stands there more than once"),
+        (FULL.replace("reason", "raeson"), "unknown raeson"),
+        (FULL.replace('"high"', '"urgent"'), "priority must be one of high, medium, low"),
+        (FULL.replace("2026-01-29", '"2026-01-29"'), "since must be a date"),
+        (FULL.replace("pytest>=8", "pytest => 8"), "is no requirement"),
+        (FULL.replace('["tests/test_chat.py::test_env*"]', '"tests"'), "tests must be a list"),
+        (FULL.replace('id = "VLLM-BUNDLES"', ""), "id must be given"),
+        (FULL.replace("issue", "issues"), "unknown issues"),
+        ("[[issue", "cannot be read"),
+    ],
+)
+def test_registry_with_a_mistake_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "nodeid", "matches"),
+    [
+        ("t.py::test_a", "t.py::test_a", True),
+        ("t.py::test_a", "t.py::test_a[1-x]", True),
+        ("t.py::test_a", "t.py::test_ab", False),
+        ("t.py::test_a[1]", "t.py::test_a[1]", True),
+        ("t.py::test_a[1]", "t.py::test_a[2]", False),
+        ("t.py::test_*", "t.py::test_ab[1]", True),
+        ("*::TestChat::*", "tests/t.py::TestChat::test_a", True),
+    ],
+)
+def test_pattern_names_tests(pattern: str, nodeid: str, matches: bool) -> None:
+    assert Issue("I", "reason", (pattern,)).matches(nodeid) is matches
+
+
+def test_issue_is_over_where_its_versions_are_not_installed() -> None:
+    assert Issue("I", "reason", versions=("pytest>=8", "pytest<9000")).passed_versions() is None
+    assert Issue("I", "reason", versions=("pytest<8",)).passed_versions() is not None
+    assert Issue("I", "reason").passed_versions() is None
+
+
+def test_only_tests_that_are_certainly_gone_are_stale(tmp_path: Path) -> None:
+    for name in ("whole.py", "part.py"):
+        (tmp_path / name).touch()
+    patterns = ("gone.py::test_a", "whole.py::test_gone", "whole.py::test_here", "part.py::test_unseen", "*::test_any")
+    issue = Issue("I", "reason", patterns)
+    stale = stale_tests(issue, ["whole.py::test_here[1]", "part.py::test_b"], ["whole.py"], tmp_path)
+    assert stale == ["gone.py::test_a", "whole.py::test_gone"]
