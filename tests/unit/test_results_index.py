@@ -16,7 +16,7 @@ import pytest
 
 from rlcanary.errors import UserError
 from rlcanary.results.history import History, load_history
-from rlcanary.results.index import INDEX_NAME, LOCK_NAME, number_or_text
+from rlcanary.results.index import INDEX_NAME, LOCK_NAME, number_or_glimpse
 
 KEY = "test_policy::test_generation"
 Load = Callable[[Path], History]
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def values(history: History, metric: str = "loss") -> list[float | None]:
-    return [point.value for point in history.series(f"{KEY}.{metric}").points]
+    return history.series(f"{KEY}.{metric}").values
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_text_that_no_database_takes_is_kept_readable(folder: Path, load: Load) 
     ],
 )
 def test_only_finite_numbers_have_a_value(value: Any, stored: tuple[float | None, str | None]) -> None:
-    assert number_or_text(value) == stored
+    assert number_or_glimpse(value) == stored
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "zeroed page", "other version"])
@@ -210,7 +210,7 @@ import sys, pathlib
 from rlcanary.results.history import load_history
 history = load_history(pathlib.Path(sys.argv[1]))
 assert not history.problems, history.problems
-print(len(history.runs), sum(point.value for point in history.series(sys.argv[2]).points))
+print(len(history.runs), sum(history.series(sys.argv[2]).values))
 """
 
 

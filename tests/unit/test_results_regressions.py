@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlcanary.results.directions import Direction
-from rlcanary.results.history import Point, Run, Series
+from rlcanary.results.history import Run, Series
 from rlcanary.results.regressions import Regression, Status, find_regression
 
 LOWER, HIGHER, STABLE, IGNORE = Direction
@@ -14,8 +14,7 @@ def regression(
     values: list[float | None], direction: Direction | None = LOWER, newest: int = 30, least_change: float = 0.001
 ) -> Regression | None:
     runs = [Run(f"{i}.json", f"run{i}", i * 86400.0, f"{i:040x}", False, 0, None) for i in range(len(values))]
-    points = [Point(run, value) for run, value in zip(runs, values, strict=True)]
-    return find_regression(Series("test_a::test_b", "m", points, {}), direction, newest, least_change)
+    return find_regression(Series("test_a::test_b", "m", values, runs, {}), direction, newest, least_change)
 
 
 def between(found: Regression | None) -> tuple[str, str]:

@@ -110,11 +110,9 @@ def show_trend(history: History, name: str, as_json: bool, last: int) -> None:
         return
     console = report_console()
     console.print(trend_table(trend, last))
-    console.print(sparkline([point.value for point in series.points]), highlight=False, markup=False, soft_wrap=True)
+    console.print(sparkline(series.values), highlight=False, markup=False, soft_wrap=True)
     if trend.largest is not None:
-        before, after = (
-            series.points[index].run.git_commit or "no commit" for index in (trend.largest - 1, trend.largest)
-        )
+        before, after = (series.runs[index].git_commit or "no commit" for index in (trend.largest - 1, trend.largest))
         console.print(
             f"Largest step: {describe_step(trend.steps[trend.largest])}, between {before[:10]} and {after[:10]}",
             highlight=False,

@@ -3,14 +3,17 @@
 import datetime
 import difflib
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, overload
 
 from rlcanary.errors import UserError
-from rlcanary.results.index import Index, IndexedFile, Watch, open_index, unwatched
+from rlcanary.results.index import Index, Watch, open_index, unwatched
 from rlcanary.results.settings import pytest_settings
 from rlcanary.results.store import RESULTS_NAME, default_results_file, history_folder
+
+FEW_RUNS = 500  # are looked up by number
 
 
 class Run(NamedTuple):
@@ -37,7 +40,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """One metric over the runs that measured it, oldest first.
+    """One metric over the runs that measured it, oldest first: a value for each, None where it was not a finite number.
 
     nodeids counts the runs by the test that measured the metric. More than one means that the history mixes tests (or
     that one was moved); the last is that of the newest run.
@@ -45,12 +48,59 @@ class Series:
 
     key: str
     metric: str
-    points: list[Point]
+    values: list[float | None]
+    runs: Sequence[Run]
     nodeids: dict[str, int]
 
     @property
     def name(self) -> str:
         return metric_name(self.key, self.metric)
+
+    def point(self, index: int) -> Point:
+        return Point(self.runs[index], self.values[index])
+
+    def newest(self, count: int) -> Self:
+        """The series of the newest runs."""
+        first = max(0, len(self.values) - count)
+        return replace(self, values=self.values[first:], runs=self.runs[first:])
+
+
+class Runs(Sequence[Run]):
+    """Some runs of an index, looked up when they are asked for: most questions are about the values of all runs and the
+    circumstances of a few.
+    """
+
+    def __init__(self, index: Index, numbers: list[int], known: dict[int, Run] | None = None) -> None:
+        self._index = index
+        self._numbers = numbers
+        self._known = {} if known is None else known  # shared by all sequences of a history
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Runs": ...
+    def __getitem__(self, index: int | slice) -> "Run | Runs":
+        if isinstance(index, slice):
+            return self.only(self._numbers[index])
+        number = self._numbers[index]
+        if number not in self._known:
+            self._look_up([number])
+        return self._known[number]
+
+    def __iter__(self) -> Iterator[Run]:
+        if any(number not in self._known for number in self._numbers):
+            self._look_up(self._numbers if len(self._numbers) < FEW_RUNS else None)
+        return (self._known[number] for number in self._numbers)
+
+    def only(self, numbers: list[int]) -> "Runs":
+        return Runs(self._index, numbers, self._known)
+
+    def _look_up(self, numbers: list[int] | None) -> None:
+        for number, row in self._index.runs(numbers).items():
+            self._known[number] = Run._make(row._replace(dirty=None if row.dirty is None else bool(row.dirty)))
 
 
 class History:
@@ -62,20 +112,10 @@ class History:
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder = folder
         self._index = index
+        self._numbers = index.run_numbers()
+        self.runs = Runs(index, self._numbers)
         self.problems = [] if index.problem is None else [index.problem]
-        runs: dict[str, tuple[Run, int]] = {}
-        for file in sorted(index.files, key=lambda file: file.name):
-            if file.problem is not None:
-                self.problems.append(f"{folder / file.name}: {file.problem}")
-            elif file.run_id in runs:
-                self.problems.append(
-                    f"{folder / file.name}: holds the same run as {runs[file.run_id][0].file}; counted once"
-                )
-            else:
-                runs[file.run_id] = _run(file), file.id
-        in_order = sorted(runs.values(), key=lambda entry: (entry[0].started_s, entry[0].run_id))
-        self.runs = [run for run, _ in in_order]
-        self._files = [file for _, file in in_order]
+        self.problems += [f"{folder / name}: {reason}" for name, reason in index.problems()]
 
     def __enter__(self) -> Self:
         return self
@@ -93,33 +133,26 @@ class History:
         Raises UserError for an unknown name and for a metric that is not a number.
         """
         key, metric = self._resolve(name)
-        series = self._series(key, metric)
-        if isinstance(series, Other):
+        number = self._index.metrics()[key, metric]
+        other = self._index.other(number)
+        if other is not None:
             raise UserError(
-                f"{name} is not a number ({series.glimpse} in {series.file}), so it has no trend; "
+                f"{name} is not a number ({other[0]} in {other[1]}), so it has no trend; "
                 "look at it with `rlcanary trend --jq EXPR`"
             )
-        return series
+        return self._series(key, metric, number)
 
     def numbers(self, key: str, metric: str) -> Series | None:
         """The series of a metric that the history holds, None if it is not a number."""
-        series = self._series(key, metric)
-        return series if isinstance(series, Series) else None
+        number = self._index.metrics()[key, metric]
+        return self._series(key, metric, number) if self._index.other(number) is None else None
 
-    def _series(self, key: str, metric: str) -> "Series | Other":
-        measured = {entry.file: entry for entry in self._index.measurements(self._index.metrics()[key, metric])}
-        points = []
-        nodeids: dict[str, int] = {}
-        for file, run in zip(self._files, self.runs, strict=True):
-            entry = measured.get(file)
-            if entry is None:
-                continue
-            if entry.other is not None:
-                return Other(entry.other, run.file)
-            points.append(Point(run, entry.value))
-            if entry.nodeid is not None:
-                nodeids[entry.nodeid] = nodeids.pop(entry.nodeid, 0) + 1
-        return Series(key, metric, points, nodeids)
+    def _series(self, key: str, metric: str, number: int) -> Series:
+        values = self._index.values(number)
+        measured = [run for run in self._numbers if run in values]
+        return Series(
+            key, metric, [values[run] for run in measured], self.runs.only(measured), self._index.nodeids(number)
+        )
 
     def _resolve(self, name: str) -> tuple[str, str]:
         # Keys and metric names may both hold dots, so a name is looked up rather than split.
@@ -134,13 +167,6 @@ class History:
         nearest = nearest_names(name, [metric_name(*pair) for pair in known])
         hint = f"the nearest are {', '.join(nearest)}" if nearest else "`rlcanary trend` without a name lists them all"
         raise UserError(f"no run tracked {name!r}; {hint}")
-
-
-class Other(NamedTuple):
-    """A metric that is not a number in some run."""
-
-    glimpse: str
-    file: str
 
 
 def find_history(start: Path) -> Path:
@@ -198,8 +224,3 @@ def metric_name(key: str, metric: str) -> str:
 
 def nearest_names(name: str, known: list[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name, known, n=count, cutoff=0.4)
-
-
-def _run(file: IndexedFile) -> Run:
-    dirty = None if file.dirty is None else bool(file.dirty)
-    return Run(file.name, file.run_id, file.started_s, file.git_commit, dirty, file.exit_status, file.environment)

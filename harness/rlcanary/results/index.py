@@ -6,10 +6,12 @@ time. A broken one is built anew, and where none can be kept (a read-only folder
 in memory for the one command.
 """
 
+import hashlib
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -22,18 +24,29 @@ INDEX_NAME = ".index.sqlite"
 LOCK_NAME = ".index.lock"
 PATIENCE_S = 60.0
 VERSION = 1  # an index of another version is built anew
-SHOWN_CHARACTERS = 40
+GLIMPSE_CHARACTERS = 40
 
+# A file is either a run or a problem. `inode` is text, because sqlite's integers are signed. `listing` holds the digest of
+# the folder's listing that was indexed.
 TABLES = """
 CREATE TABLE files (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL, modified_ns INTEGER NOT NULL, bytes INTEGER NOT NULL, inode TEXT NOT NULL,
-    problem TEXT, run_id TEXT, started_s REAL, git_commit TEXT, dirty INTEGER, exit_status INTEGER, environment TEXT
+    problem TEXT, run_id TEXT, started_s REAL, git_commit TEXT, dirty INTEGER, exit_status INTEGER, environment TEXT,
+    copy_of TEXT
 );
+CREATE INDEX runs ON files (started_s, run_id) WHERE problem IS NULL AND copy_of IS NULL;
 CREATE TABLE metrics (id INTEGER PRIMARY KEY, key TEXT NOT NULL, metric TEXT NOT NULL, UNIQUE (key, metric));
 CREATE TABLE nodeids (id INTEGER PRIMARY KEY, nodeid TEXT NOT NULL UNIQUE);
 CREATE TABLE measurements (
     metric INTEGER NOT NULL, file INTEGER NOT NULL, value REAL, other TEXT, nodeid INTEGER, PRIMARY KEY (metric, file)
 ) WITHOUT ROWID;
+CREATE TABLE listing (digest BLOB);
+"""
+MARK_COPIES = """
+UPDATE files SET copy_of = nullif(
+    (SELECT min(name) FROM files AS same WHERE same.run_id = files.run_id AND same.problem IS NULL), name
+)
+WHERE run_id IN (SELECT run_id FROM files WHERE problem IS NULL GROUP BY run_id HAVING count(*) > 1) OR copy_of IS NOT NULL
 """
 
 Watch = Callable[[list[str]], Iterable[str]]
@@ -45,18 +58,13 @@ class Stamp(NamedTuple):
     name: str
     modified_ns: int
     bytes: int
-    inode: str  # as text: sqlite's integers are signed
-
-
-class IndexedFile(NamedTuple):
-    """A file of the folder: a run, or a file that cannot be read as one, with the reason in `problem`."""
-
-    id: int
-    name: str
-    modified_ns: int
-    bytes: int
     inode: str
-    problem: str | None
+
+
+class RunRow(NamedTuple):
+    """A run as the index knows it."""
+
+    file: str
     run_id: str
     started_s: float  # since the epoch
     git_commit: str | None
@@ -65,30 +73,39 @@ class IndexedFile(NamedTuple):
     environment: str | None
 
 
-class Measurement(NamedTuple):
-    """A metric in one file: a finite number, or None with what else it was in `other` (None there for NaN and
-    infinities).
-    """
-
-    file: int
-    value: float | None
-    other: str | None
-    nodeid: str | None
-
-
 class Index:
-    """An open index that agrees with the files. `files` lists all of them; `problem` says why it is not kept, if so."""
+    """An open index that agrees with the files. `problem` says why it is not kept, if so."""
 
-    def __init__(
-        self, folder: Path, connection: sqlite3.Connection, files: list[IndexedFile], problem: str | None
-    ) -> None:
+    def __init__(self, folder: Path, connection: sqlite3.Connection, problem: str | None) -> None:
         self.folder = folder
-        self._connection = connection
-        self.files = files
         self.problem = problem
+        self._connection = connection
+
+    def run_numbers(self) -> list[int]:
+        """The numbers of all runs, oldest first. A copy of a run is none."""
+        rows = self._connection.execute(
+            "SELECT id FROM files WHERE problem IS NULL AND copy_of IS NULL ORDER BY started_s, run_id"
+        )
+        return [number for (number,) in rows]
+
+    def runs(self, numbers: Sequence[int] | None = None) -> dict[int, RunRow]:
+        """Runs by number; all of them without numbers."""
+        query = "SELECT id, name, run_id, started_s, git_commit, dirty, exit_status, environment FROM files"
+        if numbers is None:
+            rows = self._connection.execute(query)
+        else:
+            rows = self._connection.execute(f"{query} WHERE id IN ({', '.join('?' * len(numbers))})", numbers)
+        return {number: RunRow._make(row) for number, *row in rows}
+
+    def problems(self) -> list[tuple[str, str]]:
+        """The files that are not runs of their own, with the reason."""
+        return self._connection.execute(
+            "SELECT name, coalesce(problem, 'holds the same run as ' || copy_of || '; counted once') FROM files "
+            "WHERE problem IS NOT NULL OR copy_of IS NOT NULL ORDER BY name"
+        ).fetchall()
 
     def metrics(self) -> dict[tuple[str, str], int]:
-        """The id of every (test key, metric)."""
+        """The number of every (test key, metric)."""
         rows = self._connection.execute("SELECT key, metric, id FROM metrics ORDER BY key, metric")
         return {(key, metric): number for key, metric, number in rows}
 
@@ -101,19 +118,36 @@ class Index:
         )
         return {(key, metric): runs for key, metric, runs in rows}
 
-    def measurements(self, metric: int) -> list[Measurement]:
-        nodeids = dict(self._connection.execute("SELECT id, nodeid FROM nodeids"))
-        rows = self._connection.execute(
-            "SELECT file, value, other, nodeid FROM measurements WHERE metric = ?", (metric,)
-        )
-        return [Measurement(file, value, other, nodeids.get(nodeid)) for file, value, other, nodeid in rows]
+    def values(self, metric: int) -> dict[int, float | None]:
+        """A metric by number of the run; None where it was not a finite number."""
+        return dict(self._connection.execute("SELECT file, value FROM measurements WHERE metric = ?", (metric,)))
+
+    def other(self, metric: int) -> tuple[str, str] | None:
+        """A glimpse of the metric in some file where it is not a number at all, and the file's name."""
+        found: tuple[str, str] | None = self._connection.execute(
+            "SELECT other, name FROM measurements JOIN files ON id = file WHERE metric = ? AND other IS NOT NULL LIMIT 1",
+            (metric,),
+        ).fetchone()
+        return found
+
+    def nodeids(self, metric: int) -> dict[str, int]:
+        """How many files have the metric from which test; the test of the newest run comes last."""
+        counts = self._connection.execute(
+            "SELECT nodeid, count(*) FROM measurements WHERE metric = ? AND nodeid IS NOT NULL GROUP BY nodeid",
+            (metric,),
+        ).fetchall()
+        newest = "SELECT max(started_s) FROM files, measurements WHERE metric = ? AND nodeid = ? AND files.id = file"
+        if len(counts) > 1:
+            counts.sort(key=lambda row: self._connection.execute(newest, (metric, row[0])).fetchone())
+        name = "SELECT nodeid FROM nodeids WHERE id = ?"
+        return {self._connection.execute(name, (number,)).fetchone()[0]: count for number, count in counts}
 
     def close(self) -> None:
         self._connection.close()
 
     def discard(self) -> None:
         """Closes the index and removes it: a folder without a single run is not ours to keep one in."""
-        self._connection.close()
+        self.close()
         if self.problem is None:
             _remove(self.folder)
             (self.folder / LOCK_NAME).unlink(missing_ok=True)
@@ -135,18 +169,17 @@ def open_index(folder: Path, watch: Watch = unwatched) -> Index:
         reason = error.strerror if isinstance(error, OSError) else str(error)
     connection = sqlite3.connect(":memory:", isolation_level=None)
     _update(connection, folder, watch)
-    return Index(folder, connection, _files(connection), f"the index of {folder} cannot be kept there: {reason}")
+    return Index(folder, connection, f"the index of {folder} cannot be kept there: {reason}")
 
 
 def _kept_index(folder: Path, watch: Watch) -> Index:
     connection = _connect(folder)
     try:
-        files = _snapshot(connection)
-        if files is None or {_stamp(file) for file in files} != stamps(folder):
+        if _indexed(connection) != Listing(folder).digest:
             connection.close()
             with file_lock(folder / LOCK_NAME, PATIENCE_S):
                 connection = _connect(folder)
-                if _snapshot(connection) is None:
+                if _indexed(connection) is None:
                     connection.close()
                     _remove(folder)
                     connection = _connect(folder)
@@ -154,11 +187,10 @@ def _kept_index(folder: Path, watch: Watch) -> Index:
                     connection.execute("COMMIT")
                 _update(connection, folder, watch)
                 connection.execute("BEGIN")
-                files = _files(connection)
     except BaseException:
         connection.close()
         raise
-    return Index(folder, connection, files, None)
+    return Index(folder, connection, None)
 
 
 def _connect(folder: Path) -> sqlite3.Connection:
@@ -170,15 +202,17 @@ def _remove(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _snapshot(connection: sqlite3.Connection) -> list[IndexedFile] | None:
-    """Begins a read transaction, in which files and measurements are of one moment.
+def _indexed(connection: sqlite3.Connection) -> bytes | None:
+    """Begins a read transaction, in which all answers are of one moment, and says which listing was indexed.
 
     None, without a transaction, for a new index, one of another version and a broken one.
     """
     try:
         connection.execute("BEGIN")
         if connection.execute("PRAGMA user_version").fetchone() == (VERSION,):
-            return _files(connection)
+            connection.execute("SELECT max(started_s) FROM files").fetchone()
+            (digest,) = connection.execute("SELECT digest FROM listing").fetchone()
+            return bytes(digest)
         connection.execute("COMMIT")
     except sqlite3.OperationalError:
         raise
@@ -187,30 +221,39 @@ def _snapshot(connection: sqlite3.Connection) -> list[IndexedFile] | None:
     return None
 
 
-def _files(connection: sqlite3.Connection) -> list[IndexedFile]:
-    return [IndexedFile._make(row) for row in connection.execute("SELECT * FROM files")]
+class Listing:
+    """The `*.json` of a folder but hidden ones, as they are now."""
 
+    def __init__(self, folder: Path) -> None:
+        self.names: list[str] = []
+        self._numbers = array("Q")  # of each file: time of change, bytes, inode
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for name in os.listdir(descriptor):  # noqa: PTH208 - a descriptor has no Path
+                if name.endswith(".json") and not name.startswith("."):
+                    try:
+                        status = os.stat(name, dir_fd=descriptor)
+                    except FileNotFoundError:  # removed since the folder was listed, or a link to nowhere
+                        numbers = (0, 0, 0)
+                    else:
+                        numbers = (status.st_mtime_ns % 2**64, status.st_size, status.st_ino)
+                    self.names.append(name)
+                    self._numbers.extend(numbers)
+        finally:
+            os.close(descriptor)
 
-def _stamp(file: IndexedFile) -> Stamp:
-    return Stamp(*file[1:5])
+    @property
+    def digest(self) -> bytes:
+        """Of all that is known of the files, in the order of the folder."""
+        names = "\0".join(self.names).encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(names + b"\0" + self._numbers.tobytes(), digest_size=16).digest()
 
-
-def stamps(folder: Path) -> set[Stamp]:
-    """Of every `*.json` of the folder but hidden ones."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        found = set()
-        for name in os.listdir(descriptor):  # noqa: PTH208 - a descriptor has no Path
-            if name.endswith(".json") and not name.startswith("."):
-                try:
-                    status = os.stat(name, dir_fd=descriptor)
-                except FileNotFoundError:  # removed since the folder was listed, or a link to nowhere
-                    found.add(Stamp(_storable(name), 0, 0, "0"))
-                else:
-                    found.add(Stamp(_storable(name), status.st_mtime_ns, status.st_size, str(status.st_ino)))
-        return found
-    finally:
-        os.close(descriptor)
+    def stamps(self) -> set[Stamp]:
+        numbers = iter(self._numbers)
+        return {
+            Stamp(_storable(name), modified_ns % 2**63, size, str(inode))
+            for name, modified_ns, size, inode in zip(self.names, numbers, numbers, numbers, strict=True)
+        }
 
 
 def _update(connection: sqlite3.Connection, folder: Path, watch: Watch) -> None:
@@ -219,8 +262,10 @@ def _update(connection: sqlite3.Connection, folder: Path, watch: Watch) -> None:
             for statement in TABLES.split(";"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {VERSION}")
-        indexed = {_stamp(file): file.id for file in _files(connection)}
-        found = stamps(folder)
+        listing = Listing(folder)
+        found = listing.stamps()
+        rows = connection.execute("SELECT id, name, modified_ns, bytes, inode FROM files")
+        indexed = {Stamp._make(stamp): number for number, *stamp in rows}
         gone = indexed.keys() - found
         for stamp in gone:
             _forget(connection, indexed[stamp])
@@ -230,6 +275,9 @@ def _update(connection: sqlite3.Connection, folder: Path, watch: Watch) -> None:
         writer = _Writer(connection)
         for name in watch(list(new)):
             writer.add(new[name], read_run(folder / name))
+        connection.execute(MARK_COPIES)
+        connection.execute("DELETE FROM listing")
+        connection.execute("INSERT INTO listing VALUES (?)", (listing.digest,))
 
 
 @contextmanager
@@ -262,10 +310,10 @@ class _Writer:
 
     def add(self, stamp: Stamp, read: RunResult | UnreadableFile) -> None:
         if isinstance(read, UnreadableFile):
-            self._add_file(stamp, read.reason, None, None, None, None, None, None)
+            self._add_file(*stamp, read.reason, None, None, None, None, None, None)
             return
         file = self._add_file(
-            stamp,
+            *stamp,
             None,
             _storable(read.run_id),
             read.start.timestamp(),
@@ -277,12 +325,13 @@ class _Writer:
         rows = []
         for key, values in read.metrics.items():
             nodeid = self._nodeid(read.nodeids.get(key))
-            rows += [(self._metric(key, name), file, *number_or_text(value), nodeid) for name, value in values.items()]
+            rows += [
+                (self._metric(key, name), file, *number_or_glimpse(value), nodeid) for name, value in values.items()
+            ]
         self._connection.executemany("INSERT INTO measurements VALUES (?, ?, ?, ?, ?)", rows)
 
-    def _add_file(self, stamp: Stamp, *columns: Any) -> int:
-        marks = ", ".join("?" * (len(stamp) + len(columns)))
-        return self._insert(f"INSERT INTO files VALUES (NULL, {marks})", *stamp, *columns)
+    def _add_file(self, *columns: Any) -> int:
+        return self._insert(f"INSERT INTO files VALUES (NULL, {', '.join('?' * len(columns))}, NULL)", *columns)
 
     def _metric(self, key: str, metric: str) -> int:
         pair = (_storable(key), _storable(metric))
@@ -304,7 +353,7 @@ class _Writer:
         return number
 
 
-def number_or_text(value: Any) -> tuple[float | None, str | None]:
+def number_or_glimpse(value: Any) -> tuple[float | None, str | None]:
     """A metric's value as a finite number, or None and, unless it is NaN, an infinity or null, a glimpse of it."""
     if value is None:
         return None, None
@@ -314,7 +363,7 @@ def number_or_text(value: Any) -> tuple[float | None, str | None]:
         except OverflowError:  # a whole number beyond all floats
             return None, None
     text = repr(value)
-    return None, _storable(text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}...")
+    return None, _storable(text if len(text) <= GLIMPSE_CHARACTERS else f"{text[: GLIMPSE_CHARACTERS - 3]}...")
 
 
 @overload

@@ -7,6 +7,7 @@ leaves a number alone.
 import decimal
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ import jq
 
 from rlcanary.errors import UserError
 from rlcanary.results.run_result import UnreadableFile, read_json
+
+STRING_OR_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|-?Infinity|NaN')
 
 
 class QueryError(NamedTuple):
@@ -47,10 +50,17 @@ def _results(program: Any, files: Sequence[Path]) -> Iterator[str | QueryError |
             yield UnreadableFile(path, read)
             continue
         try:
-            for result in program.input_text(formatted(read.document)):
+            for result in program.input_text(respelled(read.text)):
                 yield result if isinstance(result, str) else formatted(result)
         except ValueError as error:
             yield QueryError(path, str(error))
+
+
+def respelled(text: str) -> str:
+    """The text of a JSON file with its numbers as jq spells them, in strings that an expression makes of them too."""
+    return STRING_OR_NUMBER.sub(
+        lambda match: match[0] if match[0][0] == '"' else formatted_number(float(match[0])), text
+    )
 
 
 def formatted(value: Any, indent: str = "") -> str:
@@ -85,9 +95,10 @@ def formatted_number(number: float) -> str:
         return "null"
     if math.isinf(number):
         number = math.copysign(sys.float_info.max, number)
-    if number == 0:
-        return "-0" if str(number).startswith("-") else "0"
-    shortest = decimal.Decimal(repr(number)).normalize()
+    text = repr(number)
+    if "e" not in text:
+        return text.removesuffix(".0")
+    shortest = decimal.Decimal(text).normalize()
     sign, digits, exponent = shortest.as_tuple()
     assert isinstance(exponent, int)
     point = len(digits) + exponent  # the decimal point comes after this many digits

@@ -177,7 +177,7 @@ def print_report(found: list[Regression], notes: list[Notes], extent: str, short
                 f"{regression.before:.4g} → {'not finite' if regression.after is None else f'{regression.after:.4g}'}",
                 size_text(regression),
                 f"{regression.first_bad.run.start:%Y-%m-%d}",
-                f"{commit_text(regression.last_good)} … {commit_text(regression.first_bad)}",
+                f"{commit_text(regression.last_good.run)} … {commit_text(regression.first_bad.run)}",
             )
         console.print(table)
         for regression, note in zip(found, notes, strict=True):

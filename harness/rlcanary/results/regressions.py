@@ -56,7 +56,7 @@ class Regression:
 
 def too_short(series: Series) -> bool:
     """Whether there are too few runs to tell a level from an outlier."""
-    return sum(point.value is not None for point in series.points) < MIN_RUNS
+    return sum(value is not None for value in series.values) < MIN_RUNS
 
 
 def find_regression(series: Series, direction: Direction | None, newest: int, least_change: float) -> Regression | None:
@@ -66,7 +66,7 @@ def find_regression(series: Series, direction: Direction | None, newest: int, le
     """
     if direction is Direction.IGNORE:
         return None
-    series = Series(series.key, series.metric, series.points[-HISTORY_RUNS:], series.nodeids)
+    series = series.newest(HISTORY_RUNS)
     return (
         _not_finite(series, direction)
         or _lasting(series, direction, newest, least_change)
@@ -87,19 +87,19 @@ def is_worse(change: float, direction: Direction | None) -> bool:
 
 def _not_finite(series: Series, direction: Direction | None) -> Regression | None:
     """The newest value is not finite, and there was one that is."""
-    measured = [index for index, point in enumerate(series.points) if point.value is not None]
-    if not measured or measured[-1] == len(series.points) - 1:
+    measured = [index for index, value in enumerate(series.values) if value is not None]
+    if not measured or measured[-1] == len(series.values) - 1:
         return None
     last = measured[-1]
-    before = series.points[last].value
+    before = series.values[last]
     assert before is not None
     return Regression(
-        series, direction, Status.WORSE, before, None, 0.0, None, series.points[last], series.points[last + 1]
+        series, direction, Status.WORSE, before, None, 0.0, None, series.point(last), series.point(last + 1)
     )
 
 
 def _lasting(series: Series, direction: Direction | None, newest: int, least_change: float) -> Regression | None:
-    steps = [step for index, step in Trend(series).steps.items() if index >= len(series.points) - newest]
+    steps = [step for index, step in Trend(series).steps.items() if index >= len(series.values) - newest]
     worse = [step for step in steps if is_worse(step.step, direction)]
     if not worse:
         return None
@@ -118,8 +118,8 @@ def _lasting(series: Series, direction: Direction | None, newest: int, least_cha
         after,
         largest.noise,
         (largest.before + largest.after) / 2,
-        series.points[largest.earliest - 1],
-        series.points[largest.latest],
+        series.point(largest.earliest - 1),
+        series.point(largest.latest),
     )
 
 
@@ -127,8 +127,8 @@ def _outlying(series: Series, direction: Direction | None, least_change: float) 
     """The newest one or two runs, where no level can be told yet, are far out on the worse side."""
     if direction is None or too_short(series):
         return None
-    measured = [index for index, point in enumerate(series.points) if point.value is not None]
-    values = np.array([series.points[index].value for index in measured], dtype=np.float64)
+    measured = [index for index, value in enumerate(series.values) if value is not None]
+    values = np.array([series.values[index] for index in measured], dtype=np.float64)
     steps = Trend(series).steps
     begin = measured.index(max(steps)) if steps else 0
     for count in (2, 1):
@@ -148,7 +148,7 @@ def _outlying(series: Series, direction: Direction | None, least_change: float) 
                 after,
                 noise,
                 (level + after) / 2,
-                series.points[measured[-count - 1]],
-                series.points[measured[-count]],
+                series.point(measured[-count - 1]),
+                series.point(measured[-count]),
             )
     return None

@@ -69,13 +69,13 @@ def report_document(
     history: History, metrics: Iterable[tuple[Series, Direction | None]], last: int, title: str
 ) -> dict[str, Any]:
     """What the page shows: the runs, and of each metric the values, the indices of their runs and the steps."""
-    shown_runs = history.runs[-last:] if last else history.runs
+    shown_runs = list(history.runs[-last:] if last else history.runs)
     index = {run.run_id: number for number, run in enumerate(shown_runs)}
     plotted = []
     for series, direction in metrics:
-        newest = [point for point in series.points if point.run.run_id in index]
-        if newest:
-            plotted.append(metric_document(Series(series.key, series.metric, newest, {}), direction, index))
+        newest = series.newest(sum(run.run_id in index for run in series.runs))
+        if newest.values:
+            plotted.append(metric_document(newest, direction, index))
     return {
         "title": title,
         "generated": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
@@ -91,8 +91,8 @@ def metric_document(series: Series, direction: Direction | None, index: dict[str
     return {
         "key": series.key,
         "name": series.metric,
-        "runs": [index[point.run.run_id] for point in series.points],
-        "values": plotted_values([point.value for point in series.points]),
+        "runs": [index[run.run_id] for run in series.runs],
+        "values": plotted_values(series.values),
         "steps": [
             {
                 "at": at,

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlcanary.errors import UserError
 from rlcanary.results.history import History
 
-SAMPLE = 10  # commits from each end of the history
+SAMPLE = 10  # runs at each end of the history
 
 
 def require_own_project(history: History, start: Path) -> None:
@@ -18,12 +18,11 @@ def require_own_project(history: History, start: Path) -> None:
 
     Nothing can be said, and nothing is raised, without a repository, without commits and in a shallow clone.
     """
-    commits = [
-        run.git_commit for run in history.runs if run.git_commit and re.fullmatch("[0-9a-f]{7,64}", run.git_commit)
-    ]
+    ends = [*history.runs[:SAMPLE], *history.runs[-SAMPLE:]]
+    commits = [run.git_commit for run in ends if run.git_commit and re.fullmatch("[0-9a-f]{7,64}", run.git_commit)]
     if not commits:
         return
-    sample = list(dict.fromkeys([*commits[:SAMPLE], *commits[-SAMPLE:]]))
+    sample = list(dict.fromkeys(commits))
     for place in (history.folder, start):
         known = _are_commits(sample, place)
         if known is None:

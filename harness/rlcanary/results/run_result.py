@@ -50,13 +50,14 @@ class UnreadableFile:
 
 class JsonFile(NamedTuple):
     document: Any
+    text: str
 
 
 def read_json(path: Path) -> JsonFile | str:
     """A JSON file, or the reason why it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
-        return JsonFile(json.loads(text))
+        return JsonFile(json.loads(text), text)
     except OSError as error:
         return error.strerror or str(error)
     except UnicodeDecodeError:

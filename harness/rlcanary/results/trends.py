@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcanary.results.changepoints import ChangePoint, change_points
-from rlcanary.results.history import Point, Series
+from rlcanary.results.history import Run, Series
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 60
@@ -23,8 +23,8 @@ class Trend:
 
     def __init__(self, series: Series) -> None:
         self.series = series
-        measured = [index for index, point in enumerate(series.points) if point.value is not None]
-        values = np.array([series.points[index].value for index in measured], dtype=np.float64)
+        measured = [index for index, value in enumerate(series.values) if value is not None]
+        values = np.array([series.values[index] for index in measured], dtype=np.float64)
         self.steps: dict[int, ChangePoint] = {}
         for change in change_points(values):
             first, earliest, latest = (measured[index] for index in (change.index, change.earliest, change.latest))
@@ -59,28 +59,29 @@ def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> s
 
 def trend_table(trend: Trend, last: int) -> Table:
     """Date, commit, value and change for the newest `last` runs (0: all), steps marked, the largest one in bold."""
-    points = trend.series.points
-    first = max(0, len(points) - last) if last else 0
-    table = Table(title=Text(f"{trend.series.name} ({_shown_of(len(points) - first, len(points))})"))
+    series = trend.series
+    total = len(series.values)
+    first = max(0, total - last) if last else 0
+    table = Table(title=Text(f"{series.name} ({_shown_of(total - first, total)})"))
     table.add_column("Date (UTC)", no_wrap=True)
     table.add_column("Commit", no_wrap=True)
     table.add_column("Value", justify="right")
     table.add_column("Change", justify="right")
     table.add_column("Step")
-    previous = points[first - 1].value if first else None
-    for index, point in enumerate(points[first:], start=first):
+    previous = series.values[first - 1] if first else None
+    for index, (run, value) in enumerate(zip(series.runs[first:], series.values[first:], strict=True), start=first):
         step = trend.steps.get(index)
         mark = (
             Text(f"◀ {step_size(step)}", style="bold red" if index == trend.largest else "yellow") if step else Text("")
         )
         table.add_row(
-            f"{point.run.start:%Y-%m-%d %H:%M:%S}",
-            commit_text(point),
-            "not finite" if point.value is None else f"{point.value:.6g}",
-            change_text(previous, point.value),
+            f"{run.start:%Y-%m-%d %H:%M:%S}",
+            commit_text(run),
+            "not finite" if value is None else f"{value:.6g}",
+            change_text(previous, value),
             mark,
         )
-        previous = point.value
+        previous = value
     return table
 
 
@@ -107,10 +108,8 @@ def change_text(before: float | None, after: float | None) -> str:
     return f"{100 * (after - before) / abs(before):+.2f} %" if before else f"{after - before:+.4g}"
 
 
-def commit_text(point: Point) -> str:
-    if point.run.git_commit is None:
-        return "none"
-    return point.run.git_commit[:10] + ("+" if point.run.dirty else "")
+def commit_text(run: Run) -> str:
+    return "none" if run.git_commit is None else run.git_commit[:10] + ("+" if run.dirty else "")
 
 
 def _shown_of(shown: int, total: int) -> str:
@@ -120,25 +119,25 @@ def _shown_of(shown: int, total: int) -> str:
 
 def trend_document(trend: Trend) -> dict[str, Any]:
     """The same as JSON: values, change points, and the index of the largest step."""
-    points = trend.series.points
+    series = trend.series
     return {
-        "metric": trend.series.name,
+        "metric": series.name,
         "runs": [
             {
-                "run_id": point.run.run_id,
-                "start_time_utc": point.run.start.isoformat(),
-                "git_commit": point.run.git_commit,
-                "dirty": point.run.dirty,
-                "exit_status": point.run.exit_status,
-                "value": point.value,
+                "run_id": run.run_id,
+                "start_time_utc": run.start.isoformat(),
+                "git_commit": run.git_commit,
+                "dirty": run.dirty,
+                "exit_status": run.exit_status,
+                "value": value,
             }
-            for point in points
+            for run, value in zip(series.runs, series.values, strict=True)
         ],
         "change_points": [
             {
                 "index": index,
-                "last_before": points[index - 1].run.git_commit,
-                "first_after": points[index].run.git_commit,
+                "last_before": series.runs[index - 1].git_commit,
+                "first_after": series.runs[index].git_commit,
                 "before": step.before,
                 "after": step.after,
                 "relative_step": step.relative_step,
