@@ -52,12 +52,12 @@ def adopt_orphans() -> None:
 
 def children() -> set[ProcessId]:
     """The living children of this process; costs about 0.05 ms when there are none."""
-    if not Path("/proc/self/task").exists():
+    if sys.platform != "linux":
         return _children_by_psutil()
     found = set()
-    for thread in Path("/proc/self/task").iterdir():
+    for thread in os.scandir("/proc/self/task"):
         try:
-            listed = (thread / "children").read_text()
+            listed = _read(f"{thread.path}/children")
         except OSError:  # the thread ended meanwhile
             continue
         for pid in listed.split():
@@ -65,6 +65,18 @@ def children() -> set[ProcessId]:
             if process is not None:
                 found.add(process)
     return found
+
+
+def _read(path: str) -> bytes:
+    """A small file of /proc, in a third of the time that pathlib takes; this runs twice for every test."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(descriptor, 65536):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
 
 
 def _children_by_psutil() -> set[ProcessId]:
@@ -77,7 +89,7 @@ def identify(pid: int) -> ProcessId | None:
     """The process that has this id now, or None if it has ended (a zombie has)."""
     try:
         # The command's name, in parentheses, may itself hold spaces and parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else ProcessId(pid, int(fields[19]))
@@ -105,7 +117,7 @@ def end(processes: Iterable[ProcessId], grace_seconds: float = GRACE_SECONDS) ->
     for process in processes:
         try:
             child = psutil.Process(process.pid)
-            if identify(process.pid) != process and Path("/proc/self").exists():
+            if sys.platform == "linux" and identify(process.pid) != process:
                 continue
             named.append((child, shortened(command_line(process.pid))))
             tree += [child, *child.children(recursive=True)]

@@ -32,6 +32,7 @@ UNWIND_SECONDS = 30.0
 RAY_THREADS = {"ray_print_logs", "ray_listen_error_messages", "PythonGCThread"}
 PYTEST_PACKAGES = {"_pytest", "pluggy", "pytest_rlcanary"}
 FROZEN_SECONDS = DEAF_SECONDS + 1.5
+FROZEN_SLACK_SECONDS = 10.0
 
 # A real-time signal, because tests and libraries have uses of their own for SIGALRM and SIGUSR1.
 SIGNAL: signal.Signals | int = getattr(signal, "SIGRTMIN", signal.SIGALRM)
@@ -77,6 +78,7 @@ class Watchdog:
         self._wakes = float("inf")
         self._what, self._limit = "", 0.0
         self._expiry: Expiry | None = None
+        self._frozen_at = 0.0
         self._released = threading.Event()
         self._interruptible = False
         self._heard = False
@@ -107,12 +109,26 @@ class Watchdog:
             # Nothing to tell a thread that wakes before the new deadline: it looks again by itself.
             if deadline is not None and deadline < self._wakes:
                 self._changed.notify()
+        if deadline is not None:
+            self._guard_frozen(deadline)
+
+    def _guard_frozen(self, deadline: float) -> None:
+        """Let faulthandler's timer, a thread of its own, end a process that does not run Python at the deadline.
+
+        The timer is left as it is while it goes off late enough and not too late, because starting one takes 0.1 ms.
+        """
+        if self._stderr is None:
+            return
+        earliest = deadline + FROZEN_SECONDS
+        slack = min(self._limit / 10, FROZEN_SLACK_SECONDS)
+        if not earliest <= self._frozen_at <= earliest + slack:
+            self._frozen_at = earliest + slack
+            faulthandler.dump_traceback_later(self._frozen_at - time.monotonic(), exit=True, file=self._stderr)
+
+    def _leave_frozen(self) -> None:
         if self._stderr is not None:
-            if deadline is None:
-                faulthandler.cancel_dump_traceback_later()
-            else:
-                left = max(deadline - time.monotonic(), 0) + FROZEN_SECONDS
-                faulthandler.dump_traceback_later(left, exit=True, file=self._stderr)
+            self._frozen_at = 0.0
+            faulthandler.cancel_dump_traceback_later()
 
     @contextmanager
     def own_limit(self, what: str, limit: float) -> Iterator[None]:
@@ -156,8 +172,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while (expiry := self._wait_for_expiry()) is not None:
-            if self._stderr is not None:
-                faulthandler.dump_traceback_later(UNWIND_SECONDS + FROZEN_SECONDS, exit=True, file=self._stderr)
+            self._guard_frozen(time.monotonic() + UNWIND_SECONDS)
             try:
                 expiry.workers = self._release(sys._current_frames().get(self._main.ident or 0))
             finally:
@@ -176,8 +191,15 @@ class Watchdog:
                         # From here on whatever ends the test is the limit's doing.
                         self._expiry = Expiry(self._what, self._limit, thread_stacks(self._thread))
                         return self._expiry
-                self._wakes = float("inf") if self._deadline is None else self._deadline
-                self._changed.wait(None if self._deadline is None else self._deadline - now)
+                if self._deadline is None:
+                    # This thread wakes at every deadline that the timer was started for, and so before the timer goes off.
+                    self._leave_frozen()
+                    self._wakes = float("inf")
+                    self._changed.wait()
+                else:
+                    self._wakes = self._deadline
+                    self._changed.wait(self._deadline - now)
+            self._leave_frozen()
             return None
 
     def _insist(self, expiry: Expiry) -> None:
