@@ -65,6 +65,9 @@ def main() -> None:
         code = cli.main(standalone_mode=False)
     except UserError as error:
         message = str(error)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "rlcanary"
         message = f"{error.format_message().rstrip('.')}. See `{command} --help`."

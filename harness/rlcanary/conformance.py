@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -16,13 +17,19 @@ from rlcanary.files import require_writable, write_whole
 @click.command(epilog="Exit codes: 0 no check failed, 1 some did, 2 the command was not understood.")
 @click.argument("adapter", metavar="ADAPTER")
 @click.option(
-    "--only", multiple=True, metavar="PREFIX", help="Run only the checks whose id starts so, such as `loss.`."
+    "--only",
+    multiple=True,
+    metavar="PREFIX",
+    help="Run only the checks whose id starts so, such as `loss.`; repeatable.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the random cases.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Also write a summary here, as Markdown.")
 @click.option(
-    "--expected", "expected_path", type=click.Path(path_type=Path), help="Known failures: `check.id  # reason` a line."
+    "--expected",
+    "expected_path",
+    type=click.Path(path_type=Path),
+    help="Known failures: a line `check.id  # reason` for each.",
 )
 @click.pass_context
 def check(
@@ -36,7 +43,8 @@ def check(
 ) -> None:
     """Run the conformance checks on ADAPTER.
 
-    ADAPTER is a bundled adapter (reference, trl), a module and a class (mylib.canary:MyAdapter), or a Python file.
+    ADAPTER is a bundled adapter (reference, trl, verl, torchrl, nemo_rl, openrlhf, prime_rl), a module and a class
+    (mylib.canary:MyAdapter), or a Python file.
 
     With --expected the failures in that file are not counted; a check in it that no longer fails is.
     """
@@ -56,10 +64,13 @@ def check(
             raise
         raise UserError("the checks need torch: pip install 'rlcanary[torch]'") from error
 
-    checks = [item for item in all_checks() if not only or item.id.startswith(only)]
+    prefixes = tuple(prefix.removesuffix("*") for prefix in only)
+    checks = [item for item in all_checks() if not only or item.id.startswith(prefixes)]
     if not checks:
-        areas = ", ".join(sorted({item.area for item in all_checks()}))
-        raise UserError(f"no check starts with {' or '.join(only)}; the areas are {areas}")
+        areas = list(dict.fromkeys(item.area for item in all_checks()))
+        close = get_close_matches(prefixes[0].partition(".")[0], areas, n=1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"no check starts with {' or '.join(only)}: {meant}The areas are {', '.join(areas)}")
     expected = {} if expected_path is None else read_expected(expected_path)
     results = []
     with progress_bar() as progress:
@@ -74,4 +85,6 @@ def check(
     if markdown is not None:
         write_whole(markdown, to_markdown(implementation.name, checks, results, comparison))
     show(report_console(), implementation.name, checks, results, comparison)
+    if all(result.status == "not-provided" for result in results):
+        raise UserError(f"nothing was checked: {implementation.name} provides nothing that these checks need")
     ctx.exit(1 if comparison.is_red else 0)

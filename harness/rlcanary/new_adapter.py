@@ -24,6 +24,7 @@ def new_adapter(path: Path) -> None:
         raise UserError(f"{path} is no name for a Python module: give one such as tests/canary.py")
     if path.exists():
         raise UserError(f"{path} exists already and was left as it is: give another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
     require_writable(path)
     class_name = "".join(part.capitalize() for part in path.stem.split("_"))
     write_whole(path, template(class_name))

@@ -53,7 +53,7 @@ def _import_module(name: str, spec: str) -> ModuleType:
         raise UserError(f"importing the package of {name!r} failed: {type(error).__name__}: {error}") from error
     if found is None:
         close = get_close_matches(spec, BUNDLED, n=1)
-        meant = f"did you mean {close[0]!r}?" if close else f"bundled are {', '.join(BUNDLED)};"
+        meant = f"did you mean {close[0]!r}?" if close else f"bundled are {', '.join(BUNDLED)}."
         raise UserError(
             f"no adapter {spec!r}: {meant} Otherwise give a module (package.module:Class) that Python finds from here, "
             "or a path that ends in .py"
@@ -73,6 +73,8 @@ def _import_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    # What the adapter imports is likely to lie beside it, as for a script that Python runs.
+    sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -44,10 +44,14 @@ PYTEST_UNTESTABLE_CODES = {
     4: "pytest could not find what to run",
     5: "pytest collected no test",
 }
+RLCANARY_UNTESTABLE_CODES = {
+    2: "rlcanary did not understand the command here, or the adapter does not import",
+    3: "rlcanary itself broke",
+}
 INFRA_SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 
 
-def read_ending(ending: Ending, *, runs_pytest: bool) -> Reading:
+def read_ending(ending: Ending, *, runs_pytest: bool, runs_rlcanary: bool = False) -> Reading:
     """The outcome of a finished run, by the tables above; every other exit code and signal is bad.
 
     A shell reports a child that died of signal N as exit code 128 + N: both are read the same.
@@ -61,7 +65,9 @@ def read_ending(ending: Ending, *, runs_pytest: bool) -> Reading:
         return Reading(Outcome.BAD, f"died of {signal.Signals(number).name}")
     if ending.code == 0:
         return Reading(Outcome.GOOD, "exit 0")
-    tables = [UNTESTABLE_CODES, PYTEST_UNTESTABLE_CODES] if runs_pytest else [UNTESTABLE_CODES]
+    tables = [UNTESTABLE_CODES]
+    tables += [PYTEST_UNTESTABLE_CODES] if runs_pytest else []
+    tables += [RLCANARY_UNTESTABLE_CODES] if runs_rlcanary else []
     for table in tables:
         if ending.code in table:
             return Reading(Outcome.UNTESTABLE, f"exit {ending.code}: {ending.why or table[ending.code]}")
@@ -71,3 +77,8 @@ def read_ending(ending: Ending, *, runs_pytest: bool) -> Reading:
 def mentions_pytest(texts: Iterable[str]) -> bool:
     """Whether any argument, or the text of a script that the command runs, names pytest."""
     return any(re.search(r"\b(pytest|py\.test)\b", text) for text in texts)
+
+
+def mentions_rlcanary(texts: Iterable[str]) -> bool:
+    """Whether the command line, or the text of a script that it runs, calls one of rlcanary's own verdicts."""
+    return any(re.search(r"\brlcanary\s+(check|check-metrics|regress|bugs)\b", text) for text in texts)

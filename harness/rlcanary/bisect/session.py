@@ -13,7 +13,7 @@ from rlcanary.bisect.display import Display
 from rlcanary.bisect.git import Commit, GitError, Repository, environment_without_repository
 from rlcanary.bisect.import_paths import find_import_paths
 from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle
-from rlcanary.bisect.outcomes import Outcome, Reading, mentions_pytest, read_ending
+from rlcanary.bisect.outcomes import Outcome, Reading, mentions_pytest, mentions_rlcanary, read_ending
 from rlcanary.bisect.pinned import Command, prepare_command
 from rlcanary.bisect.plan import Plan, Request
 from rlcanary.bisect.process import Interrupted, Interrupts, end_session, run
@@ -196,7 +196,7 @@ class Session:
             aborted = Observation(commit.sha, Outcome.ABORT, str(interruption), time=now(), output=str(output))
             self._journal.append("observation", **vars(aborted))
             raise
-        reading: Reading = read_ending(ending, runs_pytest=self._runs_pytest)
+        reading: Reading = read_ending(ending, runs_pytest=self._runs_pytest, runs_rlcanary=self._runs_rlcanary)
         return Observation(commit.sha, reading.outcome, reading.reason, round(ending.seconds, 3), now(), str(output))
 
     def _prepare_command(self, copies: Path) -> Command:
@@ -214,6 +214,7 @@ class Session:
             self._display.notice(f"pinned as it is in your checkout, the same for every commit: {names}")
         texts = [file.copy.read_text(encoding="utf-8", errors="replace") for file in command.pinned]
         self._runs_pytest = mentions_pytest([*request.command, *texts])
+        self._runs_rlcanary = mentions_rlcanary([" ".join(request.command), *texts])
         imports = find_import_paths(request.command, repository.toplevel, repository.toplevel / repository.directory)
         self._import_paths = imports.relative
         if imports.relative:

@@ -1,14 +1,16 @@
 """Advantages: relative to the right group, on the declared scale, and zero where there is nothing to learn."""
 
+from typing import Any, get_args
+
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from rlcanary import reference
 from rlcanary.checks import cases
 from rlcanary.checks.registry import check
 from rlcanary.checks.snippet import literal
-from rlcanary.checks.subject import Derived, Subject
-from rlcanary.conventions import Conventions
+from rlcanary.checks.subject import Call, Derived, Subject, close, tolerance
+from rlcanary.conventions import Baseline, Conventions, Scale
 
 
 def _has_no_baseline(conventions: Conventions) -> str | None:
@@ -32,7 +34,29 @@ def declared_formula(subject: Subject, rng: Generator) -> None:
             call = subject.call("advantages", rewards_B, group_ids_B)
             expected_B = reference.advantages(rewards_B.double(), group_ids_B, subject.conventions)
             magnitude = float(rewards_B.abs().max())
-            call.expect(expected_B, f"advantages differ from {_formula(subject.conventions)}", scale=magnitude)
+            told = f"advantages differ from {_formula(subject.conventions)}"
+            call.expect(expected_B, told + _other_declaration(call, rewards_B, group_ids_B), scale=magnitude)
+
+
+def _other_declaration(call: Call, rewards_B: Tensor, group_ids_B: Tensor) -> str:
+    """A hint where another declaration than the adapter's gives these advantages."""
+    declared = call.subject.conventions
+    others: tuple[dict[str, Any], ...] = (
+        {"advantage_ddof": 1 - declared.advantage_ddof},
+        *({"advantage_scale": scale} for scale in get_args(Scale) if scale != declared.advantage_scale),
+        *(
+            {"advantage_baseline": baseline}
+            for baseline in get_args(Baseline)
+            if baseline != declared.advantage_baseline
+        ),
+    )
+    rtol, atol = tolerance(call.value, call.value)
+    for other in others:
+        expected_B = reference.advantages(rewards_B.double(), group_ids_B, declared.replace(**other))
+        if expected_B.shape == call.value.shape and close(call.value, expected_B, rtol, atol):
+            ((name, value),) = other.items()
+            return f"; {name}={value!r} gives them: if you mean that, declare it"
+    return ""
 
 
 def _formula(conventions: Conventions) -> str:
@@ -181,7 +205,8 @@ def single_completion(subject: Subject, rng: Generator) -> None:
     rewards_B, group_ids_B = torch.tensor([0.7, 1.0, 0.0]), torch.tensor([0, 1, 1])
     call = subject.call("advantages", rewards_B, group_ids_B)
     expected_B = reference.advantages(rewards_B.double(), group_ids_B, subject.conventions)
-    call.expect(expected_B, f"a group of one is declared as {subject.conventions.singleton_group!r}")
+    told = f"a group of one is declared as {subject.conventions.singleton_group!r}"
+    call.expect(expected_B, told, where=torch.tensor([True, False, False]))
 
 
 @check("advantage.inputs_untouched", needs=("advantages",))

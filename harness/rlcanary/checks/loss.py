@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -12,8 +12,8 @@ from rlcanary.checks import cases
 from rlcanary.checks.oracle import exact_loss, exact_output
 from rlcanary.checks.registry import check
 from rlcanary.checks.snippet import literal
-from rlcanary.checks.subject import Derived, Finding, Subject
-from rlcanary.conventions import Conventions
+from rlcanary.checks.subject import Call, Derived, Finding, Subject, close, tolerance
+from rlcanary.conventions import Aggregation, Conventions
 
 
 @check("loss.declared_value", needs=("policy_loss",))
@@ -26,7 +26,9 @@ def declared_value(subject: Subject, rng: Generator) -> None:
     for batch in cases.policy_batches(rng, empty_row=True):
         with subject.attempt():
             loss, _ = exact_loss(batch, subject.conventions)
-            subject.call("policy_loss", batch).expect(loss, f"the loss is not the declared one ({_terms(subject)})")
+            call = subject.call("policy_loss", batch)
+            told = f"the loss is not the declared one ({_terms(subject)}){_other_declaration(call, batch)}"
+            call.expect(loss, told)
 
 
 @check("loss.declared_gradient", needs=("policy_loss",))
@@ -43,6 +45,18 @@ def declared_gradient(subject: Subject, rng: Generator) -> None:
             call.expect_gradient(
                 gradient_BT, f"the gradient is not that of the declared loss ({_terms(subject)})", "logprobs"
             )
+
+
+def _other_declaration(call: Call, batch: PolicyBatch) -> str:
+    """A hint where another aggregation than the declared one gives this loss on a batch that tells them apart."""
+    if len(batch.mask) < 2:
+        return ""
+    rtol, atol = tolerance(call.value, call.value)
+    for aggregation in get_args(Aggregation):
+        other = call.subject.conventions.replace(aggregation=aggregation)
+        if close(call.value, exact_loss(batch, other)[0], rtol, atol):
+            return f"; aggregation={aggregation!r} gives it: if you mean that, declare it"
+    return ""
 
 
 def _terms(subject: Subject) -> str:
@@ -120,12 +134,14 @@ def token_advantages(subject: Subject, rng: Generator) -> None:
     """
     for rows, width, lengths in ((2, 2, (2, 1)), (3, 3, (3, 1, 2)), (2, 4, (4, 2))):
         batch = cases.policy_batch(rng, rows, width, lengths)
-        loss, gradient_BT = exact_loss(batch, subject.conventions)
         per_token = replace(batch, advantages=batch.advantages.unsqueeze(1).expand(rows, width).contiguous())
         with subject.attempt():
+            before = subject.call("policy_loss", batch)
             call = subject.call("policy_loss", per_token)
-            call.expect(loss, "advantages of shape [B, T], equal along rows, change the loss")
-            call.expect_gradient(gradient_BT, "advantages of shape [B, T] change the gradient", "logprobs")
+            derived = Derived(before)
+            told = "advantages of shape [B, T], equal along rows, change the"
+            call.expect(before.value, f"{told} loss", derived=derived)
+            call.expect_gradient(before.gradient("logprobs"), f"{told} gradient", "logprobs", derived=derived)
 
 
 @check("loss.row_order", needs=("policy_loss",))

@@ -56,7 +56,7 @@ def pad_id_zero(subject: Subject, rng: Generator) -> None:
     _expect(
         subject.call("completion_mask", ids, [2], 0),
         [[1, 1, 1, 1], [1, 1, 0, 0]],
-        "with pad id 0 the sampled tokens of id 0 before the EOS (id 2) are lost, or what follows it is kept",
+        "with pad id 0 and EOS id 2 the mask does not go up to the first EOS",
     )
 
 
@@ -86,5 +86,5 @@ def truncated_row(subject: Subject, rng: Generator) -> None:
     _expect(
         subject.call("completion_mask", ids, [2], 0),
         [[1, 1, 1], [1, 1, 0], [1, 1, 1]],
-        "a completion without EOS (id 2) is not kept in full",
+        "the mask is wrong where some completions end with the EOS (id 2) and others have none",
     )

@@ -144,7 +144,9 @@ def _run(check: Check, adapter: Adapter, spec: str, seed: int) -> tuple[Status, 
         return "not-provided", str(declined) or "declined by the adapter", ""
     except Exception as error:  # noqa: BLE001 - the adapter is foreign code; whatever it raises is the result
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        return "error", f"{type(error).__name__}: {error} ({frame.name}, line {frame.lineno} of {frame.filename})", ""
+        where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
+        called = f"{subject.tally.calling} raised " if subject.tally.calling else ""
+        return "error", f"{called}{type(error).__name__}: {error} ({where})", ""
     declined_cases = sorted(set(subject.tally.declined))
     if not subject.tally.made:
         return "not-provided", "; ".join(declined_cases) or "no case applies", ""

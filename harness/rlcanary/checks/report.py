@@ -8,10 +8,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
-from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
@@ -35,7 +33,7 @@ def show(console: Console, adapter: str, checks: list[Check], results: list[Resu
     console.print(_table(adapter, checks, results, known))
     by_id = {check.id: check for check in checks}
     for result in comparison.unexpected:
-        console.print(_explained(by_id[result.id], result))
+        _explain(console, by_id[result.id], result)
     for result in comparison.stale:
         told = "passes" if result.status == "pass" else f"did not run ({result.message})"
         console.print(f"[bold red]stale[/] {result.id} is expected to fail, but {told}: remove it from the file")
@@ -74,30 +72,38 @@ def summary(adapter: str, results: list[Result], comparison: Comparison) -> Text
 
 
 def _table(adapter: str, checks: list[Check], results: list[Result], known: set[str]) -> Table:
-    table = Table(title=f"Conformance of {escape(adapter)}", title_justify="left", expand=False)
-    table.add_column("Check", no_wrap=True)
-    table.add_column("Status", no_wrap=True)
-    table.add_column("Found", no_wrap=True, overflow="ellipsis")
+    """A row per check that ran, and one for each reason why others of an area did not."""
+    table = Table(title=f"Conformance of {escape(adapter)}", title_justify="left", expand=True)
+    table.add_column("Check", no_wrap=True, min_width=max(len(check.id) for check in checks))
+    table.add_column("Status", no_wrap=True, min_width=len("not provided"))
+    table.add_column("Found", no_wrap=True, overflow="ellipsis", ratio=1)
     rows = zip(checks, results, strict=True)
-    for _, area in groupby(rows, key=lambda row: row[0].area):
-        for check, result in area:
+    for area, members in groupby(rows, key=lambda row: row[0].area):
+        missing: Counter[str] = Counter()
+        for check, result in members:
+            first_line = result.message.partition("\n")[0]
+            if result.status == "not-provided":
+                missing[first_line] += 1
+                continue
             status = Text(LABELS[result.status], style=STYLES[result.status])
             if result.id in known:
                 status = Text("expected", style="yellow")
-            first_line = result.message.partition("\n")[0]
             table.add_row(check.id, status, Text(first_line, style="" if result.status == "fail" else "dim"))
+        for reason, count in missing.items():
+            label = f"{area}: {count} check{'s' if count > 1 else ''}"
+            table.add_row(label, Text(LABELS["not-provided"], style=STYLES["not-provided"]), Text(reason, style="dim"))
         table.add_section()
     return table
 
 
-def _explained(check: Check, result: Result) -> Panel:
-    parts: list[Any] = [Text(result.message, style="bold"), Text("")]
-    parts.append(Text("\n\n".join(check.paragraphs)))
+def _explain(console: Console, check: Check, result: Result) -> None:
+    """A failure in full. The snippet stands at the margin and is not wrapped, so that it can be copied."""
+    console.rule(f"[{STYLES[result.status]}]{LABELS[result.status]} {result.id}", align="left", style="dim")
+    console.print(Text(result.message, style="bold"))
+    for paragraph in check.paragraphs if result.status == "fail" else check.paragraphs[:1]:
+        console.print(Text(f"\n{paragraph}"))
     if result.snippet:
-        parts += [Text("\nReproduce:", style="dim"), Padding(_code(result.snippet), (0, 0, 0, 2))]
-    title = f"[{STYLES[result.status]}]{LABELS[result.status]}[/] {result.id}"
-    return Panel(Group(*parts), title=title, title_align="left", border_style=STYLES[result.status])
-
-
-def _code(snippet: str) -> Syntax:
-    return Syntax(snippet, "python", background_color="default", word_wrap=True)
+        console.print("\nReproduce:", style="dim")
+        code = Syntax(result.snippet, "python", background_color="default").highlight(result.snippet)
+        console.print(code, soft_wrap=True)
+    console.print()

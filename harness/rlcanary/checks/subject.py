@@ -38,6 +38,8 @@ class Tally:
 
     made: int = 0
     declined: list[str] = field(default_factory=list)
+    calling: str = ""
+    """The capability that was called last, with what it was given."""
 
 
 class Subject:
@@ -78,6 +80,8 @@ class Subject:
             NotProvided: the adapter declines this input.
         """
         given = [argument.value if isinstance(argument, Written) else _fresh(argument) for argument in arguments]
+        shapes = [str(list(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in given]
+        self.tally.calling = f"{capability}({', '.join(shapes)})"
         output = getattr(self.adapter, capability)(*given)
         self.tally.made += 1
         return Call(self, capability, arguments, given, output)
@@ -125,6 +129,8 @@ class Call:
     def value(self) -> Tensor:
         """The output as a tensor without gradient; of a loss, the loss."""
         tensor = self.output.loss if isinstance(self.output, LossOutput) else self.output
+        if not isinstance(tensor, Tensor | list | tuple | bool | int | float):
+            raise TypeError(f"{self.capability} returned {type(tensor).__name__}, where a tensor belongs")
         return torch.as_tensor(tensor).detach()
 
     def gradient(self, name: str | None = None, weights: Tensor | None = None) -> Tensor:
@@ -328,6 +334,11 @@ class Call:
             shapes = f"got shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
             raise Finding(
                 f"{message}\n  {shapes}", self.snippet([*lines, f"assert got.shape == {tuple(expected.shape)}"])
+            )
+        if expected.is_floating_point() and not got.is_floating_point():
+            assertion = "assert got.is_floating_point(), got.dtype"
+            raise Finding(
+                f"{message}\n  got numbers of {got.dtype}, expected fractions", self.snippet([*lines, assertion])
             )
         rtol, atol = tolerance(got, expected, scale)
         counted = torch.ones_like(expected, dtype=torch.bool) if where is None else where
