@@ -189,6 +189,23 @@ def test_broken_index_is_built_anew(folder: Path, damage: str, load: Load) -> No
     assert files_read(folder) == []
 
 
+def test_index_that_turns_out_damaged_in_the_middle_says_so(folder: Path, load: Load) -> None:
+    for index in range(12, 200):
+        write_run(folder, index, **{f"metric_{i}": float(i) for i in range(40)})
+    history = load(folder)
+    pages = (folder / INDEX_NAME).read_bytes()
+    for number in range(1, len(pages) // 4096):
+        load(folder)
+        (folder / INDEX_NAME).write_bytes(pages[: 4096 * number] + b"\xff" * 4096 + pages[4096 * (number + 1) :])
+        try:
+            history = load(folder)
+            assert len(values(history, "metric_7")) == 188
+        except UserError as error:
+            assert "is damaged" in str(error)
+            (folder / INDEX_NAME).unlink()
+        assert len(values(load(folder), "metric_7")) == 188
+
+
 @pytest.mark.parametrize("blocked", [INDEX_NAME, LOCK_NAME])
 def test_folder_that_takes_no_index_is_read_all_the_same(folder: Path, blocked: str, load: Load) -> None:
     (folder / blocked).mkdir()

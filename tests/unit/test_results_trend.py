@@ -169,6 +169,24 @@ def test_key_measured_by_two_tests_is_a_warning(project: Path) -> None:
     assert "other/test_policy.py" in answer.stderr
 
 
+def test_results_are_found_where_the_settings_of_pytest_put_them(project: Path) -> None:
+    (project / "tests/unit/unit_results").rename(project / "elsewhere")
+    (project / "pyproject.toml").write_text('[tool.pytest.ini_options]\nrlcanary_results = "elsewhere.json"\n')
+    for folder in (project, project / "tests/unit"):
+        assert json.loads(rlcanary("trend", "--json", cwd=folder).stdout)[METRIC] == 20
+    (project / "elsewhere").rename(project / "gone")
+    answer = rlcanary("trend", cwd=project / "tests")
+    assert answer.returncode == 2
+    assert "looked for ../elsewhere)" in answer.stderr
+
+
+def test_results_beside_the_first_of_the_testpaths_are_found(project: Path) -> None:
+    (project / "tests").rename(project / "checks")
+    (project / "checks/unit/unit_results").rename(project / "checks/unit_results")
+    (project / "pytest.ini").write_text("[pytest]\ntestpaths = checks\n")
+    assert rlcanary("trend", METRIC, cwd=project).returncode == 0
+
+
 @pytest.mark.parametrize("arguments", [[], ["--dir", "empty"], ["--dir", "missing"], ["--dir", "empty", "--jq", "."]])
 def test_no_results_is_one_line_that_says_what_to_do(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "empty").mkdir()

@@ -14,6 +14,7 @@ from rlcanary.errors import UserError
 from rlcanary.results.history import History, find_history, load_history, metric_name, results_files
 from rlcanary.results.repository import require_own_project
 
+MOST_WARNINGS = 20
 Item = TypeVar("Item")
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
@@ -112,9 +113,10 @@ def show_trend(history: History, name: str, as_json: bool, last: int) -> None:
     console.print(trend_table(trend, last))
     console.print(sparkline(series.values), highlight=False, markup=False, soft_wrap=True)
     if trend.largest is not None:
-        before, after = (series.runs[index].git_commit or "no commit" for index in (trend.largest - 1, trend.largest))
+        step = trend.steps[trend.largest]
+        before, after = (series.runs[index].git_commit or "no commit" for index in (step.earliest - 1, step.latest))
         console.print(
-            f"Largest step: {describe_step(trend.steps[trend.largest])}, between {before[:10]} and {after[:10]}",
+            f"Largest step: {describe_step(step)}, between {before[:10]} and {after[:10]}",
             highlight=False,
             markup=False,
         )
@@ -150,6 +152,8 @@ def print_query(expression: str, folder: Path) -> int:
     return status
 
 
-def warn(problems: Iterable[object]) -> None:
-    for problem in problems:
+def warn(problems: Sequence[object]) -> None:
+    for problem in problems[:MOST_WARNINGS]:
         click.echo(f"rlcanary: warning: {problem}", err=True)
+    if len(problems) > MOST_WARNINGS:
+        click.echo(f"rlcanary: warning: … and {len(problems) - MOST_WARNINGS} more like these", err=True)

@@ -35,6 +35,7 @@ CREATE TABLE files (
     copy_of TEXT
 );
 CREATE INDEX runs ON files (started_s, run_id) WHERE problem IS NULL AND copy_of IS NULL;
+CREATE INDEX run_ids ON files (run_id);
 CREATE TABLE metrics (id INTEGER PRIMARY KEY, key TEXT NOT NULL, metric TEXT NOT NULL, UNIQUE (key, metric));
 CREATE TABLE nodeids (id INTEGER PRIMARY KEY, nodeid TEXT NOT NULL UNIQUE);
 CREATE TABLE measurements (
@@ -83,35 +84,33 @@ class Index:
 
     def run_numbers(self) -> list[int]:
         """The numbers of all runs, oldest first. A copy of a run is none."""
-        rows = self._connection.execute(
-            "SELECT id FROM files WHERE problem IS NULL AND copy_of IS NULL ORDER BY started_s, run_id"
-        )
+        rows = self._ask("SELECT id FROM files WHERE problem IS NULL AND copy_of IS NULL ORDER BY started_s, run_id")
         return [number for (number,) in rows]
 
     def runs(self, numbers: Sequence[int] | None = None) -> dict[int, RunRow]:
         """Runs by number; all of them without numbers."""
         query = "SELECT id, name, run_id, started_s, git_commit, dirty, exit_status, environment FROM files"
         if numbers is None:
-            rows = self._connection.execute(query)
+            rows = self._ask(query)
         else:
-            rows = self._connection.execute(f"{query} WHERE id IN ({', '.join('?' * len(numbers))})", numbers)
+            rows = self._ask(f"{query} WHERE id IN ({', '.join('?' * len(numbers))})", *numbers)
         return {number: RunRow._make(row) for number, *row in rows}
 
     def problems(self) -> list[tuple[str, str]]:
         """The files that are not runs of their own, with the reason."""
-        return self._connection.execute(
+        return self._ask(
             "SELECT name, coalesce(problem, 'holds the same run as ' || copy_of || '; counted once') FROM files "
             "WHERE problem IS NOT NULL OR copy_of IS NOT NULL ORDER BY name"
-        ).fetchall()
+        )
 
     def metrics(self) -> dict[tuple[str, str], int]:
         """The number of every (test key, metric)."""
-        rows = self._connection.execute("SELECT key, metric, id FROM metrics ORDER BY key, metric")
+        rows = self._ask("SELECT key, metric, id FROM metrics ORDER BY key, metric")
         return {(key, metric): number for key, metric, number in rows}
 
     def counts(self) -> dict[tuple[str, str], int]:
         """In how many files each (test key, metric) is."""
-        rows = self._connection.execute(
+        rows = self._ask(
             "SELECT key, metric, runs FROM metrics JOIN "
             "(SELECT metric AS number, count(*) AS runs FROM measurements GROUP BY metric) ON number = id "
             "ORDER BY key, metric"
@@ -120,27 +119,31 @@ class Index:
 
     def values(self, metric: int) -> dict[int, float | None]:
         """A metric by number of the run; None where it was not a finite number."""
-        return dict(self._connection.execute("SELECT file, value FROM measurements WHERE metric = ?", (metric,)))
+        return dict(self._ask("SELECT file, value FROM measurements WHERE metric = ?", metric))
 
     def other(self, metric: int) -> tuple[str, str] | None:
         """A glimpse of the metric in some file where it is not a number at all, and the file's name."""
-        found: tuple[str, str] | None = self._connection.execute(
-            "SELECT other, name FROM measurements JOIN files ON id = file WHERE metric = ? AND other IS NOT NULL LIMIT 1",
-            (metric,),
-        ).fetchone()
-        return found
+        query = "SELECT other, name FROM measurements JOIN files ON id = file WHERE metric = ? AND other IS NOT NULL LIMIT 1"
+        return next(iter(self._ask(query, metric)), None)
 
     def nodeids(self, metric: int) -> dict[str, int]:
         """How many files have the metric from which test; the test of the newest run comes last."""
-        counts = self._connection.execute(
-            "SELECT nodeid, count(*) FROM measurements WHERE metric = ? AND nodeid IS NOT NULL GROUP BY nodeid",
-            (metric,),
-        ).fetchall()
+        found = self._ask(
+            "SELECT nodeid, count(*) FROM measurements WHERE metric = ? AND nodeid IS NOT NULL GROUP BY nodeid", metric
+        )
         newest = "SELECT max(started_s) FROM files, measurements WHERE metric = ? AND nodeid = ? AND files.id = file"
-        if len(counts) > 1:
-            counts.sort(key=lambda row: self._connection.execute(newest, (metric, row[0])).fetchone())
+        if len(found) > 1:
+            found.sort(key=lambda row: self._ask(newest, metric, row[0]))
         name = "SELECT nodeid FROM nodeids WHERE id = ?"
-        return {self._connection.execute(name, (number,)).fetchone()[0]: count for number, count in counts}
+        return {self._ask(name, number)[0][0]: count for number, count in found}
+
+    def _ask(self, query: str, *values: Any) -> list[Any]:
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise UserError(
+                f"the index {self.folder / INDEX_NAME} is damaged ({error}); delete it and ask again"
+            ) from error
 
     def close(self) -> None:
         self._connection.close()
@@ -175,8 +178,9 @@ def open_index(folder: Path, watch: Watch = unwatched) -> Index:
 def _kept_index(folder: Path, watch: Watch) -> Index:
     connection = _connect(folder)
     try:
-        if _indexed(connection) != Listing(folder).digest:
+        if not _is_up_to_date(connection, folder):
             connection.close()
+            # Under the lock nobody else removes the index.
             with file_lock(folder / LOCK_NAME, PATIENCE_S):
                 connection = _connect(folder)
                 if _indexed(connection) is None:
@@ -191,6 +195,13 @@ def _kept_index(folder: Path, watch: Watch) -> Index:
         connection.close()
         raise
     return Index(folder, connection, None)
+
+
+def _is_up_to_date(connection: sqlite3.Connection, folder: Path) -> bool:
+    try:
+        return _indexed(connection) == Listing(folder).digest
+    except sqlite3.Error:  # another process may just be replacing a broken index
+        return False
 
 
 def _connect(folder: Path) -> sqlite3.Connection:

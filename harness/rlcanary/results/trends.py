@@ -136,6 +136,8 @@ def trend_document(trend: Trend) -> dict[str, Any]:
         "change_points": [
             {
                 "index": index,
+                "earliest": step.earliest,
+                "latest": step.latest,
                 "last_before": series.runs[index - 1].git_commit,
                 "first_after": series.runs[index].git_commit,
                 "before": step.before,
