@@ -20,6 +20,10 @@ from rlcanary.reference.logprobs import check_ids
 # Larger tiles are hardly faster alone, but far less is lost to threads that wait for each other on a busy machine.
 TILE_BYTES = 2**26
 
+# The share of the tiles that is kept from the forward to the backward pass: it saves their second product with the weight,
+# and costs this share of the logits in float32.
+KEPT_SHARE = 0.2
+
 
 class Scores(NamedTuple):
     """What one pass over the vocabulary gives: [B, T] each, in nats, float32 (float64 for float64 inputs)."""
@@ -39,8 +43,8 @@ def fused_linear_logprobs(
     float32. Give the trained tokens only, `hidden[mask]` and `ids[mask]`: it saves the work, and what stands at padding
     cannot reach the weight's gradient.
 
-    Memory beyond inputs and gradients: a float32 tile [N, chunk], for half precision one more of its dtype, and the hidden
-    states' gradient in float32.
+    Memory beyond inputs and gradients: a fifth of the logits in float32 where a gradient is needed, a float32 tile
+    [N, chunk], for half precision one more of its dtype, and the hidden states' gradient in float32.
 
     Args:
         hidden_BTD: [B, T, D] last hidden states, at the positions that predict the ids; any leading dimensions will do.
@@ -105,7 +109,11 @@ class _FusedScores(torch.autograd.Function):
         logit_N = torch.zeros(len(ids_N), dtype=torch.float64, device=ids_N.device)
         mean_logit_N = torch.zeros_like(logit_N)
         normaliser_N = torch.full_like(logit_N, -math.inf)
+        kept_until = KEPT_SHARE * len(weight_VD) if any(ctx.needs_input_grad) else 0
+        ctx.kept = {}
         for tile, logits_Nv in _tiles(hidden_ND, weight_VD, temperature, chunk):
+            if tile.stop <= kept_until:
+                ctx.kept[tile.start] = logits_Nv.clone()
             column_N1, is_here_N1 = _columns(ids_N, tile)
             logit_N += logits_Nv.gather(1, column_N1).masked_fill_(~is_here_N1, 0).squeeze(1)
             highest_N1 = logits_Nv.amax(dim=1, keepdim=True)
@@ -136,7 +144,7 @@ class _FusedScores(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden_ND = torch.zeros(hidden_ND.shape, dtype=dtype, device=hidden_ND.device) if needs_hidden else None
         grad_weight_VD = torch.empty_like(weight_VD) if needs_weight else None
-        for tile, logits_Nv in _tiles(hidden_ND, weight_VD, ctx.temperature, ctx.chunk):
+        for tile, logits_Nv in _tiles(hidden_ND, weight_VD, ctx.temperature, ctx.chunk, ctx.kept):
             log_softmax_Nv = logits_Nv.sub_(normaliser_N1)
             if ctx.want_entropy:
                 softmax_Nv = log_softmax_Nv.exp()
@@ -158,13 +166,21 @@ class _FusedScores(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None, None, None
 
 
-def _tiles(hidden_ND: Tensor, weight_VD: Tensor, temperature: float, chunk: int) -> Iterator[tuple[slice, Tensor]]:
-    """Each tile of the vocabulary with its scaled logits [N, v], in one buffer that the caller may overwrite."""
+def _tiles(
+    hidden_ND: Tensor, weight_VD: Tensor, temperature: float, chunk: int, kept: dict[int, Tensor] | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Each tile of the vocabulary with its scaled logits [N, v], in one buffer that the caller may overwrite.
+
+    Tiles in `kept`, by the entry that they start at, are handed out instead of being computed, each once.
+    """
     tokens, vocabulary, dtype = len(hidden_ND), len(weight_VD), _precise(hidden_ND.dtype)
     products = torch.empty(tokens * chunk, dtype=hidden_ND.dtype, device=hidden_ND.device)
     upcast = products if dtype == products.dtype else torch.empty_like(products, dtype=dtype)
     for start in range(0, vocabulary, chunk):
         tile = slice(start, min(start + chunk, vocabulary))
+        if kept and start in kept:
+            yield tile, kept.pop(start)
+            continue
         shape = tokens, tile.stop - start
         products_Nv = products[: math.prod(shape)].view(shape)
         torch.mm(hidden_ND, weight_VD[tile].t(), out=products_Nv)
