@@ -44,6 +44,9 @@ def test_leaves_a_forked_child():
         time.sleep(905)
         os._exit(0)
 
+def test_leaves_no_zombie_of_what_ended_before():
+    assert processes.census().dead == set()
+
 def test_only_the_shared_service_is_left(service):
     assert [command for command in commands() if "guardian" not in command] == ["sleep 901"]
 
@@ -69,6 +72,34 @@ def leaving(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_processes_that_tests_leave_are_gone_and_those_of_shared_fixtures_stay(leaving: Run) -> None:
     assert leaving.cases["test_only_the_shared_service_is_left"].outcome == "passed", leaving.output
+
+
+def test_orphans_that_ended_are_reaped(leaving: Run) -> None:
+    assert leaving.cases["test_leaves_no_zombie_of_what_ended_before"].outcome == "passed", leaving.output
+
+
+SESSION_IN_A_SESSION = """
+import subprocess
+import pytest
+from rlcanary.cleanup import processes
+
+def test_inner_session_ends_only_its_own(tmp_path):
+    mine = subprocess.Popen(["sleep", "911"])
+    (tmp_path / "test_nested.py").write_text("import subprocess\\ndef test_one(): subprocess.Popen(['sleep', '912'])")
+    assert pytest.main(["-q", "-p", "no:rlcanary-tracker", str(tmp_path), "--rootdir", str(tmp_path)]) == 0
+    commands = [processes.command_line(child.pid) for child in processes.children()]
+    assert [command for command in commands if "guardian" not in command] == ["sleep 911"]
+
+@pytest.mark.timeout(1)
+def test_limits_still_hold():
+    subprocess.run(["sleep", "600"])
+"""
+
+
+def test_session_inside_a_session_ends_only_what_is_its_own(tmp_path: Path) -> None:
+    run = run_session(tmp_path, SESSION_IN_A_SESSION)
+    assert run.cases["test_inner_session_ends_only_its_own"].outcome == "passed", run.output
+    assert "its limit (call)" in run.cases["test_limits_still_hold"].text
 
 
 @pytest.mark.parametrize(

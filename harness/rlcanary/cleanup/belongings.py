@@ -25,11 +25,13 @@ class Belongings:
         self._ray = Holdings()
         self._distributed = False
         self._at_start = processes.children()
+        # Sessions can be nested in one process; what the outer one runs is not the inner one's to end.
+        self._connected_at_start, self._distributed_at_start = ray_cluster.connected(), distributed_is_up()
         self.ray_is_shared = False
 
     def begin(self) -> None:
         """A test begins: what is there now stays."""
-        self._processes = processes.children()
+        self._processes = processes.census().everyone()
         self._ray = ray_cluster.holdings()
         self._distributed = distributed_is_up()
         self.ray_is_shared = self.ray_is_shared and ray_cluster.connected()
@@ -37,12 +39,12 @@ class Belongings:
     @contextmanager
     def shared(self) -> Iterator[None]:
         """What comes into being in here belongs to a fixture that other tests share."""
-        processes_before, ray_before = processes.children(), ray_cluster.holdings()
+        processes_before, ray_before = processes.census().everyone(), ray_cluster.holdings()
         connected_before, distributed_before = ray_cluster.connected(), distributed_is_up()
         try:
             yield
         finally:
-            self._processes |= processes.children() - processes_before
+            self._processes |= processes.census().everyone() - processes_before
             self._ray |= ray_cluster.holdings() - ray_before
             self._distributed |= distributed_is_up() and not distributed_before
             self.ray_is_shared |= ray_cluster.connected() and not connected_before
@@ -66,13 +68,15 @@ class Belongings:
             ended.append("the torch.distributed process group")
         if left := self.left_processes():
             ended += name_processes(processes.end(left))
+        # Nobody asks for the exit codes of what the test started, nor of orphans that came to this process.
+        processes.reap(processes.census().dead - self._processes)
         return ended
 
     def end_session(self) -> list[str]:
         """End everything that came into being since the session began, Ray included."""
-        if ray_cluster.connected():
+        if ray_cluster.connected() and not self._connected_at_start:
             sys.modules["ray"].shutdown()
-        if distributed_is_up():
+        if distributed_is_up() and not self._distributed_at_start:
             sys.modules["torch.distributed"].destroy_process_group()
         empty_gpu_caches()
         return self.end_session_processes()
