@@ -201,7 +201,7 @@ def test_index_that_turns_out_damaged_in_the_middle_says_so(folder: Path, load: 
             history = load(folder)
             assert len(values(history, "metric_7")) == 188
         except UserError as error:
-            assert "is damaged" in str(error)
+            assert "is damaged" in str(error)  # noqa: PT017 - the other outcome is as good
             (folder / INDEX_NAME).unlink()
         assert len(values(load(folder), "metric_7")) == 188
 
