@@ -103,6 +103,16 @@ def test_bfloat16_gradients_do_not_lose_digits_over_tiles():
         assert error < 1.2 * bound
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_second_backward_pass_gives_the_same_gradients(dtype):
+    """The tiles that are kept for it are read and not used up."""
+    hidden, weight, ids = inputs(3, 5, dtype=dtype)
+    loss = total(*fused_linear_logprobs_and_entropy(hidden, weight, ids, 0.6, chunk=5))
+    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(loss, (hidden, weight))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
 def test_no_tensor_of_the_logits_size_is_made_in_either_direction():
     hidden, weight, ids = inputs(4, 64, features=8, vocabulary=4000, dtype=torch.float32)
     with LargestTensor() as largest:

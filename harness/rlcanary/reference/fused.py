@@ -3,7 +3,8 @@
 The vocabulary is walked in tiles. Forward, each tile of logits is folded into the running log-sum-exp of every token.
 Backward, each tile is computed again and turned in place into the gradient of its logits, which gives the tile's rows of the
 weight's gradient in one product over all tokens and adds to the hidden states' gradient. That is four matrix products of the
-logits' size where autograd, which keeps the logits, has three; in exchange nothing of that size is written to memory.
+logits' size where autograd, which keeps the logits, has three; in exchange nothing of that size is written to memory. The
+first tiles, of a fixed number, are kept from one pass to the other, which brings small problems closer to three.
 
 Shapes: B rows, T positions, N = B × T tokens, D hidden features, V vocabulary entries, v entries of one tile.
 """
@@ -19,10 +20,8 @@ from rlcanary.reference.logprobs import check_ids
 
 # Larger tiles are hardly faster alone, but far less is lost to threads that wait for each other on a busy machine.
 TILE_BYTES = 2**26
-
-# The share of the tiles that is kept from the forward to the backward pass: it saves their second product with the weight,
-# and costs this share of the logits in float32.
-KEPT_SHARE = 0.2
+# A number of tiles and not a share of them, so that the memory does not grow with the vocabulary.
+TILES_KEPT = 2
 
 
 class Scores(NamedTuple):
@@ -43,8 +42,8 @@ def fused_linear_logprobs(
     float32. Give the trained tokens only, `hidden[mask]` and `ids[mask]`: it saves the work, and what stands at padding
     cannot reach the weight's gradient.
 
-    Memory beyond inputs and gradients: a fifth of the logits in float32 where a gradient is needed, a float32 tile
-    [N, chunk], for half precision one more of its dtype, and the hidden states' gradient in float32.
+    Memory beyond inputs and gradients: a float32 tile [N, chunk], where a gradient is needed two tiles of the inputs' dtype
+    that are kept for it, and for half precision one more of these and the hidden states' gradient in float32.
 
     Args:
         hidden_BTD: [B, T, D] last hidden states, at the positions that predict the ids; any leading dimensions will do.
@@ -83,12 +82,14 @@ def _fused(
         chunk = max(256, TILE_BYTES // (4 * max(1, ids.numel())))
     if chunk < 1:
         raise ValueError(f"chunk={chunk!r} has to be at least 1")
+    needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight_VD.requires_grad)
     scores: tuple[Tensor, Tensor] = _FusedScores.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(ids.numel(), hidden.shape[-1]),
         weight_VD,
         ids.reshape(-1).long(),
         temperature,
         min(chunk, vocabulary),
+        TILES_KEPT if needs_gradient else 0,
         want_entropy,
     )
     return Scores(scores[0].view(ids.shape), scores[1].view(ids.shape))
@@ -103,17 +104,15 @@ class _FusedScores(torch.autograd.Function):
         ids_N: Tensor,
         temperature: float,
         chunk: int,
+        tiles_kept: int,
         want_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         # Running sums are per token, so that float64 costs nothing and rounding does not add up over tiles.
         logit_N = torch.zeros(len(ids_N), dtype=torch.float64, device=ids_N.device)
         mean_logit_N = torch.zeros_like(logit_N)
         normaliser_N = torch.full_like(logit_N, -math.inf)
-        kept_until = KEPT_SHARE * len(weight_VD) if any(ctx.needs_input_grad) else 0
-        ctx.kept = {}
-        for tile, logits_Nv in _tiles(hidden_ND, weight_VD, temperature, chunk):
-            if tile.stop <= kept_until:
-                ctx.kept[tile.start] = logits_Nv.clone()
+        kept: list[Tensor] = []
+        for tile, logits_Nv, _ in _tiles(hidden_ND, weight_VD, temperature, chunk, kept, tiles_kept):
             column_N1, is_here_N1 = _columns(ids_N, tile)
             logit_N += logits_Nv.gather(1, column_N1).masked_fill_(~is_here_N1, 0).squeeze(1)
             highest_N1 = logits_Nv.amax(dim=1, keepdim=True)
@@ -128,7 +127,7 @@ class _FusedScores(torch.autograd.Function):
                 mean_logit_N += tile_mean_N * (tile_normaliser_N - total_N).exp()
             normaliser_N = total_N
         entropy_N = normaliser_N - mean_logit_N if want_entropy else torch.zeros_like(logit_N)
-        ctx.save_for_backward(hidden_ND, weight_VD, ids_N, normaliser_N, entropy_N)
+        ctx.save_for_backward(hidden_ND, weight_VD, ids_N, normaliser_N, entropy_N, *kept)
         ctx.temperature, ctx.chunk, ctx.want_entropy = temperature, chunk, want_entropy
         dtype = _precise(hidden_ND.dtype)
         return (logit_N - normaliser_N).to(dtype), entropy_N.to(dtype)
@@ -136,7 +135,7 @@ class _FusedScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
         """With z the scaled logits: d logprob / dz_j = 1[j is the id] - p_j, d entropy / dz_j = -p_j (log p_j + entropy)."""
-        hidden_ND, weight_VD, ids_N, normaliser_N, entropy_N = ctx.saved_tensors
+        hidden_ND, weight_VD, ids_N, normaliser_N, entropy_N, *kept = ctx.saved_tensors
         dtype = _precise(hidden_ND.dtype)
         grad_logprobs_N1 = (grad_logprobs_N / ctx.temperature).unsqueeze(1)
         grad_entropy_N1 = (grad_entropy_N / ctx.temperature).unsqueeze(1)
@@ -144,7 +143,7 @@ class _FusedScores(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden_ND = torch.zeros(hidden_ND.shape, dtype=dtype, device=hidden_ND.device) if needs_hidden else None
         grad_weight_VD = torch.empty_like(weight_VD) if needs_weight else None
-        for tile, logits_Nv in _tiles(hidden_ND, weight_VD, ctx.temperature, ctx.chunk, ctx.kept):
+        for tile, logits_Nv, spare_Nv in _tiles(hidden_ND, weight_VD, ctx.temperature, ctx.chunk, kept):
             log_softmax_Nv = logits_Nv.sub_(normaliser_N1)
             if ctx.want_entropy:
                 softmax_Nv = log_softmax_Nv.exp()
@@ -154,7 +153,7 @@ class _FusedScores(torch.autograd.Function):
                 grad_Nv = log_softmax_Nv.exp_().mul_(-grad_logprobs_N1)
             column_N1, is_here_N1 = _columns(ids_N, tile)
             grad_Nv.scatter_add_(1, column_N1, grad_logprobs_N1 * is_here_N1)
-            grad_Nv = grad_Nv.to(hidden_ND.dtype)
+            grad_Nv = grad_Nv if dtype == hidden_ND.dtype else spare_Nv.copy_(grad_Nv)
             if grad_hidden_ND is not None:
                 if dtype == hidden_ND.dtype:
                     grad_hidden_ND.addmm_(grad_Nv, weight_VD[tile])
@@ -163,29 +162,33 @@ class _FusedScores(torch.autograd.Function):
             if grad_weight_VD is not None:
                 torch.mm(grad_Nv.t(), hidden_ND, out=grad_weight_VD[tile])
         grad_hidden_ND = None if grad_hidden_ND is None else grad_hidden_ND.to(hidden_ND.dtype)
-        return grad_hidden_ND, grad_weight_VD, None, None, None, None
+        return grad_hidden_ND, grad_weight_VD, None, None, None, None, None
 
 
 def _tiles(
-    hidden_ND: Tensor, weight_VD: Tensor, temperature: float, chunk: int, kept: dict[int, Tensor] | None = None
-) -> Iterator[tuple[slice, Tensor]]:
-    """Each tile of the vocabulary with its scaled logits [N, v], in one buffer that the caller may overwrite.
+    hidden_ND: Tensor, weight_VD: Tensor, temperature: float, chunk: int, kept: list[Tensor], tiles_kept: int = 0
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Each tile of the vocabulary: its entries, its scaled logits [N, v], and room for a tile of the inputs' dtype.
 
-    Tiles in `kept`, by the entry that they start at, are handed out instead of being computed, each once.
+    The caller may overwrite both, which are one for inputs that are not of half precision: they are used again for every
+    tile. `kept` has the products of the first tiles, and is first filled up to `tiles_kept`.
     """
     tokens, vocabulary, dtype = len(hidden_ND), len(weight_VD), _precise(hidden_ND.dtype)
     products = torch.empty(tokens * chunk, dtype=hidden_ND.dtype, device=hidden_ND.device)
-    upcast = products if dtype == products.dtype else torch.empty_like(products, dtype=dtype)
-    for start in range(0, vocabulary, chunk):
+    logits = products if dtype == products.dtype else torch.empty_like(products, dtype=dtype)
+    for index, start in enumerate(range(0, vocabulary, chunk)):
         tile = slice(start, min(start + chunk, vocabulary))
-        if kept and start in kept:
-            yield tile, kept.pop(start)
-            continue
         shape = tokens, tile.stop - start
-        products_Nv = products[: math.prod(shape)].view(shape)
-        torch.mm(hidden_ND, weight_VD[tile].t(), out=products_Nv)
-        logits_Nv = products_Nv if upcast is products else upcast[: math.prod(shape)].view(shape).copy_(products_Nv)
-        yield tile, logits_Nv if temperature == 1 else logits_Nv.div_(temperature)
+        products_Nv, logits_Nv = (buffer[: math.prod(shape)].view(shape) for buffer in (products, logits))
+        if index == len(kept) < tiles_kept:
+            kept.append(torch.mm(hidden_ND, weight_VD[tile].t()))
+        if index < len(kept):
+            logits_Nv.copy_(kept[index])
+        else:
+            torch.mm(hidden_ND, weight_VD[tile].t(), out=products_Nv)
+            if logits is not products:
+                logits_Nv.copy_(products_Nv)
+        yield tile, logits_Nv if temperature == 1 else logits_Nv.div_(temperature), products_Nv
 
 
 def _columns(ids_N: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
