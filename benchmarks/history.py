@@ -110,7 +110,7 @@ def main() -> None:
         "index, and change points": with_index_and_steps,
         "rlcanary trend, whole process": with_command,
         "json": with_json,
-        "jq binding": with_jq_binding,
+        "jq binding (trend --jq)": with_jq_binding,
     }
     missing = {}
     try:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,51 +22,56 @@ COMMITS = 12
 CULPRIT = 6  # the loss is 0.5 before and 0.8 from here on
 
 
-@pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
-        monkeypatch.setenv(name, os.devnull)
-    for name in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{name}_NAME", "Nobody")
-        monkeypatch.setenv(f"GIT_{name}_EMAIL", "nobody@example.org")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_rlcanary.tracker")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+ENVIRONMENT = {
+    **os.environ,
+    **dict.fromkeys(("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"), os.devnull),
+    **dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"), "Nobody"),
+    **dict.fromkeys(("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"), "nobody@example.org"),
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_PLUGINS": "pytest_rlcanary.tracker",
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+}
 
 
 def run(command: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(["bash", "-c", command], cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
 
-@pytest.fixture
-def commits(tmp_path: Path) -> list[str]:
-    """The commits of a repository in `project`, in which the loss is worse from one of them on."""
-    unit = tmp_path / "project/tests/unit"
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository in which the loss is worse from one commit on, with a history: three runs on every third commit."""
+    project = tmp_path_factory.mktemp("template")
+    unit = project / "tests/unit"
     unit.mkdir(parents=True)
     (unit / "test_loss.py").write_text(TEST)
-    (tmp_path / "project/pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "project/.gitignore").write_text("unit_results*\n")
-    run("git init -q", tmp_path / "project")
-    made = []
+    (project / "pytest.ini").write_text("[pytest]\n")
+    (project / ".gitignore").write_text("unit_results*\n")
+    run("git init -q", project)
+    number = 0
     for index in range(COMMITS):
-        (unit / "loss.json").write_text(json.dumps(0.5 if index < CULPRIT else 0.8))
+        loss = 0.5 if index < CULPRIT else 0.8
+        (unit / "loss.json").write_text(json.dumps(loss))
         (unit / "number").write_text(str(index))
-        made.append(run(f"git add . && git commit -qm 'change {index}' && git rev-parse HEAD", unit).stdout.strip())
-    return made
+        commit = run(f"git add . && git commit -qm 'change {index}' && git rev-parse HEAD", project).stdout.strip()
+        for _ in range(3 if index % 3 == 0 else 0):
+            write_run(project, number, commit, loss)
+            number += 1
+    return project
 
 
 @pytest.fixture
-def project(tmp_path: Path, commits: list[str]) -> Path:
-    """The repository with a history: three runs on every third commit."""
-    folder = tmp_path / "project"
-    number = 0
-    for index in range(0, COMMITS, 3):
-        for _ in range(3):
-            write_run(folder, number, commits[index], 0.5 if index < CULPRIT else 0.8)
-            number += 1
-    return folder
+def project(template: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(template, tmp_path / "project")
+
+
+@pytest.fixture
+def commits(template: Path) -> list[str]:
+    """All commits, the first one first."""
+    return run("git rev-list --reverse HEAD", template).stdout.split()
 
 
 def write_run(project: Path, number: int, commit: str, loss: float | None, **changes: Any) -> None:
