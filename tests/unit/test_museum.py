@@ -1,6 +1,7 @@
 """Every shipped bug in the museum is caught, its snippet reproduces it, and no correct implementation is accused."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,13 @@ class Mutants:
             output = super().policy_loss(batch)
             batch.advantages -= batch.advantages.mean()
             return output
+
+    class TokenAdvantagesOfAllRows(ReferenceAdapter):
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            if batch.advantages.ndim == 2:
+                total = batch.advantages.sum(dim=0, keepdim=True).expand_as(batch.advantages)
+                batch = replace(batch, advantages=total)
+            return super().policy_loss(batch)
 
     class ZeroOverZero(ReferenceAdapter):
         def policy_loss(self, batch: PolicyBatch) -> LossOutput:
