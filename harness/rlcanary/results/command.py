@@ -15,6 +15,7 @@ from rlcanary.results.history import History, find_history, load_history, metric
 from rlcanary.results.repository import require_own_project
 
 MOST_WARNINGS = 20
+STEPS_LISTED = 10
 Item = TypeVar("Item")
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
@@ -112,14 +113,13 @@ def show_trend(history: History, name: str, as_json: bool, last: int) -> None:
     console = report_console()
     console.print(trend_table(trend, last))
     console.print(sparkline(series.values), highlight=False, markup=False, soft_wrap=True)
-    if trend.largest is not None:
-        step = trend.steps[trend.largest]
-        before, after = (series.runs[index].git_commit or "no commit" for index in (step.earliest - 1, step.latest))
-        console.print(
-            f"Largest step: {describe_step(step)}, between {before[:10]} and {after[:10]}",
-            highlight=False,
-            markup=False,
-        )
+    for index in sorted(trend.steps)[-STEPS_LISTED:]:
+        step = trend.steps[index]
+        before, after = (series.runs[place].git_commit or "no commit" for place in (step.earliest - 1, step.latest))
+        line = f"{series.runs[index].start:%Y-%m-%d}: {describe_step(step)}, between {before[:10]} and {after[:10]}"
+        console.print(line, style="bold" if index == trend.largest else None, highlight=False, markup=False)
+    if len(trend.steps) > STEPS_LISTED:
+        console.print(f"and {len(trend.steps) - STEPS_LISTED} earlier steps", highlight=False)
 
 
 def list_metrics(history: History, as_json: bool) -> None:
