@@ -23,7 +23,7 @@ from rlcanary.results.run_result import RunResult, UnreadableFile, read_run
 INDEX_NAME = ".index.sqlite"
 LOCK_NAME = ".index.lock"
 PATIENCE_S = 60.0
-VERSION = 1  # an index of another version is built anew
+VERSION = 2  # an index of another version is built anew
 GLIMPSE_CHARACTERS = 40
 
 # A file is either a run or a problem. `inode` is text, because sqlite's integers are signed. `listing` holds the digest of
