@@ -208,9 +208,12 @@ class _Scores(torch.autograd.Function):
         dtype = torch.float64 if logits_BSV.dtype == torch.float64 else torch.float32
         logprobs_BT = torch.zeros(ids_BT.shape, dtype=dtype, device=logits_BSV.device)
         entropy_BT = torch.zeros_like(logprobs_BT)
-        blocks = list(_blocks(starts, lengths, _tokens_per_block(logits_BSV)))
+        tokens = _tokens_per_block(logits_BSV, lengths)
+        blocks = list(_blocks(starts, lengths, tokens))
+        rooms = _rooms(logits_BSV, tokens, dtype)
         for rows, read, write in blocks:
-            log_softmax_btV = _scaled(logits_BSV[rows, read], temperature, dtype).log_softmax(dim=-1)
+            scaled_btV, other_btV = _scaled(logits_BSV[rows, read], temperature, rooms)
+            log_softmax_btV = torch.log_softmax(scaled_btV, dim=-1, out=other_btV)
             ids_bt1 = ids_BT[rows, write].long().unsqueeze(-1)
             logprobs_BT[rows, write] = log_softmax_btV.gather(-1, ids_bt1).squeeze(-1)
             if want_entropy:
@@ -221,7 +224,7 @@ class _Scores(torch.autograd.Function):
                 log_softmax_btV.masked_fill_(softmax_btV == 0, 0)
                 entropy_BT[rows, write] = -softmax_btV.mul_(log_softmax_btV).sum(dim=-1) / total_bt
         ctx.save_for_backward(logits_BSV, ids_BT, entropy_BT)
-        ctx.blocks, ctx.temperature, ctx.want_entropy = blocks, temperature, want_entropy
+        ctx.blocks, ctx.tokens, ctx.temperature, ctx.want_entropy = blocks, tokens, temperature, want_entropy
         return logprobs_BT, entropy_BT
 
     @staticmethod
@@ -229,29 +232,45 @@ class _Scores(torch.autograd.Function):
         """d logprob / d logit_j = 1[j is the id] - p_j and d entropy / d logit_j = -p_j (log p_j + entropy), over T."""
         logits_BSV, ids_BT, entropy_BT = ctx.saved_tensors
         grad_BSV = torch.zeros(logits_BSV.shape, dtype=logits_BSV.dtype, device=logits_BSV.device)
+        grad_logprobs_BT, grad_entropy_BT = grad_logprobs_BT / ctx.temperature, grad_entropy_BT / ctx.temperature
+        rooms = _rooms(logits_BSV, ctx.tokens, grad_logprobs_BT.dtype)
         for rows, read, write in ctx.blocks:
-            scaled_btV = _scaled(logits_BSV[rows, read], ctx.temperature, grad_logprobs_BT.dtype)
+            scaled_btV, other_btV = _scaled(logits_BSV[rows, read], ctx.temperature, rooms)
             grad_logprob_bt1 = grad_logprobs_BT[rows, write].unsqueeze(-1)
             is_unused_bt1 = grad_logprob_bt1 == 0
             if ctx.want_entropy:
                 grad_entropy_bt1 = grad_entropy_BT[rows, write].unsqueeze(-1)
                 is_unused_bt1 = is_unused_bt1 & (grad_entropy_bt1 == 0)
-                log_softmax_btV = scaled_btV.log_softmax(dim=-1)
+                log_softmax_btV = torch.log_softmax(scaled_btV, dim=-1, out=other_btV)
                 softmax_btV = log_softmax_btV.exp()
                 log_softmax_btV.masked_fill_(softmax_btV == 0, 0)
                 pull_btV = log_softmax_btV.add_(entropy_BT[rows, write].unsqueeze(-1)).mul_(grad_entropy_bt1)
                 grad_btV = softmax_btV.mul_(pull_btV.add_(grad_logprob_bt1)).neg_()
             else:
-                grad_btV = scaled_btV.softmax(dim=-1).mul_(-grad_logprob_bt1)
+                grad_btV = torch.softmax(scaled_btV, dim=-1, out=other_btV).mul_(-grad_logprob_bt1)
             grad_btV.scatter_add_(-1, ids_BT[rows, write].long().unsqueeze(-1), grad_logprob_bt1)
-            grad_BSV[rows, read] = grad_btV.masked_fill_(is_unused_bt1, 0).div_(ctx.temperature)
+            grad_BSV[rows, read] = grad_btV.masked_fill_(is_unused_bt1, 0)
         return grad_BSV, None, None, None, None, None
 
 
-def _tokens_per_block(logits_BSV: Tensor) -> int:
-    """So many that a processor keeps their float32 copy in its cache; a GPU wants enough work for one kernel."""
-    block_bytes = 2**21 if logits_BSV.device.type == "cpu" else 2**27
-    return max(1, block_bytes // (4 * logits_BSV.shape[-1]))
+def _tokens_per_block(logits_BSV: Tensor, lengths: list[int]) -> int:
+    """Enough that threads, or a GPU, do not mostly wait for the next block; at most an eighth of all."""
+    block_bytes = 2**24 if logits_BSV.device.type == "cpu" else 2**26
+    return max(1, min(block_bytes // (4 * logits_BSV.shape[-1]), sum(lengths) // 8))
+
+
+def _rooms(logits_BSV: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
+    """Room for two blocks, which every block uses again: fresh memory costs more than what is computed in it."""
+    return torch.empty(2, tokens * logits_BSV.shape[-1], dtype=dtype, device=logits_BSV.device)
+
+
+def _scaled(logits_btV: Tensor, temperature: float, rooms: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits over the temperature in the dtype of the rooms, as they are where that changes nothing; and a free room."""
+    first_btV, second_btV = rooms[:, : logits_btV.numel()].view(2, *logits_btV.shape)
+    if logits_btV.dtype == rooms.dtype and temperature == 1 and logits_btV.is_contiguous():
+        return logits_btV, second_btV
+    first_btV.copy_(logits_btV)
+    return first_btV if temperature == 1 else first_btV.div_(temperature), second_btV
 
 
 def _blocks(starts: list[int], lengths: list[int], tokens: int) -> Iterator[tuple[slice, slice, slice]]:
@@ -270,8 +289,3 @@ def _blocks(starts: list[int], lengths: list[int], tokens: int) -> Iterator[tupl
                 rows = slice(first, min(first + rows_per_block, end))
                 yield rows, slice(start + begin, start + stop), slice(begin, stop)
         row = end
-
-
-def _scaled(logits_btV: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    upcast_btV = logits_btV.to(dtype)
-    return upcast_btV if temperature == 1 else upcast_btV / temperature
