@@ -1,6 +1,6 @@
 """Logprobs: time and peak memory of the reference against the functions in use today, in one run.
 
-    python benchmarks/logprobs.py [--device cuda] [--repeats 3] [--json FILE] [--quick]
+    python benchmarks/logprobs.py [--device cuda] [--repeats 3] [--threads N] [--json FILE] [--quick]
 
 Peers: plain log_softmax and gather, TRL's selective_log_softmax, verl's logprobs_from_logits, and Liger's fused linear GRPO,
 whose time includes the loss. Times are wall clock, taken in turns, and compared within each turn; the medians are shown.
@@ -312,6 +312,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), action="append", help="only this dtype")
     parser.add_argument("--peer", choices=[*PEERS, "Liger"], action="append", help="only this peer, and plain")
     parser.add_argument("--repeats", type=int, default=3, help="turns per implementation (default: 3)")
+    parser.add_argument("--threads", type=int, help="of torch on the CPU: 1 is steadier where others use the machine")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--quick", action="store_true", help="small shapes, one turn: shows that it runs, no more")
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
@@ -325,6 +326,8 @@ def main() -> None:
         print(peak_bytes(case, name, shape, getattr(torch, dtype), arguments.device))
         return
 
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     arguments.peer = {"plain", *(arguments.peer or [*PEERS, "Liger"])}
     arguments.repeats = 1 if arguments.quick else max(1, arguments.repeats)
     keys, dtypes = arguments.case or list(CASES), arguments.dtype or ["float32", "bfloat16"]
