@@ -90,9 +90,20 @@ def test_constant_reward_group_gets_zero_advantage(dtype, baseline, scale):
         )
         for size in (2, 3, 7, 16, 63, 64):
             for reward in (0.05, 0.1, 0.3, 0.9, 0.95, 1.0, 95.0, -0.7):
-                given_rewards = torch.full((size,), reward).to(dtype)
+                given_rewards = torch.full((size,), reward, dtype=dtype)
                 got = advantages(given_rewards, torch.zeros(size, dtype=torch.long), conventions)
                 assert not got.any(), (size, reward, eps_mode)
+
+
+@pytest.mark.parametrize("reward", [0.05, 0.35, 0.9])
+@pytest.mark.parametrize("size", [3, 13, 14, 30])
+def test_the_deviation_of_equal_rewards_is_zero_where_that_decides(reward, size):
+    """With "skip", a deviation of rounding alone would divide by epsilon what is to be left as it is."""
+    conventions = GRPO.replace(advantage_eps_mode="skip")
+    equal = one_group([reward] * size, conventions.replace(advantage_baseline="none"))
+    assert equal.tolist() == [reward] * size
+    winner, *_ = one_group([1.0, *[reward] * size], conventions.replace(advantage_baseline="leave_one_out"))
+    assert winner.item() == 1.0 - reward
 
 
 def test_equal_rewards_without_epsilon_are_zero_and_not_nan():
@@ -131,6 +142,13 @@ def test_a_nan_reward_is_an_error_that_names_its_row():
 
 def test_a_nan_reward_can_be_left_out_and_gets_zero():
     conventions = GRPO.replace(nan_reward="exclude")
+    got = one_group([1.0, 0.0, math.nan, 0.5], conventions)
+    expected = one_group([1.0, 0.0, 0.5], conventions)
+    assert got.tolist() == [expected[0], expected[1], 0.0, expected[2]]
+
+
+def test_a_nan_reward_is_left_out_of_the_deviation_of_the_batch():
+    conventions = GRPO.replace(nan_reward="exclude", advantage_scale="batch")
     got = one_group([1.0, 0.0, math.nan, 0.5], conventions)
     expected = one_group([1.0, 0.0, 0.5], conventions)
     assert got.tolist() == [expected[0], expected[1], 0.0, expected[2]]
