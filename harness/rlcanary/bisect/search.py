@@ -1,7 +1,8 @@
 """Which commit to test next, and what the tests so far say."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
 from typing import Protocol
 
@@ -12,14 +13,34 @@ class Contradiction(Exception):
     """An outcome that cannot be true together with the earlier ones, if one commit broke the command."""
 
 
+class Refusal(StrEnum):
+    """Why a search from these ends would find nothing."""
+
+    GOOD_FAILS = "good-fails"
+    BAD_PASSES = "bad-passes"
+    GOOD_UNTESTABLE = "good-untestable"
+    BAD_UNTESTABLE = "bad-untestable"
+    ALIKE = "alike"
+    """Many runs of GOOD and BAD look as if both were the same commit."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     suspects: tuple[str, ...]
     """The commits, oldest first, of which one is the first bad one."""
+    probability: float = 1.0
+    """That one of them is."""
+    posterior: Mapping[str, float] = field(default_factory=dict)
+    """The probability of every commit, oldest first, to be the first bad one. Empty where the search has none."""
+    estimates: Mapping[str, float] = field(default_factory=dict)
+    """What was learned about the command, by name: its rates `false_fail` and `false_pass`, or of a metric the level
+    `before`, the level `after` and the `noise`, a standard deviation."""
+    relapse: tuple[str, str] | None = None
+    """A commit that is bad and a later one that is good: the history breaks more than once, and no single culprit exists."""
 
     @property
     def culprit(self) -> str | None:
-        return self.suspects[0] if len(self.suspects) == 1 else None
+        return self.suspects[0] if len(self.suspects) == 1 and self.relapse is None else None
 
 
 class Search(Protocol):

@@ -1,0 +1,111 @@
+"""A metric with noise: one level before the culprit and a worse one from it on, the same Gaussian noise around both.
+
+Levels, step and noise are unknown. The level before is integrated out under a flat prior; the noise and the step, counted in
+units of the noise, are summed over on a grid. So a step of one or two standard deviations can be found, which no threshold
+could tell from chance.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlcanary.bisect.likelihood import Array, Prediction
+
+STEPS = tuple(0.6 * 1.35**k for k in range(14))
+"""Sizes of the step in units of the noise, 0.6 to about 30, each alike."""
+PRECISIONS = tuple(0.2 * 1.16**k for k in range(36))
+"""1 / noise, 0.2 to about 36, in units of 1 / the standard deviation of all readings together."""
+KINDS = 12
+"""The range of the next reading is cut into so many parts to weigh what it may tell."""
+NEGLIGIBLE = 1e-4
+_NORMAL_X = np.linspace(-6, 6, 1201)
+_NORMAL_CDF = np.array([0.5 * (1 + math.erf(x / math.sqrt(2))) for x in _NORMAL_X])
+
+
+class Levels:
+    """The likelihood of a metric's values. `worse` is +1 where the culprit raises the metric, -1 where it lowers it."""
+
+    believes = False
+    reads_outcomes = False
+    end_runs = 3
+    refusal_runs = 3
+
+    def __init__(self, worse: int) -> None:
+        self._worse = worse
+        step_GG, precision_GG = np.meshgrid(STEPS, PRECISIONS, indexing="ij")
+        self._step_G = step_GG.ravel()
+        self._precision_G = precision_GG.ravel()
+
+    def predict(self, readings: Sequence[Sequence[float]]) -> Prediction:
+        data = _Data(readings, self._worse)
+        log_weight_SG = data.log_likelihood(self._step_G, self._precision_G)
+        largest = log_weight_SG.max()
+        weight_SG = np.exp(log_weight_SG - largest)
+        evidence_S = weight_SG.sum(axis=1)
+        weight_SG /= evidence_S[:, None]
+        kept_G = weight_SG.max(axis=0) > NEGLIGIBLE
+        weight_SG, step_G, precision_G = weight_SG[:, kept_G], self._step_G[kept_G], self._precision_G[kept_G]
+        # In units of the readings' standard deviation, from their mean.
+        spread_G = np.sqrt(1 + 1 / max(data.count, 1)) / precision_G
+        good_SG = -step_G / precision_G * data.bad_share_S[:, None]
+        bad_SG = good_SG + step_G / precision_G
+        level_SGZ = np.stack([good_SG, bad_SG], axis=2)
+        share_G = weight_SG.mean(axis=0)
+        spread = float(share_G @ spread_G / share_G.sum())
+        edges_K = np.linspace(level_SGZ[..., 0].min() - spread, level_SGZ[..., 1].max() + spread, KINDS - 1)
+        below_SZK = np.zeros((len(evidence_S), 2, KINDS + 1))
+        below_SZK[..., -1] = 1.0
+        distance_SGZK = (edges_K - level_SGZ[..., None]) / spread_G[:, None, None]
+        below_SGZK = np.interp(distance_SGZK, _NORMAL_X, _NORMAL_CDF)
+        below_SZK[..., 1:-1] = np.einsum("sg,sgzk->szk", weight_SG, below_SGZK) / weight_SG.sum(axis=1)[:, None, None]
+        return Prediction(largest + np.log(evidence_S), np.diff(below_SZK, axis=2))
+
+    def log_odds_apart(self, good: Sequence[float], bad: Sequence[float]) -> float:
+        """The alternative is one level for both."""
+        if not good or not bad:
+            return 0.0
+        data = _Data([good, bad], self._worse)
+        apart = np.logaddexp.reduce(data.log_likelihood(self._step_G, self._precision_G)[1]) - math.log(len(STEPS))
+        precision_G = np.array(PRECISIONS)
+        alike = np.logaddexp.reduce(data.log_likelihood(np.zeros_like(precision_G), precision_G)[1])
+        return float(apart - alike)
+
+    def log_odds_relapse(self, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:
+        return -math.inf
+
+    def estimate(self, good: Sequence[float], bad: Sequence[float]) -> Mapping[str, float]:
+        """The levels `before` and `after` and the `noise` around them (standard deviation)."""
+        before = float(np.mean(good)) if good else math.nan
+        after = float(np.mean(bad)) if bad else math.nan
+        squares = sum((value - before) ** 2 for value in good) + sum((value - after) ** 2 for value in bad)
+        degrees = len(good) + len(bad) - 2
+        noise = math.sqrt(squares / degrees) if degrees > 0 else math.nan
+        return {"before": before, "after": after, "noise": noise}
+
+
+class _Data:
+    """Readings in units of their standard deviation, from their mean, turned so that worse is higher."""
+
+    def __init__(self, readings: Sequence[Sequence[float]], worse: int) -> None:
+        values = np.array([value for of_commit in readings for value in of_commit], dtype=float) * worse
+        self.count = len(values)
+        mean = values.mean() if self.count else 0.0
+        deviation = values.std() if self.count else 0.0
+        self._varies = bool(deviation > 1e-12 * np.abs(values).max(initial=0.0))
+        scale = deviation if self._varies else 1.0
+        count_D = np.array([len(of_commit) for of_commit in readings], dtype=float)
+        sum_D = np.array([worse * sum(of_commit) for of_commit in readings]) - mean * count_D
+        zero = np.zeros(1)
+        bad_S = count_D.sum() - np.concatenate([zero, np.cumsum(count_D)])
+        self.bad_share_S = bad_S / max(self.count, 1)
+        self._bad_sum_S = -np.concatenate([zero, np.cumsum(sum_D)]) / scale
+        self._spread_S = bad_S * (1 - self.bad_share_S)
+
+    def log_likelihood(self, step_G: Array, precision_G: Array) -> Array:
+        """For each place of the culprit and each grid point."""
+        squares = float(self.count) if self._varies else 0.0
+        level = (self.count - 1) * np.log(precision_G) - squares * precision_G**2 / 2
+        jump = np.outer(self._bad_sum_S, step_G * precision_G) - np.outer(self._spread_S, step_G**2) / 2
+        result: Array = level + jump if self.count else np.zeros((1, len(step_G)))
+        return result
