@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Finds the commit that broke a command: GOOD=<ref> BAD=<ref> tools/bisect-run.sh CMD…
-# A thin front of `rlcanary bisect`; docs/bisect.md says what the variables mean.
+# Finds the commit that broke a command: GOOD=<ref> BAD=<ref> tools/bisect-run.sh [OPTIONS] CMD…
+# A thin front of `rlcanary bisect`, whose options it takes; docs/bisect.md says what the variables mean.
 set -euo pipefail
 
 is_on() {
@@ -15,6 +15,9 @@ arguments=()
 is_on "${SKIP_GOOD_CHECK:-}" && arguments+=(--skip-good-check)
 is_on "${BISECT_NO_RESET:-}" && arguments+=(--keep-worktree)
 
+# Options of ours may come before the command; a command is never taken for a subcommand.
+[[ ${1:-} == -* ]] || arguments+=(--)
+
 if command -v rlcanary >/dev/null; then
   canary=(rlcanary)
 elif python3 -c 'import rlcanary' 2>/dev/null; then
@@ -25,4 +28,4 @@ else
 fi
 
 export RLCANARY_BISECT_DRIVER="$0"
-exec "${canary[@]}" bisect ${arguments[@]+"${arguments[@]}"} -- "$@"
+exec "${canary[@]}" bisect ${arguments[@]+"${arguments[@]}"} "$@"

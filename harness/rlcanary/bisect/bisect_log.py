@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlcanary.bisect.git import Commit, Repository
 from rlcanary.bisect.journal import Header, Observation
@@ -16,14 +17,24 @@ TERMS = {Outcome.GOOD: "good", Outcome.BAD: "bad", Outcome.UNTESTABLE: "skip"}
 QUIET = ("reset", "log", "visualize", "view", "terms", "next")
 
 
+@dataclass(frozen=True)
+class Mark:
+    """One line of a log."""
+
+    commit: str
+    outcome: Outcome
+    value: float | None = None
+    """Of the metric."""
+
+
 @dataclass
 class BisectLog:
     """What a log says, every commit as its SHA."""
 
     good: str | None = None
     bad: str | None = None
-    marks: dict[str, Outcome] = field(default_factory=dict)
-    """Good, bad or untestable; the last line about a commit counts."""
+    marks: list[Mark] = field(default_factory=list)
+    """In the order of the log. Of our own every line is a run; of others the last line about a commit counts."""
     root: str | None = None
     """The root commit of the repository that our own logs record."""
 
@@ -41,12 +52,9 @@ def format_log(header: Header, observations: Iterable[Observation], commit: Call
         f"git bisect start --first-parent '{header.bad}' '{header.good}'",
     ]
     for observation in observations:
-        term = TERMS[observation.outcome]
-        lines += [
-            OURS + json.dumps(asdict(observation)),
-            comment(term, observation.commit),
-            f"git bisect {term} {observation.commit}",
-        ]
+        lines.append(OURS + json.dumps(asdict(observation)))
+        if (term := TERMS.get(observation.outcome)) is not None:
+            lines += [comment(term, observation.commit), f"git bisect {term} {observation.commit}"]
     return "\n".join(lines) + "\n"
 
 
@@ -72,7 +80,10 @@ def read_log(path: Path, repository: Repository) -> BisectLog:
     for number, line in enumerate(text.splitlines(), start=1):
         where = f"{path}, line {number}"
         if line.startswith(OURS):
-            log.root = log.root or _root(line, where)
+            facts = _facts(line, where)
+            log.root = log.root or facts.get("root")
+            if facts.get("outcome") == Outcome.MEASURED:
+                _mark(log, Outcome.MEASURED, _commits(facts["commit"], repository, where)[0], facts["value"])
             continue
         if line.startswith("#"):
             if (note := _note(line)) is not None:
@@ -99,11 +110,13 @@ def read_log(path: Path, repository: Repository) -> BisectLog:
         noted.clear()
     if log.root is not None and repository.find(log.root) is None:
         raise UserError(f"{path} belongs to another repository: its first commit {log.root[:10]} is not in this one")
+    if log.root is None:
+        log.marks = list({mark.commit: mark for mark in log.marks}.values())
     return log
 
 
-def _mark(log: BisectLog, outcome: Outcome, sha: str) -> None:
-    log.marks[sha] = outcome
+def _mark(log: BisectLog, outcome: Outcome, sha: str, value: float | None = None) -> None:
+    log.marks.append(Mark(sha, outcome, value))
     if outcome is Outcome.GOOD:
         log.good = log.good or sha
     elif outcome is Outcome.BAD:
@@ -149,12 +162,15 @@ def _note(line: str) -> tuple[str, str] | None:
     return (term.strip(), sha) if colon and rest.strip().startswith("[") and "first" not in term else None
 
 
-def _root(line: str, where: str) -> str | None:
+def _facts(line: str, where: str) -> dict[str, Any]:
+    """The JSON of one of our comments."""
     try:
-        root = json.loads(line.removeprefix(OURS)).get("root")
-    except (ValueError, AttributeError):
-        raise UserError(f"{where}: not the JSON that was written there: delete the line") from None
-    return None if root is None else str(root)
+        facts = json.loads(line.removeprefix(OURS))
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        raise UserError(f"{where}: not the JSON that was written there: delete the line")
+    return facts
 
 
 def _commits(ref: str, repository: Repository, where: str) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcanary.bisect.process import LOOK_SECONDS, Interrupts
+from rlcanary.bisect.process import LOOK_SECONDS, Stop
 from rlcanary.errors import UserError
 
 # Variables that tie git to one repository: they would point the worktree's git at the user's index.
@@ -36,8 +36,8 @@ def environment_without_repository() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
 
 
-def git(directory: Path, *arguments: str, interrupts: Interrupts | None = None) -> str:
-    """Run git in `directory` and return its standard output. Raises GitError, or Interrupted where `interrupts` is given.
+def git(directory: Path, *arguments: str, stop: Stop | None = None) -> str:
+    """Run git in `directory` and return its standard output. Raises GitError, or Stopped where `stop` asks for it.
 
     Hooks are off, no lock is taken for a mere look, and a password prompt fails instead of waiting for ever.
     """
@@ -61,10 +61,10 @@ def git(directory: Path, *arguments: str, interrupts: Interrupts | None = None) 
         with contextlib.suppress(subprocess.TimeoutExpired):
             stdout, stderr = process.communicate(timeout=LOOK_SECONDS)
             break
-        if interrupts is not None and interrupts.signum is not None:
+        if stop is not None and stop.is_asked:
             process.terminate()
             process.communicate()
-            interrupts.check()
+            stop.check()
     if process.returncode:
         raise GitError(arguments, stderr)
     return stdout

@@ -5,16 +5,17 @@ import fcntl
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlcanary.bisect.outcomes import Outcome
+from rlcanary.bisect.outcomes import EVIDENCE, Outcome
 from rlcanary.errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Observation:
     """When it ended, ISO 8601 in UTC."""
     output: str = ""
     """File that holds what the command printed."""
+    value: float | None = None
+    """Of the metric."""
+    run: int = 0
+    """Which run of the command it was, from 1; 0 for what was not run here."""
+    environment: str = ""
+    """Key of the environment that was built for it."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +49,15 @@ class Header:
     directory: str
     pinned: tuple[tuple[str, str], ...]
     """Path and SHA-256 of every pinned file."""
+    metric: str = ""
+    """The metric whose value is searched on, with the side that is worse: `name lower`."""
 
 
 class Lock:
-    """Held while a search runs in a checkout. The kernel lets go of it when the process ends, however it ends."""
+    """Held while a search runs in a checkout, or its journal is edited.
+
+    The kernel lets go of it when the process ends, however it ends.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises UserError when another search holds it, or the git directory cannot be written."""
@@ -72,6 +84,65 @@ class Lock:
         os.close(self._descriptor)
 
 
+def lock_holder(path: Path) -> str | None:
+    """Who holds the lock, if anyone does."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(descriptor, 100).decode().strip()
+    finally:
+        os.close(descriptor)
+    return None
+
+
+class Record:
+    """What a journal holds, for readers; another process may be writing it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(_events(self.path))
+
+    def observations(self) -> list[Observation]:
+        """Every finished run that counts, oldest first: those of infrastructure, interrupted ones and undone ones do not."""
+        names = [field.name for field in fields(Observation)]
+        kept: list[Observation] = []
+        for event in self.events():
+            if event["event"] == "undo" and kept:
+                kept.pop()
+            elif event["event"] == "observation" and event["outcome"] in EVIDENCE:
+                values = {name: event[name] for name in names} | {"outcome": Outcome(event["outcome"])}
+                kept.append(Observation(**values))
+        return kept
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the search reached its end; one that was cut short or edited by hand since did not."""
+        last = self.last("end", "observation", "undo")
+        return last is not None and last["event"] == "end"
+
+    def last(self, *names: str) -> dict[str, Any] | None:
+        """The latest event of one of these names."""
+        return next((e for e in reversed(self.events()) if e["event"] in names), None)
+
+    @property
+    def header(self) -> Header | None:
+        """None for a journal whose first line never reached the disk, and for one of another version."""
+        start = next((e for e in self.events() if e["event"] == "start"), None)
+        if start is None or start["schema"] != SCHEMA:
+            return None
+        return Header(
+            **{name: start[name] for name in ("root", "good", "bad", "directory", "metric")},
+            command=tuple(start["command"]),
+            pinned=tuple((path, digest) for path, digest in start["pinned"]),
+        )
+
+
 class Journal:
     """An append-only JSONL file in a folder of its own, beside the output of each run."""
 
@@ -80,6 +151,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.path = folder / "journal.jsonl"
+        self._turn = threading.Lock()
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,39 +174,37 @@ class Journal:
     def append(self, event: str, **details: Any) -> None:
         """Write one event and wait until it is on disk."""
         line = json.dumps({"event": event, "time": now(), **details}, ensure_ascii=True) + "\n"
-        os.write(self._descriptor, line.encode())
-        os.fsync(self._descriptor)
+        with self._turn:
+            os.write(self._descriptor, line.encode())
+            os.fsync(self._descriptor)
+
+    def record(self, observation: Observation) -> None:
+        self.append("observation", **vars(observation))
+
+    def record_undo(self, observation: Observation) -> None:
+        """Take back the latest observation that counts."""
+        self.append("undo", commit=observation.commit, run=observation.run)
+
+    @property
+    def record_of(self) -> "Record":
+        return Record(self.path)
 
     def events(self) -> list[dict[str, Any]]:
-        return list(_events(self.path))
+        return self.record_of.events()
 
     def observations(self) -> list[Observation]:
-        """Every finished run so far, oldest first; interrupted and infrastructure runs are no evidence and left out."""
-        names = [field.name for field in fields(Observation)]
-        found = [{name: e[name] for name in names} for e in self.events() if e["event"] == "observation"]
-        kept = [Observation(**(values | {"outcome": Outcome(values["outcome"])})) for values in found]
-        return [o for o in kept if o.outcome not in (Outcome.INFRA, Outcome.ABORT)]
+        return self.record_of.observations()
 
     @property
     def is_finished(self) -> bool:
-        """Whether the search reached its end; one that was interrupted or killed did not."""
-        return self.last("end") is not None
+        return self.record_of.is_finished
 
     def last(self, *names: str) -> dict[str, Any] | None:
-        """The latest event of one of these names."""
-        return next((e for e in reversed(self.events()) if e["event"] in names), None)
+        return self.record_of.last(*names)
 
     @property
     def header(self) -> Header | None:
-        """None for a journal whose first line never reached the disk."""
-        start = next((e for e in self.events() if e["event"] == "start"), None)
-        if start is None or start["schema"] != SCHEMA:
-            return None
-        return Header(
-            **{name: start[name] for name in ("root", "good", "bad", "directory")},
-            command=tuple(start["command"]),
-            pinned=tuple((path, digest) for path, digest in start["pinned"]),
-        )
+        return self.record_of.header
 
     def close(self) -> None:
         os.close(self._descriptor)

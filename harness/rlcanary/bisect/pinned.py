@@ -14,7 +14,9 @@ from rlcanary.files import write_whole
 
 INTERPRETERS = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k|fi)?sh|perl|ruby|node")
 WRAPPERS = {"conda", "env", "nice", "nohup", "pdm", "pixi", "poetry", "stdbuf", "time", "timeout", "uv", "xvfb-run"}
-CODE_OPTIONS = ("-c", "-m", "-e")
+SCRIPTS = (".sh", ".bash", ".zsh", ".py", ".pl", ".rb", ".js")
+CODE_OPTION = re.compile(r"-[a-zA-Z]*[cm]|-e")
+"""An option that is followed by code or a module's name, as in `bash -lc` and `python -m`."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def prepare_command(
         if relative is None:
             continue
         file = repository.toplevel / relative
-        if _in_virtual_environment(file):
+        if in_virtual_environment(file):
             prepared[index] = str(file)
             continue
         known = repository.has_file(bad, relative)
@@ -101,19 +103,30 @@ def prepare_command(
     return Command(tuple(prepared), frozenset(relocated), pinned)
 
 
+def script_of(arguments: Sequence[str], repository: Repository) -> str | None:
+    """The path, as typed, of the program or script whose text decides; None for a program that is found by its name."""
+    index = _script_index(arguments, repository.toplevel / repository.directory)
+    if index is None:
+        return None
+    script = arguments[index]
+    return script if "/" in script or (index > 0 and script.endswith(SCRIPTS)) else None
+
+
 def _script_index(arguments: Sequence[str], here: Path) -> int | None:
     """Which argument is the program or script whose text decides: `./check.sh`, `bash check.sh`, `timeout 9 python x.py`."""
     wrapped = Path(arguments[0]).name in WRAPPERS
     for index, argument in enumerate(arguments):
         if INTERPRETERS.fullmatch(Path(argument).name):
             rest = arguments[index + 1 :]
-            script = next(
-                (i for i, later in enumerate(rest) if later in CODE_OPTIONS or not later.startswith("-")), None
-            )
-            return None if script is None or rest[script] in CODE_OPTIONS else index + 1 + script
+            script = next((i for i, later in enumerate(rest) if _is_code(later) or not later.startswith("-")), None)
+            return None if script is None or _is_code(rest[script]) else index + 1 + script
         if not wrapped or ("/" in argument and index and _is_script(here / argument)):
             return index
     return None
+
+
+def _is_code(argument: str) -> bool:
+    return CODE_OPTION.fullmatch(argument) is not None
 
 
 def _is_script(file: Path) -> bool:
@@ -129,7 +142,7 @@ def _inside(path: Path, repository: Repository) -> str | None:
     return None if relative == "." else relative
 
 
-def _in_virtual_environment(file: Path) -> bool:
+def in_virtual_environment(file: Path) -> bool:
     return (file.parent.parent / "pyvenv.cfg").is_file()
 
 

@@ -3,13 +3,15 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcanary.bisect.bisect_log import BisectLog, read_log
+from rlcanary.bisect.bisect_log import BisectLog, Mark, read_log
+from rlcanary.bisect.environments import Builder, choose_builder, environment_keys
 from rlcanary.bisect.git import Commit, Repository
-from rlcanary.bisect.outcomes import Outcome
+from rlcanary.bisect.outcomes import OutcomeTable
+from rlcanary.bisect.pinned import in_virtual_environment, script_of
+from rlcanary.bisect.settings import BisectSettings
 from rlcanary.errors import UserError
 
 
@@ -25,11 +27,52 @@ class Request:
     skip_good_check: bool = False
     save_dir: Path | None = None
     replay: Path | None = None
-    json: Path | None = None
     pin: tuple[str, ...] = ()
     automatic_pins: bool = True
     keep_worktree: bool = False
     fresh: bool = False
+    jobs: int = 1
+    confidence: float = 0.95
+    deterministic: bool = False
+    first_parent: bool = False
+    in_place: bool = False
+    on_timeout: str | None = None
+    budget_runs: int | None = None
+    budget_minutes: float | None = None
+    env: str = "auto"
+    env_dir: Path | None = None
+    metric: str | None = None
+    worse: str | None = None
+
+    def options(self) -> list[str]:
+        """What was asked for as options of the command line, without the ends."""
+        words: list[str] = []
+        for name, value in (
+            ("timeout", self.timeout),
+            ("save-dir", self.save_dir),
+            ("on-timeout", self.on_timeout),
+            ("env-dir", self.env_dir),
+            ("metric", self.metric),
+            ("worse", self.worse),
+            ("env", None if self.env == "auto" else self.env),
+            ("jobs", None if self.jobs == 1 else self.jobs),
+            ("confidence", None if self.confidence == Request.confidence else self.confidence),
+        ):
+            if value is not None:
+                words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+        for path in self.pin:
+            words += ["--pin", path]
+        for name, given in (
+            ("no-pin", not self.automatic_pins),
+            ("skip-good-check", self.skip_good_check),
+            ("keep-worktree", self.keep_worktree),
+            ("deterministic", self.deterministic),
+            ("first-parent", self.first_parent),
+            ("in-place", self.in_place),
+        ):
+            if given:
+                words.append(f"--{name}")
+        return words
 
 
 @dataclass(frozen=True)
@@ -41,9 +84,16 @@ class Plan:
     commits: tuple[Commit, ...]
     """The first-parent commits after `good`, oldest first; the last one is BAD."""
     root: str
-    marks: Mapping[str, Outcome]
+    marks: tuple[Mark, ...]
     """What a replayed log says about `good` and `commits`."""
+    trusts_ends: bool
+    """Whether GOOD and BAD come from a log that is not ours, and are taken at its word."""
     save_dir: Path
+    table: OutcomeTable
+    builder: Builder | None
+    """Of the environments; None where the user's own is used."""
+    keys: dict[str, str]
+    """Of the environment of each commit, empty without a builder."""
     notices: tuple[str, ...]
 
     @property
@@ -51,9 +101,8 @@ class Plan:
         return self.commits[-1]
 
 
-def make_plan(request: Request, directory: Path) -> Plan:
+def make_plan(request: Request, repository: Repository, settings: BisectSettings) -> Plan:
     """Resolve and check everything that can be checked without a run. Raises UserError."""
-    repository = Repository.around(directory)
     if not request.command or not request.command[0]:
         raise UserError(
             "the command to run on each commit is missing: add it at the end, as in `-- pytest tests/test_x.py`"
@@ -69,25 +118,51 @@ def make_plan(request: Request, directory: Path) -> Plan:
     notices: list[str] = []
     name, start = _start(good, bad, repository, notices)
     commits = tuple(repository.commits("--first-parent", "--reverse", f"{start}..{bad}"))
-    _find_command(request.command, repository, [start, bad])
+    _find_command(request, repository, start, bad)
     here = {start, *(commit.sha for commit in commits)}
-    marks = {sha: outcome for sha, outcome in log.marks.items() if sha in here}
+    marks = tuple(mark for mark in log.marks if mark.commit in here or log.root is not None)
     if strangers := len(log.marks) - len(marks):
         notices.append(f"{strangers} commits of the log lie outside the first-parent range and are left out")
     if edits := repository.uncommitted():
         notices.append(
             f"uncommitted changes in {edits} tracked file{'s' * (edits > 1)} are not under test: commits are"
         )
+    first = repository.commit(start)
+    builder, keys = _environments(request, repository, first, commits, notices)
     return Plan(
         repository,
-        repository.commit(start),
+        first,
         name,
         commits,
         repository.root(bad),
         marks,
+        log.root is None and request.replay is not None,
         _writable(request.save_dir, repository),
+        settings.outcomes.timing_out_as(request.on_timeout),
+        builder,
+        keys,
         tuple(notices),
     )
+
+
+def _environments(
+    request: Request, repository: Repository, good: Commit, commits: tuple[Commit, ...], notices: list[str]
+) -> tuple[Builder | None, dict[str, str]]:
+    program = repository.toplevel / repository.directory / request.command[0]
+    if request.env == "auto" and "/" in request.command[0] and in_virtual_environment(program):
+        return None, {}
+    builder = choose_builder(request.env, repository, commits[-1].sha)
+    if builder is None:
+        return None, {}
+    keys = environment_keys(builder, repository, good, commits)
+    count = len(set(keys.values()))
+    if request.env == "auto" and count == 1:
+        return None, {}  # What the user has installed fits all commits.
+    notices.append(
+        f"the dependencies change in this range ({count} sets): each gets an environment of its own, built with "
+        f"{builder.name} when it is needed and kept (--env none uses yours for all)"
+    )
+    return builder, keys
 
 
 def _end(ref: str | None, name: str, does: str, from_log: str | None, repository: Repository) -> str:
@@ -118,24 +193,28 @@ def _start(good: str, bad: str, repository: Repository, notices: list[str]) -> t
     return "the merge base of GOOD and BAD", base
 
 
-def _find_command(command: tuple[str, ...], repository: Repository, ends: list[str]) -> None:
-    """Refuse a program that neither this machine nor the history has."""
-    program = command[0]
-    if "/" not in program:
-        if shutil.which(program) is None:
-            hint = (
-                "give its words separately, without quotes around all of them"
-                if " " in program
-                else "check the spelling"
-            )
-            raise UserError(f"command not found: {program!r}: {hint}, or use `bash -c '…'` for shell syntax")
+def _find_command(request: Request, repository: Repository, good: str, bad: str) -> None:
+    """Refuse a program that neither this machine nor the history has, and a script that GOOD has not."""
+    program = request.command[0]
+    if "/" not in program and shutil.which(program) is None:
+        separately = "give its words separately, without quotes around all of them"
+        hint = separately if " " in program else "check the spelling"
+        raise UserError(f"command not found: {program!r}: {hint}, or use `bash -c '…'` for shell syntax")
+    script = script_of(request.command, repository)
+    if script is None:
         return
-    place = Path(os.path.normpath(repository.toplevel / repository.directory / program))
+    place = Path(os.path.normpath(repository.toplevel / repository.directory / script))
     if place.exists():
         return
     inside = place.is_relative_to(repository.toplevel)
-    if not inside or not any(repository.has_file(end, str(place.relative_to(repository.toplevel))) for end in ends):
-        raise UserError(f"command not found: {program}: no such file in the checkout, GOOD or BAD")
+    relative = str(place.relative_to(repository.toplevel)) if inside else ""
+    if not inside or not any(repository.has_file(end, relative) for end in (good, bad)):
+        raise UserError(f"command not found: {script}: no such file in the checkout, GOOD or BAD")
+    if not request.skip_good_check and not repository.has_file(good, relative):
+        raise UserError(
+            f"command not found in GOOD: {script} is not in {good[:10]}: start where it was added with "
+            f"--good-when-added {script}, or believe GOOD with --skip-good-check"
+        )
 
 
 def _writable(asked: Path | None, repository: Repository) -> Path:

@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Protocol
 
 import psutil
 
@@ -19,12 +20,31 @@ GRACE_SECONDS = 2.0
 LOOK_SECONDS = 0.2
 
 
-class Interrupted(Exception):
+class Stopped(Exception):
+    """What was under way is to end."""
+
+
+class Cancelled(Stopped):
+    """Its result no longer matters."""
+
+
+class Interrupted(Stopped):
     """The search was asked to stop by a signal."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
         self.exit_code = 128 + signum
+
+
+class Stop(Protocol):
+    """What a loop that waits looks at. Thread-safe."""
+
+    @property
+    def is_asked(self) -> bool: ...
+
+    def check(self) -> None:
+        """Raise Stopped if a stop was asked for."""
+        ...
 
 
 class Interrupts:
@@ -52,10 +72,38 @@ class Interrupts:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
 
+    @property
+    def is_asked(self) -> bool:
+        return self.signum is not None
+
     def check(self) -> None:
         """Raise Interrupted if a signal came."""
         if self.signum is not None:
             raise Interrupted(self.signum)
+
+
+class Cancellation:
+    """Stops one run: with all others at a signal, or alone."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled
+
+    @property
+    def is_asked(self) -> bool:
+        return self._cancelled or self._interrupts.is_asked
+
+    def check(self) -> None:
+        self._interrupts.check()
+        if self._cancelled:
+            raise Cancelled
 
 
 def run(
@@ -65,13 +113,13 @@ def run(
     environment: Mapping[str, str],
     output: Path,
     timeout: float | None,
-    interrupts: Interrupts,
+    stop: Stop,
     started: Callable[[int], None],
 ) -> Ending:
     """Run `command` in a session of its own, its output in the file `output`, and end the session whatever happens.
 
     `started` is told the process id, which is the session's as well.
-    Raises Interrupted within about GRACE_SECONDS of a signal, with the processes ended.
+    Raises Stopped within about GRACE_SECONDS of being asked to stop, with the processes ended.
     """
     began = time.monotonic()
     with output.open("wb") as stream:
@@ -85,7 +133,7 @@ def run(
         started(process.pid)
         timed_out = False
         while process.poll() is None:
-            interrupts.check()
+            stop.check()
             left = LOOK_SECONDS if timeout is None else began + timeout - time.monotonic()
             if left <= 0:
                 timed_out = True

@@ -1,53 +1,46 @@
-"""One search from start to end: both ends verified, every run journalled, nothing left behind."""
+"""One search from start to end: every run journalled, nothing left behind."""
 
-import os
-import shlex
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 
-from rlcanary.bisect.bisect_log import format_log
-from rlcanary.bisect.display import Display
-from rlcanary.bisect.git import Commit, GitError, Repository, environment_without_repository
+from rlcanary.bisect.display import Display, Progress
+from rlcanary.bisect.environments import EnvironmentCache, default_cache_folder, environment_keys
+from rlcanary.bisect.git import Commit, GitError
 from rlcanary.bisect.import_paths import find_import_paths
 from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle
-from rlcanary.bisect.outcomes import Outcome, Reading, mentions_pytest, mentions_rlcanary, read_ending
+from rlcanary.bisect.merges import Inside, look_inside
+from rlcanary.bisect.outcomes import Outcome, find_runners
 from rlcanary.bisect.pinned import Command, prepare_command
+from rlcanary.bisect.places import Checkout, Place
 from rlcanary.bisect.plan import Plan, Request
-from rlcanary.bisect.process import Interrupted, Interrupts, end_session, run
-from rlcanary.bisect.search import Contradiction, Halving, Search, Verdict
-from rlcanary.bisect.worktree import Untestable, Worktree, remove_worktree
+from rlcanary.bisect.pool import Finished, Pool
+from rlcanary.bisect.probe import Probe
+from rlcanary.bisect.process import Interrupted, Interrupts, Stopped
+from rlcanary.bisect.refusals import Refused, explain
+from rlcanary.bisect.report import Merge, Report
+from rlcanary.bisect.resume import clear_up, mark_of, resume_line, save_log
+from rlcanary.bisect.search import Contradiction, Refusal, Verdict
+from rlcanary.bisect.searches import make_stage
+from rlcanary.bisect.worktree import Worktree
 from rlcanary.errors import UserError
-from rlcanary.files import write_whole
 
 RETRIES = 2
-DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"
-MARK_VARIABLE = "RLCANARY_BISECT_JOURNAL"
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a search came to; the JSON result holds the same."""
+class BudgetSpent(Exception):
+    """The runs or minutes that were granted are used up."""
 
-    status: str
-    """found, range (untestable commits hide the culprit), refused (an end is not what it should be), interrupted."""
-    exit_code: int
-    message: str
-    suspects: tuple[Commit, ...]
-    observations: tuple[Observation, ...]
-    runs: int
-    """How often the command ran."""
-    reused: int
-    """How many outcomes came from a journal or a log."""
-    seconds: float
-    log: Path | None
-    journal: Path
+
+class Aborted(Exception):
+    """The outcome table says to stop the whole search."""
 
 
 class Session:
-    """Holds the lock, the journal and the worktree of one search while it runs."""
+    """Holds the lock, the journal and the places of one search while it runs."""
 
     def __init__(self, request: Request, plan: Plan, display: Display, interrupts: Interrupts) -> None:
         self._request = request
@@ -56,148 +49,267 @@ class Session:
         self._interrupts = interrupts
         self._names = {commit.sha: commit for commit in (plan.good, *plan.commits)}
         self._runs = 0
+        self._took: list[float] = []
+        self._began = time.monotonic()
+        self._failures: Counter[str] = Counter()
+        self._merges: list[Merge] = []
 
     def run(self) -> Report:
-        """Search, and report. Raises UserError; whatever happens, the worktree is gone and what was learned is saved."""
-        repository = self._plan.repository
+        """Search, and report. Raises UserError; whatever happens, the places are gone and what was learned is saved."""
+        plan, request, repository = self._plan, self._request, self._plan.repository
         store = repository.common_dir / "rlcanary" / "bisect"
         with ExitStack() as stack:
             lock = Lock(repository.git_dir / "rlcanary" / "bisect.lock")
             stack.callback(lock.release)
-            self._command = self._prepare_command(store / "pinned")
+            command = self._prepare_command(store / "pinned")
             self._header = Header(
-                self._plan.root,
-                self._plan.good.sha,
-                self._plan.bad.sha,
-                self._request.command,
+                plan.root,
+                plan.good.sha,
+                plan.bad.sha,
+                request.command,
                 str(repository.directory),
-                tuple((file.relative, file.digest) for file in self._command.pinned),
+                tuple((file.relative, file.digest) for file in command.pinned),
+                f"{request.metric} {request.worse}" if request.metric else "",
             )
             self._journal = self._open_journal(store)
             stack.callback(self._journal.close)
-            self._known = {o.commit: o for o in self._journal.observations()}
-            reused = len(self._known)
-            self._worktree = Worktree(repository, self._interrupts)
-            self._journal.append("worktree", path=str(self._worktree.path))
-            stack.callback(self._finish_worktree)
-            return self._report(reused)
+            reused = len(self._journal.observations())
+            places: list[Place] = []
+            stack.callback(lambda: self._finish_places(places))
+            self._make_places(places)
+            self._pool = Pool(self._make_probe(command), places, self._interrupts, self._next_number())
+            stack.callback(self._pool.stop)
+            return self._report(reused, places)
 
-    def _report(self, reused: int) -> Report:
-        message, suspects = "", self._plan.commits
-        log: Path | None = None
+    def _report(self, reused: int, places: Sequence[Place]) -> Report:
+        plan = self._plan
+        trusted = {plan.good.sha} if self._request.skip_good_check else set()
+        trusted |= {plan.good.sha, plan.bad.sha} if plan.trusts_ends else set()
+        self._stage = make_stage(self._request, plan.repository, plan.good, plan.good_name, plan.commits, trusted)
+        message, suspects, log, relapse = "", plan.commits, None, None
+        verdict = Verdict(tuple(commit.sha for commit in plan.commits))
         try:
             verdict = self._search()
         except Interrupted as interruption:
             status, message, code = "interrupted", str(interruption), interruption.exit_code
+            self._pool.stop()
+            self._journal.append("interrupted", reason=message)
+        except BudgetSpent as spent:
+            status, message, code = "budget", str(spent), 1
+            verdict = self._stage.search.result()
             self._journal.append("interrupted", reason=message)
         except Refused as refusal:
             status, message, code = "refused", str(refusal), 2
             self._journal.append("end", status=status, reason=message)
-        except (GitError, OSError) as error:
-            log = self._save_log()
-            raise UserError(f"{error}; what was learned is kept, resume with: {self._resume_line(log)}") from error
+        except (GitError, OSError, Aborted) as error:
+            log = save_log(plan, self._header, self._journal)
+            line = resume_line(self._request, log)
+            raise UserError(f"{error}; what was learned is kept, resume with: {line}") from error
         else:
-            suspects = tuple(self._names[sha] for sha in verdict.suspects)
-            culprit = verdict.culprit
-            status, code = ("found", 0) if culprit else ("range", 1)
+            relapse = verdict.relapse
+            status = "found" if verdict.culprit else "relapse" if relapse else "range"
+            code = 0 if verdict.culprit else 1
             self._journal.append("end", status=status, suspects=list(verdict.suspects))
-            if culprit and self._request.keep_worktree:
-                self._worktree.prepare(culprit, self._command.pinned)
+            if verdict.culprit and self._request.keep_worktree:
+                places[0].prepare(verdict.culprit)
+        if status in ("found", "range", "relapse", "budget"):
+            suspects = tuple(self._names[sha] for sha in verdict.suspects)
         if status != "refused":
-            log = self._save_log()
-        if status == "interrupted" and log is not None:
-            message = f"{message}; resume with: {self._resume_line(log)}"
-        observations = tuple(self._known.values())
-        seconds = sum(observation.seconds for observation in observations)
+            log = save_log(plan, self._header, self._journal)
+        if status in ("interrupted", "budget") and log is not None:
+            message = f"{message}; resume with: {resume_line(self._request, log)}"
+        observations = tuple(self._journal.observations())
         return Report(
-            status, code, message, suspects, observations, self._runs, reused, seconds, log, self._journal.path
+            status,
+            code,
+            message,
+            suspects,
+            observations,
+            self._runs,
+            reused,
+            sum(observation.seconds for observation in observations),
+            log,
+            self._journal.path,
+            verdict.probability,
+            verdict.posterior,
+            verdict.estimates,
+            None if relapse is None else (self._names[relapse[0]], self._names[relapse[1]]),
+            tuple(self._merges),
+            0 if self._environments is None else self._environments.builds,
+            self._names,
         )
 
     def _search(self) -> Verdict:
-        plan = self._plan
-        if not self._request.skip_good_check:
-            self._verify(plan.good, plan.good_name, Outcome.GOOD)
-        self._verify(plan.bad, "BAD", Outcome.BAD)
-        search: Search = Halving([commit.sha for commit in plan.commits])
-        for sha, observation in list(self._known.items()):
-            if sha not in (plan.good.sha, plan.bad.sha):
-                try:
-                    search.record(sha, observation.outcome)
-                except Contradiction as contradiction:
-                    raise Refused(f"the log contradicts itself: {contradiction}; edit it and replay it again") from None
-        while (wanted := search.next_commit()) is not None:
-            search.record(wanted, self._test(self._names[wanted], search.tests_left()).outcome)
-        return search.result()
+        """Along the first parents, then into the guilty merge."""
+        self._run_stage()
+        if (refusal := self._stage.search.refusal) is not None:
+            self._refuse(refusal)
+        verdict = self._stage.search.result()
+        while verdict.culprit is not None and not self._request.first_parent:
+            inside = look_inside(self._plan.repository, self._names[verdict.culprit])
+            if inside is None:
+                break
+            found = self._search_inside(inside)
+            if found is None:
+                break
+            verdict = found
+        return verdict
 
-    def _verify(self, commit: Commit, name: str, wanted: Outcome) -> None:
-        expected_tests = 2 + len(self._plan.commits).bit_length()
-        observation = self._known.get(commit.sha) or self._test(commit, expected_tests)
-        if observation.outcome is wanted:
-            return
-        if observation.output:
-            self._display.tail(Path(observation.output), f"output on {name}")
-        title = f"{name} ({commit.short} {commit.subject})"
-        if observation.outcome is Outcome.UNTESTABLE:
-            raise Refused(f"{title} cannot be tested: {observation.reason}; choose another commit near it")
-        if wanted is Outcome.BAD:
-            raise Refused(
-                f"{title} passes ({observation.reason}): nothing broke up to it; give a commit where the command fails"
-            )
-        if name != "GOOD":
-            raise Refused(
-                f"{title} already fails ({observation.reason}): it broke before GOOD and BAD parted, and GOOD holds a fix; "
-                "give an older GOOD that BAD contains"
-            )
-        raise Refused(f"{title} fails ({observation.reason}): give an older commit where the command passes")
+    def _search_inside(self, inside: Inside) -> Verdict | None:
+        """The verdict on the branch that a merge brought in; None where it is the merge itself."""
+        outer = self._stage
+        self._names |= {commit.sha: commit for commit in (inside.good, *inside.commits)}
+        if self._environments is not None and self._plan.builder is not None:
+            keys = environment_keys(self._plan.builder, self._plan.repository, inside.good, inside.commits)
+            self._environments.add(keys)
+        self._display.notice(
+            f"{inside.merge.short} is a merge: looking at the {len(inside.commits)} commits that it brought in"
+        )
+        name = "the commit that the branch left"
+        self._stage = make_stage(self._request, self._plan.repository, inside.good, name, inside.commits)
+        self._run_stage()
+        refusal = self._stage.search.refusal
+        if refusal is None:
+            self._merges.append(Merge(inside.merge, ""))
+            return self._stage.search.result()
+        self._stage = outer
+        if refusal is Refusal.BAD_PASSES:
+            note = "both sides pass, and what they make together fails"
+        else:
+            note = explain(refusal, inside.good, name, inside.commits[-1], self._journal)
+        self._merges.append(Merge(inside.merge, note))
+        return None
 
-    def _test(self, commit: Commit, tests_left: int) -> Observation:
-        """Run the command on a commit, again where the machine failed, and remember the outcome."""
-        attempt = 1
+    def _run_stage(self) -> None:
+        """Probe until the search of this stage is over."""
+        stage, pool = self._stage, self._pool
+        in_range = {stage.good.sha, *(commit.sha for commit in stage.commits)}
+        for observation in self._journal.observations():
+            if observation.commit in in_range:
+                self._take_up(observation)
+        changed = True
         while True:
-            observation = self._run_once(commit, tests_left)
-            if observation.outcome is Outcome.INFRA and attempt > RETRIES:
-                reason = f"{observation.reason}, {attempt} times"
-                observation = replace(observation, outcome=Outcome.UNTESTABLE, reason=reason)
-            self._record(commit, observation)
-            if observation.outcome is not Outcome.INFRA:
-                return observation
-            attempt += 1
+            self._interrupts.check()
+            running = [probe.commit.sha for probe in pool.running]
+            if changed:
+                for sha in self._cancel_worthless(running):
+                    running.remove(sha)
+                if pool.free:
+                    self._start_more(running)
+                self._show_progress()
+            if pool.is_idle:
+                if stage.search.refusal is not None or not stage.wants_ends_confirmed():
+                    return
+                changed = True
+                continue
+            finished = pool.wait()
+            changed = bool(finished)
+            for result in finished:
+                self._take(result)
 
-    def _record(self, commit: Commit, observation: Observation) -> None:
-        self._journal.append("observation", **vars(observation))
-        if observation.outcome is not Outcome.INFRA:
-            self._known[commit.sha] = observation
-        self._display.finished(self._runs, commit, observation)
+    def _start_more(self, running: list[str]) -> None:
+        ready = () if self._environments is None else self._environments.built()
+        wanted = self._stage.search.next_commits(self._pool.free, running, ready)
+        if wanted:
+            self._check_budget()
+        for sha in wanted:
+            if self._request.budget_runs is None or self._runs < self._request.budget_runs:
+                self._start(self._names[sha])
 
-    def _run_once(self, commit: Commit, tests_left: int) -> Observation:
-        self._interrupts.check()
+    def _start(self, commit: Commit) -> None:
         self._runs += 1
-        self._display.started(self._runs, commit, tests_left)
-        output = self._journal.folder / f"{datetime.now():%H%M%S}-{self._runs:03d}-{commit.short}.log"
+        self._pool.start(commit)
+
+    def _cancel_worthless(self, running: Sequence[str]) -> list[str]:
+        if not running:
+            return []
+        worthless = Counter(self._stage.search.worthless(running))
+        cancelled: list[str] = []
+        for probe in self._pool.running:
+            if worthless[probe.commit.sha] > 0:
+                worthless[probe.commit.sha] -= 1
+                cancelled.append(probe.commit.sha)
+                probe.cancellation.cancel()
+                self._journal.append("cancelled", commit=probe.commit.sha, run=probe.number)
+                self._display.cancelled(probe.number, probe.commit)
+        return cancelled
+
+    def _check_budget(self) -> None:
+        """Raise BudgetSpent where one run more would be too many, once those under way have ended."""
+        runs, minutes = self._request.budget_runs, self._request.budget_minutes
+        if runs is not None and self._runs >= runs and self._pool.is_idle:
+            raise BudgetSpent(f"the budget of {runs} runs is spent")
+        if minutes is None:
+            return
+        spent = time.monotonic() - self._began
+        expected = sum(self._took) / len(self._took) if self._took else 0.0
+        if spent + expected > 60 * minutes:
+            self._pool.stop()
+            raise BudgetSpent(f"the budget of {minutes:g} minutes is spent, or would be by the next run")
+
+    def _take(self, result: Finished) -> None:
+        """Use the result of a probe."""
+        observation = result.observation
+        if observation is None:
+            return
+        if observation.outcome is Outcome.INFRA:
+            self._failures[result.commit.sha] += 1
+            if (attempts := self._failures[result.commit.sha]) > RETRIES:
+                reason = f"{observation.reason}, {attempts} times"
+                observation = replace(observation, outcome=Outcome.UNTESTABLE, reason=reason)
+        self._journal.record(observation)
+        self._took.append(observation.seconds)
+        self._display.finished(result.number, result.commit, observation)
+        if observation.outcome is Outcome.ABORT:
+            self._pool.stop()
+            raise Aborted(f"stopped by the outcome table: {observation.reason} on {result.commit.short}")
+        if observation.outcome is Outcome.INFRA:
+            self._check_budget()
+            self._start(result.commit)
+        else:
+            self._failures[result.commit.sha] = 0
+            self._take_up(observation)
+
+    def _take_up(self, observation: Observation) -> None:
         try:
-            self._worktree.prepare(commit.sha, self._command.pinned)
-        except Untestable as error:
-            return Observation(commit.sha, Outcome.UNTESTABLE, str(error), time=now())
-        directory = self._worktree.path / self._plan.repository.directory
-        if not directory.is_dir():
-            reason = f"the folder {self._plan.repository.directory} does not exist at this commit"
-            return Observation(commit.sha, Outcome.UNTESTABLE, reason, time=now())
-        try:
-            ending = run(
-                self._command.inside(self._worktree.path, self._plan.repository.toplevel),
-                directory=directory,
-                environment=self._environment(directory),
-                output=output,
-                timeout=self._request.timeout,
-                interrupts=self._interrupts,
-                started=lambda pid: self._journal.append("run", commit=commit.sha, pid=pid),
-            )
-        except Interrupted as interruption:
-            aborted = Observation(commit.sha, Outcome.ABORT, str(interruption), time=now(), output=str(output))
-            self._journal.append("observation", **vars(aborted))
-            raise
-        reading: Reading = read_ending(ending, runs_pytest=self._runs_pytest, runs_rlcanary=self._runs_rlcanary)
-        return Observation(commit.sha, reading.outcome, reading.reason, round(ending.seconds, 3), now(), str(output))
+            self._stage.record(observation.commit, observation.outcome, observation.value)
+        except Contradiction as contradiction:
+            raise Refused(
+                f"the runs contradict each other: {contradiction}; leave --deterministic out, or edit the log and replay it"
+            ) from None
+
+    def _refuse(self, refusal: Refusal) -> None:
+        stage = self._stage
+        end, name = (stage.good, stage.good_name) if refusal.startswith("good") else (stage.bad, "BAD")
+        if refusal is Refusal.GOOD_UNTESTABLE:
+            self._try_other_end()
+        outputs = [o.output for o in self._journal.observations() if o.commit == end.sha and o.output]
+        if outputs and refusal is not Refusal.ALIKE:
+            self._display.tail(Path(outputs[-1]), f"output on {name}")
+        raise Refused(explain(refusal, stage.good, stage.good_name, stage.bad, self._journal))
+
+    def _try_other_end(self) -> None:
+        """Is it only GOOD that lacks the command? One run of BAD tells a missing file from a misspelt command."""
+        bad = self._stage.bad
+        if any(observation.commit == bad.sha for observation in self._journal.observations()):
+            return
+        self._start(bad)
+        while not self._pool.is_idle:
+            self._interrupts.check()
+            for result in self._pool.wait():
+                if result.observation is not None:
+                    self._journal.record(result.observation)
+                    self._display.finished(result.number, result.commit, result.observation)
+
+    def _show_progress(self) -> None:
+        search = self._stage.search
+        left = search.tests_left()
+        seconds = sum(self._took) / len(self._took) * left / self._request.jobs if self._took else None
+        running = tuple(probe.commit for probe in self._pool.running)
+        verdict = search.result()
+        self._display.progress(
+            Progress(running, self._runs, left, seconds, sum(self._took), self._stage.commits, verdict.posterior)
+        )
 
     def _prepare_command(self, copies: Path) -> Command:
         repository, request = self._plan.repository, self._request
@@ -213,8 +325,7 @@ class Session:
             names = ", ".join(file.relative for file in command.pinned)
             self._display.notice(f"pinned as it is in your checkout, the same for every commit: {names}")
         texts = [file.copy.read_text(encoding="utf-8", errors="replace") for file in command.pinned]
-        self._runs_pytest = mentions_pytest([*request.command, *texts])
-        self._runs_rlcanary = mentions_rlcanary([" ".join(request.command), *texts])
+        self._runners = find_runners(request.command, texts)
         imports = find_import_paths(request.command, repository.toplevel, repository.toplevel / repository.directory)
         self._import_paths = imports.relative
         if imports.relative:
@@ -229,14 +340,26 @@ class Session:
             )
         return command
 
-    def _environment(self, directory: Path) -> Mapping[str, str]:
-        environment = environment_without_repository() | {"PWD": str(directory)} | _mark(self._journal)
-        environment.pop(DRIVER_VARIABLE, None)
-        paths = [str(self._worktree.path / relative) for relative in self._import_paths]
-        if paths:
-            inherited = environment.get("PYTHONPATH")
-            environment["PYTHONPATH"] = os.pathsep.join([*paths, *([inherited] if inherited else [])])
-        return environment
+    def _make_probe(self, command: Command) -> Probe:
+        plan, request = self._plan, self._request
+        self._environments = None
+        if plan.builder is not None:
+            folder = (request.env_dir or default_cache_folder()).absolute()
+            self._environments = EnvironmentCache(folder, plan.builder, plan.keys)
+        return Probe(
+            command,
+            plan.repository.toplevel,
+            plan.repository.directory,
+            self._journal.folder,
+            plan.table,
+            self._runners,
+            request.timeout,
+            self._import_paths,
+            mark_of(self._journal),
+            request.metric,
+            self._environments,
+            lambda commit, number, pid: self._journal.append("run", commit=commit.sha, run=number, pid=pid),
+        )
 
     def _open_journal(self, store: Path) -> Journal:
         """Continue the search that was cut short, if this is the same one, and clear up after any that was killed."""
@@ -244,11 +367,11 @@ class Session:
         continues = not self._request.fresh and self._request.replay is None
         for journal in open_idle(store):
             try:
-                _clear_up(journal, self._plan.repository)
+                advice = clear_up(journal, self._plan.repository)
             except OSError as error:
-                self._display.notice(
-                    f"warning: an earlier search could not be cleared up: {error}; delete the folder by hand"
-                )
+                advice = f"an earlier search could not be cleared up: {error}; delete the folder by hand"
+            if advice is not None:
+                self._display.notice(f"warning: {advice}")
             if same is None and continues and not journal.is_finished and journal.header == self._header:
                 same = journal
             else:
@@ -259,79 +382,37 @@ class Session:
             )
             return same
         journal = Journal.create(store, self._header)
-        for sha, outcome in self._plan.marks.items():
-            replayed = Observation(sha, outcome, "from the log", time=now())
-            journal.append("observation", **vars(replayed))
+        for mark in self._plan.marks:
+            journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
         return journal
 
-    def _finish_worktree(self) -> None:
-        if self._request.keep_worktree:
-            self._journal.append("worktree-kept", path=str(self._worktree.path))
-            where = shlex.quote(str(self._worktree.path))
-            self._display.notice(f"worktree kept; delete it with: git worktree remove --force {where}")
+    def _next_number(self) -> int:
+        return 1 + max((event["run"] for event in self._journal.events() if event["event"] == "run"), default=0)
+
+    def _make_places(self, places: list[Place]) -> None:
+        repository = self._plan.repository
+        if self._request.in_place:
+            checkout = Checkout(repository)
+            self._journal.append("checkout", home=checkout.home)
+            places.append(checkout)
             return
-        try:
-            self._worktree.remove()
-        except OSError as error:
-            self._display.notice(
-                f"warning: the worktree {self._worktree.path} could not be deleted: {error}; delete it by hand"
-            )
-        else:
-            self._journal.append("worktree-removed", path=str(self._worktree.path))
+        for _ in range(self._request.jobs):
+            worktree = Worktree(repository)
+            self._journal.append("worktree", path=str(worktree.path))
+            places.append(worktree)
 
-    def _save_log(self) -> Path:
-        bad = self._plan.bad.short
-        path = self._plan.save_dir / f"bisect-{datetime.now():%Y%m%d-%H%M%S}-{bad}.log"
-        suffix = 1
-        while path.exists():
-            suffix += 1
-            path = path.with_name(f"bisect-{datetime.now():%Y%m%d-%H%M%S}-{bad}-{suffix}.log")
-        write_whole(path, format_log(self._header, self._known.values(), self._names.__getitem__).encode())
-        return path
-
-    def _resume_line(self, log: Path) -> str:
-        request = self._request
-        driver = os.environ.get(DRIVER_VARIABLE)
-        if driver:
-            settings = {"BISECT_REPLAY_LOG": str(log)}
-            if request.skip_good_check:
-                settings["SKIP_GOOD_CHECK"] = "1"
-            if request.save_dir is not None:
-                settings["BISECT_SAVE_DIR"] = str(request.save_dir)
-            words = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-            return " ".join([*words, shlex.quote(driver), shlex.join(request.command)])
-        options = ["--replay", str(log)]
-        if request.timeout is not None:
-            options += ["--timeout", f"{request.timeout:g}"]
-        if request.skip_good_check:
-            options.append("--skip-good-check")
-        if request.save_dir is not None:
-            options += ["--save-dir", str(request.save_dir)]
-        for path in request.pin:
-            options += ["--pin", path]
-        if not request.automatic_pins:
-            options.append("--no-pin")
-        return shlex.join(["rlcanary", "bisect", *options, "--", *request.command])
-
-
-class Refused(Exception):
-    """The search cannot start from these ends."""
-
-
-def _clear_up(journal: Journal, repository: Repository) -> None:
-    """End the processes and delete the worktree of a search whose driver was killed."""
-    last = journal.last("worktree", "worktree-removed", "worktree-kept")
-    if last is None or last["event"] != "worktree":
-        return
-    if (started := journal.last("run")) is not None:
-        end_session(started["pid"], _mark(journal))
-    path = Path(last["path"])
-    remove_worktree(repository, path)
-    if path.parent.is_dir() and not any(path.parent.iterdir()):
-        path.parent.rmdir()
-    journal.append("worktree-removed", path=str(path))
-
-
-def _mark(journal: Journal) -> dict[str, str]:
-    """What tells the processes of one search from all others."""
-    return {MARK_VARIABLE: str(journal.folder)}
+    def _finish_places(self, places: Sequence[Place]) -> None:
+        kept = self._request.keep_worktree
+        for index, place in enumerate(places):
+            name = {"home": place.home} if isinstance(place, Checkout) else {"path": str(place.path)}
+            event = "checkout-restored" if isinstance(place, Checkout) else "worktree-removed"
+            if kept and index == 0:
+                self._journal.append("checkout-restored" if isinstance(place, Checkout) else "worktree-kept", **name)
+                self._display.kept(place)
+                continue
+            try:
+                place.remove()
+            except (OSError, Stopped, GitError) as error:
+                self._display.notice(f"warning: {place.path} could not be put in order: {error}; do it by hand")
+            else:
+                self._journal.append(event, **name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlcanary.bisect.git import GitError, Repository, git
 from rlcanary.bisect.pinned import PinnedFile
-from rlcanary.bisect.process import Interrupts
+from rlcanary.bisect.process import Stop
 
 
 class Untestable(Exception):
@@ -19,29 +19,29 @@ class Untestable(Exception):
 class Worktree:
     """`prepare(sha)` makes it exactly that commit, submodules included; `remove()` leaves no trace in the repository."""
 
-    def __init__(self, repository: Repository, interrupts: Interrupts) -> None:
+    def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._interrupts = interrupts
         self._folder = Path(tempfile.mkdtemp(prefix="rlcanary-bisect-")).resolve()
         # The checkout's own name: some code reads meaning into it.
         self.path = self._folder / repository.toplevel.name
 
-    def prepare(self, sha: str, pinned: Sequence[PinnedFile] = ()) -> None:
+    def prepare(self, sha: str, pinned: Sequence[PinnedFile] = (), stop: Stop | None = None) -> None:
         """Make the worktree the commit `sha` and nothing else, with the pinned files laid over it.
 
-        Raises Untestable when the commit's submodules cannot be had, GitError when git cannot check it out.
+        Raises Untestable when the commit's submodules cannot be had, GitError when git cannot check it out, Stopped.
         """
         if self.path.exists():
             try:
-                self._switch(sha)
+                self._switch(sha, stop)
             except GitError:
                 # A probe can leave a worktree that git cannot mend (a broken .git, folders without permissions).
-                self._detach()
+                self.discard()
         if not self.path.exists():
-            self._git_here("worktree", "add", "--detach", "--no-checkout", "--quiet", str(self.path), sha)
-            self._switch(sha)
+            add = ("worktree", "add", "--detach", "--no-checkout", "--quiet", str(self.path), sha)
+            git(self._repository.toplevel, *add, stop=stop)
+            self._switch(sha, stop)
         try:
-            update_submodules(self.path, self._repository.common_dir, self._interrupts)
+            update_submodules(self.path, self._repository.common_dir, stop)
         except GitError as error:
             raise Untestable(f"submodules: {error}") from None
         for file in pinned:
@@ -49,20 +49,18 @@ class Worktree:
 
     def remove(self) -> None:
         """Delete the worktree, its folder and git's record of it."""
-        self._detach()
+        self.discard()
         _delete(self._folder)
 
-    def _switch(self, sha: str) -> None:
-        clean = ("clean", "-ffdxq")
-        git(self.path, *clean, interrupts=self._interrupts)
-        git(self.path, "checkout", "--force", "--detach", "--quiet", sha, interrupts=self._interrupts)
-        git(self.path, *clean, interrupts=self._interrupts)  # The folders of submodules that this commit has not.
-
-    def _detach(self) -> None:
+    def discard(self) -> None:
+        """Delete the worktree; the next `prepare` makes it anew."""
         remove_worktree(self._repository, self.path)
 
-    def _git_here(self, *arguments: str) -> None:
-        git(self._repository.toplevel, *arguments, interrupts=self._interrupts)
+    def _switch(self, sha: str, stop: Stop | None) -> None:
+        clean = ("clean", "-ffdxq")
+        git(self.path, *clean, stop=stop)
+        git(self.path, "checkout", "--force", "--detach", "--quiet", sha, stop=stop)
+        git(self.path, *clean, stop=stop)  # The folders of submodules that this commit has not.
 
 
 def remove_worktree(repository: Repository, path: Path) -> None:
@@ -85,7 +83,7 @@ def _delete(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def update_submodules(checkout: Path, modules_of: Path, interrupts: Interrupts) -> None:
+def update_submodules(checkout: Path, modules_of: Path, stop: Stop | None) -> None:
     """Bring the submodules of `checkout` to the commits it records, nested ones included.
 
     Clones come from the user's own clones under `modules_of`/modules where they exist, so no network is needed and the
@@ -105,25 +103,25 @@ def update_submodules(checkout: Path, modules_of: Path, interrupts: Interrupts) 
         name = key.removeprefix("submodule.").removesuffix(".path")
         own_clone = modules_of / "modules" / name
         submodule = checkout / path
-        _update_submodule(checkout, name, path, own_clone if own_clone.is_dir() else None, links[path], interrupts)
-        git(submodule, "clean", "-ffdxq", interrupts=interrupts)
-        update_submodules(submodule, own_clone, interrupts)
+        _update_submodule(checkout, name, path, own_clone if own_clone.is_dir() else None, links[path], stop)
+        git(submodule, "clean", "-ffdxq", stop=stop)
+        update_submodules(submodule, own_clone, stop)
 
 
 def _update_submodule(
-    checkout: Path, name: str, path: str, own_clone: Path | None, sha: str, interrupts: Interrupts
+    checkout: Path, name: str, path: str, own_clone: Path | None, sha: str, stop: Stop | None
 ) -> None:
     active = ("-c", f"submodule.{name}.active=true")
     update = ("submodule", "--quiet", "update", "--force", "--checkout", "--", path)
     if own_clone is not None and _has_commit(own_clone, sha):
         # Git forbids clones by path since a hostile .gitmodules could name one; this path is ours, not from the file.
         local = ("-c", "protocol.file.allow=always", "-c", f"submodule.{name}.url={own_clone}")
-        git(checkout, *active, *local, *update, interrupts=interrupts)
+        git(checkout, *active, *local, *update, stop=stop)
         return
     url = git(checkout, "config", "-f", ".gitmodules", f"submodule.{name}.url").strip()
     if url.startswith(("./", "../")):
         url = _resolve_relative(checkout, url)
-    git(checkout, *active, "-c", f"submodule.{name}.url={url}", *update, interrupts=interrupts)
+    git(checkout, *active, "-c", f"submodule.{name}.url={url}", *update, stop=stop)
 
 
 def _has_commit(repository: Path, sha: str) -> bool:

@@ -1,0 +1,85 @@
+"""Where probes run: worktrees of their own, or the user's checkout for those who must."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rlcanary.bisect.git import GitError, Repository, git
+from rlcanary.bisect.pinned import PinnedFile
+from rlcanary.bisect.process import Stop
+from rlcanary.bisect.worktree import Untestable
+from rlcanary.errors import UserError
+
+
+class Place(Protocol):
+    """A checkout that one probe at a time may use."""
+
+    path: Path
+
+    def prepare(self, sha: str, pinned: Sequence[PinnedFile] = (), stop: Stop | None = None) -> None:
+        """Make it the commit `sha`, with the pinned files laid over it.
+
+        Raises Untestable when the commit's submodules cannot be had, GitError when git cannot check it out, Stopped.
+        """
+        ...
+
+    def remove(self) -> None:
+        """Leave everything as it was found."""
+        ...
+
+
+class Checkout:
+    """The user's own checkout: clean at the start, and on the same branch again at the end.
+
+    Untracked and ignored files are left alone: a commit that would overwrite one is untestable.
+    """
+
+    def __init__(self, repository: Repository) -> None:
+        """Raises UserError where a search would mix with work under way."""
+        self.path = repository.toplevel
+        self._repository = repository
+        if edits := repository.uncommitted():
+            raise UserError(
+                f"--in-place: {edits} tracked files have uncommitted changes: commit or stash them, or leave --in-place "
+                "out, which searches in a worktree and does not touch them"
+            )
+        for name in ("BISECT_LOG", "MERGE_HEAD", "rebase-merge", "rebase-apply", "CHERRY_PICK_HEAD", "index.lock"):
+            if (repository.git_dir / name).exists():
+                raise UserError(
+                    f"--in-place: another git operation is under way here ({name}): finish it, or leave --in-place out"
+                )
+        try:
+            self.home = repository.git("symbolic-ref", "--quiet", "--short", "HEAD").strip()
+        except GitError:
+            self.home = repository.git("rev-parse", "HEAD").strip()
+
+    def prepare(self, sha: str, pinned: Sequence[PinnedFile] = (), stop: Stop | None = None) -> None:
+        try:
+            switch(self.path, sha, stop)
+        except GitError as error:
+            raise Untestable(f"in the way of this commit: {error}") from None
+        for file in pinned:
+            file.lay_over(self.path)
+
+    def remove(self) -> None:
+        switch(self.path, self.home, None)
+
+
+def switch(checkout: Path, where: str, stop: Stop | None) -> None:
+    """Go to a branch or commit, dropping what a probe changed in tracked files. Raises GitError.
+
+    The checkout was clean when the search began, so whatever differs is a probe's.
+    """
+    git(checkout, "reset", "--quiet", "--hard", stop=stop)
+    detach = [] if _is_branch(checkout, where) else ["--detach"]
+    git(checkout, "checkout", "--quiet", "--no-overwrite-ignore", *detach, where, "--", stop=stop)
+    if (checkout / ".gitmodules").is_file():
+        git(checkout, "submodule", "--quiet", "update", "--force", "--recursive", "--checkout", stop=stop)
+
+
+def _is_branch(checkout: Path, name: str) -> bool:
+    try:
+        git(checkout, "show-ref", "--verify", "--quiet", f"refs/heads/{name}")
+    except GitError:
+        return False
+    return True

@@ -1,0 +1,131 @@
+"""One run of the command on one commit."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from rlcanary.bisect.environments import EnvironmentCache, building_variables
+from rlcanary.bisect.git import Commit, environment_without_repository
+from rlcanary.bisect.journal import Observation, now
+from rlcanary.bisect.metric import NotMeasured, read_metric
+from rlcanary.bisect.outcomes import Ending, Outcome, OutcomeTable, Reading
+from rlcanary.bisect.pinned import Command
+from rlcanary.bisect.places import Place
+from rlcanary.bisect.process import Stop, run
+from rlcanary.bisect.worktree import Untestable
+
+DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"
+READ_BYTES = 4_000_000
+MEASURABLE_CODES = (0, 1)
+"""Exit codes of a run that came to its end: a metric that it left is believed."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is the same for every run. Runs may go on in several threads at once, each with a place of its own."""
+
+    command: Command
+    toplevel: Path
+    directory: Path
+    """Where in the checkout the command starts, relative."""
+    outputs: Path
+    """Folder for what the runs print."""
+    table: OutcomeTable
+    runners: tuple[str, ...]
+    timeout: float | None
+    import_paths: tuple[str, ...]
+    mark: Mapping[str, str]
+    """In the environment of every process of this search."""
+    metric: str | None = None
+    environments: EnvironmentCache | None = None
+    started: Callable[[Commit, int, int], None] = field(default=lambda commit, number, pid: None)
+
+    def run(self, commit: Commit, number: int, place: Place, stop: Stop) -> Observation:
+        """Raises GitError where git cannot check the commit out, Stopped."""
+        stop.check()
+        output = self.outputs / f"{datetime.now():%H%M%S}-{number:03d}-{commit.short}.log"
+        key = "" if self.environments is None else self.environments.key(commit.sha)
+
+        def observation(reading: Reading, seconds: float, value: float | None = None) -> Observation:
+            file = str(output) if output.exists() else ""
+            return Observation(
+                commit.sha, reading.outcome, reading.reason, round(seconds, 3), now(), file, value, number, key
+            )
+
+        began = time.monotonic()
+        try:
+            place.prepare(commit.sha, self.command.pinned, stop)
+            directory = place.path / self.directory
+            if not directory.is_dir():
+                raise Untestable(f"the folder {self.directory} does not exist at this commit")
+            variables = self._variables(commit, place, directory, output, stop)
+        except Untestable as error:
+            return observation(Reading(Outcome.UNTESTABLE, str(error)), time.monotonic() - began)
+        since = time.time_ns()
+        ending = run(
+            self.command.inside(place.path, self.toplevel),
+            directory=directory,
+            environment=variables,
+            output=output,
+            timeout=self.timeout,
+            stop=stop,
+            started=lambda pid: self.started(commit, number, pid),
+        )
+        printed = read_end(output, READ_BYTES)
+        reading = self.table.read(ending, self.runners, printed)
+        if self.metric is None:
+            return observation(reading, ending.seconds)
+        return self._measure(self.metric, ending, reading, place, directory, since, printed, observation)
+
+    def _measure(
+        self,
+        metric: str,
+        ending: Ending,
+        reading: Reading,
+        place: Place,
+        directory: Path,
+        since: int,
+        printed: str,
+        observation: Callable[..., Observation],
+    ) -> Observation:
+        if reading.outcome in (Outcome.INFRA, Outcome.ABORT) or ending.code not in MEASURABLE_CODES:
+            outcome = Outcome.UNTESTABLE if reading.outcome is Outcome.BAD else reading.outcome
+            return observation(Reading(outcome, reading.reason), ending.seconds)
+        try:
+            value = read_metric(metric, place.path, directory, since, printed)
+        except NotMeasured as error:
+            return observation(Reading(Outcome.UNTESTABLE, f"{reading.reason}, and {error}"), ending.seconds)
+        return observation(Reading(Outcome.MEASURED, f"{value:.6g}"), ending.seconds, value)
+
+    def _variables(self, commit: Commit, place: Place, directory: Path, output: Path, stop: Stop) -> Mapping[str, str]:
+        variables = environment_without_repository() | {"PWD": str(directory)} | dict(self.mark)
+        variables.pop(DRIVER_VARIABLE, None)
+        paths = [str(place.path / relative) for relative in self.import_paths]
+        if paths:
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, variables.get("PYTHONPATH")]))
+        if self.environments is None:
+            return variables
+        building = building_variables() | dict(self.mark)
+        log = output.with_suffix(".environment.log")
+        return self.environments.get(commit.sha, place.path, log, stop, building).variables(variables, place.path)
+
+
+def read_end(file: Path, limit: int) -> str:
+    """The last `limit` bytes of a file, "" where there is none."""
+    if not file.is_file():
+        return ""
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - limit))
+        return stream.read().decode("utf-8", errors="replace")
+
+
+def program_outside(command: Sequence[str], variables: Mapping[str, str], folder: Path) -> str | None:
+    """Where the command's program comes from, if not from the environment in `folder` nor from the checkout."""
+    if "/" in command[0]:
+        return None
+    program = shutil.which(command[0], path=variables["PATH"])
+    return None if program is None or Path(program).is_relative_to(folder) else program

@@ -1,0 +1,59 @@
+"""Why a search cannot start from its ends, and what to do."""
+
+from rlcanary.bisect.git import Commit
+from rlcanary.bisect.journal import Journal, Observation
+from rlcanary.bisect.outcomes import Outcome
+from rlcanary.bisect.search import Refusal
+
+NOT_FOUND = ("exit 126", "exit 127")
+
+
+class Refused(Exception):
+    """The search cannot start from these ends."""
+
+
+def explain(refusal: Refusal, good: Commit, good_name: str, bad: Commit, journal: Journal) -> str:
+    observations = journal.observations()
+    of_good = [observation for observation in observations if observation.commit == good.sha]
+    of_bad = [observation for observation in observations if observation.commit == bad.sha]
+    if refusal is Refusal.ALIKE:
+        return (
+            f"GOOD and BAD cannot be told apart: GOOD {_tally(of_good)}, BAD {_tally(of_bad)}; give ends that differ more, "
+            "or a command that tells them apart"
+        )
+    end, name, runs = (good, good_name, of_good) if refusal.startswith("good") else (bad, "BAD", of_bad)
+    title = f"{name} ({end.short} {end.subject})"
+    last = runs[-1]
+    if refusal in (Refusal.GOOD_UNTESTABLE, Refusal.BAD_UNTESTABLE):
+        return f"{title} cannot be tested: {last.reason}; {_advice(of_good, of_bad, last)}"
+    how = f"{last.reason}" if len(runs) == 1 else f"{last.reason}, {_tally(runs)}"
+    if refusal is Refusal.BAD_PASSES:
+        return f"{title} passes ({how}): nothing broke up to it; give a commit where the command fails"
+    if name != "GOOD":
+        return (
+            f"{title} already fails ({how}): it broke before GOOD and BAD parted, and GOOD holds a fix; "
+            "give an older GOOD that BAD contains"
+        )
+    return f"{title} fails ({how}): give an older commit where the command passes"
+
+
+def _advice(of_good: list[Observation], of_bad: list[Observation], last: Observation) -> str:
+    if all(runs and runs[-1].reason.startswith(NOT_FOUND) for runs in (of_good, of_bad)):
+        return "neither can BAD: the command itself is wrong; check its spelling, its PATH and that it is executable"
+    if last.reason.startswith(NOT_FOUND):
+        return "give a commit that has it (--good-when-added PATH finds one), or believe GOOD with --skip-good-check"
+    if "timed out" in last.reason:
+        return "give a longer --timeout; if the hang is what you search for, add --on-timeout bad"
+    if "environment" in last.reason:
+        return "mend that, name a build command with --env 'COMMAND', or use your own environment with --env none"
+    return "choose another commit near it"
+
+
+def _tally(runs: list[Observation]) -> str:
+    """As "passed 2 of 3 runs"."""
+    if any(run.outcome is Outcome.MEASURED for run in runs):
+        values = ", ".join(f"{run.value:.4g}" for run in runs if run.value is not None)
+        return f"measured {values}"
+    tried = [run for run in runs if run.outcome in (Outcome.GOOD, Outcome.BAD)]
+    passed = sum(run.outcome is Outcome.GOOD for run in tried)
+    return f"passed {passed} of {len(tried)} runs"

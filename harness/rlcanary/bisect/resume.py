@@ -1,0 +1,82 @@
+"""Going on after an end that was not planned: what was killed is cleared up, what was saved says how to continue."""
+
+import os
+import shlex
+from datetime import datetime
+from pathlib import Path
+
+from rlcanary.bisect.bisect_log import format_log
+from rlcanary.bisect.git import GitError, Repository
+from rlcanary.bisect.journal import Header, Journal
+from rlcanary.bisect.plan import Plan, Request
+from rlcanary.bisect.probe import DRIVER_VARIABLE
+from rlcanary.bisect.process import end_session
+from rlcanary.bisect.worktree import remove_worktree
+from rlcanary.files import write_whole
+
+MARK_VARIABLE = "RLCANARY_BISECT_JOURNAL"
+
+
+def mark_of(journal: Journal) -> dict[str, str]:
+    """What tells the processes of one search from all others."""
+    return {MARK_VARIABLE: str(journal.folder)}
+
+
+def clear_up(journal: Journal, repository: Repository) -> str | None:
+    """End the processes and delete the worktrees of a search whose driver was killed. Returns what the user must do.
+
+    Raises OSError for a worktree that cannot be deleted.
+    """
+    begun = [event["path"] for event in journal.events() if event["event"] == "worktree"]
+    ended = [event["path"] for event in journal.events() if event["event"] in ("worktree-removed", "worktree-kept")]
+    left = [path for path in begun if path not in ended]
+    checkout = journal.last("checkout", "checkout-restored")
+    in_checkout = checkout is not None and checkout["event"] == "checkout"
+    if not left and not in_checkout:
+        return None
+    for event in journal.events():
+        if event["event"] == "run":
+            end_session(event["pid"], mark_of(journal))
+    for name in left:
+        path = Path(name)
+        remove_worktree(repository, path)
+        if path.parent.is_dir() and not any(path.parent.iterdir()):
+            path.parent.rmdir()
+        journal.append("worktree-removed", path=name)
+    return _restore_checkout(journal, repository, checkout["home"]) if checkout and in_checkout else None
+
+
+def _restore_checkout(journal: Journal, repository: Repository, home: str) -> str | None:
+    # Without force: the user may have worked here since.
+    try:
+        repository.git("checkout", "--quiet", "--no-overwrite-ignore", home, "--")
+    except GitError as error:
+        return (
+            f"an earlier --in-place search was killed and left this checkout elsewhere: `git checkout {home}` ({error})"
+        )
+    journal.append("checkout-restored", home=home)
+    return None
+
+
+def save_log(plan: Plan, header: Header, journal: Journal) -> Path:
+    """Write what was learned as a `git bisect log`."""
+    stamp = f"bisect-{datetime.now():%Y%m%d-%H%M%S}-{plan.bad.short}"
+    path = plan.save_dir / f"{stamp}.log"
+    suffix = 1
+    while path.exists():
+        suffix += 1
+        path = plan.save_dir / f"{stamp}-{suffix}.log"
+    write_whole(path, format_log(header, journal.observations(), plan.repository.commit).encode())
+    return path
+
+
+def resume_line(request: Request, log: Path) -> str:
+    """A command for the shell that goes on from a saved log."""
+    driver = os.environ.get(DRIVER_VARIABLE)
+    options = request.options()
+    if driver:
+        settings = {"BISECT_REPLAY_LOG": str(log)}
+        words = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
+        first = ["--"] if options or request.command[0].startswith("-") else []
+        return " ".join([*words, shlex.quote(driver), shlex.join([*options, *first, *request.command])])
+    return shlex.join(["rlcanary", "bisect", "--replay", str(log), *options, "--", *request.command])

@@ -1,0 +1,70 @@
+"""`[tool.rlcanary.bisect]` in the pyproject.toml of the checkout: defaults of options, and the user's outcome table."""
+
+import re
+import signal
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcanary.bisect.outcomes import RUNNERS, SLURM_STATES, TIMEOUT, Outcome, OutcomeTable, Pattern
+from rlcanary.errors import UserError
+
+OPTIONS = ("confidence", "env", "env-dir", "jobs", "on-timeout", "timeout")
+"""Options of the command line that may have a default here."""
+CHOICES = (Outcome.GOOD, Outcome.BAD, Outcome.UNTESTABLE, Outcome.INFRA, Outcome.ABORT)
+
+
+@dataclass(frozen=True)
+class BisectSettings:
+    outcomes: OutcomeTable = field(default_factory=OutcomeTable)
+    options: dict[str, Any] = field(default_factory=dict)
+    """By the name of the option's parameter, as click's default_map has them."""
+
+
+def read_settings(toplevel: Path) -> BisectSettings:
+    """The settings of a checkout. Raises UserError for a file that is no TOML and for an entry that means nothing."""
+    path = toplevel / "pyproject.toml"
+    if not path.is_file():
+        return BisectSettings()
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    table = document.get("tool", {}).get("rlcanary", {}).get("bisect", {})
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: [tool.rlcanary.bisect] is {table!r}, not a table")
+    unknown = [name for name in table if name not in (*OPTIONS, "outcomes", "patterns")]
+    if unknown:
+        known = ", ".join((*OPTIONS, "outcomes", "patterns"))
+        raise UserError(f"{path}: [tool.rlcanary.bisect] has no entry {unknown[0]!r}; there are {known}")
+    own = {_condition(str(name), path): _outcome(name, word, path) for name, word in table.get("outcomes", {}).items()}
+    patterns = tuple(
+        Pattern(_expression(text, path), _outcome(text, word, path)) for text, word in table.get("patterns", {}).items()
+    )
+    options = {name.replace("-", "_"): table[name] for name in OPTIONS if name in table}
+    return BisectSettings(OutcomeTable(own, patterns), options)
+
+
+def _condition(name: str, path: Path) -> str:
+    runner, _, code = name.rpartition(" ")
+    is_code = code.isdigit() and int(code) <= 255 and runner in ("", *RUNNERS)
+    if is_code or name == TIMEOUT or name in SLURM_STATES or name in signal.Signals.__members__:
+        return name
+    raise UserError(
+        f"{path}: {name!r} in [tool.rlcanary.bisect.outcomes] is no exit code, 'pytest CODE', signal such as SIGSEGV, "
+        f"Slurm state or {TIMEOUT!r}"
+    )
+
+
+def _outcome(name: str, word: object, path: Path) -> Outcome:
+    if word in CHOICES:
+        return Outcome(str(word))
+    raise UserError(f"{path}: the outcome of {name!r} is {word!r}; it can be {', '.join(CHOICES)}")
+
+
+def _expression(text: str, path: Path) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.MULTILINE)
+    except re.error as error:
+        raise UserError(f"{path}: the pattern {text!r} is no regular expression: {error}") from None
