@@ -107,7 +107,7 @@ class Display:
         if not lines:
             self.notice(f"--- {title}: it printed nothing")
             return
-        self.notice(f"--- {title}, the last {min(len(lines), TAIL_LINES)} lines of {output}")
+        self.notice(f"--- the end of the {title}, all of it in {output}")
         for line in lines[-TAIL_LINES:]:
             self.notice(f"    {line}")
 
@@ -135,5 +135,5 @@ def _bar_lines(commits: Sequence[Commit], posterior: Mapping[str, float]) -> lis
 def duration(seconds: float) -> str:
     """As `4 s`, `12 min`, `3.5 h`."""
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

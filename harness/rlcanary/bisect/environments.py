@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -182,8 +182,17 @@ class EnvironmentCache:
         for key in keys.values():
             self._locks.setdefault(key, threading.Lock())
 
-    def get(self, sha: str, checkout: Path, output: Path, stop: Stop, environment: Mapping[str, str]) -> Environment:
-        """The environment of a commit, built in its `checkout` if need be. What the build prints goes to `output`.
+    def get(
+        self,
+        sha: str,
+        checkout: Path,
+        output: Path,
+        stop: Stop,
+        environment: Mapping[str, str],
+        started: Callable[[int], None],
+    ) -> Environment:
+        """The environment of a commit, built in its `checkout` if need be. What the build prints goes to `output`, and
+        `started` is told the process id of each of its commands.
 
         Raises Untestable where the build fails, Stopped.
         """
@@ -205,7 +214,7 @@ class EnvironmentCache:
                     output=output,
                     timeout=None,
                     stop=stop,
-                    started=lambda pid: None,
+                    started=started,
                 )
                 if ending.code != 0:
                     lines = output.read_text(encoding="utf-8", errors="replace").split("\n")

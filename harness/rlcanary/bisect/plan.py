@@ -107,6 +107,7 @@ def make_plan(request: Request, repository: Repository, settings: BisectSettings
         raise UserError(
             "the command to run on each commit is missing: add it at the end, as in `-- pytest tests/test_x.py`"
         )
+    _check_combinations(request)
     if request.good is not None and request.good_when_added is not None:
         raise UserError("GOOD and --good-when-added both name the good commit: give one of them")
     log = BisectLog() if request.replay is None else read_log(request.replay, repository)
@@ -163,6 +164,15 @@ def _environments(
         f"{builder.name} when it is needed and kept (--env none uses yours for all)"
     )
     return builder, keys
+
+
+def _check_combinations(request: Request) -> None:
+    if (request.metric is None) != (request.worse is None):
+        raise UserError("--metric and --worse belong together: name the metric, and which side of it is worse")
+    if request.metric is not None and request.deterministic:
+        raise UserError("--deterministic is about passing and failing: leave it out with --metric, whose noise is learned")
+    if request.in_place and request.jobs > 1:
+        raise UserError("--in-place has one checkout for all runs: leave --jobs out")
 
 
 def _end(ref: str | None, name: str, does: str, from_log: str | None, repository: Repository) -> str:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -56,13 +56,16 @@ class Probe:
                 commit.sha, reading.outcome, reading.reason, round(seconds, 3), now(), file, value, number, key
             )
 
+        def started(pid: int) -> None:
+            self.started(commit, number, pid)
+
         began = time.monotonic()
         try:
             place.prepare(commit.sha, self.command.pinned, stop)
             directory = place.path / self.directory
             if not directory.is_dir():
                 raise Untestable(f"the folder {self.directory} does not exist at this commit")
-            variables = self._variables(commit, place, directory, output, stop)
+            variables = self._variables(commit, place, directory, output, stop, started)
         except Untestable as error:
             return observation(Reading(Outcome.UNTESTABLE, str(error)), time.monotonic() - began)
         since = time.time_ns()
@@ -73,7 +76,7 @@ class Probe:
             output=output,
             timeout=self.timeout,
             stop=stop,
-            started=lambda pid: self.started(commit, number, pid),
+            started=started,
         )
         printed = read_end(output, READ_BYTES)
         reading = self.table.read(ending, self.runners, printed)
@@ -101,7 +104,15 @@ class Probe:
             return observation(Reading(Outcome.UNTESTABLE, f"{reading.reason}, and {error}"), ending.seconds)
         return observation(Reading(Outcome.MEASURED, f"{value:.6g}"), ending.seconds, value)
 
-    def _variables(self, commit: Commit, place: Place, directory: Path, output: Path, stop: Stop) -> Mapping[str, str]:
+    def _variables(
+        self,
+        commit: Commit,
+        place: Place,
+        directory: Path,
+        output: Path,
+        stop: Stop,
+        started: Callable[[int], None],
+    ) -> Mapping[str, str]:
         variables = environment_without_repository() | {"PWD": str(directory)} | dict(self.mark)
         variables.pop(DRIVER_VARIABLE, None)
         paths = [str(place.path / relative) for relative in self.import_paths]
@@ -111,7 +122,14 @@ class Probe:
             return variables
         building = building_variables() | dict(self.mark)
         log = output.with_suffix(".environment.log")
-        return self.environments.get(commit.sha, place.path, log, stop, building).variables(variables, place.path)
+        environment = self.environments.get(commit.sha, place.path, log, stop, building, started)
+        variables = environment.variables(variables, place.path)
+        program = self.command.arguments[0]
+        if "/" not in program and is_foreign(program, variables["PATH"], environment.folder):
+            raise Untestable(
+                f"{program} is not in the environment that was built for this commit: its dependencies do not name it"
+            )
+        return variables
 
 
 def read_end(file: Path, limit: int) -> str:
@@ -123,9 +141,11 @@ def read_end(file: Path, limit: int) -> str:
         return stream.read().decode("utf-8", errors="replace")
 
 
-def program_outside(command: Sequence[str], variables: Mapping[str, str], folder: Path) -> str | None:
-    """Where the command's program comes from, if not from the environment in `folder` nor from the checkout."""
-    if "/" in command[0]:
-        return None
-    program = shutil.which(command[0], path=variables["PATH"])
-    return None if program is None or Path(program).is_relative_to(folder) else program
+def is_foreign(program: str, path: str, environment: Path) -> bool:
+    """Whether a program on `path` is a Python script of another environment, which would bring its own packages."""
+    place = shutil.which(program, path=path)
+    if place is None or Path(place).is_relative_to(environment):
+        return False
+    with Path(place).open("rb") as stream:
+        first = stream.readline(4096)
+    return first.startswith(b"#!") and b"python" in first

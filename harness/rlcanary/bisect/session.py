@@ -190,6 +190,7 @@ class Session:
         changed = True
         while True:
             self._interrupts.check()
+            self._end_in_time()
             running = [probe.commit.sha for probe in pool.running]
             if changed:
                 for sha in self._cancel_worthless(running):
@@ -210,11 +211,12 @@ class Session:
     def _start_more(self, running: list[str]) -> None:
         ready = () if self._environments is None else self._environments.built()
         wanted = self._stage.search.next_commits(self._pool.free, running, ready)
-        if wanted:
-            self._check_budget()
         for sha in wanted:
-            if self._request.budget_runs is None or self._runs < self._request.budget_runs:
-                self._start(self._names[sha])
+            if (spent := self._spent()) is not None:
+                if self._pool.is_idle:
+                    raise BudgetSpent(spent)
+                return
+            self._start(self._names[sha])
 
     def _start(self, commit: Commit) -> None:
         self._runs += 1
@@ -230,27 +232,31 @@ class Session:
                 worthless[probe.commit.sha] -= 1
                 cancelled.append(probe.commit.sha)
                 probe.cancellation.cancel()
-                self._journal.append("cancelled", commit=probe.commit.sha, run=probe.number)
-                self._display.cancelled(probe.number, probe.commit)
         return cancelled
 
-    def _check_budget(self) -> None:
-        """Raise BudgetSpent where one run more would be too many, once those under way have ended."""
+    def _spent(self) -> str | None:
+        """Why no run more may start, or None."""
         runs, minutes = self._request.budget_runs, self._request.budget_minutes
-        if runs is not None and self._runs >= runs and self._pool.is_idle:
-            raise BudgetSpent(f"the budget of {runs} runs is spent")
-        if minutes is None:
-            return
-        spent = time.monotonic() - self._began
+        if runs is not None and self._runs >= runs:
+            return f"the budget of {runs} runs is spent"
         expected = sum(self._took) / len(self._took) if self._took else 0.0
-        if spent + expected > 60 * minutes:
+        if minutes is not None and time.monotonic() - self._began + expected > 60 * minutes:
+            return f"the budget of {minutes:g} minutes is spent, or would be by the next run"
+        return None
+
+    def _end_in_time(self) -> None:
+        """End what runs when the granted minutes are over."""
+        minutes = self._request.budget_minutes
+        if minutes is not None and time.monotonic() - self._began > 60 * minutes:
             self._pool.stop()
-            raise BudgetSpent(f"the budget of {minutes:g} minutes is spent, or would be by the next run")
+            raise BudgetSpent(f"the budget of {minutes:g} minutes is spent")
 
     def _take(self, result: Finished) -> None:
         """Use the result of a probe."""
         observation = result.observation
         if observation is None:
+            self._journal.append("cancelled", commit=result.commit.sha, run=result.number)
+            self._display.cancelled(result.number, result.commit)
             return
         if observation.outcome is Outcome.INFRA:
             self._failures[result.commit.sha] += 1
@@ -264,8 +270,8 @@ class Session:
             self._pool.stop()
             raise Aborted(f"stopped by the outcome table: {observation.reason} on {result.commit.short}")
         if observation.outcome is Outcome.INFRA:
-            self._check_budget()
-            self._start(result.commit)
+            if self._spent() is None:
+                self._start(result.commit)
         else:
             self._failures[result.commit.sha] = 0
             self._take_up(observation)
