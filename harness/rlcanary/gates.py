@@ -9,7 +9,6 @@ A team declares its own in pyproject.toml, as tables [tool.rlcanary.gates.NAME] 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -94,6 +93,8 @@ def read_gates(root: Path) -> list[Gate]:
     path = root / "pyproject.toml"
     gates = {gate.name: gate for gate in BUILT_IN}
     if path.exists():
+        import tomllib
+
         try:
             document = tomllib.loads(path.read_text())
         except tomllib.TOMLDecodeError as error:

@@ -16,7 +16,6 @@ strict = true                                      # a test that passes fails th
 from __future__ import annotations
 
 import datetime
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -66,6 +65,8 @@ def read_issues(path: Path) -> list[Issue]:
     Raises:
         UserError: the file cannot be read, or an entry lacks or repeats something.
     """
+    import tomllib
+
     try:
         document = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:

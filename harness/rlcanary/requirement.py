@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-
-from packaging.requirements import InvalidRequirement, Requirement
+from typing import TYPE_CHECKING
 
 from rlcanary.errors import UserError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
 def parse(text: str) -> Requirement:
@@ -16,6 +18,9 @@ def parse(text: str) -> Requirement:
     Raises:
         UserError: it is none.
     """
+    # Every start of pytest would pay for this, and few sessions have requirements.
+    from packaging.requirements import InvalidRequirement, Requirement
+
     try:
         return Requirement(text)
     except InvalidRequirement as error:

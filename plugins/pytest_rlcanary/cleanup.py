@@ -7,8 +7,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,16 +29,18 @@ from pytest_rlcanary.fixtures import (  # noqa: F401 - the fixtures of this plug
 from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches, gpu_bytes_allocated
 from rlcanary.cleanup.frames import clear_tracebacks
 from rlcanary.cleanup.gpu_shares import take_share
-from rlcanary.cleanup.guardian import Guardian
-from rlcanary.cleanup.leaks import NOTABLE, Resources, exceeded, growth, measure
 from rlcanary.cleanup.processes import adopt_orphans
+from rlcanary.cleanup.session_guardian import SessionGuardian
+
+if TYPE_CHECKING:
+    from rlcanary.cleanup.leaks import Resources
 
 BELONGINGS = pytest.StashKey[Belongings]()
 # Set by rlcanary-timeouts once a hung test is given up: nothing may wait for the main thread any more.
 GIVEN_UP = pytest.StashKey[bool]()
 LEFT = pytest.StashKey[list[str]]()
 GREW = pytest.StashKey[list[dict[str, Any]]]()
-MEASURED = pytest.StashKey[Resources]()
+MEASURED: pytest.StashKey[Resources] = pytest.StashKey()
 # Attributes of a report travel from a worker of xdist to its controller.
 LEFT_ATTRIBUTE, GREW_ATTRIBUTE = "rlcanary_left", "rlcanary_grew"
 GPU_LEAK_BYTES = 2**20
@@ -86,16 +89,18 @@ class Cleanup:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.guardian: Guardian | None = None
+        self.guardian: SessionGuardian | None = None
         self.ray_folder: str | None = None
         self.item: pytest.Item | None = None
         self.in_shared_setup = False
+        self.measures_all: bool = config.getoption("leak_report")
+        self.keeps_tracebacks: bool = config.getoption("usepdb")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         if sys.platform == "linux":
             adopt_orphans()
-            self.guardian = Guardian()
+            self.guardian = SessionGuardian()
         self.give_ray_its_own_folder()
         spared = () if self.guardian is None else (self.guardian.pid,)
         self.belongings = Belongings(spared, self.config.getini("rlcanary_keep_processes"))
@@ -115,7 +120,9 @@ class Cleanup:
         self.item = item
         self.belongings.begin()
         self.gpu_bytes = gpu_bytes_allocated()
-        if self.is_measured(item):
+        if self.measures_all or "leak_check" in item.keywords:
+            from rlcanary.cleanup.leaks import measure
+
             item.stash[MEASURED] = measure()
         return (yield)
 
@@ -123,16 +130,27 @@ class Cleanup:
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
         if fixturedef.scope == "function" or self.in_shared_setup:
             return (yield)
-        item = self.item
-        before = None if item is None or MEASURED not in item.stash else measure()
         self.in_shared_setup = True
         try:
-            with self.belongings.shared():
+            with self.belongings.shared(), self.measured_apart():
                 return (yield)
         finally:
             self.in_shared_setup = False
-            if before is not None and item is not None:
-                item.stash[MEASURED] = item.stash[MEASURED].with_growth(before, measure())
+
+    @contextmanager
+    def measured_apart(self) -> Iterator[None]:
+        """What comes into being in here is not the growth of the test that happens to need it first."""
+        item = self.item
+        if item is None or MEASURED not in item.stash:
+            yield
+            return
+        from rlcanary.cleanup.leaks import measure
+
+        before = measure()
+        try:
+            yield
+        finally:
+            item.stash[MEASURED] = item.stash[MEASURED].with_growth(before, measure())
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
@@ -151,27 +169,27 @@ class Cleanup:
             empty_gpu_caches()
         before = item.stash.get(MEASURED, None)
         if before is not None:
+            from rlcanary.cleanup.leaks import exceeded, growth, measure
+
             gc.collect()
             after = measure()
             item.stash[GREW] = [{"resource": g.resource, "text": str(g)} for g in growth(before, after)]
             broken = exceeded(before, after, allowed_growth(item))
-        item.stash[LEFT] = self.belongings.end_left()
+        if left := self.belongings.end_left():
+            item.stash[LEFT] = left
         return broken
-
-    def is_measured(self, item: pytest.Item) -> bool:
-        return self.config.getoption("leak_report") or item.get_closest_marker("leak_check") is not None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if call.excinfo is not None and not self.config.getoption("usepdb"):
+        if call.excinfo is not None and not self.keeps_tracebacks:
             clear_tracebacks(call.excinfo.value)
-        if report.when == "teardown":
-            if left := item.stash.get(LEFT, []):
+        if call.when == "teardown":
+            if left := item.stash.get(LEFT, None):
                 setattr(report, LEFT_ATTRIBUTE, left)
-            if grew := item.stash.get(GREW, []):
+            if grew := item.stash.get(GREW, None):
                 setattr(report, GREW_ATTRIBUTE, grew)
         return report
 
@@ -183,6 +201,8 @@ class Cleanup:
         self.belongings.end_session()
 
     def pytest_unconfigure(self) -> None:
+        if BELONGINGS in self.config.stash:
+            self.belongings.close()
         if self.guardian is not None:
             self.guardian.close()
         if self.ray_folder is not None:
@@ -195,6 +215,8 @@ def allowed_growth(item: pytest.Item) -> dict[str, float]:
     marker = item.get_closest_marker("leak_check")
     if marker is None:
         return {}
+    from rlcanary.cleanup.leaks import NOTABLE
+
     unknown = marker.kwargs.keys() - NOTABLE.keys()
     if unknown or marker.args:
         raise pytest.UsageError(f"{item.nodeid}: leak_check takes {', '.join(f'{name}=' for name in NOTABLE)}")
@@ -210,6 +232,8 @@ class LeftReporter:
         self.grew: list[tuple[str, list[str]]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "teardown":
+            return
         if left := getattr(report, LEFT_ATTRIBUTE, None):
             self.left.append((report.nodeid, left))
         if grew := getattr(report, GREW_ATTRIBUTE, None):

@@ -86,10 +86,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     has_only = any(gate.kind == "only" for gate in active if gate.name in on)
     machine: Machine | None = None
     held: dict[str, list[dict[str, str]]] = {}
+    first: list[pytest.Item] = []
     for item in items:
         marks = [Mark(mark.name, mark.args) for mark in item.iter_markers() if mark.name in gated]
         if not marks and not has_only:
             continue
+        first += [item] if any(mark.name == "run_first" for mark in marks) else []
         machine = machine or Machine.here()
         try:
             reasons = held_back(marks, active, on, machine)
@@ -98,7 +100,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if reasons:
             item.add_marker(pytest.mark.skip(reason="; ".join(reason.reason for reason in reasons)))
             held[item.nodeid] = [reason._asdict() for reason in reasons]
-    if "run_first" in gated:
-        items.sort(key=lambda item: item.get_closest_marker("run_first") is None)
+    if first:
+        chosen = set(first)
+        items[:] = [*first, *(item for item in items if item not in chosen)]
     if path := config.getoption(REPORT_OPTION):
         write_whole(Path(path), json.dumps({"collected": len(items), "held": held}))

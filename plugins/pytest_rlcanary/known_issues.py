@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rlcanary.errors import UserError
-from rlcanary.known_issues import FILE_NAME, Issue, read_issues, stale_tests
+
+if TYPE_CHECKING:
+    from rlcanary.known_issues import Issue
+
+FILE_NAME = "known_issues.toml"
 
 # Attributes of a report travel from a worker of xdist to its controller.
 ISSUE_ATTRIBUTE = "rlcanary_known_issue"
@@ -26,15 +30,22 @@ def pytest_configure(config: pytest.Config) -> None:
         issues = read_registry(config)
     except UserError as error:
         raise pytest.UsageError(str(error)) from error
-    config.pluginmanager.register(KnownIssues(config, issues), "rlcanary-known-issues-hooks")
+    known = KnownIssues(config, issues)
+    config.pluginmanager.register(known, "rlcanary-known-issues-hooks")
+    if issues:
+        config.pluginmanager.register(Reports(known.fixed), "rlcanary-known-issues-reports")
 
 
 def read_registry(config: pytest.Config) -> list[Issue]:
     """The entries of the file that the ini file names, or of known_issues.toml if there is one."""
-    if named := config.getini("rlcanary_known_issues"):
-        return read_issues(config.rootpath / named)
-    path = config.rootpath / FILE_NAME
-    return read_issues(path) if path.exists() else []
+    named = config.getini("rlcanary_known_issues")
+    path = config.rootpath / (named or FILE_NAME)
+    if not named and not path.exists():
+        return []
+    # Every start of pytest would pay for this, and most projects have no registry.
+    from rlcanary.known_issues import read_issues
+
+    return read_issues(path)
 
 
 class KnownIssues:
@@ -51,7 +62,7 @@ class KnownIssues:
         passed = {issue.id: reason for issue in self.issues.values() if (reason := issue.passed_versions())}
         self.stale = [f"{issue_id}: does not show here any more: {reason}" for issue_id, reason in passed.items()]
         for item in items:
-            issue = self.issue_of(item)
+            issue = self.issue_of(item) if self.issues or "known_issue" in item.keywords else None
             if issue is not None and issue.id not in passed:
                 item.stash[ISSUE] = issue.id
                 item.add_marker(pytest.mark.xfail(reason=f"{issue.id}: {issue.reason}", strict=issue.strict))
@@ -68,6 +79,10 @@ class KnownIssues:
         return self.issues[marker.args[0]]
 
     def find_stale_tests(self, items: list[pytest.Item]) -> None:
+        if not self.issues:
+            return
+        from rlcanary.known_issues import stale_tests
+
         nodeids = [item.nodeid for item in items]
         in_part = {argument.partition("::")[0] for argument in self.config.args if "::" in argument}
         files = {nodeid.partition("::")[0] for nodeid in nodeids}
@@ -75,21 +90,6 @@ class KnownIssues:
         for issue in self.issues.values():
             gone = stale_tests(issue, nodeids, whole, self.config.rootpath)
             self.stale += [f"{issue.id}: there is no test {pattern}" for pattern in gone]
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
-        report = yield
-        if (issue_id := item.stash.get(ISSUE, None)) is not None:
-            setattr(report, ISSUE_ATTRIBUTE, issue_id)
-        return report
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        issue_id = getattr(report, ISSUE_ATTRIBUTE, None)
-        if issue_id is None or report.when != "call":
-            return
-        strictly = report.failed and "[XPASS(strict)]" in report.longreprtext
-        if (report.passed and hasattr(report, "wasxfail")) or strictly:
-            self.fixed[issue_id].append(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         lines = [
@@ -107,3 +107,25 @@ class KnownIssues:
         if (skipped := len(stats.get("skipped", []))) and not ran:
             terminalreporter.section("nothing was tested", sep="-", yellow=True)
             terminalreporter.line(f"all {skipped} tests were skipped; -rs lists the reasons")
+
+
+class Reports:
+    """The hooks that see every report; a session without a registry does not pay for them."""
+
+    def __init__(self, fixed: dict[str, list[str]]) -> None:
+        self.fixed = fixed
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
+        report = yield
+        if (issue_id := item.stash.get(ISSUE, None)) is not None:
+            setattr(report, ISSUE_ATTRIBUTE, issue_id)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        issue_id = getattr(report, ISSUE_ATTRIBUTE, None)
+        if issue_id is None or report.when != "call":
+            return
+        strictly = report.failed and "[XPASS(strict)]" in report.longreprtext
+        if (report.passed and hasattr(report, "wasxfail")) or strictly:
+            self.fixed[issue_id].append(report.nodeid)

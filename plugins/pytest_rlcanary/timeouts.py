@@ -65,6 +65,43 @@ def seconds(config: pytest.Config, name: str) -> float:
         raise pytest.UsageError(f"{name} must be a number of seconds, got {config.getini(name)!r}") from error
 
 
+def interruptible(when: str) -> Any:
+    """The hook of a phase, which runs it so that it can be interrupted, and makes a failure of what that led to."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def hook(self: Timeouts, item: pytest.Item) -> Generator[None]:
+        __tracebackhide__ = True
+        watchdog = self.watchdog
+        self.when = when
+        if watchdog is None:
+            return (yield)
+        if when == "teardown" and self.item is item and self.settings is not None:
+            watchdog.start(item.nodeid, max(self.settings.timeout, self.fixture_limit))
+        error: BaseException | None = None
+        try:
+            try:
+                watchdog.allow_interruption()
+                result = yield
+            finally:
+                watchdog.forbid_interruption()
+        except BaseException as raised:  # noqa: BLE001 - judged below
+            error = raised
+        expiry = watchdog.take_expiry()
+        if expiry is not None:
+            watchdog.stop()
+            item.stash[EXPIRY] = expiry
+            message = f"{expiry.what} was still running after {expiry.limit:g} seconds, its limit ({when})"
+            failure = TestTimedOut(message)
+            if error is not None:
+                failure.with_traceback(above_ray(error.__traceback__))
+            raise failure from (None if error is None or is_our_doing(error) else error)
+        if error is not None:
+            raise error
+        return result
+
+    return hook
+
+
 class Timeouts:
     """The hooks of a session in which pytest-timeout is active."""
 
@@ -96,48 +133,9 @@ class Timeouts:
         self.watchdog.start(item.nodeid, settings.timeout)
         return True
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
-        __tracebackhide__ = True
-        return (yield from self.phase(item, "setup"))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
-        __tracebackhide__ = True
-        return (yield from self.phase(item, "call"))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
-        if self.watchdog is not None and self.item is item and self.settings is not None:
-            self.watchdog.start(item.nodeid, max(self.settings.timeout, self.fixture_limit))
-        __tracebackhide__ = True
-        return (yield from self.phase(item, "teardown"))
-
-    def phase(self, item: pytest.Item, when: str) -> Generator[None]:
-        """Run a phase so that it can be interrupted, and make a failure of what the interruption led to."""
-        __tracebackhide__ = True
-        watchdog = self.watchdog
-        self.when = when
-        if watchdog is None:
-            return (yield)
-        error: BaseException | None = None
-        try:
-            with watchdog.interruptible():
-                result = yield
-        except BaseException as raised:  # noqa: BLE001 - judged below
-            error = raised
-        expiry = watchdog.take_expiry()
-        if expiry is not None:
-            watchdog.stop()
-            item.stash[EXPIRY] = expiry
-            message = f"{expiry.what} was still running after {expiry.limit:g} seconds, its limit ({when})"
-            failure = TestTimedOut(message)
-            if error is not None:
-                failure.with_traceback(above_ray(error.__traceback__))
-            raise failure from (None if error is None or is_our_doing(error) else error)
-        if error is not None:
-            raise error
-        return result
+    pytest_runtest_setup = interruptible("setup")
+    pytest_runtest_call = interruptible("call")
+    pytest_runtest_teardown = interruptible("teardown")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: Any) -> Generator[None, object, object]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from rlcanary.cleanup import processes, ray_cluster
-from rlcanary.cleanup.processes import ProcessId
+from rlcanary.cleanup.processes import Census, ProcessId
 from rlcanary.cleanup.ray_cluster import Holdings
 
 
@@ -22,19 +22,31 @@ class Belongings:
         self._spared = set(spared)
         self._patterns = (*processes.KEPT_COMMANDS, *keep)
         self._processes: set[ProcessId] = set()
+        self._census_at_begin: Census | None = None
         self._ray = Holdings()
         self._distributed = False
-        self._at_start = processes.children()
+        self._last_process = processes.LastProcess()
+        self._census = processes.census()
+        self._census_at: bytes | None = None
+        self._at_start = self._census.alive
         # Sessions can be nested in one process; what the outer one runs is not the inner one's to end.
         self._connected_at_start, self._distributed_at_start = ray_cluster.connected(), distributed_is_up()
         self.ray_is_shared = False
 
     def begin(self) -> None:
         """A test begins: what is there now stays."""
-        self._processes = processes.census().everyone()
+        if (census := self._updated_census()) is not self._census_at_begin:
+            self._processes, self._census_at_begin = census.everyone(), census
         self._ray = ray_cluster.holdings()
         self._distributed = distributed_is_up()
         self.ray_is_shared = self.ray_is_shared and ray_cluster.connected()
+
+    def _updated_census(self) -> Census:
+        """The children, counted anew only if a process was started since the last time: most tests start none."""
+        last = self._last_process.id()  # before the census, so that what is started meanwhile is news next time
+        if last is None or last != self._census_at:
+            self._census, self._census_at = processes.census(), last
+        return self._census
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -66,10 +78,10 @@ class Belongings:
         if distributed_is_up() and not self._distributed:
             sys.modules["torch.distributed"].destroy_process_group()
             ended.append("the torch.distributed process group")
-        if left := self.left_processes():
-            ended += name_processes(processes.end(left))
-        # Nobody asks for the exit codes of what the test started, nor of orphans that came to this process.
-        processes.reap(processes.census().dead - self._processes)
+        if self._updated_census() is not self._census_at_begin:
+            ended += name_processes(processes.end(self.left_processes()))
+            # Nobody asks for the exit codes of what the test started, nor of orphans that came to this process.
+            processes.reap(processes.census().dead - self._processes)
         return ended
 
     def end_session(self) -> list[str]:
@@ -80,6 +92,10 @@ class Belongings:
             sys.modules["torch.distributed"].destroy_process_group()
         empty_gpu_caches()
         return self.end_session_processes()
+
+    def close(self) -> None:
+        """Give back what watching takes."""
+        self._last_process.close()
 
     def end_session_processes(self) -> list[str]:
         """End the children that were started since the session began."""

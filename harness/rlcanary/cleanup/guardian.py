@@ -1,18 +1,16 @@
 """A small process that outlives a pytest killed with SIGKILL by seconds, and ends what that pytest had started.
 
-Run as a script, by path, with the standard library alone. While pytest lives the guardian notes its descendants about once a
-second; once pytest is gone, however it went, those are ended that still live. Processes younger than the last look are
-known by the mark in the environment that they inherit (which alone would not do: vLLM and Ray overwrite the environment of
-their processes with a title). Linux only.
+While pytest lives the guardian notes its descendants about once a second; once pytest is gone, however it went, those are
+ended that still live. Processes younger than the last look are known by the mark in the environment that they inherit (which
+alone would not do: vLLM and Ray overwrite the environment of their processes with a title). Linux only.
+
+Run as a script, by path. Every start of pytest pays for what it imports: `signal` and `pathlib` would double its price.
 """
 
 import os
 import select
-import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 # Names every pytest session that a process descends from, separated by spaces: pytest may run pytest.
 MARK_VARIABLE = "RLCANARY_SESSION"
@@ -20,45 +18,19 @@ LOOK_SECONDS = 1.0
 COST_SHARE = 100  # looking takes at most one part in this many, on hosts with thousands of processes too
 OWN_ACCORD_SECONDS = 0.5  # Ray's processes end by themselves when their driver is gone
 TERM_SECONDS = 1.0
+TERM, KILL = 15, 9  # as on every Linux
 
 
-class Guardian:
-    """The guardian of this process, and the mark for its children."""
-
-    def __init__(self) -> None:
-        owner = os.getpid()
-        mark = f"{owner}-{os.urandom(4).hex()}"
-        self._outer = os.environ.get(MARK_VARIABLE)
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, mark, str(owner), str(start_time(owner))],
-            stdin=subprocess.DEVNULL,
-            # A reader of pytest's output must not wait for the guardian.
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={name: value for name, value in os.environ.items() if name != MARK_VARIABLE},
-            start_new_session=True,
-        )
-        os.environ[MARK_VARIABLE] = f"{self._outer} {mark}" if self._outer else mark
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def close(self) -> None:
-        """Dismiss the guardian of a pytest that ends in order."""
-        self._process.kill()
-        self._process.wait()
-        if self._outer is None:
-            os.environ.pop(MARK_VARIABLE, None)
-        else:
-            os.environ[MARK_VARIABLE] = self._outer
+def read(path: str) -> bytes:
+    with open(path, "rb") as file:  # noqa: PTH123 - see above
+        return file.read()
 
 
 def read_stat(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat from the state on; empty for a process that has ended (a zombie has)."""
     try:
         # The command's name, in parentheses, may itself hold spaces and parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return []
     return [] if fields[0] in (b"Z", b"X") else fields
@@ -71,7 +43,7 @@ def start_time(pid: int) -> int | None:
 
 
 def all_pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - see above
 
 
 def descendants(owner: int) -> dict[int, int]:
@@ -94,7 +66,7 @@ def descendants(owner: int) -> dict[int, int]:
 
 def is_marked(pid: int, mark: str) -> bool:
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        environment = read(f"/proc/{pid}/environ")
     except OSError:  # gone, or another user's
         return False
     for entry in environment.split(b"\0"):
@@ -117,7 +89,7 @@ def living(known: dict[int, int], mark: str) -> dict[int, int]:
 
 def end(known: dict[int, int], mark: str) -> None:
     time.sleep(OWN_ACCORD_SECONDS)
-    for signum in (signal.SIGTERM, signal.SIGKILL):
+    for signum in (TERM, KILL):
         for pid, started in living(known, mark).items():
             if start_time(pid) == started:
                 try:
@@ -130,18 +102,18 @@ def end(known: dict[int, int], mark: str) -> None:
 
 
 def guard(mark: str, owner: int, owner_started: int) -> None:
-    """Watch the owner until it is gone, then end what is left of it."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
+    """Watch the owner until it is gone, then end what is left of it. Started with the signals blocked that end a session."""
     known: dict[int, int] = {}
     try:
         ended = [os.pidfd_open(owner)]
     except OSError:  # already gone, or a kernel before 5.3, where the end is noticed at the next look
         ended = []
+    pause = LOOK_SECONDS
     while start_time(owner) == owner_started:
+        select.select(ended, [], [], pause)
         began = time.monotonic()
         known |= descendants(owner)
-        select.select(ended, [], [], max(LOOK_SECONDS, COST_SHARE * (time.monotonic() - began)))
+        pause = max(LOOK_SECONDS, COST_SHARE * (time.monotonic() - began))
     end(known, mark)
 
 

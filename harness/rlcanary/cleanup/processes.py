@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,8 +61,32 @@ class Census(NamedTuple):
         return self.alive | self.dead
 
 
+class LastProcess:
+    """The id that the kernel gave out last, to any process or thread: while it stays the same, nothing was started.
+
+    Reading it takes 1 µs where a census takes 30. None where the kernel does not say: elsewhere than on Linux, and in
+    containers that put a file of their own in the place of /proc/loadavg.
+    """
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        if sys.platform == "linux":
+            self._file = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+            if os.fstat(self._file).st_dev != os.stat("/proc/self").st_dev or int(self.id() or 0) < os.getpid():  # noqa: PTH116
+                os.close(self._file)
+                self._file = None
+
+    def id(self) -> bytes | None:
+        return None if self._file is None else os.pread(self._file, 128, 0).split()[-1]
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
 def children() -> set[ProcessId]:
-    """The living children of this process; costs about 0.05 ms when there are few."""
+    """The living children of this process; costs about 0.03 ms when there are few."""
     return census().alive
 
 
@@ -134,8 +158,10 @@ def is_kept(pid: int, patterns: Iterable[str] = KEPT_COMMANDS) -> bool:
     return any(pattern in command for pattern in patterns)
 
 
-def end(processes: Iterable[ProcessId], grace_seconds: float = GRACE_SECONDS) -> list[LeftProcess]:
+def end(processes: Collection[ProcessId], grace_seconds: float = GRACE_SECONDS) -> list[LeftProcess]:
     """End these children and all their descendants: SIGTERM, and after the grace SIGKILL. Returns the children ended."""
+    if not processes:
+        return []
     import psutil
 
     named: list[tuple[psutil.Process, str]] = []

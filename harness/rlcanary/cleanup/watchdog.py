@@ -21,7 +21,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -42,21 +41,19 @@ class TimedOut(KeyboardInterrupt):
     """Raised in the main thread at the limit. Only a KeyboardInterrupt gets out of `ray.get` and past `except Exception`."""
 
 
-@dataclass
 class Expiry:
     """A limit that was passed: the stacks at that moment, by thread, and those of busy Ray workers."""
 
-    what: str
-    limit: float
-    threads: Mapping[str, str]
-    workers: Mapping[str, str] = field(default_factory=dict)
+    def __init__(self, what: str, limit: float, threads: Mapping[str, str]) -> None:
+        self.what, self.limit, self.threads = what, limit, threads
+        self.workers: Mapping[str, str] = {}
 
     def stacks(self) -> dict[str, str]:
         return {**self.threads, **self.workers}
 
 
 class Watchdog:
-    """One clock for the main thread. `start`, `stop` and the context managers are called in the main thread.
+    """One clock for the main thread. `start`, `stop` and what follows them are called in the main thread.
 
     release: called in the watchdog's thread at the limit with the main thread's frame; returns stacks of Ray workers.
     give_up: called in the watchdog's thread if the main thread cannot be stopped; does not return.
@@ -146,16 +143,14 @@ class Watchdog:
                 self._what, self._limit = before
                 self._set(deadline + time.monotonic() - began)
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """TimedOut is raised only in here, at once if the limit has passed before."""
+    def allow_interruption(self) -> None:
+        """TimedOut is raised only from here on, at once if the limit has passed before."""
         self._interruptible = True
-        try:
-            if self._expiry is not None:
-                raise TimedOut(self._expiry.what)
-            yield
-        finally:
-            self._interruptible = False
+        if self._expiry is not None:
+            raise TimedOut(self._expiry.what)
+
+    def forbid_interruption(self) -> None:
+        self._interruptible = False
 
     def take_expiry(self) -> Expiry | None:
         """The limit that was passed since `start`, once, when all that is to be known of it is known."""

@@ -1,6 +1,5 @@
 """One outcome for each test, from the reports of its phases."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -23,27 +22,20 @@ class Outcome(NamedTuple):
     duration_s: float
 
 
-@dataclass
-class _Unfinished:
-    outcome: str = "passed"
-    duration_s: float = 0.0
-
-
 class OutcomeLog:
     """Combines the phases of each test as they arrive; under xdist those of several tests interleave."""
 
     def __init__(self) -> None:
-        self._unfinished: dict[str, _Unfinished] = {}
+        self._unfinished: dict[str, tuple[str, float]] = {}
 
     def add(self, phase: Phase) -> Outcome | None:
         """The test's outcome once its last phase is in, else None."""
-        test = self._unfinished.setdefault(phase.nodeid, _Unfinished())
-        test.duration_s += phase.duration_s
-        test.outcome = _combined(test.outcome, phase)
+        so_far, spent_s = self._unfinished.pop(phase.nodeid, ("passed", 0.0))
+        outcome, duration_s = _combined(so_far, phase), spent_s + phase.duration_s
         if phase.when in ("setup", "call"):
+            self._unfinished[phase.nodeid] = (outcome, duration_s)
             return None
-        del self._unfinished[phase.nodeid]
-        return Outcome(phase.nodeid, test.outcome, test.duration_s)
+        return Outcome(phase.nodeid, outcome, duration_s)
 
 
 def _combined(so_far: str, phase: Phase) -> str:

@@ -116,7 +116,8 @@ class RunRecorder(ProcessRecorder):
     def add_phase(self, phase: Phase) -> None:
         outcome = self._outcomes.add(phase)
         if outcome:
-            self.journal.append({"record": "outcome", **outcome._asdict()})
+            nodeid, result, duration_s = outcome
+            self.journal.append({"record": "outcome", "nodeid": nodeid, "outcome": result, "duration_s": duration_s})
 
     def finish(self, exit_status: int, coverage: float | None) -> list[str]:
         """Merges the journals of all processes into the results file and its copy in the history; returns what

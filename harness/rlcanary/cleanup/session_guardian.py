@@ -1,0 +1,49 @@
+"""Starts and dismisses the guardian of a pytest session (guardian.py, which runs by itself)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from rlcanary.cleanup import guardian
+
+# What ends a session is not to end its guardian before it has done its work.
+BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class SessionGuardian:
+    """The guardian of this process, and the mark for its children."""
+
+    def __init__(self) -> None:
+        owner = os.getpid()
+        mark = f"{owner}-{os.urandom(4).hex()}"
+        self._outer = os.environ.get(guardian.MARK_VARIABLE)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", guardian.__file__, mark, str(owner), str(guardian.start_time(owner))],
+                stdin=subprocess.DEVNULL,
+                # A reader of pytest's output must not wait for the guardian.
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if name != guardian.MARK_VARIABLE},
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.environ[guardian.MARK_VARIABLE] = f"{self._outer} {mark}" if self._outer else mark
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """Dismiss the guardian of a pytest that ends in order."""
+        self._process.kill()
+        self._process.wait()
+        if self._outer is None:
+            os.environ.pop(guardian.MARK_VARIABLE, None)
+        else:
+            os.environ[guardian.MARK_VARIABLE] = self._outer
