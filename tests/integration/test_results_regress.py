@@ -97,7 +97,7 @@ def write_run(project: Path, number: int, commit: str, loss: float | None, **cha
 
 def test_regression_is_shown_with_its_size_and_commits(project: Path, commits: list[str]) -> None:
     shown = run("rlcanary regress", project, code=1).stdout
-    (row,) = [line for line in shown.splitlines() if "worse" in line]
+    (row,) = [line for line in shown.splitlines() if line.startswith("│ worse")]
     assert all(part in row for part in ("lower", "0.5 → 0.8", "+60 %", "2025-03-07", commits[3][:10], commits[6][:10]))
     (moved,) = [line for line in shown.splitlines() if "moved" in line]
     assert "2 → 3" in moved

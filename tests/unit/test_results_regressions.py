@@ -44,7 +44,6 @@ def test_step_is_worse_by_the_direction(direction: Direction | None, after: floa
         assert (found.before, found.after) == (1.0, after)
         assert found.relative == pytest.approx(after - 1)
         assert found.noise_units is None
-        assert found.limit == pytest.approx((1 + after) / 2)
 
 
 def test_size_is_in_noise_units_and_the_range_holds_the_step() -> None:

@@ -18,7 +18,7 @@ from rlcanary.results.directions import Direction, Rule, direction_of, matches, 
 from rlcanary.results.history import History, metric_name, nearest_names
 from rlcanary.results.keys import plain_key
 from rlcanary.results.provenance import environment_change
-from rlcanary.results.regressions import Regression, Status, find_regression, too_short
+from rlcanary.results.regressions import MIN_RUNS, Regression, Status, find_regression, too_short
 from rlcanary.results.repository import top_level
 from rlcanary.results.run_result import read_json
 from rlcanary.results.settings import Settings, pytest_settings
@@ -93,7 +93,8 @@ def regress(
         click.echo(json.dumps([document(*entry) for entry in zip(found, notes, strict=True)], indent=2))
     else:
         runs = min(newest, len(history.runs))
-        print_report(found, notes, f"the newest {runs} of {len(history.runs)} runs, {len(pairs)} metrics", short)
+        extent = f"the newest {runs} of {len(history.runs)} runs, {len(pairs) - short} metrics"
+        print_report(found, notes, extent, short, judged=short < len(pairs))
     return int(any(regression.status is Status.WORSE for regression in found))
 
 
@@ -134,19 +135,21 @@ def notes_on(regression: Regression, history: History, settings: Settings) -> No
 
 
 def bisect_command(regression: Regression, root: Path) -> str:
-    """A line for the shell that bisects the metric: a commit is good if the metric is on the good side of the limit."""
+    """A line for the shell that bisects the metric on its value, or for one that is not finite now on whether it is."""
     nodeid = list(regression.series.nodeids)[-1]
-    value = f"data[{quoted('metrics')}][{quoted(plain_key(nodeid))}][{quoted(regression.series.metric)}]"
-    if regression.limit is None or regression.after is None:
-        check = f"abs({value}) >= 0"  # holds for what is finite
-    else:
-        check = f"{value} {'<' if regression.after > regression.before else '>'} {regression.limit:.9g}"
-    probe = (
-        f"pytest {shlex.quote(nodeid)} --rlcanary-results={PROBE}; [ $? -le 1 ] || exit 125; "
-        f"rlcanary check-metrics {PROBE} {shlex.quote(check)}"
-    )
     commits = [point.run.git_commit or "" for point in (regression.last_good, regression.first_bad)]
-    line = f"rlcanary bisect --good {commits[0][:12]} --bad {commits[1][:12]} -- bash -c {shlex.quote(probe)}"
+    ends = f"rlcanary bisect --good {commits[0][:12]} --bad {commits[1][:12]}"
+    if regression.after is None:
+        value = f"data[{quoted('metrics')}][{quoted(plain_key(nodeid))}][{quoted(regression.series.metric)}]"
+        probe = (
+            f"pytest {shlex.quote(nodeid)} --rlcanary-results={PROBE}; [ $? -le 1 ] || exit 125; "
+            f"rlcanary check-metrics {PROBE} {shlex.quote(f'abs({value}) >= 0')}"  # holds for what is finite
+        )
+        line = f"{ends} -- bash -c {shlex.quote(probe)}"
+    else:
+        worse = "higher" if regression.after > regression.before else "lower"
+        name = metric_name(plain_key(nodeid), regression.series.metric)
+        line = f"{ends} --metric {shlex.quote(name)} --worse {worse} -- pytest {shlex.quote(nodeid)}"
     here = Path.cwd()
     place = root if top_level(here) == top_level(root) else here
     return line if place == here else f"cd {shlex.quote(os.path.relpath(place, here))} && {line}"
@@ -156,9 +159,12 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def print_report(found: list[Regression], notes: list[Notes], extent: str, short: int) -> None:
+def print_report(found: list[Regression], notes: list[Notes], extent: str, short: int, judged: bool) -> None:
+    """`short`: how many metrics have too few runs. `judged`: whether any has enough."""
     console = report_console(highlight=False)
-    if not found:
+    if not judged and not found:
+        console.print("Nothing was judged.")
+    elif not found:
         console.print(f"Nothing is worse in {extent}.")
     else:
         table = Table(title=f"Changes in {extent}")
@@ -185,7 +191,7 @@ def print_report(found: list[Regression], notes: list[Notes], extent: str, short
             for line in note_lines(regression, note):
                 console.print(f"  {line}", soft_wrap=True, markup=False)
     if short:
-        console.print(f"{short} metrics have too few runs to judge a change.")
+        console.print(f"{short} metrics have too few runs to judge a change (fewer than {MIN_RUNS}).")
 
 
 def note_lines(regression: Regression, notes: Notes) -> list[str]:

@@ -29,8 +29,7 @@ class Regression:
     """A metric that is worse now than before.
 
     The change lies between the runs `last_good` and `first_bad`. `before` and `after` are levels (None: not finite),
-    `noise` is the standard deviation from run to run, in the metric's units. `limit` lies half-way between the levels on
-    both sides of the largest step.
+    `noise` is the standard deviation from run to run, in the metric's units.
     """
 
     series: Series
@@ -39,7 +38,6 @@ class Regression:
     before: float
     after: float | None
     noise: float
-    limit: float | None
     last_good: Point
     first_bad: Point
 
@@ -94,7 +92,7 @@ def _not_finite(series: Series, direction: Direction | None) -> Regression | Non
     before = series.values[last]
     assert before is not None
     return Regression(
-        series, direction, Status.WORSE, before, None, 0.0, None, series.point(last), series.point(last + 1)
+        series, direction, Status.WORSE, before, None, 0.0, series.point(last), series.point(last + 1)
     )
 
 
@@ -117,7 +115,6 @@ def _lasting(series: Series, direction: Direction | None, newest: int, least_cha
         before,
         after,
         largest.noise,
-        (largest.before + largest.after) / 2,
         series.point(largest.earliest - 1),
         series.point(largest.latest),
     )
@@ -147,7 +144,6 @@ def _outlying(series: Series, direction: Direction | None, least_change: float) 
                 level,
                 after,
                 noise,
-                (level + after) / 2,
                 series.point(measured[-count - 1]),
                 series.point(measured[-count]),
             )
