@@ -183,3 +183,14 @@ def test_history_of_a_shallow_clone_is_taken_at_its_word(project: Path, tmp_path
     for path in (tmp_path / "shallow/tests/unit/unit_results").glob("*.json"):
         path.write_text(path.read_text().replace(run("git rev-parse HEAD", project).stdout.strip(), "0" * 40))
     run("rlcanary trend", tmp_path / "shallow")
+
+
+def test_too_few_runs_are_no_verdict(template: Path, tmp_path: Path) -> None:
+    project = tmp_path / "young"
+    shutil.copytree(template, project)
+    for path in sorted((project / "tests/unit/unit_results").glob("*.json"))[3:]:
+        path.unlink()
+    answer = run("rlcanary regress", project).stdout
+    assert "Nothing was judged" in answer
+    assert "too few runs" in answer
+    assert "Nothing is worse" not in answer

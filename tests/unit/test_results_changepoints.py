@@ -60,10 +60,21 @@ def test_rate_of_a_flaky_test_is_not_a_step() -> None:
         ([0.3] * 38 + [0.9] * 2, []),
         ([0.3] * 20 + [0.9] + [0.3] * 20, []),
         ([0.3] * 40, []),
+        ([0.77, 0.774, 0.774, *[0.771] * 4, 0.133, *[0.134] * 4], [7]),
         ([1.0, 2.0], []),
         ([], []),
     ],
-    ids=["one step", "two steps", "three runs after", "two runs after", "one outlier", "flat", "two runs", "empty"],
+    ids=[
+        "one step",
+        "two steps",
+        "three runs after",
+        "two runs after",
+        "one outlier",
+        "flat",
+        "flat but for rare small moves",
+        "two runs",
+        "empty",
+    ],
 )
 def test_deterministic_metric_steps_where_three_runs_agree(series: list[float], steps: list[int]) -> None:
     assert [change.index for change in change_points(np.array(series))] == steps

@@ -70,8 +70,9 @@ def test_trend_without_a_metric_lists_them(project: Path) -> None:
     assert json.loads(rlcanary("trend", "--json", cwd=project).stdout)[METRIC] == 20
 
 
-def test_unknown_metric_names_the_nearest(project: Path) -> None:
-    answer = rlcanary("trend", "test_policy::test_generation.mean_lp", cwd=project)
+@pytest.mark.parametrize("name", ["test_policy::test_generation.mean_lp", "mean_lp"], ids=["misspelt", "without the test"])
+def test_unknown_metric_names_the_nearest(project: Path, name: str) -> None:
+    answer = rlcanary("trend", name, cwd=project)
     assert answer.returncode == 2
     assert len(answer.stderr.splitlines()) == 1
     assert METRIC in answer.stderr
@@ -178,6 +179,11 @@ def test_results_are_found_where_the_settings_of_pytest_put_them(project: Path) 
     answer = rlcanary("trend", cwd=project / "tests")
     assert answer.returncode == 2
     assert "looked for ../elsewhere)" in answer.stderr
+
+
+def test_results_are_found_from_any_folder_of_a_repository_without_settings(project: Path) -> None:
+    (project / ".git").mkdir()
+    assert rlcanary("trend", METRIC, cwd=project / "tests/unit").returncode == 0
 
 
 def test_results_beside_the_first_of_the_testpaths_are_found(project: Path) -> None:

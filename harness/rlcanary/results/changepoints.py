@@ -128,8 +128,10 @@ def noise_and_correlation(values: Floats) -> tuple[float, float]:
     if moves_in_steps(values):
         return 0.0, 0.0
     differences = np.diff(values)
-    reach = DIFFERENCE_SIGMAS * MAD_TO_SIGMA * float(np.median(np.abs(differences)))
-    differences = np.clip(differences, -reach, reach) if reach > 0 else differences
+    sizes = np.abs(differences)
+    # A metric that repeats its commonest value moves seldom, and by what its moves are typically.
+    reach = DIFFERENCE_SIGMAS * MAD_TO_SIGMA * float(np.median(sizes) or np.median(sizes[sizes > 0]))
+    differences = np.clip(differences, -reach, reach)
     variance = float(np.mean(differences**2))
     # For AR(1) noise, neighbouring differences correlate with -(1 - phi) / 2, and their variance is 2 (1 - phi) times
     # the noise's.

@@ -171,17 +171,23 @@ class History:
 
 def find_history(start: Path) -> Path:
     """The folder of past runs for a command started in `start`: where pytest's settings put it, else the first that exists
-    of the default places.
+    of the default places. Without a file of settings those are looked for in each folder up to the repository's top.
 
     Raises UserError if there is none.
     """
     settings = pytest_settings(start)
-    root = settings.root
     if configured := settings.text("rlcanary_results"):
-        candidates = [root / configured]
+        candidates = [settings.root / configured]
     else:
-        default = default_results_file(root, settings.words("testpaths"))
-        candidates = [default, *(root / folder / RESULTS_NAME for folder in ("tests/unit", "tests", "test", "."))]
+        roots = [settings.root] if settings.file else folders_of_repository(start)
+        candidates = [
+            candidate
+            for root in roots
+            for candidate in (
+                default_results_file(root, settings.words("testpaths")),
+                *(root / folder / RESULTS_NAME for folder in ("tests/unit", "tests", "test", ".")),
+            )
+        ]
     folders = list(dict.fromkeys(history_folder(candidate) for candidate in candidates))
     for folder in folders:
         if folder.is_dir():
@@ -190,6 +196,13 @@ def find_history(start: Path) -> Path:
     raise UserError(
         f"no results of past runs here (looked for {places}); run pytest first, or name the folder with --dir"
     )
+
+
+def folders_of_repository(start: Path) -> list[Path]:
+    """This folder and those above it up to the top of its git repository; this one alone outside a repository."""
+    above = [start, *start.parents]
+    top = next((index for index, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    return above[: top + 1]
 
 
 def load_history(folder: Path, watch: Watch = unwatched) -> History:
@@ -223,4 +236,7 @@ def metric_name(key: str, metric: str) -> str:
 
 
 def nearest_names(name: str, known: list[str], count: int = 3) -> list[str]:
-    return difflib.get_close_matches(name, known, n=count, cutoff=0.4)
+    """The known names that somebody who wrote this may have meant: those that hold it, else those that resemble it."""
+    return [full for full in known if name in full][:count] or difflib.get_close_matches(
+        name, known, n=count, cutoff=0.4
+    )

@@ -91,9 +91,7 @@ def _not_finite(series: Series, direction: Direction | None) -> Regression | Non
     last = measured[-1]
     before = series.values[last]
     assert before is not None
-    return Regression(
-        series, direction, Status.WORSE, before, None, 0.0, series.point(last), series.point(last + 1)
-    )
+    return Regression(series, direction, Status.WORSE, before, None, 0.0, series.point(last), series.point(last + 1))
 
 
 def _lasting(series: Series, direction: Direction | None, newest: int, least_change: float) -> Regression | None:

@@ -21,6 +21,7 @@ class Settings:
 
     root: Path
     values: dict[str, Any] = field(default_factory=dict)
+    file: Path | None = None
 
     def text(self, name: str) -> str:
         """A setting, "" if it is not there."""
@@ -47,7 +48,7 @@ def pytest_settings(start: Path) -> Settings:
         for name in FILES:
             values = _read(folder / name)
             if values is not None:
-                return Settings(folder, values)
+                return Settings(folder, values, folder / name)
     return Settings(start)
 
 
