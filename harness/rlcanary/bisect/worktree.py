@@ -1,6 +1,7 @@
 """A detached worktree in a private temporary folder, which probes may do anything to."""
 
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -21,7 +22,8 @@ class Worktree:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._folder = Path(tempfile.mkdtemp(prefix="rlcanary-bisect-")).resolve()
+        # Made by the first `prepare`, when the journal knows of it.
+        self._folder = Path(tempfile.gettempdir(), f"rlcanary-bisect-{secrets.token_hex(6)}").resolve()
         # The checkout's own name: some code reads meaning into it.
         self.path = self._folder / repository.toplevel.name
 
@@ -37,6 +39,7 @@ class Worktree:
                 # A probe can leave a worktree that git cannot mend (a broken .git, folders without permissions).
                 self.discard()
         if not self.path.exists():
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             add = ("worktree", "add", "--detach", "--no-checkout", "--quiet", str(self.path), sha)
             git(self._repository.toplevel, *add, stop=stop)
             self._switch(sha, stop)
