@@ -108,12 +108,10 @@ def guard(mark: str, owner: int, owner_started: int) -> None:
         ended = [os.pidfd_open(owner)]
     except OSError:  # already gone, or a kernel before 5.3, where the end is noticed at the next look
         ended = []
-    pause = LOOK_SECONDS
     while start_time(owner) == owner_started:
-        select.select(ended, [], [], pause)
         began = time.monotonic()
         known |= descendants(owner)
-        pause = max(LOOK_SECONDS, COST_SHARE * (time.monotonic() - began))
+        select.select(ended, [], [], max(LOOK_SECONDS, COST_SHARE * (time.monotonic() - began)))
     end(known, mark)
 
 

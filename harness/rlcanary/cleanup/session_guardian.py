@@ -11,6 +11,8 @@ from rlcanary.cleanup import guardian
 
 # What ends a session is not to end its guardian before it has done its work.
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A shell is there in a millisecond. Python follows in its place, and sessions shorter than this do not pay for it.
+LATER = ("/bin/sh", "-c", f'sleep {guardian.LOOK_SECONDS}; exec "$@"', "rlcanary guardian")
 
 
 class SessionGuardian:
@@ -20,10 +22,11 @@ class SessionGuardian:
         owner = os.getpid()
         mark = f"{owner}-{os.urandom(4).hex()}"
         self._outer = os.environ.get(guardian.MARK_VARIABLE)
+        command = [sys.executable, "-I", "-S", guardian.__file__, mark, str(owner), str(guardian.start_time(owner))]
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", guardian.__file__, mark, str(owner), str(guardian.start_time(owner))],
+                [*LATER, *command],
                 stdin=subprocess.DEVNULL,
                 # A reader of pytest's output must not wait for the guardian.
                 stdout=subprocess.DEVNULL,
@@ -41,7 +44,7 @@ class SessionGuardian:
 
     def close(self) -> None:
         """Dismiss the guardian of a pytest that ends in order."""
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)  # with the shell's sleep
         self._process.wait()
         if self._outer is None:
             os.environ.pop(guardian.MARK_VARIABLE, None)
