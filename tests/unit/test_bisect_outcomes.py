@@ -67,13 +67,16 @@ def test_runners_are_recognised_inside_a_shell_command_but_not_inside_a_word() -
         ("FAILED", 1, Outcome.BAD),
         ("FAILED", 125, Outcome.UNTESTABLE),
         ("NODE_FAIL", 0, Outcome.INFRA),
-        ("CANCELLED by 1000", 0, Outcome.INFRA),
+        ("CANCELLED", 0, Outcome.INFRA),
         ("OUT_OF_MEMORY", 137, Outcome.INFRA),
         ("TIMEOUT", 0, Outcome.INFRA),
     ],
 )
-def test_slurm_state_counts_before_the_exit_code_of_the_job(state: str, code: int, outcome: Outcome) -> None:
-    assert STANDARD.read_slurm(state, code).outcome is outcome
+def test_slurm_state_that_the_command_prints_counts_before_its_exit_code(
+    state: str, code: int, outcome: Outcome
+) -> None:
+    output = f"   JobId=1 JobName=x\n   JobState=RUNNING Reason=None\n   JobState={state} Reason=None ExitCode=0:0\n"
+    assert STANDARD.read(Ending(code, 1.0), output=output).outcome is outcome
 
 
 def test_broken_machine_that_says_so_is_no_evidence_but_a_passing_run_is() -> None:
@@ -105,7 +108,7 @@ def test_user_settles_codes_signals_states_timeouts_and_patterns_in_pyproject(tm
     assert table.read(Ending(128 + signal.SIGSEGV, 1.0)).outcome is Outcome.INFRA
     assert table.read(Ending(1, 9.0, timed_out=True)).outcome is Outcome.BAD
     assert table.read(Ending(124, 1.0)).outcome is Outcome.BAD
-    assert table.read_slurm("NODE_FAIL", 0).outcome is Outcome.UNTESTABLE
+    assert table.read(Ending(0, 1.0), output="JobState=NODE_FAIL").outcome is Outcome.UNTESTABLE
     assert table.read(Ending(2, 1.0), ["pytest"]).outcome is Outcome.UNTESTABLE
     assert table.read(Ending(2, 1.0)).outcome is Outcome.BAD
     assert table.read(Ending(1, 1.0), output="x\nNCCL timeout on rank 3").outcome is Outcome.INFRA

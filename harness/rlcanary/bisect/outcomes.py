@@ -75,6 +75,8 @@ SLURM_STATES = {
     "TIMEOUT": Outcome.INFRA,
 }
 """Of a job in any other final state (COMPLETED, FAILED) the exit code counts."""
+SLURM_STATE = re.compile(r"\bJobState=([A-Z_]+)")
+"""As `scontrol show job` prints it."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class OutcomeTable:
         """
         if ending.timed_out:
             return self._read_timeout(f"timed out after {ending.seconds:.3g} s")
+        if (state := self._read_slurm_state(output)) is not None:
+            return state
         own = [self.own.get(f"{runner} {ending.code}") for runner in runners] + [self.own.get(str(ending.code))]
         chosen = next((outcome for outcome in own if outcome is not None), None)
         name = f"exit {ending.code}"
@@ -133,17 +137,15 @@ class OutcomeTable:
         why = ending.why or why
         return Reading(outcome, f"{name}: {why}" if why else name)
 
-    def read_slurm(self, state: str, code: int, runners: Iterable[str] = (), output: str = "") -> Reading:
-        """The outcome of a Slurm job by its final state, as `sacct` names it ("CANCELLED by 0"), and its exit code."""
-        word = state.split()[0].rstrip("+")
-        outcome = self.own.get(word, SLURM_STATES.get(word))
-        if outcome is not None:
-            return Reading(outcome, f"Slurm: {word}")
-        return self.read(Ending(code, 0.0), runners, output)
-
     def timing_out_as(self, word: str | None) -> "OutcomeTable":
         """The same table with another outcome for a run that takes too long."""
         return self if word is None else replace(self, own={**self.own, TIMEOUT: Outcome(word)})
+
+    def _read_slurm_state(self, output: str) -> Reading | None:
+        """The last job's, where the command printed it and it says more than the exit code does."""
+        states: list[str] = SLURM_STATE.findall(output)
+        outcome = self.own.get(states[-1], SLURM_STATES.get(states[-1])) if states else None
+        return None if outcome is None else Reading(outcome, f"Slurm: {states[-1]}")
 
     def _read_timeout(self, reason: str) -> Reading:
         return Reading(self.own.get(TIMEOUT, Outcome.INFRA), reason)

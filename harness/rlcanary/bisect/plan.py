@@ -170,7 +170,9 @@ def _check_combinations(request: Request) -> None:
     if (request.metric is None) != (request.worse is None):
         raise UserError("--metric and --worse belong together: name the metric, and which side of it is worse")
     if request.metric is not None and request.deterministic:
-        raise UserError("--deterministic is about passing and failing: leave it out with --metric, whose noise is learned")
+        raise UserError(
+            "--deterministic is about passing and failing: leave it out with --metric, whose noise is learned"
+        )
     if request.in_place and request.jobs > 1:
         raise UserError("--in-place has one checkout for all runs: leave --jobs out")
 
@@ -195,7 +197,7 @@ def _start(good: str, bad: str, repository: Repository, notices: list[str]) -> t
     if base == bad:
         raise UserError(
             f"GOOD and BAD are swapped: BAD {bad[:10]} is an ancestor of GOOD {good[:10]}, and the search goes from an "
-            "older good commit to a newer bad one"
+            f"older good commit to a newer bad one; the other way round it is --good {bad[:10]} --bad {good[:10]}"
         )
     if base == good:
         return "GOOD", good
