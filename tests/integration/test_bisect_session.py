@@ -346,8 +346,8 @@ def test_terminal_shows_the_posterior_and_a_pipe_gets_plain_lines(history: Path,
     os.close(main)
     assert process.wait(timeout=20) == 0
     text = seen.decode()
-    for part in ("where the culprit may be", "likeliest: ", "run 3 of about ", " left"):
+    for part in ("█", "likeliest culprit: ", "run 3 of about ", " left"):
         assert part in text
     plain = bisect(history, *ENDS, "--fresh", "--", *BUG, env={"NO_COLOR": "1"})
     assert "\x1b" not in plain.stdout + plain.stderr
-    assert "where the culprit may be" not in plain.stderr
+    assert "likeliest culprit" not in plain.stderr

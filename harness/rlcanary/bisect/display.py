@@ -113,23 +113,28 @@ class Display:
 
     def _picture(self, progress: Progress) -> RenderableType:
         names = ", ".join(f"{commit.short} {commit.subject[:40]}" for commit in progress.running)
-        self._spinner.update(text=Text(f"testing {names}" if names else "thinking"))
+        text = Text(f"testing {names}" if names else "thinking")
+        text.truncate(self._console.width - 8, overflow="ellipsis")
+        self._spinner.update(text=text)
+        width = max(10, min(BAR_WIDTH, self._console.width - 12))
         facts = [f"run {progress.runs} of about {progress.runs + progress.tests_left}"]
         if progress.seconds_left is not None:
             facts.append(f"about {duration(progress.seconds_left)} left")
         facts.append(f"{duration(progress.seconds_spent)} of runs spent")
-        return Group(*_bar_lines(progress.commits, progress.posterior), Text(" · ".join(facts)), self._spinner)
+        lines = [*_bar_lines(progress.commits, progress.posterior, width), Text(" · ".join(facts))]
+        for line in lines:
+            line.truncate(self._console.width, overflow="ellipsis")
+        return Group(*lines, self._spinner)
 
 
-def _bar_lines(commits: Sequence[Commit], posterior: Mapping[str, float]) -> list[Text]:
+def _bar_lines(commits: Sequence[Commit], posterior: Mapping[str, float], width: int) -> list[Text]:
+    """Where the culprit may be."""
     if not posterior:
         return []
     shares = [posterior.get(commit.sha, 0.0) for commit in commits]
     best = max(range(len(shares)), key=shares.__getitem__)
-    bar = Text.assemble(
-        "GOOD ", (posterior_bar(shares, BAR_WIDTH), "bold cyan"), " BAD  ", ("where the culprit may be", "dim")
-    )
-    return [bar, Text(f"likeliest: {shares[best]:.0%}  {commits[best].short} {commits[best].subject[:60]}")]
+    bar = Text.assemble("GOOD ", (posterior_bar(shares, width), "bold cyan"), " BAD")
+    return [bar, Text(f"likeliest culprit: {shares[best]:.0%}  {commits[best].short} {commits[best].subject}")]
 
 
 def duration(seconds: float) -> str:

@@ -1,7 +1,8 @@
 """The posterior as one line of text: where the culprit may be."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+
+import numpy as np
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 VISIBLE = 0.002
@@ -9,10 +10,13 @@ VISIBLE = 0.002
 
 
 def posterior_bar(shares: Sequence[float], width: int) -> str:
-    """Up to `width` columns for the commits, oldest first, each as high as the probability in it; the tallest is full."""
+    """Up to `width` columns for the commits, oldest first, each as high as the probability in it; the tallest is full.
+
+    A commit that two columns share counts in both, by how much of it lies in each.
+    """
     columns = min(width, len(shares))
-    edges = [round(column * len(shares) / columns) for column in range(columns + 1)]
-    sums = [sum(shares[start:end]) for start, end in pairwise(edges)]
-    top = max(sums, default=0.0) or 1.0
+    below = np.concatenate([[0.0], np.cumsum(shares)])
+    parts = np.diff(np.interp(np.linspace(0, len(shares), columns + 1), np.arange(len(shares) + 1), below))
+    top = float(parts.max()) or 1.0
     tallest = len(BLOCKS) - 1
-    return "".join(BLOCKS[0 if part < VISIBLE * top else max(1, round(part / top * tallest))] for part in sums)
+    return "".join(BLOCKS[0 if part < VISIBLE * top else max(1, round(part / top * tallest))] for part in parts)
