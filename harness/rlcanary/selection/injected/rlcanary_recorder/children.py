@@ -1,0 +1,134 @@
+"""Processes that a recorded process starts: they record under a context of their own, which whoever started them uses."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from .core import CONTEXT, Recorder
+
+START = "start"
+
+
+def child_context(recorder: Recorder, kind: str, text: str) -> str:
+    context = f"{recorder.process}.{os.getpid()}.{next(recorder.children)}"
+    recorder.write("l", context, kind, text)
+    recorder.uses(context)
+    return context
+
+
+def patch_subprocess(recorder: Recorder, subprocess: ModuleType) -> None:
+    initialise = subprocess.Popen.__init__
+    signature = inspect.signature(initialise)
+
+    def started(process: Any, *arguments: Any, **options: Any) -> None:
+        bound = signature.bind(process, *arguments, **options)
+        command = words(bound.arguments.get("args"), bound.arguments.get("executable"))
+        context = child_context(recorder, "subprocess", " ".join(command)[:200])
+        folder = os.path.abspath(os.fsdecode(bound.arguments.get("cwd") or "."))
+        report_command(recorder, context, command, folder)
+        environment = bound.arguments.get("env")
+        environment = dict(os.environ if environment is None else environment)
+        if any(isinstance(name, bytes) for name in environment):
+            environment = {os.fsdecode(name): value for name, value in environment.items()}
+        recording = recorder.environment(context)
+        kept = [part for part in os.fsdecode(environment.get("PYTHONPATH", "")).split(os.pathsep) if part]
+        ours = recording["PYTHONPATH"].split(os.pathsep)[:1]
+        recording["PYTHONPATH"] = os.pathsep.join([*(path for path in ours if path not in kept), *kept])
+        bound.arguments["env"] = environment | recording
+        initialise(*bound.args, **bound.kwargs)
+
+    subprocess.Popen.__init__ = started
+
+
+def words(command: Any, executable: Any) -> list[str]:
+    if isinstance(command, str | bytes | os.PathLike):
+        parts: Sequence[Any] = os.fsdecode(command).split()
+    else:
+        parts = list(command or ())
+    return [os.fsdecode(part) for part in ([executable] if executable else []) + list(parts)]
+
+
+def report_command(recorder: Recorder, context: str, command: list[str], folder: str) -> None:
+    """Tell which files of the project a command names: scripts, which report themselves, and other files, which cannot."""
+    scripts: list[str] = []
+    for before, word in zip(["", *command], command, strict=False):
+        if before == "-m":
+            word = os.path.join(*word.split(".")) + ".py"
+        path = os.path.join(folder, word)
+        file = recorder.relative(path) if word and not word.startswith("-") else None
+        if file is None or not os.path.isfile(path):
+            continue
+        if file.endswith(".py"):
+            scripts.append(file)
+        else:
+            recorder.say("d", context, file)
+    if scripts:
+        recorder.write("s", context, START, *scripts)
+
+
+def patch_multiprocessing(recorder: Recorder, process: ModuleType) -> None:
+    base = process.BaseProcess
+    start: Callable[[Any], None] = base.start
+    bootstrap: Callable[..., int] = base._bootstrap
+
+    def started(child: Any) -> None:
+        context = child_context(recorder, "process", child.name)
+        target = getattr(child, "_target", None)
+        file = recorder.relative(getattr(getattr(target, "__code__", None), "co_filename", "<>"))
+        recorder.write("s", context, START, *([file] if file else []))
+        # With it the child knows its context, whichever way it is started; the environment serves its first imports.
+        child._rlcanary_context = context
+        outer = os.environ.get(CONTEXT)
+        os.environ[CONTEXT] = context
+        try:
+            start(child)
+        finally:
+            os.environ.pop(CONTEXT) if outer is None else os.environ.update({CONTEXT: outer})
+
+    def run(child: Any, *arguments: Any, **options: Any) -> int:
+        if context := getattr(child, "_rlcanary_context", None):
+            recorder.become(context)
+            recorder.write("r", context, START)
+        return bootstrap(child, *arguments, **options)
+
+    base.start, base._bootstrap = started, run
+
+
+def patch_pool(recorder: Recorder, pool: ModuleType) -> None:
+    """A test that gives work to a pool uses the pool's processes, whoever started them."""
+    check: Callable[[Any], None] = pool.Pool._check_running
+
+    def checked(given: Any) -> None:
+        check(given)
+        use_processes(recorder, given._pool)
+
+    pool.Pool._check_running = checked
+
+
+def patch_process_pool(recorder: Recorder, futures: ModuleType) -> None:
+    submit: Callable[..., Any] = futures.ProcessPoolExecutor.submit
+
+    def submitted(executor: Any, /, *arguments: Any, **options: Any) -> Any:
+        future = submit(executor, *arguments, **options)
+        use_processes(recorder, (executor._processes or {}).values())
+        return future
+
+    futures.ProcessPoolExecutor.submit = submitted
+
+
+def use_processes(recorder: Recorder, processes: Any) -> None:
+    for child in list(processes):
+        if context := getattr(child, "_rlcanary_context", None):
+            recorder.uses(context)
+
+
+PATCHES: dict[str, Callable[[Recorder, Any], None]] = {
+    "subprocess": patch_subprocess,
+    "multiprocessing.process": patch_multiprocessing,
+    "multiprocessing.pool": patch_pool,
+    "concurrent.futures.process": patch_process_pool,
+}

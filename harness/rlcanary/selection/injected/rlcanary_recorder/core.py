@@ -1,0 +1,375 @@
+"""The recorder of one process.
+
+Work belongs to a *context*: a test (`t:…`), the set-up of a shared fixture (`x:…`), the import of a module (`m:path`), or a
+process of its own (`p:…`). Contexts use one another: a test uses an actor's process, which uses the modules it imported.
+Every fact is appended to the process's journal the moment it is known, so that a killed process loses nothing. A line is
+fields separated by tabs:
+
+    c context file line name     a function, or a module's body, began to run or was resumed
+    d context file               a data file was opened for reading
+    w file                       a file was opened for writing, or replaced
+    u context context            the first used the second
+    l context kind text          what a context is
+    s context callee file…       a call into another process was sent; the files in which the callee is defined
+    r context callee             such a call arrived where it is recorded
+    a context                    what ran here cannot be known: it may depend on everything
+    p text                       a problem for the user to read
+"""
+
+from __future__ import annotations
+
+import contextvars
+import fcntl
+import itertools
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+SETTINGS = "RLCANARY_SELECTION"
+CONTEXT = "RLCANARY_SELECTION_CONTEXT"
+UNKNOWN = "unknown"
+SESSION = "session"
+# Where a low descriptor would be, a test that closes and reopens files could put another file.
+JOURNAL_DESCRIPTOR = 400
+ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n"})
+NOT_PROJECT = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
+UPLOADED = "/_ray_pkg_"  # where Ray unpacks a working_dir and py_modules
+NOT_WORK = ("ray", "grpc", "rlcanary_recorder", "rlcanary.selection", "pytest_rlcanary", "execnet")
+FINDER, WATCHER = 3, 4  # the tool numbers of sys.monitoring that are nobody's
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+current: contextvars.ContextVar[str | None] = contextvars.ContextVar("rlcanary_context", default=None)
+
+
+class Recorder:
+    """What this process ran, appended to `folder/<process>.journal`.
+
+    Args:
+        folder: the folder of the run, shared by all processes of this machine.
+        root: the project; code and data elsewhere are not recorded.
+        context: to whom work belongs that was not begun by a call from elsewhere; by default the process itself.
+    """
+
+    def __init__(self, folder: str, root: str, context: str | None = None) -> None:
+        self.folder, self.root = folder, root
+        self.roots = tuple({root + "/", os.path.realpath(root) + "/"})
+        self.process = f"p:{os.getpid()}-{os.urandom(3).hex()}"
+        self.default = context or self.process
+        self.always = False
+        self.blind = False  # where calls into other processes cannot be followed
+        self.children = itertools.count()
+        self.running: Counter[str] = Counter()
+        self.is_project_file: dict[str, bool] = {}
+        self.codes: dict[int, CodeType] = {}  # keeps them alive, so that an id stays a name
+        self.seen: dict[str, set[int]] = {}
+        self.said: set[tuple[str, ...]] = set()
+        self.backend: Monitoring | Profile = (
+            Monitoring(self.hit, self.is_project) if has_monitoring() else Profile(self)
+        )
+        self.open_journal()
+
+    def open_journal(self) -> None:
+        path = os.path.join(self.folder, self.process.replace(":", "-") + ".journal")
+        low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            self.descriptor = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, JOURNAL_DESCRIPTOR)
+        except OSError:  # the limit of open files is lower than that
+            self.descriptor = low
+        else:
+            os.close(low)
+
+    def write(self, *fields: str) -> None:
+        os.write(self.descriptor, ("\t".join(field.translate(ESCAPES) for field in fields) + "\n").encode())
+
+    def say(self, *fields: str) -> None:
+        """Write a line unless this process has written it before."""
+        if fields not in self.said:
+            self.said.add(fields)
+            self.write(*fields)
+
+    def context(self) -> str:
+        return current.get() or self.default
+
+    def uses(self, context: str) -> None:
+        if (user := self.context()) != context:
+            self.say("u", user, context)
+
+    def is_project(self, filename: str) -> bool:
+        known = self.is_project_file.get(filename)
+        if known is None:
+            known = self.is_project_file[filename] = self.relative(filename) is not None
+        return known
+
+    def relative(self, path: str) -> str | None:
+        """The path inside the project, or inside a folder that Ray uploaded; None for anything else."""
+        if not path.startswith("/"):
+            if path.startswith("<"):
+                return None
+            path = os.path.abspath(path)
+        if any(part in path for part in NOT_PROJECT):
+            return None
+        if UPLOADED in path:
+            return UPLOADED + path.split(UPLOADED, 1)[1]
+        for root in self.roots:
+            if path.startswith(root):
+                return path[len(root) :]
+        return None
+
+    def hit(self, code: CodeType) -> bool:
+        """Record a code object of the project; whether it needs not be seen again until work changes hands."""
+        context = current.get() or self.default
+        seen = self.seen.get(context)
+        if seen is None:
+            seen = self.seen[context] = set()
+        if id(code) not in seen:
+            self.codes[id(code)] = code
+            seen.add(id(code))
+            file = self.relative(code.co_filename)
+            if file is not None:
+                self.write("c", context, file, str(code.co_firstlineno), code.co_qualname)
+        return not self.always and len(self.running) == 1 and context in self.running
+
+    def begin(self, context: str) -> None:
+        self.running[context] += 1
+        self.backend.rearm()
+
+    def end(self, context: str) -> None:
+        self.running[context] -= 1
+        if self.running[context] <= 0:
+            del self.running[context]
+        self.backend.rearm()
+
+    def switch(self, context: str) -> None:
+        """From now on, this process works for another test."""
+        self.running.pop(self.default, None)
+        self.default = context
+        current.set(None)
+        os.environ[CONTEXT] = context
+        self.begin(context)
+
+    @contextmanager
+    def within(self, context: str, used: bool = True) -> Iterator[None]:
+        """Record what this thread does under another context, which the present one uses unless told otherwise."""
+        if used:
+            self.uses(context)
+        outer = current.get()
+        current.set(context)
+        self.begin(context)
+        try:
+            yield
+        finally:
+            self.end(context)
+            current.set(outer)
+
+    def importing(self, execute: Callable[[Any, ModuleType], None]) -> Callable[[Any, ModuleType], None]:
+        """A loader's `exec_module` that records the import of a project module as a context of its own."""
+
+        def exec_module(loader: Any, module: ModuleType) -> None:
+            path = getattr(module.__spec__, "origin", None) or ""
+            if self.is_project(path):
+                # Which tests a conftest.py belongs to follows from its folder, not from when it was loaded.
+                used = not (path.endswith("/conftest.py") and self.context().startswith(SESSION))
+                with self.within(f"m:{self.relative(path)}", used):
+                    execute(loader, module)
+            else:
+                execute(loader, module)
+            if patch := self.patches.get(module.__name__):
+                patch(self, module)
+
+        return exec_module
+
+    def start(self, patches: dict[str, Callable[[Recorder, Any], None]]) -> None:
+        """Begin to record. `patches` are applied to modules of the given names, now or when they are imported."""
+        self.patches = patches
+        os.register_at_fork(after_in_child=self.after_fork)
+        SourceFileLoader.exec_module = self.importing(SourceFileLoader.exec_module)  # type: ignore[assignment, method-assign]
+        carry_context_into_threads(self)
+        sys.addaudithook(self.audit)
+        for name, patch in patches.items():
+            module = sys.modules.get(name)
+            if module is not None and not getattr(module.__spec__, "_initializing", False):
+                patch(self, module)
+        self.backend.start()
+
+    def after_fork(self) -> None:
+        self.running.clear()
+        self.backend.rearm()
+
+    def move(self, folder: str, root: str, context: str | None) -> None:
+        """Go on in another run's folder: a process of Ray can outlive the test run that it was started in."""
+        os.close(self.descriptor)
+        self.folder, self.root = folder, root
+        self.roots = tuple({root + "/", os.path.realpath(root) + "/"})
+        self.is_project_file.clear()
+        self.seen.clear()
+        self.said.clear()
+        self.default = context or self.process
+        self.open_journal()
+        self.backend.rearm()
+
+    def become(self, context: str) -> None:
+        """This process was started for `context`: what it does from here belongs to it."""
+        current.set(None)
+        self.default = context
+        self.running.clear()
+        self.backend.rearm()
+
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, mode, flags = arguments
+            if isinstance(path, str | bytes) and len(path) > 1:
+                writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(flags & WRITING)
+                self.file_opened(os.fsdecode(path), writes)
+        elif event == "os.rename" and isinstance(arguments[1], str | bytes):
+            self.file_opened(os.fsdecode(arguments[1]), True)
+
+    def file_opened(self, path: str, writes: bool) -> None:
+        if path.endswith((".py", ".pyc", ".pyo", ".pyi", ".so", ".pth")):
+            return
+        file = self.relative(path)
+        if file is None or "/." in "/" + os.path.dirname(file) or "/__pycache__/" in path:
+            return
+        if writes:
+            self.say("w", file)
+        elif not (context := self.context()).startswith(SESSION):
+            self.say("d", context, file)
+
+    def environment(self, context: str) -> dict[str, str]:
+        """The variables with which a child process records its work under `context`."""
+        here = injected_folder()
+        inherited = os.environ.get("PYTHONPATH", "")
+        if here is not None and here not in inherited.split(os.pathsep):
+            inherited = os.pathsep.join(filter(None, (here, inherited)))
+        settings = json.dumps({"folder": self.folder, "root": self.root})
+        return {SETTINGS: settings, CONTEXT: context, "PYTHONPATH": inherited}
+
+
+def injected_folder() -> str | None:
+    """The folder that children need on PYTHONPATH; None where the recorder came as text and there is no folder."""
+    file = globals().get("__file__")
+    return None if file is None else os.path.dirname(os.path.dirname(os.path.abspath(file)))
+
+
+def carry_context_into_threads(recorder: Recorder) -> None:
+    """Threads, and work handed to a pool of threads, belong to whoever started them."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    start, submit = threading.Thread.start, ThreadPoolExecutor.submit
+
+    def start_in_context(thread: threading.Thread) -> None:
+        context, run = recorder.context(), thread.run
+        target = getattr(thread, "_target", None) or thread.run
+        counts = not str(getattr(target, "__module__", "")).startswith(NOT_WORK)
+
+        def run_in_context() -> None:
+            current.set(context)
+            if counts:
+                recorder.begin(context)
+            try:
+                run()
+            finally:
+                thread.__dict__.pop("run", None)
+                if counts:
+                    recorder.end(context)
+
+        thread.run = run_in_context  # type: ignore[method-assign]
+        start(thread)
+
+    def run_for(context: str, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
+        outer = current.get()
+        current.set(context)
+        recorder.begin(context)
+        try:
+            return function(*arguments, **options)
+        finally:
+            recorder.end(context)
+            current.set(outer)
+
+    def submit_in_context(
+        executor: ThreadPoolExecutor, function: Callable[..., Any], /, *arguments: Any, **options: Any
+    ) -> Any:
+        return submit(executor, run_for, recorder.context(), function, *arguments, **options)
+
+    threading.Thread.start = start_in_context  # type: ignore[assignment, method-assign]
+    ThreadPoolExecutor.submit = submit_in_context  # type: ignore[method-assign, assignment]
+
+
+def has_monitoring() -> bool:
+    monitoring: Any = getattr(sys, "monitoring", None)
+    return monitoring is not None and all(monitoring.get_tool(tool) is None for tool in (FINDER, WATCHER))
+
+
+class Monitoring:
+    """Python 3.12+: one tool finds project code and never looks at other code again, the other watches what was found.
+
+    Watching is switched off code by code, and on again only for the code that was switched off, so that a new test costs
+    nothing for everything else that runs in the process.
+    """
+
+    def __init__(self, hit: Callable[[CodeType], bool], is_project: Callable[[str], bool]) -> None:
+        self.hit, self.is_project = hit, is_project
+        self.resting: list[CodeType] = []
+        self.monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+        self.watched = self.monitoring.events.PY_START | self.monitoring.events.PY_RESUME
+
+    def start(self) -> None:
+        monitoring, events = self.monitoring, self.monitoring.events
+
+        def find(code: CodeType, offset: int) -> Any:
+            if self.is_project(code.co_filename):
+                monitoring.set_local_events(WATCHER, code, self.watched)
+                watch(code, offset)
+            return monitoring.DISABLE
+
+        def watch(code: CodeType, offset: int) -> None:
+            if self.hit(code):
+                monitoring.set_local_events(WATCHER, code, 0)
+                self.resting.append(code)
+
+        monitoring.use_tool_id(FINDER, "rlcanary-finder")
+        monitoring.use_tool_id(WATCHER, "rlcanary-watcher")
+        monitoring.register_callback(FINDER, events.PY_START, find)
+        for event in (events.PY_START, events.PY_RESUME):
+            monitoring.register_callback(WATCHER, event, watch)
+        monitoring.set_events(FINDER, events.PY_START)
+
+    def rearm(self) -> None:
+        if self.resting:
+            resting, self.resting = self.resting, []
+            for code in resting:
+                self.monitoring.set_local_events(WATCHER, code, self.watched)
+
+
+class Profile:
+    """Python 3.11: a profile function, which leaves `sys.settrace` to coverage and debuggers."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        is_project_file, hit, is_project = recorder.is_project_file, recorder.hit, recorder.is_project
+
+        def profile(frame: FrameType, event: str, argument: object) -> None:
+            if event == "call":
+                code = frame.f_code
+                known = is_project_file.get(code.co_filename)
+                if known or (known is None and is_project(code.co_filename)):
+                    hit(code)
+
+        self.profile = profile
+
+    def start(self) -> None:
+        threading.setprofile(self.profile)
+        sys.setprofile(self.profile)
+
+    def rearm(self) -> None:
+        """Called whenever work changes hands: a test or a profiler may have taken the profile function away."""
+        if sys.getprofile() is not self.profile:
+            if sys.getprofile() is not None:
+                self.recorder.say("a", self.recorder.context())
+            self.start()

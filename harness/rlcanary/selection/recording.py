@@ -1,0 +1,73 @@
+"""A run's folder of journals, and what becomes of runs that were killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from rlcanary.selection.dependencies import Dependencies, Run
+from rlcanary.selection.journal import Journals
+from rlcanary.selection.source_map import SourceMap
+
+
+def runs_folder(root: Path) -> Path:
+    """Where the runs of a project keep their journals while they last: outside the project, which may be read-only."""
+    name = hashlib.sha1(str(root).encode(), usedforsecurity=False).hexdigest()[:12]
+    return Path(tempfile.gettempdir(), f"rlcanary-selection-{os.getuid()}", name)
+
+
+def new_run(root: Path) -> Path:
+    folder = runs_folder(root)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    started = int(psutil.Process().create_time())
+    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{started}-", dir=folder))
+
+
+def killed_runs(root: Path) -> list[Path]:
+    """Folders of runs whose pytest is gone without having removed them."""
+    return [folder for folder in sorted(runs_folder(root).glob("*-*-*")) if not is_running(folder)]
+
+
+def is_running(folder: Path) -> bool:
+    pid, started, _ = folder.name.split("-", 2)
+    try:
+        return int(psutil.Process(int(pid)).create_time()) == int(started)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Recording:
+    """What has been recorded in a run, by test."""
+
+    def __init__(self, folder: Path, sources: SourceMap) -> None:
+        self.journals = Journals(folder)
+        self.run = Run(sources)
+
+    def read(self) -> None:
+        self.run.add(self.journals.new_lines())
+
+    def contexts_of(self, test: str) -> list[str]:
+        return self.run.tests.get(test, [])
+
+    def dependencies(self, test: str) -> Dependencies:
+        return self.run.dependencies(self.contexts_of(test))
+
+
+def tests_with_late_records(folder: Path, sources: SourceMap, stored: dict[str, set[tuple[str, str]]]) -> list[str]:
+    """Tests of a killed run that depend on more than was saved of them before it was killed."""
+    recording = Recording(folder, sources)
+    recording.read()
+    return [
+        test
+        for test in recording.run.tests
+        if test in stored and not set(recording.dependencies(test).through) <= stored[test]
+    ]
+
+
+def discard(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,47 @@
+"""Saving in testmon's database what each test depends on, as soon as the test is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlcanary.selection import testmon_data
+from rlcanary.selection.dependencies import Dependencies
+from rlcanary.selection.recording import Recording
+
+
+class Saver:
+    """One per run, in the process that owns testmon's database.
+
+    Attributes:
+        unrecorded: calls into other processes that left no record, by test.
+    """
+
+    def __init__(self, data: Any, recording: Recording) -> None:
+        self.data, self.recording = data, recording
+        self.fingerprints = testmon_data.Fingerprints(data)
+        self.saved: dict[str, tuple[Dependencies, int]] = {}
+
+    def save(self, tests: Mapping[str, Mapping[str, Any]]) -> None:
+        """Save these tests, given with their reports by phase."""
+        self.recording.read()
+        lines = self.recording.run.lines_read
+        found = {test: self.recording.dependencies(test) for test in tests}
+        executions = {test: self.fingerprints.of_test(test, found[test], tests[test]) for test in tests}
+        testmon_data.save(self.data, executions, found)
+        self.saved.update((test, (dependencies, lines)) for test, dependencies in found.items())
+
+    def save_late(self, reports: Mapping[str, Mapping[str, Any]]) -> None:
+        """Save again the tests of which more was recorded after they were over: work that nobody waited for."""
+        self.recording.read()
+        late = [
+            test
+            for test, (found, lines) in self.saved.items()
+            if self.recording.run.changed_since(lines, found) and reports.get(test)
+        ]
+        if late:
+            self.save({test: reports[test] for test in late})
+
+    @property
+    def unrecorded(self) -> dict[str, set[str]]:
+        return {test: found.unrecorded for test, (found, _) in self.saved.items() if found.unrecorded}

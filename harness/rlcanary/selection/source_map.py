@@ -1,0 +1,198 @@
+"""What a Python file says without being run: where its functions are, and which files of the project it imports."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+MODULE = 0
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` is as written, with `level` leading dots; `names` are what `from … import` takes, or nothing."""
+
+    module: str
+    level: int
+    names: tuple[str, ...]
+
+
+@dataclass
+class Block:
+    """The body of a function or, at line 0, of the module.
+
+    Attributes:
+        first: the line at which the code begins, decorators included, as `co_firstlineno` has it.
+        start: the line of the first statement of the body, which is where pytest-testmon's block begins.
+        end: the last line.
+    """
+
+    name: str
+    first: int
+    start: int
+    end: int
+    imports: list[Import]
+
+
+class SourceFile:
+    """The blocks of one file. A file that cannot be parsed has none but the module, and imports nothing."""
+
+    def __init__(self, text: bytes) -> None:
+        self.blocks = [Block("<module>", MODULE, 1, 2**31, [])]
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            return
+        if tree.body:
+            self.blocks[0].start = tree.body[0].lineno
+        self.visit(tree, self.blocks[0], "")
+
+    def visit(self, node: ast.AST, block: Block, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, Function):
+                first = min((decorator.lineno for decorator in child.decorator_list), default=child.lineno)
+                inner = Block(prefix + child.name, first, child.body[0].lineno, child.end_lineno or child.lineno, [])
+                self.blocks.append(inner)
+                self.visit(child, inner, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.ClassDef):
+                self.visit(child, block, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                for statement in child.orelse:
+                    self.visit(ast.Module([statement], []), block, prefix)
+            else:
+                block.imports.extend(imports_of(child))
+                self.visit(child, block, prefix)
+
+    @cached_property
+    def by_first_line(self) -> dict[int, Block]:
+        return {block.first: block for block in reversed(self.blocks)}
+
+    def block_at(self, first_line: int, name: str) -> Block:
+        """The block of a code object: its own, or for a lambda, a comprehension or a class the one around it."""
+        if name == "<module>":
+            return self.blocks[0]
+        own = self.by_first_line.get(first_line)
+        if own is not None and own.name.rpartition(".")[2] == name.rpartition(".")[2]:
+            return own
+        around = [block for block in self.blocks if block.start <= first_line <= block.end]
+        return max(around, key=lambda block: block.start, default=self.blocks[0])
+
+
+def imports_of(node: ast.AST) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name, 0, ())
+    elif isinstance(node, ast.ImportFrom):
+        yield Import(node.module or "", node.level, tuple(alias.name for alias in node.names))
+    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in ("import_module", "__import__", "importorskip") and isinstance(node.args[0].value, str):
+            yield Import(node.args[0].value, 0, ())
+
+
+class SourceMap:
+    """The Python files of a project, parsed when they are asked for.
+
+    Args:
+        root: the project.
+        search: folders that imports are looked up in, as in `sys.path`; those outside the project are left out.
+    """
+
+    def __init__(self, root: Path, search: Iterable[str] = ()) -> None:
+        self.root = root
+        inside = (Path(os.path.realpath(folder)) for folder in search)
+        real = Path(os.path.realpath(root))
+        self.search = list(dict.fromkeys([real, *(folder for folder in inside if folder.is_relative_to(real))]))
+        self.real_root = real
+        self.files: dict[str, SourceFile | None] = {}
+        self.resolved: dict[tuple[str, Import], frozenset[str]] = {}
+
+    def file(self, path: str) -> SourceFile | None:
+        """The file at this path in the project; None where there is none."""
+        if path not in self.files:
+            try:
+                self.files[path] = SourceFile((self.root / path).read_bytes())
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                self.files[path] = None
+        return self.files[path]
+
+    def imported_by(self, path: str, block: Block) -> frozenset[str]:
+        """The files of the project that the statements of a block import, packages on the way included."""
+        found: set[str] = set()
+        for statement in block.imports:
+            if (path, statement) not in self.resolved:
+                self.resolved[path, statement] = frozenset(self.resolve(path, statement))
+            found |= self.resolved[path, statement]
+        return frozenset(found - {path})
+
+    def resolve(self, path: str, statement: Import) -> Iterator[str]:
+        parts = statement.module.split(".") if statement.module else []
+        if statement.level:
+            package = (self.real_root / path).parent
+            for _ in range(statement.level - 1):
+                package = package.parent
+            places = [package]
+        else:
+            places = [*self.search, (self.real_root / path).parent]
+        for place in places:
+            found = list(self.modules_along(place, parts))
+            folder = place.joinpath(*parts)
+            for name in statement.names:
+                found += self.modules_along(folder, [name])
+            if statement.level:
+                found += self.module_files(package)
+            yield from found
+
+    def modules_along(self, folder: Path, parts: list[str]) -> Iterator[str]:
+        for part in parts:
+            folder = folder / part
+            yield from self.module_files(folder)
+
+    def module_files(self, module: Path) -> Iterator[str]:
+        for candidate in (module / "__init__.py", module.with_name(module.name + ".py")):
+            if candidate.is_file() and candidate.is_relative_to(self.real_root):
+                yield candidate.relative_to(self.real_root).as_posix()
+
+    def files_of_module(self, path: str) -> list[str]:
+        """A module's file and the `__init__.py` of the packages around it, which are imported first."""
+        found, folder = [path], (self.root / path).parent
+        while folder != self.root and (folder / "__init__.py").is_file():
+            found.append((folder / "__init__.py").relative_to(self.root).as_posix())
+            folder = folder.parent
+        return found
+
+    def closure(self, paths: Iterable[str]) -> set[str]:
+        """These files and all that they import, anywhere in them, and so on: the static import map."""
+        reached: set[str] = set()
+        waiting = [file for path in paths for file in self.files_of_module(path)]
+        while waiting:
+            path = waiting.pop()
+            if path in reached:
+                continue
+            source = self.file(path)
+            if source is None:
+                continue
+            reached.add(path)
+            for block in source.blocks:
+                for imported in self.imported_by(path, block):
+                    waiting.extend(self.files_of_module(imported))
+        return reached
+
+    def all_files(self) -> set[str]:
+        """Every Python file of the project, hidden folders and installed packages left out."""
+        found: set[str] = set()
+        for folder, folders, files in os.walk(self.root):
+            here = Path(folder)
+            folders[:] = [name for name in folders if is_project_folder(here / name)]
+            found.update((here / name).relative_to(self.root).as_posix() for name in files if name.endswith(".py"))
+        return found
+
+
+def is_project_folder(folder: Path) -> bool:
+    foreign = folder.name.startswith(".") or folder.name in ("__pycache__", "site-packages", "node_modules")
+    return not foreign and not (folder / "pyvenv.cfg").exists()

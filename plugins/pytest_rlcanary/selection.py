@@ -1,0 +1,302 @@
+"""`--testmon` sees the code that runs in Ray actors, tasks and subprocesses.
+
+Every process of the run writes what it ran for which test (`rlcanary.selection.injected`); the process that owns
+pytest-testmon's database saves it there after each test. Without `--testmon` this plugin does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from rlcanary.selection.injected.rlcanary_recorder.core import Recorder
+    from rlcanary.selection.recording import Recording
+
+RUN = "RLCANARY_SELECTION_RUN"
+TESTMON_OPTIONS = ("testmon", "testmon_noselect", "testmon_nocollect", "testmon_forceselect")
+FOLDER = pytest.StashKey[Path]()
+RECORDER = pytest.StashKey["Recorder"]()
+ENVIRONMENT = pytest.StashKey[dict[str, str | None]]()
+SAID = pytest.StashKey[list[str]]()
+
+
+def is_wanted(options: Any) -> bool:
+    return any(getattr(options, name, False) for name in TESTMON_OPTIONS) and not getattr(options, "no-testmon", False)
+
+
+def is_worker() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ and RUN in os.environ
+
+
+def is_controller(options: Any) -> bool:
+    return bool(getattr(options, "numprocesses", None)) or getattr(options, "dist", "no") != "no"
+
+
+@pytest.hookimpl(tryfirst=True)  # a conftest imports the project's modules
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    options = early_config.known_args_namespace
+    if not is_wanted(options) or options.collectonly:
+        return
+    from rlcanary.selection import recording
+    from rlcanary.selection.injected.rlcanary_recorder import process
+
+    if process.recorder() is not None:
+        return  # a session inside a recorded session, in one process
+    root = early_config.rootpath
+    if is_worker():
+        folder = Path(os.environ.pop(RUN))
+    else:
+        folder = early_config.stash[FOLDER] = recording.new_run(root)
+        if is_controller(options):
+            os.environ[RUN] = str(folder)
+            return
+    start_recorder(early_config, folder, root)
+
+
+def start_recorder(config: pytest.Config, folder: Path, root: Path) -> None:
+    from _pytest.assertion.rewrite import AssertionRewritingHook
+
+    from rlcanary.selection.injected.rlcanary_recorder import core, process
+
+    session = f"{core.SESSION}:{os.environ.get('PYTEST_XDIST_WORKER', '')}"
+    outer = sys.modules.get("rlcanary_recorder.process")
+    if outer is not None and outer.recorder() is not None:
+        # This pytest is the child of a recorded test, which from here on is not told what runs.
+        outer.recorder().say("a", outer.recorder().context())
+        recorder = outer.start(str(folder), str(root), session)
+    else:
+        recorder = process.start(str(folder), str(root), session)
+    AssertionRewritingHook.exec_module = recorder.importing(AssertionRewritingHook.exec_module)  # type: ignore[method-assign]
+    environment = recorder.environment(session)
+    config.stash[ENVIRONMENT] = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    config.stash[RECORDER] = recorder
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    if not is_wanted(config.option):
+        return (yield)
+    from rlcanary.selection import testmon_data
+
+    # testmon looks at the option of the cacheprovider plugin even where that is switched off.
+    config.option.lf = getattr(config.option, "lf", False)
+    with ExitStack() as stack:
+        stack.enter_context(testmon_data.own_source_tree())
+        config.stash[SAID] = [] if is_worker_config(config) else prepare_database(config, stack)
+        return (yield)
+
+
+def is_worker_config(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def prepare_database(config: pytest.Config, stack: ExitStack) -> list[str]:
+    """Let testmon start whatever state its database is in; what to tell the user."""
+    from rlcanary.selection import testmon_data
+
+    path = testmon_data.datafile(config.rootpath)
+    if problem := testmon_data.damage(path):
+        testmon_data.remove(path)
+        return [f"{path.name} was damaged ({problem}) and is built anew: every test runs"]
+    try:
+        handle, name = tempfile.mkstemp(prefix=".testmondata-", dir=path.parent)
+    except OSError as error:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlcanary-testmon-")))
+        copy = folder / path.name
+        for suffix in ("", "-wal"):
+            if Path(f"{path}{suffix}").exists():
+                shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+        previous = os.environ.get("TESTMON_DATAFILE")
+        os.environ["TESTMON_DATAFILE"] = str(copy)
+        stack.callback(restore, {"TESTMON_DATAFILE": previous})
+        return [f"{path.parent} cannot be written ({error.strerror}): what this run records is not kept"]
+    os.close(handle)
+    Path(name).unlink()
+    return []
+
+
+def restore(environment: dict[str, str | None]) -> None:
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@pytest.hookimpl(trylast=True)  # testmon has read its database by then
+def pytest_configure(config: pytest.Config) -> None:
+    if not is_wanted(config.option) or not hasattr(config, "testmon_data"):
+        return
+    data: Any = config.testmon_data
+    manager = config.pluginmanager
+    if not is_worker_config(config):
+        config.stash[SAID] += distrust(config, data)
+    select = manager.getplugin("TestmonSelect")
+    if select is not None:
+        data.determine_stable()
+        manager.unregister(select)
+        manager.register(type(select)(config, data), "TestmonSelect")
+    collect = manager.getplugin("TestmonCollect")
+    if collect is None or config.option.collectonly:
+        return
+    recorder = config.stash.get(RECORDER, None)
+    if recorder is not None:
+        from rlcanary.selection.testmon_data import NoCollector
+
+        collect.testmon = NoCollector()
+        manager.register(RecordedTests(config, recorder), "rlcanary-selection-tests")
+    folder = config.stash.get(FOLDER, None)
+    if folder is not None:
+        from rlcanary.selection.recording import Recording
+        from rlcanary.selection.source_map import SourceMap
+
+        recording = Recording(folder, SourceMap(config.rootpath, sys.path))
+        manager.register(SavedTests(config, collect, recording), "rlcanary-selection-saver")
+
+
+def distrust(config: pytest.Config, data: Any) -> list[str]:
+    """Make testmon select the tests whose records are known to be incomplete; what to tell the user."""
+    from rlcanary.selection import recording, testmon_data
+    from rlcanary.selection.source_map import SourceMap
+
+    said = []
+    if without := testmon_data.recorded_without_us(data):
+        testmon_data.invalidate(data, without)
+        said.append(f"{len(without)} tests were recorded without looking into other processes and run again")
+    if killed := recording.killed_runs(config.rootpath):
+        saved = {
+            test: {(file, name) for file, name, _ in found["through"]}
+            for test, found in testmon_data.stored(data.db.con).items()
+        }
+        sources = SourceMap(config.rootpath, sys.path)
+        late: set[str] = set()
+        for folder in killed:
+            late.update(recording.tests_with_late_records(folder, sources, saved))
+            recording.discard(folder)
+        testmon_data.invalidate(data, late & set(data.all_tests))
+        if late:
+            said.append(f"an earlier run was killed before all records of {len(late)} tests were saved: they run again")
+    return said
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [f"rlcanary: selection: {line}" for line in config.stash.get(SAID, [])]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    restore(config.stash.get(ENVIRONMENT, {}))
+    folder = config.stash.get(FOLDER, None)
+    if folder is not None:
+        from rlcanary.selection.recording import discard
+
+        os.environ.pop(RUN, None)
+        discard(folder)
+
+
+class RecordedTests:
+    """The hooks of a process that runs tests: tell the recorder for which test it works."""
+
+    def __init__(self, config: pytest.Config, recorder: Recorder) -> None:
+        self.config, self.recorder = config, recorder
+        self.worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+        self.session = recorder.default
+        self.number = 0
+        self.fixtures: dict[Any, str] = {}
+
+    def relative(self, path: Path) -> str | None:
+        return self.recorder.relative(str(path))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, Any, Any]:
+        file = self.relative(collector.path) if isinstance(collector, pytest.File) else None
+        if file is None:
+            return (yield)
+        with self.recorder.within(f"m:{file}", used=False):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self.number += 1
+        context = f"t:{self.worker}:{self.number}"
+        recorder = self.recorder
+        recorder.write("l", context, "test", item.nodeid)
+        recorder.switch(context)
+        recorder.uses(self.session)
+        if (file := self.relative(item.path)) is not None:
+            recorder.uses(f"m:{file}")
+        for folder in (item.path.parent, *item.path.parent.parents):
+            if (folder / "conftest.py").is_file() and (file := self.relative(folder / "conftest.py")) is not None:
+                recorder.uses(f"m:{file}")
+        if recorder.blind:
+            recorder.write("a", context)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """A fixture that several tests share is a context: its code runs once, for all of them."""
+        if fixturedef.scope == "function":
+            return (yield)
+        self.number += 1
+        context = self.fixtures[fixturedef] = f"x:{self.worker}:{self.number}"
+        recorder, tear_down = self.recorder, ExitStack()
+        recorder.write("l", context, "fixture", fixturedef.argname)
+        # Finalizers run in reverse order, so that the tear-down lies between these two.
+        fixturedef.addfinalizer(tear_down.close)
+        try:
+            with recorder.within(context):
+                return (yield)
+        finally:
+            fixturedef.addfinalizer(lambda: tear_down.enter_context(recorder.within(context, used=False)))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        if call.when in ("setup", "call"):
+            requested = getattr(getattr(item, "_request", None), "_fixture_defs", {})
+            for fixturedef in requested.values():
+                if fixturedef in self.fixtures:
+                    self.recorder.uses(self.fixtures[fixturedef])
+        return (yield)
+
+
+class SavedTests:
+    """The hooks of the process that owns testmon's database."""
+
+    def __init__(self, config: pytest.Config, collect: Any, recording: Recording) -> None:
+        from rlcanary.selection.saving import Saver
+
+        self.collect = collect
+        self.saver = Saver(config.testmon_data, recording)  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(trylast=True)  # testmon has stored the report by then
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown" and report.nodeid in self.collect.reports:
+            self.saver.save({report.nodeid: self.collect.reports[report.nodeid]})
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: the processes of the run have ended
+    def pytest_sessionfinish(self) -> Generator[None]:
+        try:
+            return (yield)
+        finally:
+            self.saver.save_late(self.collect.reports)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        self.saver.save_late(self.collect.reports)
+        for problem in self.saver.recording.run.problems:
+            terminalreporter.line(f"rlcanary: selection: {problem}")
+        unrecorded = self.saver.unrecorded
+        if unrecorded:
+            calls = sorted({call for found in unrecorded.values() for call in found})
+            terminalreporter.line(
+                f"rlcanary: selection: calls of {len(unrecorded)} tests ran where nothing recorded them, so these tests "
+                f"depend on all that is imported there: {', '.join(calls[:5])}{' …' if len(calls) > 5 else ''}"
+            )

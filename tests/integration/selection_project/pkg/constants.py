@@ -1,0 +1,2 @@
+RATE = 4
+UNUSED = 5

@@ -1,0 +1,8 @@
+NAMES = []
+
+
+def register(name):
+    NAMES.append(name)
+
+
+register("plugin")

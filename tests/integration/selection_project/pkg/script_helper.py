@@ -1,0 +1,6 @@
+def compute():
+    return 5
+
+
+def unused():
+    return 6

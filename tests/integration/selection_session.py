@@ -1,0 +1,69 @@
+"""Runs pytest --testmon on a project in a process of its own, and asks which tests an edit would select."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from testmon import testmon_core
+
+from rlcanary.selection import testmon_data
+
+
+def run_testmon(
+    project: Path, *options: str, timeout: float = 150, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    foreign = ("PYTEST_", "RAY_", "RLCANARY_SELECTION", "TESTMON_", "PYTHONPATH")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "--testmon", "-p", "no:rlcanary-tracker", "-p", "no:cacheprovider", *options],
+        cwd=project,
+        env=inherited | {"COLUMNS": "200", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def selected(project: Path) -> set[str]:
+    """The tests that testmon would run now, without the file; those that are new or failed are not among them."""
+    with testmon_data.own_source_tree():
+        data = testmon_core.TestmonData.for_worker(rootdir=str(project), exec_id=environment_of(project))
+        data.files_of_interest = data.db.all_filenames()
+        data.determine_stable()
+        data.db.con.close()
+    return {test.partition("::")[2] for test in data.unstable_test_names}
+
+
+def environment_of(project: Path) -> int:
+    connection = testmon_data.connect(testmon_data.datafile(project))
+    try:
+        return int(connection.execute("SELECT max(id) FROM environment").fetchone()[0])
+    finally:
+        connection.close()
+
+
+@contextmanager
+def edited(project: Path, file: str, old: str, new: str) -> Iterator[None]:
+    """The file with one place replaced; an empty `old` means the beginning of the file."""
+    path = project / file
+    before = path.read_text()
+    assert old in before, f"{file} has no {old!r}"
+    path.write_text(before.replace(old, new, 1) if old else new + before)
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+def write_project(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "pytest.ini").touch()
+    return folder
