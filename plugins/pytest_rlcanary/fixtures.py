@@ -71,6 +71,8 @@ def cluster(config: pytest.Config, options: Mapping[str, Any]) -> Iterator[Any]:
     try:
         yield ray
     finally:
+        if address:
+            hooks.belongings.leave_ray()
         ray.shutdown()
 
 

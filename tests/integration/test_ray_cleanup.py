@@ -1,8 +1,15 @@
 """Nothing that a test leaves in a real Ray cluster reaches the next test."""
 
 import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from inner_session import Run, run_session
 
@@ -178,3 +185,83 @@ def test_workers_of_xdist_have_clusters_and_gpus_of_their_own(tmp_path: Path) ->
     assert [case.outcome for case in run.cases.values()] == ["passed"] * 3, run.output
     gpus = {(tmp_path / f"cluster-{index}").read_text().split()[1] for index in (0, 1)}
     assert gpus == {"4", "7"}
+
+
+ON_A_HOST_WITH_A_CLUSTER = """
+import os
+import pytest, ray
+
+HOST = os.environ["HOST_CLUSTER"]
+
+def test_own_cluster_by_default():
+    ray.init(num_cpus=1, include_dashboard=False)
+    assert ray.get_runtime_context().gcs_address != HOST
+
+def test_own_cluster_from_the_fixture(ray_session):
+    assert ray.get_runtime_context().gcs_address != HOST
+"""
+
+IN_THE_HOSTS_CLUSTER = """
+import os
+import ray
+
+HOST = os.environ["HOST_CLUSTER"]
+
+@ray.remote(num_cpus=1)
+class Actor:
+    def answer(self):
+        return 42
+
+def test_is_attached_and_leaves_an_actor(ray_session):
+    assert ray.get_runtime_context().gcs_address == HOST
+    assert ray.get(Actor.options(lifetime="detached", name="left").remote().answer.remote()) == 42
+
+def test_cpu_is_free_again(ray_session):
+    assert ray.get(Actor.remote().answer.remote(), timeout=20) == 42
+"""
+
+
+@pytest.fixture
+def host_cluster(tmp_path: Path) -> Iterator[str]:
+    """The address of a cluster that somebody runs on this machine, as `ray start` leaves it: found by `ray.init()`."""
+    known = Path("/tmp/ray/ray_current_cluster")  # where ray.init() looks
+    if known.exists():
+        pytest.skip(f"a cluster runs on this machine already ({known})")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    options = ["--port", port, "--num-cpus", "1", "--include-dashboard", "false"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
+    log = (tmp_path / "ray.log").open("w")
+    process = subprocess.Popen(
+        [*command, *options], env=environment | {"RAY_AUTH_MODE": "disabled"}, stdout=log, stderr=log
+    )
+    try:
+        wait_until(lambda: known.exists() and known.read_text().endswith(f":{port}"))
+        yield known.read_text()
+    finally:
+        left = psutil.Process(process.pid).children(recursive=True)
+        for member in (psutil.Process(process.pid), *left):
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        process.wait()
+        known.unlink(missing_ok=True)
+        log.close()
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_cluster_of_the_host_is_used_only_when_asked_for(host_cluster: str, tmp_path: Path) -> None:
+    apart = run_session(tmp_path, ON_A_HOST_WITH_A_CLUSTER, HOST_CLUSTER=host_cluster)
+    assert [case.outcome for case in apart.cases.values()] == ["passed"] * 2, apart.output
+    inside = run_session(tmp_path, IN_THE_HOSTS_CLUSTER, "--ray-address", host_cluster, HOST_CLUSTER=host_cluster)
+    assert [case.outcome for case in inside.cases.values()] == ["passed"] * 2, inside.output
+    assert "Ray actor Actor named 'left'" in inside.output
+    again = run_session(tmp_path, IN_THE_HOSTS_CLUSTER, "--ray-address", host_cluster, HOST_CLUSTER=host_cluster)
+    assert again.code == 0, again.output  # the cluster outlived the session

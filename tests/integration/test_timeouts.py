@@ -301,3 +301,4 @@ def test_hung_actor_of_a_shared_fixture_is_named_and_left_to_its_fixture(hanging
     assert case.outcome == "failed"
     assert "ray::Server.hang" in case.text
     assert "left running" in case.text
+    assert "hang (" in case.text  # a line of py-spy's

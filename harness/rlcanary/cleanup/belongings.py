@@ -24,6 +24,7 @@ class Belongings:
         self._processes: set[ProcessId] = set()
         self._census_at_begin: Census | None = None
         self._ray = Holdings()
+        self._ended_on_leaving: list[str] = []
         self._distributed = False
         self._last_process = processes.LastProcess()
         self._census = processes.census()
@@ -64,6 +65,10 @@ class Belongings:
     def kept_in_ray(self) -> Holdings:
         return self._ray
 
+    def leave_ray(self) -> None:
+        """Before this process disconnects from a cluster that goes on without it: end all that it made there."""
+        self._ended_on_leaving += ray_cluster.end_made_since(Holdings())
+
     def left_processes(self) -> set[ProcessId]:
         """The children that the test left running."""
         left = {process for process in processes.children() - self._processes if process.pid not in self._spared}
@@ -74,7 +79,7 @@ class Belongings:
 
     def end_left(self) -> list[str]:
         """End what the test left, and say in words what it was."""
-        ended = ray_cluster.end_made_since(self._ray)
+        ended, self._ended_on_leaving = self._ended_on_leaving + ray_cluster.end_made_since(self._ray), []
         if distributed_is_up() and not self._distributed:
             sys.modules["torch.distributed"].destroy_process_group()
             ended.append("the torch.distributed process group")

@@ -61,13 +61,15 @@ def actors() -> dict[str, Actor]:
 
 
 def placement_groups() -> dict[str, str]:
-    """The ids of the placement groups that are not removed, with their names. Needs a connection."""
+    """The ids of this process's placement groups that are not removed, with their names. Needs a connection."""
     import ray._private.state
+    from ray._private.worker import global_worker
 
+    job = global_worker.current_job_id.hex()  # the id of a placement group ends with that of its job
     return {
         group_id: info["name"]
         for group_id, info in ray._private.state.state.placement_group_table().items()
-        if info["state"] != "REMOVED"
+        if info["state"] != "REMOVED" and group_id.endswith(job)
     }
 
 

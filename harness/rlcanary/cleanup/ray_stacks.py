@@ -1,14 +1,18 @@
 """What the busy workers of a Ray cluster are doing, as Python stacks.
 
 Ray installs faulthandler in every worker. A worker that is to be ended anyway is ended with SIGABRT, and so writes its
-stack to its log before it goes; nothing has to be injected into workers, and no debugger is needed.
+stack to its log before it goes; nothing has to be injected into workers, and no debugger is needed. A worker that goes on
+is read by py-spy where that is installed.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -17,6 +21,7 @@ from typing import Any, NamedTuple
 from rlcanary.cleanup import processes, ray_cluster
 
 READ_SECONDS = 1.0
+SPY_SECONDS = 2.0
 FATAL = "Fatal Python error: Aborted"
 IDLE_TITLES = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
@@ -77,6 +82,21 @@ def _stack_in_log(folder: Path, pid: int) -> str:
     return "(the worker left no stack in its log)"
 
 
+def seen_from_outside(pid: int) -> str:
+    """The stacks of a process that goes on, as py-spy prints them; a line that says why not if it cannot."""
+    place = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    program = shutil.which("py-spy", path=place)
+    if program is None:
+        return "(with py-spy installed, its stack would be here: pip install py-spy)"
+    try:
+        done = subprocess.run(
+            [program, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=SPY_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"(py-spy took more than {SPY_SECONDS:g} seconds)"
+    return done.stdout.strip() if done.returncode == 0 else f"(py-spy cannot read it: {done.stderr.strip()})"
+
+
 def pending_tasks(frame: FrameType | None) -> Iterator[Any]:
     """The object references that a thread's frames hold in local variables: what a hung test waits for."""
     import ray
@@ -111,8 +131,12 @@ def end_what_hangs(kept: ray_cluster.Holdings, frame: FrameType | None) -> Mappi
         return {}
     own = ray_cluster.actors_made_since(kept)
     busy = busy_workers(own)
-    stacks = abort_and_read(worker for worker in busy if worker.own)
+    stacks = {
+        worker.pid: f"(of a fixture that other tests share: left running)\n{seen_from_outside(worker.pid)}"
+        for worker in busy
+        if not worker.own
+    }
+    stacks |= abort_and_read(worker for worker in busy if worker.own)
     cancel_tasks(pending_tasks(frame))
     ray_cluster.end_made_since(kept)
-    shared = "(of a fixture that other tests share: left running, because taking its stack would end it)"
-    return {f"{worker.title} (process {worker.pid})": stacks.get(worker.pid, shared) for worker in busy}
+    return {f"{worker.title} (process {worker.pid})": stacks[worker.pid] for worker in busy}
