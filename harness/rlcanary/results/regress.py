@@ -13,12 +13,13 @@ from rich.text import Text
 
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
+from rlcanary.results.changepoints import MIN_RUNS
 from rlcanary.results.command import Callback, history_options, open_history, with_progress
 from rlcanary.results.directions import Direction, Rule, direction_of, matches, parse_rules
 from rlcanary.results.history import History, metric_name, nearest_names
 from rlcanary.results.keys import plain_key
 from rlcanary.results.provenance import environment_change
-from rlcanary.results.regressions import MIN_RUNS, Regression, Status, find_regression, too_short
+from rlcanary.results.regressions import Regression, Status, find_regression, too_short
 from rlcanary.results.repository import top_level
 from rlcanary.results.run_result import read_json
 from rlcanary.results.settings import Settings, pytest_settings
