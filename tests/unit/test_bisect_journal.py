@@ -13,7 +13,7 @@ HEADER = Header("r" * 40, "a" * 40, "b" * 40, ("pytest", "x"), ".", (("check.sh"
 
 
 def test_header_and_observations_come_back_as_written(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path, HEADER)
+    journal = Journal.create(tmp_path, HEADER, tmp_path)
     observation = Observation("c" * 40, Outcome.BAD, "exit 1", 1.5, "2026-01-01T00:00:00+00:00", "/x.log")
     journal.append("observation", **vars(observation))
     assert journal.header == HEADER
@@ -21,14 +21,14 @@ def test_header_and_observations_come_back_as_written(tmp_path: Path) -> None:
 
 
 def test_infrastructure_and_interrupted_runs_are_no_evidence(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path, HEADER)
+    journal = Journal.create(tmp_path, HEADER, tmp_path)
     for outcome in Outcome:
         journal.append("observation", **vars(Observation("c" * 40, outcome, "")))
     assert {o.outcome for o in journal.observations()} == set(EVIDENCE)
 
 
 def test_line_torn_by_a_power_cut_loses_nothing_before_or_after_it(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path, HEADER)
+    journal = Journal.create(tmp_path, HEADER, tmp_path)
     folder = journal.folder
     journal.append("observation", **vars(Observation("c" * 40, Outcome.GOOD, "")))
     journal.close()
@@ -40,7 +40,7 @@ def test_line_torn_by_a_power_cut_loses_nothing_before_or_after_it(tmp_path: Pat
 
 
 def test_idle_journals_are_those_without_a_writer_and_know_whether_they_reached_their_end(tmp_path: Path) -> None:
-    finished, running, stopped = (Journal.create(tmp_path, HEADER) for _ in range(3))
+    finished, running, stopped = (Journal.create(tmp_path, HEADER, tmp_path) for _ in range(3))
     finished.append("end", status="found")
     stopped.append("interrupted", reason="interrupted by SIGINT")
     finished.close()

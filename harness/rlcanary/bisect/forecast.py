@@ -69,12 +69,12 @@ def _play(request: Request, plan: Plan, culprit: int, built: set[str]) -> tuple[
                 ready.add(plan.keys[sha])
             bad = position[sha] >= culprit
             if request.metric is None:
-                stage.record(sha, Outcome.BAD if bad else Outcome.GOOD, None)
+                stage.search.record(sha, Outcome.BAD if bad else Outcome.GOOD, None)
             else:
                 # A step of three standard deviations, with noise that repeats from search to search.
                 noise = ((runs * 0.618) % 1 - 0.5) * 3.4641
                 side = 3.0 if request.worse == "higher" else -3.0
-                stage.record(sha, Outcome.MEASURED, noise + side * bad)
+                stage.search.record(sha, Outcome.MEASURED, noise + side * bad)
     return runs, rounds, builds
 
 

@@ -163,12 +163,12 @@ class Journal:
             os.write(self._descriptor, b"\n")  # The line that a power cut tore stays alone.
 
     @classmethod
-    def create(cls, folder: Path, header: Header) -> "Journal":
+    def create(cls, folder: Path, header: Header, checkout: Path) -> "Journal":
         """A journal in a new folder under `folder`, named for the time and the bad commit."""
         folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         journal = cls(Path(tempfile.mkdtemp(prefix=f"{stamp}-{header.bad[:10]}-", dir=folder)))
-        journal.append("start", schema=SCHEMA, pid=os.getpid(), **asdict(header))
+        journal.append("start", schema=SCHEMA, pid=os.getpid(), checkout=str(checkout), **asdict(header))
         return journal
 
     def append(self, event: str, **details: Any) -> None:

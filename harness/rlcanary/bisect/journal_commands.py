@@ -147,8 +147,8 @@ def _last_search() -> LastSearch:
     store = repository.common_dir / "rlcanary" / "bisect"
     for path in sorted(store.glob("*/journal.jsonl"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
         record = Record(path)
-        header = record.header
-        if header is None:
+        header, start = record.header, record.last("start")
+        if header is None or start is None or start["checkout"] != str(repository.toplevel):
             continue
         commits = tuple(repository.commits("--first-parent", "--reverse", f"{header.good}..{header.bad}"))
         metric, _, worse = header.metric.rpartition(" ")
@@ -157,7 +157,7 @@ def _last_search() -> LastSearch:
         in_range = {header.good, *(commit.sha for commit in commits)}
         for observation in record.observations():
             if observation.commit in in_range:
-                stage.record(observation.commit, observation.outcome, observation.value)
+                stage.search.record(observation.commit, observation.outcome, observation.value)
         return LastSearch(repository, record, header, stage, commits)
     raise UserError("there was no search here yet: start one with `rlcanary bisect --good A --bad B -- CMD`")
 

@@ -26,7 +26,9 @@ def explain(refusal: Refusal, good: Commit, good_name: str, bad: Commit, journal
     last = runs[-1]
     if refusal in (Refusal.GOOD_UNTESTABLE, Refusal.BAD_UNTESTABLE):
         return f"{title} cannot be tested: {last.reason}; {_advice(of_good, of_bad, last)}"
-    how = f"{last.reason}" if len(runs) == 1 else f"{last.reason}, {_tally(runs)}"
+    wrong = Outcome.GOOD if refusal is Refusal.BAD_PASSES else Outcome.BAD
+    reason = next((run.reason for run in reversed(runs) if run.outcome is wrong), last.reason)
+    how = reason if len(runs) == 1 else f"{reason}, {_tally(runs)}"
     if refusal is Refusal.BAD_PASSES:
         return f"{title} passes ({how}): nothing broke up to it; give a commit where the command fails"
     if name != "GOOD":

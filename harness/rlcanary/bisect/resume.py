@@ -30,7 +30,7 @@ def clear_up(journal: Journal, repository: Repository) -> str | None:
     begun = [event["path"] for event in journal.events() if event["event"] == "worktree"]
     ended = [event["path"] for event in journal.events() if event["event"] in ("worktree-removed", "worktree-kept")]
     left = [path for path in begun if path not in ended]
-    checkout = journal.last("checkout", "checkout-restored")
+    checkout = journal.last("checkout", "checkout-removed", "checkout-kept")
     in_checkout = checkout is not None and checkout["event"] == "checkout"
     if not left and not in_checkout:
         return None
@@ -54,7 +54,7 @@ def _restore_checkout(journal: Journal, repository: Repository, home: str) -> st
         return (
             f"an earlier --in-place search was killed and left this checkout elsewhere: `git checkout {home}` ({error})"
         )
-    journal.append("checkout-restored", home=home)
+    journal.append("checkout-removed", home=home)
     return None
 
 

@@ -10,22 +10,20 @@ from pathlib import Path
 from rlcanary.bisect.display import Display, Progress
 from rlcanary.bisect.environments import EnvironmentCache, default_cache_folder, environment_keys
 from rlcanary.bisect.git import Commit, GitError
-from rlcanary.bisect.import_paths import find_import_paths
 from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle
 from rlcanary.bisect.merges import Inside, look_inside
-from rlcanary.bisect.outcomes import Outcome, find_runners
-from rlcanary.bisect.pinned import Command, prepare_command
-from rlcanary.bisect.places import Checkout, Place
+from rlcanary.bisect.open_places import open_places
+from rlcanary.bisect.outcomes import Outcome
+from rlcanary.bisect.places import Place
 from rlcanary.bisect.plan import Plan, Request
 from rlcanary.bisect.pool import Finished, Pool
-from rlcanary.bisect.probe import Probe
-from rlcanary.bisect.process import Interrupted, Interrupts, Stopped
-from rlcanary.bisect.refusals import Refused, explain
+from rlcanary.bisect.preparation import prepare
+from rlcanary.bisect.process import Interrupted, Interrupts
+from rlcanary.bisect.refusals import NOT_FOUND, Refused, explain
 from rlcanary.bisect.report import Merge, Report
-from rlcanary.bisect.resume import clear_up, mark_of, resume_line, save_log
+from rlcanary.bisect.resume import clear_up, resume_line, save_log
 from rlcanary.bisect.search import Contradiction, Refusal, Verdict
 from rlcanary.bisect.searches import make_stage
-from rlcanary.bisect.worktree import Worktree
 from rlcanary.errors import UserError
 
 RETRIES = 2
@@ -61,23 +59,28 @@ class Session:
         with ExitStack() as stack:
             lock = Lock(repository.git_dir / "rlcanary" / "bisect.lock")
             stack.callback(lock.release)
-            command = self._prepare_command(store / "pinned")
+            prepared = prepare(request, plan, store / "pinned")
+            for text in prepared.notices:
+                self._display.notice(text)
             self._header = Header(
                 plan.root,
                 plan.good.sha,
                 plan.bad.sha,
                 request.command,
                 str(repository.directory),
-                tuple((file.relative, file.digest) for file in command.pinned),
+                tuple((file.relative, file.digest) for file in prepared.command.pinned),
                 f"{request.metric} {request.worse}" if request.metric else "",
             )
             self._journal = self._open_journal(store)
             stack.callback(self._journal.close)
             reused = len(self._journal.observations())
-            places: list[Place] = []
-            stack.callback(lambda: self._finish_places(places))
-            self._make_places(places)
-            self._pool = Pool(self._make_probe(command), places, self._interrupts, self._next_number())
+            places = stack.enter_context(open_places(request, repository, self._journal, self._display))
+            self._environments = None
+            if plan.builder is not None:
+                folder = (request.env_dir or default_cache_folder()).absolute()
+                self._environments = EnvironmentCache(folder, plan.builder, plan.keys)
+            probe = prepared.probe(request, plan, self._journal, self._environments)
+            self._pool = Pool(probe, places, self._interrupts, self._next_number())
             stack.callback(self._pool.stop)
             return self._report(reused, places)
 
@@ -199,10 +202,7 @@ class Session:
                     self._start_more(running)
                 self._show_progress()
             if pool.is_idle:
-                if stage.search.refusal is not None or not stage.wants_ends_confirmed():
-                    return
-                changed = True
-                continue
+                return
             finished = pool.wait()
             changed = bool(finished)
             for result in finished:
@@ -278,7 +278,7 @@ class Session:
 
     def _take_up(self, observation: Observation) -> None:
         try:
-            self._stage.record(observation.commit, observation.outcome, observation.value)
+            self._stage.search.record(observation.commit, observation.outcome, observation.value)
         except Contradiction as contradiction:
             raise Refused(
                 f"the runs contradict each other: {contradiction}; leave --deterministic out, or edit the log and replay it"
@@ -296,8 +296,9 @@ class Session:
 
     def _try_other_end(self) -> None:
         """Is it only GOOD that lacks the command? One run of BAD tells a missing file from a misspelt command."""
-        bad = self._stage.bad
-        if any(observation.commit == bad.sha for observation in self._journal.observations()):
+        bad, observations = self._stage.bad, self._journal.observations()
+        reasons = [observation.reason for observation in observations if observation.commit == self._stage.good.sha]
+        if any(o.commit == bad.sha for o in observations) or not reasons[-1].startswith(NOT_FOUND):
             return
         self._start(bad)
         while not self._pool.is_idle:
@@ -315,56 +316,6 @@ class Session:
         verdict = search.result()
         self._display.progress(
             Progress(running, self._runs, left, seconds, sum(self._took), self._stage.commits, verdict.posterior)
-        )
-
-    def _prepare_command(self, copies: Path) -> Command:
-        repository, request = self._plan.repository, self._request
-        command = prepare_command(
-            request.command,
-            repository,
-            self._plan.bad.sha,
-            copies,
-            also=request.pin,
-            automatic=request.automatic_pins,
-        )
-        if command.pinned:
-            names = ", ".join(file.relative for file in command.pinned)
-            self._display.notice(f"pinned as it is in your checkout, the same for every commit: {names}")
-        texts = [file.copy.read_text(encoding="utf-8", errors="replace") for file in command.pinned]
-        self._runners = find_runners(request.command, texts)
-        imports = find_import_paths(request.command, repository.toplevel, repository.toplevel / repository.directory)
-        self._import_paths = imports.relative
-        if imports.relative:
-            self._display.notice(
-                f"Python imports from this checkout ({', '.join(imports.relative)}: an editable install or PYTHONPATH): "
-                "runs import the same folders of the commit under test"
-            )
-        if imports.unreachable:
-            self._display.notice(
-                f"warning: {', '.join(imports.unreachable)} is installed from this checkout and cannot be redirected: "
-                "runs import your checkout, not the commit under test"
-            )
-        return command
-
-    def _make_probe(self, command: Command) -> Probe:
-        plan, request = self._plan, self._request
-        self._environments = None
-        if plan.builder is not None:
-            folder = (request.env_dir or default_cache_folder()).absolute()
-            self._environments = EnvironmentCache(folder, plan.builder, plan.keys)
-        return Probe(
-            command,
-            plan.repository.toplevel,
-            plan.repository.directory,
-            self._journal.folder,
-            plan.table,
-            self._runners,
-            request.timeout,
-            self._import_paths,
-            mark_of(self._journal),
-            request.metric,
-            self._environments,
-            lambda commit, number, pid: self._journal.append("run", commit=commit.sha, run=number, pid=pid),
         )
 
     def _open_journal(self, store: Path) -> Journal:
@@ -387,38 +338,10 @@ class Session:
                 f"continuing the search that was cut short, {len(same.observations())} outcomes known (--fresh starts anew)"
             )
             return same
-        journal = Journal.create(store, self._header)
+        journal = Journal.create(store, self._header, self._plan.repository.toplevel)
         for mark in self._plan.marks:
             journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
         return journal
 
     def _next_number(self) -> int:
         return 1 + max((event["run"] for event in self._journal.events() if event["event"] == "run"), default=0)
-
-    def _make_places(self, places: list[Place]) -> None:
-        repository = self._plan.repository
-        if self._request.in_place:
-            checkout = Checkout(repository)
-            self._journal.append("checkout", home=checkout.home)
-            places.append(checkout)
-            return
-        for _ in range(self._request.jobs):
-            worktree = Worktree(repository)
-            self._journal.append("worktree", path=str(worktree.path))
-            places.append(worktree)
-
-    def _finish_places(self, places: Sequence[Place]) -> None:
-        kept = self._request.keep_worktree
-        for index, place in enumerate(places):
-            name = {"home": place.home} if isinstance(place, Checkout) else {"path": str(place.path)}
-            event = "checkout-restored" if isinstance(place, Checkout) else "worktree-removed"
-            if kept and index == 0:
-                self._journal.append("checkout-restored" if isinstance(place, Checkout) else "worktree-kept", **name)
-                self._display.kept(place)
-                continue
-            try:
-                place.remove()
-            except (OSError, Stopped, GitError) as error:
-                self._display.notice(f"warning: {place.path} could not be put in order: {error}; do it by hand")
-            else:
-                self._journal.append(event, **name)

@@ -1,0 +1,40 @@
+"""The places of a search while it runs; the journal knows of each before it is made and after it is gone."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from rlcanary.bisect.display import Display
+from rlcanary.bisect.git import GitError, Repository
+from rlcanary.bisect.journal import Journal
+from rlcanary.bisect.places import Checkout, Place
+from rlcanary.bisect.plan import Request
+from rlcanary.bisect.worktree import Worktree
+
+
+@contextmanager
+def open_places(request: Request, repository: Repository, journal: Journal, display: Display) -> Iterator[list[Place]]:
+    """A place for each job. `--keep-worktree` leaves the first as it is at the end."""
+    places: list[Place] = []
+    with ExitStack() as stack:
+        for _ in range(request.jobs):
+            place: Place = Checkout(repository) if request.in_place else Worktree(repository)
+            facts = {"home": place.home} if isinstance(place, Checkout) else {"path": str(place.path)}
+            name = "checkout" if request.in_place else "worktree"
+            journal.append(name, **facts)
+            kept = request.keep_worktree and not places
+            stack.callback(_finish, place, name, facts, kept, journal, display)
+            places.append(place)
+        yield places
+
+
+def _finish(place: Place, name: str, facts: dict[str, str], kept: bool, journal: Journal, display: Display) -> None:
+    if kept:
+        display.kept(place)
+        journal.append(f"{name}-kept", **facts)
+        return
+    try:
+        place.remove()
+    except (OSError, GitError) as error:
+        display.notice(f"warning: {place.path} could not be put in order: {error}; do it by hand")
+    else:
+        journal.append(f"{name}-removed", **facts)

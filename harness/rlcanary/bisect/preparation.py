@@ -1,0 +1,62 @@
+"""What is settled about the command before its first run: what is pinned, what it runs, what Python imports."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcanary.bisect.environments import EnvironmentCache
+from rlcanary.bisect.import_paths import find_import_paths
+from rlcanary.bisect.journal import Journal
+from rlcanary.bisect.outcomes import find_runners
+from rlcanary.bisect.pinned import Command, prepare_command
+from rlcanary.bisect.plan import Plan, Request
+from rlcanary.bisect.probe import Probe
+from rlcanary.bisect.resume import mark_of
+
+
+@dataclass(frozen=True)
+class Preparation:
+    command: Command
+    runners: tuple[str, ...]
+    import_paths: tuple[str, ...]
+    notices: tuple[str, ...]
+
+    def probe(self, request: Request, plan: Plan, journal: Journal, environments: EnvironmentCache | None) -> Probe:
+        return Probe(
+            self.command,
+            plan.repository.toplevel,
+            plan.repository.directory,
+            journal.folder,
+            plan.table,
+            self.runners,
+            request.timeout,
+            self.import_paths,
+            mark_of(journal),
+            request.metric,
+            environments,
+            lambda commit, number, pid: journal.append("run", commit=commit.sha, run=number, pid=pid),
+        )
+
+
+def prepare(request: Request, plan: Plan, copies: Path) -> Preparation:
+    """Pin what must not change, with copies in the folder `copies`. Raises UserError for a pin that is no file."""
+    repository = plan.repository
+    command = prepare_command(
+        request.command, repository, plan.bad.sha, copies, also=request.pin, automatic=request.automatic_pins
+    )
+    notices: list[str] = []
+    if command.pinned:
+        names = ", ".join(file.relative for file in command.pinned)
+        notices.append(f"pinned as it is in your checkout, the same for every commit: {names}")
+    texts = [file.copy.read_text(encoding="utf-8", errors="replace") for file in command.pinned]
+    imports = find_import_paths(request.command, repository.toplevel, repository.toplevel / repository.directory)
+    if imports.relative:
+        notices.append(
+            f"Python imports from this checkout ({', '.join(imports.relative)}: an editable install or PYTHONPATH): "
+            "runs import the same folders of the commit under test"
+        )
+    if imports.unreachable:
+        notices.append(
+            f"warning: {', '.join(imports.unreachable)} is installed from this checkout and cannot be redirected: "
+            "runs import your checkout, not the commit under test"
+        )
+    return Preparation(command, find_runners(request.command, texts), imports.relative, tuple(notices))
