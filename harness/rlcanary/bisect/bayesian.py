@@ -5,6 +5,7 @@ one it is; the noise is learned from the same runs (rates.py, levels.py). While 
 """
 
 from collections.abc import Collection, Sequence
+from itertools import combinations
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from rlcanary.bisect.search import Contradiction, Refusal, Verdict
 from rlcanary.bisect.untestable import chance_testable
 
 CONFIDENCE = 0.95
+OUTSIDE = 0.02
+"""The probability beforehand that GOOD is bad already, and as much that BAD is not bad."""
+ALIKE = 0.02
+"""The probability beforehand that every commit is alike: the command fails now and then, whatever the commit."""
 HALVING_SHARE = 0.9
 """The middle is taken while nothing contradicts and its information is this share of the best."""
 READY_SHARE = 0.7
@@ -25,8 +30,10 @@ LEAST_INFORMATION = 1e-6
 """Bits; a run that tells less is not started."""
 SCENARIOS = 16
 """How many joint outcomes of the runs under way are looked at."""
-RELAPSE_ODDS = 1000.0
-"""The history breaks more than once, at these odds against once."""
+RELAPSE_ODDS = 20.0
+"""That the history breaks more than once is said at these odds against once."""
+HOPELESS_ODDS = 1000.0
+"""At these the search stops: it looks for the one culprit."""
 
 
 class Bayesian:
@@ -66,6 +73,7 @@ class Bayesian:
         self._end_of = {good: GOOD, self._bad: BAD}
         self._commit_of_end = {GOOD: good, BAD: self._bad}
         self._ends = Ends(likelihood, [self._end_of[sha] for sha in trusted])
+        self._log_prior_H, self._log_prior_alike = self._prior()
         self._readings: dict[int, list[float]] = {}
         self._untestable: set[int] = set()
         self._inferred = False
@@ -112,15 +120,22 @@ class Bayesian:
         self._infer()
         if self._is_over:
             return list(running)
-        information_N = self._information([])
-        enough = WORTHLESS_SHARE * float((information_N * self._chance_N).max())
-        inner = [sha for sha in running if sha not in self._end_of]
-        return [sha for sha in inner if information_N[self._position[sha]] < enough]
+        information_C = self._information([])
+        enough = WORTHLESS_SHARE * float((information_C * self._chance_C).max())
+        return [sha for sha in running if sha not in self._end_of and information_C[self._candidate(sha)] < enough]
 
     @property
     def refusal(self) -> Refusal | None:
         """Why the search cannot start from these ends; None while nothing speaks against them."""
-        return self._ends.refusal
+        self._infer()
+        if (by_their_runs := self._ends.refusal) is not None:
+            return by_their_runs
+        doubts = {
+            Refusal.GOOD_FAILS: self._belief_H[0],
+            Refusal.BAD_PASSES: self._belief_H[-1],
+            Refusal.ALIKE: self._alike,
+        }
+        return max(doubts, key=lambda refusal: doubts[refusal]) if sum(doubts.values()) >= self._confidence else None
 
     def result(self) -> Verdict:
         """The culprit, or as few commits as hold the demanded probability. May be asked at any time."""
@@ -134,14 +149,15 @@ class Bayesian:
             member_N[order[:count]] = True
         suspects = tuple(self._commits[index] for index in np.flatnonzero(member_N))
         posterior = dict(zip(self._commits, self._posterior_N.tolist(), strict=True))
-        return Verdict(suspects, float(self._posterior_N[member_N].sum()), posterior, self._estimate(), self._relapse)
+        probability = float(self._posterior_N[member_N].sum())
+        return Verdict(suspects, probability, posterior, self._estimate(), self._relapse)
 
     def tests_left(self) -> int:
         """About how many more runs the search takes, 0 when it is over."""
         self._infer()
         if self._is_over:
             return 0
-        information = float((self._information([]) * self._chance_N).max())
+        information = float((self._information([]) * self._chance_C).max())
         if information <= LEAST_INFORMATION:
             return 0
         unknown = float(entropy(self._posterior_N))
@@ -173,7 +189,8 @@ class Bayesian:
     def _is_over(self) -> bool:
         if self.refusal is not None:
             return True
-        return self._ends.is_settled and (self._is_certain_enough or self._relapse is not None)
+        settled = self._is_certain_enough or self._relapse_odds >= HOPELESS_ODDS
+        return settled and self._ends.next_end() is None
 
     def _next(self, running: Sequence[str], ready: Collection[str]) -> str | None:
         if self._is_over:
@@ -181,60 +198,79 @@ class Bayesian:
         end = self._ends.next_end([self._end_of[sha] for sha in running if sha in self._end_of])
         if end is not None:
             return self._commit_of_end[end]
-        if self._is_certain_enough:
-            return None  # Only the ends are still to be borne out.
-        worth_N = self._information(self._positions(running)) * self._chance_N
-        best = int(worth_N.argmax())
-        if worth_N[best] <= LEAST_INFORMATION:
+        worth_C = self._information([self._candidate(sha) for sha in running]) * self._chance_C
+        best = int(worth_C.argmax())
+        if worth_C[best] <= LEAST_INFORMATION:
             return None
         choice = best
         middle = self._middle
-        if middle is not None and not running and worth_N[middle] >= HALVING_SHARE * worth_N[best]:
+        if middle is not None and not running and worth_C[middle] >= HALVING_SHARE * worth_C[best]:
             choice = middle
-        if ready and self._commits[choice] not in ready:
-            enough = READY_SHARE * worth_N[best]
-            near = [self._position[sha] for sha in ready if sha in self._position]
-            near = [index for index in near if index >= 0 and worth_N[index] >= enough]
-            choice = max(near, key=lambda index: float(worth_N[index]), default=choice)
-        return self._commits[choice]
+        if ready and self._sha(choice) not in ready:
+            enough = READY_SHARE * worth_C[best]
+            near = [self._candidate(sha) for sha in ready if sha in self._position]
+            near = [candidate for candidate in near if worth_C[candidate] >= enough]
+            choice = max(near, key=lambda candidate: float(worth_C[candidate]), default=choice)
+        return self._sha(choice)
+
+    def _candidate(self, sha: str) -> int:
+        """Where a commit stands among those that can be run: GOOD first."""
+        return self._position[sha] + 1
+
+    def _sha(self, candidate: int) -> str:
+        return self._commits[candidate - 1] if candidate else self._commit_of_end[GOOD]
+
+    def _prior(self) -> tuple[Array, float]:
+        """Log probabilities beforehand: of each place of the culprit, GOOD and before first, after BAD last; of no culprit.
+
+        The levels of a metric are the same with a culprit outside as without one.
+        """
+        count = len(self._commits)
+        outside = {end: OUTSIDE * (end in self._ends.asked and self._likelihood.reads_outcomes) for end in (GOOD, BAD)}
+        alike = 0.0 if self._likelihood.believes else ALIKE
+        inside = (1 - sum(outside.values()) - alike) / count
+        with np.errstate(divide="ignore"):
+            return np.log([outside[GOOD], *[inside] * count, outside[BAD]]), float(np.log(alike))
 
     def _infer(self) -> None:
         if self._inferred:
             return
         tested = sorted(self._readings)
         readings = [self._readings[index] for index in tested]
-        self._prediction: Prediction = self._likelihood.predict(readings)
         count = len(self._commits)
-        self._place_N = np.searchsorted(np.array(tested, dtype=int), np.arange(count))
-        log_weight_N = self._prediction.log_evidence_S[self._place_N]
-        weight_N = np.exp(log_weight_N - log_weight_N.max())
-        self._posterior_N: Array = weight_N / weight_N.sum()
-        self._chance_N = chance_testable(count, tested, self._untestable)
+        self._prediction: Prediction = self._likelihood.predict(readings)
+        self._place_H = np.searchsorted(np.array(tested, dtype=int), np.arange(-1, count + 1))
+        log_weight_H = self._prediction.log_evidence_S[self._place_H] + self._log_prior_H
+        log_alike = self._prediction.log_evidence_alike + self._log_prior_alike
+        largest = max(log_weight_H.max(), log_alike)
+        weight_H, alike = np.exp(log_weight_H - largest), float(np.exp(log_alike - largest))
+        total = float(weight_H.sum()) + alike
+        self._belief_H: Array = weight_H / total
+        self._alike = alike / total
+        self._posterior_N: Array = self._belief_H[1:-1]
+        chance_N = chance_testable(count, tested, self._untestable)
         # Commits that no run can tell apart are found together or not at all.
-        separates_N = self._chance_N > 0
+        separates_N = chance_N > 0
         separates_N[[index for index in tested if index >= 0]] = True
         self._group_N = np.concatenate([[0], np.cumsum(separates_N[:-1])])
         mass_G = np.bincount(self._group_N, weights=self._posterior_N)
         self._likeliest_group = int(mass_G.argmax())
         self._is_certain_enough = bool(mass_G[self._likeliest_group] >= self._confidence)
-        self._relapse = self._find_relapse(tested, readings)
+        self._chance_C = np.concatenate([[float(GOOD in self._ends.asked)], chance_N])
+        self._chance_C[-1] *= BAD in self._ends.asked
+        gaps = np.bincount(self._place_H[1:-1], minlength=len(tested) + 1)
+        self._relapse_odds = float(np.exp(min(self._likelihood.log_odds_relapse(readings, gaps.tolist()), 50.0)))
         self._inferred = True
 
-    def _find_relapse(self, tested: list[int], readings: list[list[float]]) -> tuple[str, str] | None:
-        if self._likelihood.believes or not self._likelihood.reads_outcomes:
+    @property
+    def _relapse(self) -> tuple[str, str] | None:
+        """The bad commit and the later good one that the readings bear out best."""
+        if self._relapse_odds < RELAPSE_ODDS:
             return None
-        share_D = np.array([sum(values) / len(values) for values in readings])
-        if not len(share_D) or np.all(np.diff(share_D) >= 0):
-            return None
-        gaps = np.bincount(self._place_N, minlength=len(tested) + 1)
-        if self._likelihood.log_odds_relapse(readings, gaps.tolist()) < np.log(RELAPSE_ODDS):
-            return None
-        # The pair that the readings bear out best: Laplace's estimate of the share of failures, weighed by how far apart.
-        fails_D = np.array([(sum(values) + 0.5) / (len(values) + 1) for values in readings])
-        inner = [place for place, index in enumerate(tested) if 0 <= index < len(self._commits) - 1]
-        pairs = [(fails_D[i] - fails_D[j], i, j) for i in inner for j in inner if i < j]
-        _, bad, good = max(pairs)
-        return self._commits[tested[bad]], self._commits[tested[good]]
+        share = {index: (sum(values) + 0.5) / (len(values) + 1) for index, values in self._readings.items()}
+        inner = sorted(index for index in share if 0 <= index < len(self._commits) - 1)
+        bad, good = max(combinations(inner, 2), key=lambda pair: share[pair[0]] - share[pair[1]])
+        return self._commits[bad], self._commits[good]
 
     def _estimate(self) -> dict[str, float]:
         """Of the readings on either side of the likeliest culprit."""
@@ -246,47 +282,48 @@ class Bayesian:
 
     @property
     def _middle(self) -> int | None:
-        """Where plain halving would go; None once runs contradict each other, or where it has no say."""
+        """The candidate of plain halving; None once runs contradict each other, or where it has no say."""
         if self._untestable or not self._likelihood.reads_outcomes:
             return None
         good = max((index for index, values in self._readings.items() if GOOD in values), default=-1)
         bad = min((index for index, values in self._readings.items() if BAD in values), default=len(self._commits) - 1)
-        return (good + bad) // 2 if bad - good > 1 else None
-
-    def _positions(self, commits: Sequence[str]) -> list[int]:
-        return [index for index in (self._position[sha] for sha in commits) if index >= 0]
+        return (good + bad) // 2 + 1 if bad - good > 1 else None
 
     def _information(self, running: Sequence[int]) -> Array:
-        """Expected information in bits, about which commit is the culprit, of a run on each commit.
+        """Expected information in bits, about which commit is the culprit if any is, of a run of each candidate.
 
         With runs under way it is what the run adds to theirs: the mean over their joint outcomes.
         """
-        chances_N2K = self._prediction.chances_S2K[self._place_N]
-        joint_XN = self._scenarios(running, chances_N2K)
-        weight_X = joint_XN.sum(axis=1)
-        reading_XNK = _mixture(joint_XN, chances_N2K) / weight_X[:, None, None]
-        surprise_N = weight_X @ entropy(reading_XNK)
-        ambiguity_N21 = entropy(chances_N2K)[..., None]
-        given_N = _mixture(joint_XN.sum(axis=0)[None], ambiguity_N21)[0, :, 0]
-        information_N: Array = np.maximum(surprise_N - given_N, 0.0)
-        return information_N
+        chances_H2K = self._prediction.chances_S2K[self._place_H]
+        alike_K = self._prediction.chances_alike_K
+        joint_XZ = self._scenarios(running, chances_H2K, alike_K)
+        weight_X = joint_XZ.sum(axis=1)
+        reading_XCK = _mixture(joint_XZ, chances_H2K, alike_K) / weight_X[:, None, None]
+        surprise_C = weight_X @ entropy(reading_XCK)
+        ambiguity_H21, ambiguity_1 = entropy(chances_H2K)[..., None], entropy(alike_K)[None]
+        given_C = _mixture(joint_XZ.sum(axis=0)[None], ambiguity_H21, ambiguity_1)[0, :, 0]
+        information_C: Array = np.maximum(surprise_C - given_C, 0.0)
+        return information_C
 
-    def _scenarios(self, running: Sequence[int], chances_N2K: Array) -> Array:
-        """Joint probability of each culprit and each outcome of the runs under way, of the likeliest outcomes."""
-        joint_XN: Array = self._posterior_N[None]
+    def _scenarios(self, running: Sequence[int], chances_H2K: Array, alike_K: Array) -> Array:
+        """Joint probability of each hypothesis (each place of the culprit, and at last none) and each outcome of the runs
+        under way, of the likeliest outcomes."""
+        joint_XZ: Array = np.append(self._belief_H, self._alike)[None]
         if not running:
-            return joint_XN
+            return joint_XZ
         # What matters of a reading that is a number is which side it speaks for.
-        speaks_bad_N2K = (chances_N2K[:, 1] >= chances_N2K[:, 0])[:, None]
-        bad_N2 = (chances_N2K * speaks_bad_N2K).sum(axis=2)
-        culprit_N = np.arange(len(self._commits))
-        for index in running:
-            bad_N = np.where(index >= culprit_N, bad_N2[:, 1], bad_N2[:, 0])
-            joint_XN = np.concatenate([joint_XN * bad_N, joint_XN * (1 - bad_N)])
-            likeliest = np.argsort(-joint_XN.sum(axis=1), kind="stable")[:SCENARIOS]
-            joint_XN = joint_XN[likeliest]
-        possible_XN: Array = joint_XN[joint_XN.sum(axis=1) > 0]
-        return possible_XN
+        mean_2K = np.tensordot(self._belief_H, chances_H2K, axes=1)
+        speaks_bad_K = mean_2K[1] >= mean_2K[0]
+        bad_H2 = chances_H2K @ speaks_bad_K
+        place_H = np.arange(len(self._belief_H))
+        for candidate in running:
+            bad_H = np.where(candidate >= place_H, bad_H2[:, 1], bad_H2[:, 0])
+            bad_Z = np.append(bad_H, alike_K @ speaks_bad_K)
+            joint_XZ = np.concatenate([joint_XZ * bad_Z, joint_XZ * (1 - bad_Z)])
+            likeliest = np.argsort(-joint_XZ.sum(axis=1), kind="stable")[:SCENARIOS]
+            joint_XZ = joint_XZ[likeliest]
+        possible_XZ: Array = joint_XZ[joint_XZ.sum(axis=1) > 0]
+        return possible_XZ
 
 
 def entropy(chances: Array) -> Array:
@@ -295,9 +332,10 @@ def entropy(chances: Array) -> Array:
     return result
 
 
-def _mixture(weight_XN: Array, values_N2K: Array) -> Array:
-    """For a run on each commit: its values summed over the culprits, each with its weight, on the side that it then has."""
-    bad_XNK = np.cumsum(weight_XN[:, :, None] * values_N2K[:, 1], axis=1)
-    good_XNK = np.cumsum(weight_XN[:, :, None] * values_N2K[:, 0], axis=1)
-    result: Array = bad_XNK + good_XNK[:, -1:] - good_XNK
+def _mixture(weight_XZ: Array, values_H2K: Array, alike_K: Array) -> Array:
+    """For a run of each candidate: its values summed over the hypotheses, weighed, on the side that it then has."""
+    weight_XH1 = weight_XZ[:, :-1, None]
+    bad_XCK = np.cumsum(weight_XH1 * values_H2K[:, 1], axis=1)[:, :-1]
+    good_XHK = np.cumsum(weight_XH1 * values_H2K[:, 0], axis=1)
+    result: Array = bad_XCK + good_XHK[:, -1:] - good_XHK[:, :-1] + weight_XZ[:, -1, None, None] * alike_K
     return result

@@ -13,12 +13,17 @@ import numpy as np
 from rlcanary.bisect.likelihood import Array, Prediction
 
 STEPS = tuple(0.6 * 1.35**k for k in range(14))
-"""Sizes of the step in units of the noise, 0.6 to about 30, each alike."""
+"""Sizes of the step in units of the noise, 0.6 to about 30."""
+USUAL_STEP, USUAL_SPREAD = 2.5, 0.6
+"""Most steps are around this size: the logarithm of the size has this standard deviation. Smaller ones go unnoticed, larger
+ones need no search by value."""
 PRECISIONS = tuple(0.2 * 1.16**k for k in range(36))
 """1 / noise, 0.2 to about 36, in units of 1 / the standard deviation of all readings together."""
 KINDS = 12
 """The range of the next reading is cut into so many parts to weigh what it may tell."""
 NEGLIGIBLE = 1e-4
+OUTLIER = 4.0
+"""A value so many standard deviations away counts as one that is so many away: one bad machine must not look like a step."""
 _NORMAL_X = np.linspace(-6, 6, 1201)
 _NORMAL_CDF = np.array([0.5 * (1 + math.erf(x / math.sqrt(2))) for x in _NORMAL_X])
 
@@ -31,15 +36,19 @@ class Levels:
     end_runs = 3
     refusal_runs = 3
 
-    def __init__(self, worse: int) -> None:
+    def __init__(self, worse: int, past: Sequence[float] = ()) -> None:
+        """`past`: values from before the culprit, as of nightly runs."""
         self._worse = worse
+        self._past = tuple(past)
         step_GG, precision_GG = np.meshgrid(STEPS, PRECISIONS, indexing="ij")
         self._step_G = step_GG.ravel()
         self._precision_G = precision_GG.ravel()
+        weight_G = np.exp(-(np.log(self._step_G / USUAL_STEP) ** 2) / (2 * USUAL_SPREAD**2))
+        self._log_prior_G = np.log(weight_G * len(PRECISIONS) / weight_G.sum())
 
     def predict(self, readings: Sequence[Sequence[float]]) -> Prediction:
-        data = _Data(readings, self._worse)
-        log_weight_SG = data.log_likelihood(self._step_G, self._precision_G)
+        data = _Data([self._past, *readings], self._worse)
+        log_weight_SG = data.log_likelihood(self._step_G, self._precision_G)[1:] + self._log_prior_G
         largest = log_weight_SG.max()
         weight_SG = np.exp(log_weight_SG - largest)
         evidence_S = weight_SG.sum(axis=1)
@@ -48,7 +57,7 @@ class Levels:
         weight_SG, step_G, precision_G = weight_SG[:, kept_G], self._step_G[kept_G], self._precision_G[kept_G]
         # In units of the readings' standard deviation, from their mean.
         spread_G = np.sqrt(1 + 1 / max(data.count, 1)) / precision_G
-        good_SG = -step_G / precision_G * data.bad_share_S[:, None]
+        good_SG = -step_G / precision_G * data.bad_share_S[1:, None]
         bad_SG = good_SG + step_G / precision_G
         level_SGZ = np.stack([good_SG, bad_SG], axis=2)
         share_G = weight_SG.mean(axis=0)
@@ -56,20 +65,19 @@ class Levels:
         edges_K = np.linspace(level_SGZ[..., 0].min() - spread, level_SGZ[..., 1].max() + spread, KINDS - 1)
         below_SZK = np.zeros((len(evidence_S), 2, KINDS + 1))
         below_SZK[..., -1] = 1.0
-        distance_SGZK = (edges_K - level_SGZ[..., None]) / spread_G[:, None, None]
-        below_SGZK = np.interp(distance_SGZK, _NORMAL_X, _NORMAL_CDF)
+        below_SGZK = _normal_cdf((edges_K - level_SGZ[..., None]) / spread_G[:, None, None])
         below_SZK[..., 1:-1] = np.einsum("sg,sgzk->szk", weight_SG, below_SGZK) / weight_SG.sum(axis=1)[:, None, None]
-        return Prediction(largest + np.log(evidence_S), np.diff(below_SZK, axis=2))
+        log_evidence_S = largest + np.log(evidence_S)
+        return Prediction(log_evidence_S, np.diff(below_SZK, axis=2), *self._predict_alike(data, edges_K))
 
-    def log_odds_apart(self, good: Sequence[float], bad: Sequence[float]) -> float:
-        """The alternative is one level for both."""
-        if not good or not bad:
-            return 0.0
-        data = _Data([good, bad], self._worse)
-        apart = np.logaddexp.reduce(data.log_likelihood(self._step_G, self._precision_G)[1]) - math.log(len(STEPS))
-        precision_G = np.array(PRECISIONS)
-        alike = np.logaddexp.reduce(data.log_likelihood(np.zeros_like(precision_G), precision_G)[1])
-        return float(apart - alike)
+    def _predict_alike(self, data: "_Data", edges_K: Array) -> tuple[float, Array]:
+        """The log evidence and the chances of the next reading for one level of all commits."""
+        precision_P = np.array(PRECISIONS)
+        log_weight_P = data.log_likelihood(np.zeros_like(precision_P), precision_P)[0]
+        log_evidence = float(np.logaddexp.reduce(log_weight_P))
+        spread_P = np.sqrt(1 + 1 / max(data.count, 1)) / precision_P
+        below_K = np.exp(log_weight_P - log_evidence) @ _normal_cdf(edges_K / spread_P[:, None])
+        return log_evidence, np.diff(np.concatenate([[0.0], below_K, [1.0]]))
 
     def log_odds_relapse(self, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:
         return -math.inf
@@ -84,18 +92,25 @@ class Levels:
         return {"before": before, "after": after, "noise": noise}
 
 
+def _normal_cdf(x: Array) -> Array:
+    below: Array = np.interp(x, _NORMAL_X, _NORMAL_CDF)
+    return below
+
+
 class _Data:
     """Readings in units of their standard deviation, from their mean, turned so that worse is higher."""
 
     def __init__(self, readings: Sequence[Sequence[float]], worse: int) -> None:
         values = np.array([value for of_commit in readings for value in of_commit], dtype=float) * worse
+        values = _without_outliers(values)
         self.count = len(values)
         mean = values.mean() if self.count else 0.0
         deviation = values.std() if self.count else 0.0
         self._varies = bool(deviation > 1e-12 * np.abs(values).max(initial=0.0))
         scale = deviation if self._varies else 1.0
         count_D = np.array([len(of_commit) for of_commit in readings], dtype=float)
-        sum_D = np.array([worse * sum(of_commit) for of_commit in readings]) - mean * count_D
+        owner = np.repeat(np.arange(len(readings)), count_D.astype(int))
+        sum_D = np.bincount(owner, weights=values - mean, minlength=len(readings))
         zero = np.zeros(1)
         bad_S = count_D.sum() - np.concatenate([zero, np.cumsum(count_D)])
         self.bad_share_S = bad_S / max(self.count, 1)
@@ -107,5 +122,14 @@ class _Data:
         squares = float(self.count) if self._varies else 0.0
         level = (self.count - 1) * np.log(precision_G) - squares * precision_G**2 / 2
         jump = np.outer(self._bad_sum_S, step_G * precision_G) - np.outer(self._spread_S, step_G**2) / 2
-        result: Array = level + jump if self.count else np.zeros((1, len(step_G)))
+        result: Array = level + jump if self.count else np.zeros_like(jump)
         return result
+
+
+def _without_outliers(values: Array) -> Array:
+    """Values further from the median than OUTLIER standard deviations, which the median distance stands for, moved there."""
+    if not len(values):
+        return values
+    median = float(np.median(values))
+    deviation = 1.4826 * float(np.median(np.abs(values - median)))
+    return np.clip(values, median - OUTLIER * deviation, median + OUTLIER * deviation) if deviation > 0 else values

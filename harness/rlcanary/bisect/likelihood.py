@@ -25,6 +25,9 @@ class Prediction:
     """Log probability of all readings, up to a constant."""
     chances_S2K: Array
     """Probability of each kind for the next reading: [:, 0] on the good side, [:, 1] on the bad side."""
+    log_evidence_alike: float
+    """Log probability of all readings if every commit is alike, up to the same constant."""
+    chances_alike_K: Array
 
 
 class Likelihood(Protocol):
@@ -41,10 +44,6 @@ class Likelihood(Protocol):
 
     def predict(self, readings: Sequence[Sequence[float]]) -> Prediction:
         """`readings`: those of each commit that was run, oldest commit first."""
-        ...
-
-    def log_odds_apart(self, good: Sequence[float], bad: Sequence[float]) -> float:
-        """Log odds that the readings of GOOD and BAD differ as they should, against one law for both."""
         ...
 
     def log_odds_relapse(self, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:

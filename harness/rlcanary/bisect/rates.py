@@ -19,10 +19,11 @@ LARGEST_ALIKE = 0.45
 """Rates that are equal on both sides stay below this: at 0.5 GOOD and BAD look alike."""
 LARGEST_SUM = 0.9
 
-NEVER, FALSE_FAIL_ONLY, FALSE_PASS_ONLY, ALIKE, ANYHOW = 0.41, 0.36, 0.035, 0.19, 0.005
+NEVER, FALSE_FAIL_ONLY, FALSE_PASS_ONLY, BOTH_ALIKE, ANYHOW = 0.12, 0.25, 0.15, 0.45, 0.03
 """Weights of the ways to be flaky."""
-ONE_WAY_DECAY = 6.5
+ONE_WAY_DECAY = 2.5
 """Of a command that is flaky in one direction, high rates are rarer by exp(-decay * rate)."""
+ALIKE_GROWTH = 1.5
 CERTAIN = 1e-9
 """The rate of a command that is taken never to lie."""
 
@@ -47,7 +48,7 @@ class PassFail:
 
     believes = False
     reads_outcomes = True
-    end_runs = 3
+    end_runs = 1
     refusal_runs = 4
 
     def __init__(self, history: History | None = None) -> None:
@@ -75,16 +76,18 @@ class PassFail:
         fail_S = weight_SR @ self._false_fail_R / evidence_S
         pass_S = weight_SR @ self._false_pass_R / evidence_S
         chances_S2K = np.stack([np.stack([1 - fail_S, fail_S], axis=1), np.stack([pass_S, 1 - pass_S], axis=1)], axis=1)
-        return Prediction(largest_S[:, 0] + np.log(evidence_S), chances_S2K)
-
-    def log_odds_apart(self, good: Sequence[float], bad: Sequence[float]) -> float:
-        """The alternative is one rate of failing for both, any rate equally likely."""
-        counts_4 = np.array([sum(good), len(good) - sum(good), len(bad) - sum(bad), sum(bad)])
-        apart = float(np.logaddexp.reduce(self._log_weight(counts_4)))
-        fails, passes = counts_4[0] + counts_4[3], counts_4[1] + counts_4[2]
-        return apart - (lgamma(fails + 1) + lgamma(passes + 1) - lgamma(fails + passes + 2))
+        fails, passes = float(bad_D.sum()), float(good_D.sum())
+        # Of a command that fails whatever the commit, any rate of failing is equally likely.
+        log_evidence_alike = lgamma(fails + 1) + lgamma(passes + 1) - lgamma(fails + passes + 2)
+        fail = (fails + 1) / (fails + passes + 2)
+        return Prediction(
+            largest_S[:, 0] + np.log(evidence_S), chances_S2K, log_evidence_alike, np.array([1 - fail, fail])
+        )
 
     def log_odds_relapse(self, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:
+        share_D = [sum(values) / len(values) for values in readings]
+        if self.believes or share_D == sorted(share_D):
+            return -np.inf  # Nothing speaks for it.
         return self._log_evidence(3, readings, gaps) - self._log_evidence(1, readings, gaps)
 
     def estimate(self, good: Sequence[float], bad: Sequence[float]) -> Mapping[str, float]:
@@ -149,12 +152,12 @@ def _prior() -> tuple[Array, Array, Array]:
     edges = np.concatenate([[0.004], (rate_L[1:-1] + rate_L[2:]) / 2, [0.85]])
     width_L = np.diff(edges)  # Of the levels above the first.
     one_way_L = width_L * np.exp(-ONE_WAY_DECAY * rate_L[1:])
-    alike_L = np.where(rate_L[1:] < LARGEST_ALIKE, width_L, 0.0)
+    alike_L = np.where(rate_L[1:] < LARGEST_ALIKE, width_L * np.exp(ALIKE_GROWTH * rate_L[1:]), 0.0)
     anyhow_LL = np.outer(width_L, width_L) * (rate_L[1:, None] + rate_L[1:] < LARGEST_SUM)
     weight_LL = np.zeros((len(rate_L), len(rate_L)))
     weight_LL[0, 0] = NEVER
     weight_LL[1:, 0] = FALSE_FAIL_ONLY * one_way_L / one_way_L.sum()
     weight_LL[0, 1:] = FALSE_PASS_ONLY * one_way_L / one_way_L.sum()
-    weight_LL[1:, 1:] = ANYHOW * anyhow_LL / anyhow_LL.sum() + np.diag(ALIKE * alike_L / alike_L.sum())
+    weight_LL[1:, 1:] = ANYHOW * anyhow_LL / anyhow_LL.sum() + np.diag(BOTH_ALIKE * alike_L / alike_L.sum())
     fail_G, pass_G = np.nonzero(weight_LL)
     return weight_LL[fail_G, pass_G], rate_L[fail_G], rate_L[pass_G]

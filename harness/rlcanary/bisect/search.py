@@ -36,11 +36,12 @@ class Verdict:
     """What was learned about the command, by name: its rates `false_fail` and `false_pass`, or of a metric the level
     `before`, the level `after` and the `noise`, a standard deviation."""
     relapse: tuple[str, str] | None = None
-    """A commit that is bad and a later one that is good: the history breaks more than once, and no single culprit exists."""
+    """A commit that is bad and a later one that is good, where the runs say that the history breaks more than once: the
+    culprit is then one of several."""
 
     @property
     def culprit(self) -> str | None:
-        return self.suspects[0] if len(self.suspects) == 1 and self.relapse is None else None
+        return self.suspects[0] if len(self.suspects) == 1 else None
 
 
 class Search(Protocol):
