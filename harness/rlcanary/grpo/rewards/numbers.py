@@ -1,0 +1,28 @@
+"""Numbers in the text of a completion, exactly."""
+
+import re
+from decimal import Decimal, InvalidOperation
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w)|(?<![\w.])[-+]?\$?\.\d+(?!\w)")
+ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def numbers(text: str) -> list[Decimal]:
+    """The numbers in a text, in order: "$1,234.50" is 1234.50, "x2" and "3rd" hold none."""
+    return [Decimal(re.sub(r"[$,]", "", match)) for match in NUMBER.findall(text)]
+
+
+def number(text: object) -> Decimal | None:
+    """The one number that a text is, spaces, a currency or percent sign and a full stop aside; None if it is not one."""
+    bare = str(text).strip().rstrip("%.").replace("$", "").replace(",", "")
+    try:
+        value = Decimal(bare)
+    except InvalidOperation:
+        return None
+    return value if value.is_finite() else None
+
+
+def tagged_answer(text: str) -> str | None:
+    """What stands between the last `<answer>` and its `</answer>`; None where there is no such pair."""
+    answers = ANSWER_TAG.findall(text)
+    return answers[-1].strip() if answers else None

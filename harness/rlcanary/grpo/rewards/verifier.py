@@ -1,0 +1,140 @@
+"""What a verifier is, and what it says: a reward, or why there is none. No failure is ever written down as a zero."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from rlcanary.errors import UserError
+
+log = logging.getLogger(__name__)
+log.addHandler(logging.NullHandler())
+
+Problem = Literal["no answer", "bad target", "exception", "timeout", "out of bounds", "worker died"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a verifier found out about one completion.
+
+    Attributes:
+        value: the reward; None where the verifier could not judge, which is not a reward of zero.
+        problem: why there is no value. "no answer" alone comes with a value: the completion holds nothing to judge,
+            which is the completion's fault and not the verifier's.
+        seconds: how long the call took.
+        detail: the problem in words.
+    """
+
+    value: float | None
+    problem: Problem | None = None
+    seconds: float = 0.0
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.value is None) != (self.problem not in (None, "no answer")):
+            raise ValueError(f"a score has a value or a problem that explains its absence: {self!r}")
+
+
+class Verifier(Protocol):
+    """Judges completions against the target of their prompt. To add one, write one file beside this.
+
+    Attributes:
+        bounds: the smallest and the largest reward that it gives.
+    """
+
+    bounds: tuple[float, float]
+
+    def verify(self, completion: str, target: Any) -> Score:
+        """The score of one completion. It may raise: `judge` turns that into a score without a value.
+
+        Raises:
+            UserError: the verifier was set up wrongly, so that no completion will ever be judged.
+        """
+
+
+def judge(verifier: Verifier, completion: str, target: Any) -> Score:
+    """The verifier's score with the time it took; an exception, or a value outside its bounds, is a problem of its own.
+
+    Raises:
+        UserError: as `Verifier.verify`.
+    """
+    began = time.perf_counter()
+    try:
+        score = verifier.verify(completion, target)
+    except UserError:
+        raise
+    except Exception as error:
+        log.warning("%s raised; the completion has no reward", type(verifier).__name__, exc_info=True)
+        score = Score(None, "exception", detail=f"{type(error).__name__}: {error}")
+    low, high = verifier.bounds
+    if score.value is not None and not low <= score.value <= high:
+        score = Score(None, "out of bounds", detail=f"{score.value} is not between {low} and {high}")
+    return replace(score, seconds=time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a verifier was asked and said.
+
+    Attributes:
+        calls: number of completions.
+        scored: those with a value, whatever it is.
+        zeros: those with a value of zero.
+        problems: how often each problem came up; "no answer" is also among the scored.
+        seconds: sum over the calls.
+    """
+
+    calls: int
+    scored: int
+    zeros: int
+    problems: dict[str, int]
+    seconds: float
+
+
+class Reward:
+    """The reward function of `rlcanary.contract.Item`: a verifier and the target of one prompt."""
+
+    def __init__(self, verifier: Verifier, target: Any) -> None:
+        self.verifier = verifier
+        self.target = target
+
+    def __call__(self, completion: str) -> float | None:
+        return judge(self.verifier, completion, self.target).value
+
+
+class Tallied:
+    """A verifier that counts what another one says; it may be called from several threads."""
+
+    def __init__(self, verifier: Verifier, on_score: Callable[[Score], None] | None = None) -> None:
+        """Wrap a verifier; `on_score` sees every score, in the thread that asked for it."""
+        self.verifier = verifier
+        self.bounds = verifier.bounds
+        self._on_score = on_score
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._problems: Counter[str] = Counter()
+        self._seconds = 0.0
+
+    def verify(self, completion: str, target: Any) -> Score:
+        """The other verifier's score, as `judge` gives it."""
+        score = judge(self.verifier, completion, target)
+        with self._lock:
+            self._counts["calls"] += 1
+            self._counts["scored"] += score.value is not None
+            self._counts["zeros"] += score.value == 0
+            self._problems.update([score.problem] if score.problem else [])
+            self._seconds += score.seconds
+        if self._on_score:
+            self._on_score(score)
+        return score
+
+    def tally(self) -> Tally:
+        """The counts since the start."""
+        with self._lock:
+            calls, scored, zeros = (self._counts[name] for name in ("calls", "scored", "zeros"))
+            return Tally(calls, scored, zeros, dict(self._problems), self._seconds)
