@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rlcanary.adapters import load_adapter
+from rlcanary.adapters.load import load_adapter, misspelt
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
 from rlcanary.files import require_writable, write_whole
@@ -85,6 +85,8 @@ def check(
     if markdown is not None:
         write_whole(markdown, to_markdown(implementation.name, checks, results, comparison))
     show(report_console(), implementation.name, checks, results, comparison)
+    for line in misspelt(implementation):
+        click.echo(f"rlcanary: {line}", err=True)
     if all(result.status == "not-provided" for result in results):
         raise UserError(f"nothing was checked: {implementation.name} provides nothing that these checks need")
     ctx.exit(1 if comparison.is_red else 0)

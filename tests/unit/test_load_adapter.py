@@ -1,10 +1,12 @@
 """Naming an adapter: what is found, and the one line that a mistake gets."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from rlcanary.adapters import Adapter, load_adapter, provided
+from rlcanary.adapters.load import misspelt
 from rlcanary.errors import UserError
 
 ADAPTER = """
@@ -56,6 +58,14 @@ def test_capability_set_on_the_instance_counts() -> None:
     assert provided(adapter) == {"keep_group"}
 
 
+def test_method_that_is_nearly_a_capability_is_named(package: Path) -> None:
+    (package / "nearly.py").write_text(
+        ADAPTER + "\n    def advantage(self, rewards, group_ids):\n        return rewards\n"
+    )
+    assert misspelt(load_adapter("nearly")) == ["advantage is no capability; did you mean advantages?"]
+    assert misspelt(load_adapter("reference")) == []
+
+
 @pytest.mark.parametrize(
     ("source", "spec", "told"),
     [
@@ -69,6 +79,17 @@ def test_capability_set_on_the_instance_counts() -> None:
         (ADAPTER, "wrong_class:Yours", "has no 'Yours'"),
         (ADAPTER + "\nclass Second(Mine): pass", "two", "defines 2 adapters"),
         ("from rlcanary.adapters import Adapter\nclass Bare(Adapter): pass", "bare", "has no capability"),
+        (
+            ADAPTER.replace("keep_group", "keep_groups"),
+            "typo",
+            "keep_groups is no capability; did you mean keep_group?",
+        ),
+        (ADAPTER.replace("self, rewards", "self"), "short", "write `def keep_group(self, rewards)`"),
+        (
+            "from rlcanary.conventions import Conventions\nConventions(kl_coeff=0.1)",
+            "convention",
+            "did you mean kl_coef?",
+        ),
         ("x = 1", "not_adapter:x", "is not an adapter"),
         (
             ADAPTER + "\n    def __init__(self):\n        raise RuntimeError('no weights')",
@@ -80,6 +101,6 @@ def test_capability_set_on_the_instance_counts() -> None:
 def test_mistake_gets_one_line(package: Path, source: str | None, spec: str, told: str) -> None:
     if source is not None:
         (package / f"{spec.partition(':')[0]}.py").write_text(source)
-    with pytest.raises(UserError, match=told.replace("(", r"\(")) as caught:
+    with pytest.raises(UserError, match=re.escape(told)) as caught:
         load_adapter(spec)
     assert "\n" not in str(caught.value)

@@ -3,12 +3,15 @@
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
-from rlcanary.contract import Adapter, provided
+from rlcanary.contract import CAPABILITIES, Adapter, provided
+from rlcanary.conventions import Conventions
 from rlcanary.errors import UserError
 
 BUNDLED = {
@@ -37,11 +40,39 @@ def load_adapter(spec: str) -> Adapter:
     module = _import_file(Path(target)) if target.endswith(".py") else _import_module(target, spec)
     adapter = _pick(module, attribute, spec)
     if not provided(adapter):
+        meant = "; ".join(misspelt(adapter))
         raise UserError(
             f"adapter {spec!r} has no capability: override at least one method of rlcanary.adapters.Adapter, "
-            "token_logprobs or advantages for a start"
+            f"{meant or 'token_logprobs or advantages for a start'}"
         )
+    for name in sorted(provided(adapter)):
+        _check_signature(adapter, name, spec)
     return adapter
+
+
+def misspelt(adapter: Adapter) -> list[str]:
+    """The public methods of an adapter that no check calls and that are nearly called as one that the checks do."""
+    own = {name for owner in type(adapter).__mro__ if owner not in (Adapter, object) for name in vars(owner)}
+    free = sorted(name for name in own if not name.startswith("_") and not hasattr(Adapter, name))
+    nearest = ((name, get_close_matches(name, CAPABILITIES, n=1, cutoff=0.85)) for name in free)
+    return [f"{name} is no capability; did you mean {close[0]}?" for name, close in nearest if close]
+
+
+def _check_signature(adapter: Adapter, name: str, spec: str) -> None:
+    """Raises UserError for a capability that cannot take what the checks give to it."""
+    expected = inspect.signature(getattr(Adapter, name))
+    given = [parameter for parameter in expected.parameters if parameter != "self"]
+    try:
+        signature = inspect.signature(getattr(adapter, name))
+    except (TypeError, ValueError):  # what is written in C does not say
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise UserError(
+            f"{name}{signature} of adapter {spec!r} does not take what the checks give: write "
+            f"`def {name}({', '.join(expected.parameters)})` ({error})"
+        ) from error
 
 
 def _import_module(name: str, spec: str) -> ModuleType:
@@ -61,7 +92,7 @@ def _import_module(name: str, spec: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise UserError(f"importing {name!r} failed: {type(error).__name__}: {error}") from error
+        raise UserError(f"importing {name!r} failed: {_told(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -79,8 +110,16 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise UserError(f"importing {str(path)!r} failed: {type(error).__name__}: {error}") from error
+        raise UserError(f"importing {str(path)!r} failed: {_told(error)}") from error
     return module
+
+
+def _told(error: Exception) -> str:
+    """An error in one line, for a misspelt convention with the one that was meant."""
+    told = f"{type(error).__name__}: {error}"
+    unknown = re.search(r"Conventions.* unexpected keyword argument '(\w+)'", told)
+    close = get_close_matches(unknown[1], [field.name for field in fields(Conventions)], n=1) if unknown else []
+    return f"{told}; did you mean {close[0]}?" if close else told
 
 
 def _pick(module: ModuleType, attribute: str, spec: str) -> Adapter:
