@@ -71,8 +71,9 @@ def start_recorder(config: pytest.Config, folder: Path, root: Path) -> None:
     outer = sys.modules.get("rlcanary_recorder.process")
     if outer is not None and outer.recorder() is not None:
         # This pytest is the child of a recorded test, which from here on is not told what runs.
-        outer.recorder().say("a", outer.recorder().context())
-        recorder = outer.start(str(folder), str(root), session)
+        recorder = outer.recorder()
+        recorder.say("a", recorder.context())
+        recorder.move(str(folder), str(root), session)
     else:
         recorder = process.start(str(folder), str(root), session)
     AssertionRewritingHook.exec_module = recorder.importing(AssertionRewritingHook.exec_module)  # type: ignore[method-assign]
@@ -172,7 +173,7 @@ def distrust(config: pytest.Config, data: Any) -> list[str]:
     said = []
     if without := testmon_data.recorded_without_us(data):
         testmon_data.invalidate(data, without)
-        said.append(f"{len(without)} tests were recorded without looking into other processes and run again")
+        said.append(f"tests recorded without looking into other processes run again: {len(without)}")
     if killed := recording.killed_runs(config.rootpath):
         saved = {
             test: {(file, name) for file, name, _ in found["through"]}
@@ -185,7 +186,7 @@ def distrust(config: pytest.Config, data: Any) -> list[str]:
             recording.discard(folder)
         testmon_data.invalidate(data, late & set(data.all_tests))
         if late:
-            said.append(f"an earlier run was killed before all records of {len(late)} tests were saved: they run again")
+            said.append(f"tests of a killed run, not all of whose records were saved, run again: {len(late)}")
     return said
 
 

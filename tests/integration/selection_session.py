@@ -15,18 +15,22 @@ from rlcanary.selection import testmon_data
 def run_testmon(
     project: Path, *options: str, timeout: float = 150, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    foreign = ("PYTEST_", "RAY_", "RLCANARY_SELECTION", "TESTMON_", "PYTHONPATH")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "--testmon", "-p", "no:rlcanary-tracker", "-p", "no:cacheprovider", *options],
+        [sys.executable, "-m", "pytest", "--testmon", "-p", "no:rlcanary-tracker", *options],
         cwd=project,
-        env=inherited | {"COLUMNS": "200", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment,
+        env=clean_environment() | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout,
         check=False,
     )
+
+
+def clean_environment() -> dict[str, str]:
+    foreign = ("PYTEST_", "RAY_", "RLCANARY_SELECTION", "TESTMON_", "PYTHONPATH")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return inherited | {"COLUMNS": "200", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
 
 
 def selected(project: Path) -> set[str]:

@@ -27,7 +27,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -179,7 +179,8 @@ class Recorder:
                 with self.within(f"m:{self.relative(path)}", used):
                     execute(loader, module)
             else:
-                execute(loader, module)
+                with self.backend.resting_here():
+                    execute(loader, module)
             if patch := self.patches.get(module.__name__):
                 patch(self, module)
 
@@ -202,15 +203,15 @@ class Recorder:
         self.running.clear()
         self.backend.rearm()
 
-    def move(self, folder: str, root: str, context: str | None) -> None:
-        """Go on in another run's folder: a process of Ray can outlive the test run that it was started in."""
+    def move(self, folder: str, root: str, context: str) -> None:
+        """Go on in the folder of another run: a recorded test started this process, and it is a recorded run itself."""
         os.close(self.descriptor)
         self.folder, self.root = folder, root
         self.roots = tuple({root + "/", os.path.realpath(root) + "/"})
         self.is_project_file.clear()
         self.seen.clear()
         self.said.clear()
-        self.default = context or self.process
+        self.default = context
         self.open_journal()
         self.backend.rearm()
 
@@ -234,11 +235,12 @@ class Recorder:
         if path.endswith((".py", ".pyc", ".pyo", ".pyi", ".so", ".pth")):
             return
         file = self.relative(path)
-        if file is None or "/." in "/" + os.path.dirname(file) or "/__pycache__/" in path:
+        if file is None or "/." in "/" + os.path.dirname(file) or os.path.basename(file).startswith(".testmondata"):
             return
+        context = self.context()
         if writes:
             self.say("w", file)
-        elif not (context := self.context()).startswith(SESSION):
+        elif not (context.startswith(SESSION) or ("d", context, file) in self.said or is_uploading()):
             self.say("d", context, file)
 
     def environment(self, context: str) -> dict[str, str]:
@@ -249,6 +251,16 @@ class Recorder:
             inherited = os.pathsep.join(filter(None, (here, inherited)))
         settings = json.dumps({"folder": self.folder, "root": self.root})
         return {SETTINGS: settings, CONTEXT: context, "PYTHONPATH": inherited}
+
+
+def is_uploading() -> bool:
+    """Whether Ray is packing a working_dir: that reads every file, and says nothing about which of them are used."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "ray._private.runtime_env.packaging":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def injected_folder() -> str | None:
@@ -340,6 +352,9 @@ class Monitoring:
             monitoring.register_callback(WATCHER, event, watch)
         monitoring.set_events(FINDER, events.PY_START)
 
+    def resting_here(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def rearm(self) -> None:
         if self.resting:
             resting, self.resting = self.resting, []
@@ -366,6 +381,18 @@ class Profile:
     def start(self) -> None:
         threading.setprofile(self.profile)
         sys.setprofile(self.profile)
+
+    @contextmanager
+    def resting_here(self) -> Iterator[None]:
+        """While a module from elsewhere is imported: much code that is not the project's."""
+        if sys.getprofile() is not self.profile:
+            yield
+            return
+        sys.setprofile(None)
+        try:
+            yield
+        finally:
+            sys.setprofile(self.profile)
 
     def rearm(self) -> None:
         """Called whenever work changes hands: a test or a profiler may have taken the profile function away."""

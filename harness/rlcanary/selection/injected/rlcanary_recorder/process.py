@@ -11,6 +11,7 @@ from .children import START
 from .core import CONTEXT, SETTINGS, Recorder
 from .ray_calls import PATCHES as RAY_PATCHES
 
+PACKAGE = "rlcanary_recorder"
 # An interpreter has one set of threads, audit hooks and monitoring tools, so it has one recorder.
 _recorders: list[Recorder] = []
 
@@ -20,14 +21,15 @@ def recorder() -> Recorder | None:
 
 
 def start(folder: str, root: str, context: str | None = None) -> Recorder:
-    """Begin to record in this interpreter, or go on in another run's folder where it already records."""
+    """Begin to record in this interpreter, unless it records already."""
     if _recorders:
-        active = _recorders[0]
-        if active.folder != folder:
-            active.move(folder, root, context)
-        return active
+        return _recorders[0]
     active = Recorder(folder, root, context)
     _recorders.append(active)
+    # What brings the recorder along looks for it under this name, also where it is a part of rlcanary.
+    package = __name__.rpartition(".")[0]
+    for name in [module for module in sys.modules if module == package or module.startswith(f"{package}.")]:
+        sys.modules.setdefault(PACKAGE + name.removeprefix(package), sys.modules[name])
     active.start(CHILD_PATCHES | RAY_PATCHES)
     return active
 
