@@ -93,7 +93,7 @@ def search(json_file: Path | None, dry_run: bool, no_pin: bool, command: tuple[s
         report = Session(request, plan, display, interrupts).run()
     if json_file is not None:
         write_whole(json_file, result_json(report, plan, command).encode())
-    if report.status == "refused":
+    if report.status in ("refused", "aborted"):
         raise UserError(report.message)
     if report.status == "interrupted":
         click.echo(f"log: {report.log}", err=True)

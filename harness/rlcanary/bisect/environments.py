@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -189,10 +189,9 @@ class EnvironmentCache:
         output: Path,
         stop: Stop,
         environment: Mapping[str, str],
-        started: Callable[[int], None],
+        mark: Mapping[str, str],
     ) -> Environment:
-        """The environment of a commit, built in its `checkout` if need be. What the build prints goes to `output`, and
-        `started` is told the process id of each of its commands.
+        """The environment of a commit, built in its `checkout` if need be. What the build prints goes to `output`.
 
         Raises Untestable where the build fails, Stopped.
         """
@@ -211,10 +210,10 @@ class EnvironmentCache:
                     command,
                     directory=checkout,
                     environment={**environment, **self._builder.variables(folder)},
+                    mark=mark,
                     output=output,
                     timeout=None,
                     stop=stop,
-                    started=started,
                 )
                 if ending.code != 0:
                     lines = output.read_text(encoding="utf-8", errors="replace").split("\n")

@@ -86,8 +86,8 @@ class Plan:
     root: str
     marks: tuple[Mark, ...]
     """What a replayed log says about `good` and `commits`."""
-    trusts_ends: bool
-    """Whether GOOD and BAD come from a log that is not ours, and are taken at its word."""
+    trusted: frozenset[str]
+    """The ends that need no run: GOOD at the user's word, and those of a log that is not ours."""
     save_dir: Path
     table: OutcomeTable
     builder: Builder | None
@@ -137,13 +137,18 @@ def make_plan(request: Request, repository: Repository, settings: BisectSettings
         commits,
         repository.root(bad),
         marks,
-        log.root is None and request.replay is not None,
+        _trusted(request, start, log),
         _writable(request.save_dir, repository),
         settings.outcomes.timing_out_as(request.on_timeout),
         builder,
         keys,
         tuple(notices),
     )
+
+
+def _trusted(request: Request, good: str, log: BisectLog) -> frozenset[str]:
+    of_log = (log.good, log.bad) if log.root is None else ()
+    return frozenset(sha for sha in (*of_log, good if request.skip_good_check else None) if sha is not None)
 
 
 def _environments(

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlcanary.bisect.git import Commit
@@ -78,11 +78,6 @@ class Pool:
         thread.start()
         return number
 
-    def cancel(self, choose: Callable[[Running], bool] = lambda running: True) -> None:
-        for running in self.running:
-            if choose(running):
-                running.cancellation.cancel()
-
     def wait(self, seconds: float = LOOK_SECONDS) -> list[Finished]:
         """The probes that have finished, waiting up to `seconds` for the first. Raises what a probe raised."""
         finished: list[Finished] = []
@@ -100,9 +95,15 @@ class Pool:
         except queue.Empty:
             return finished
 
-    def stop(self) -> None:
-        """Cancel everything and wait for it to end."""
-        self.cancel()
+    def stop(self) -> list[Finished]:
+        """End everything that runs. Returns what had finished before that."""
+        for running in self._running.values():
+            running.cancellation.cancel()
         for running in self._running.values():
             running.thread.join()
+        finished: list[Finished] = []
+        while not self._results.empty():
+            number, observation, _ = self._results.get_nowait()
+            finished.append(Finished(number, self._running.pop(number).commit, observation))
         self._running.clear()
+        return finished

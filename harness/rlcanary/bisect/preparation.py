@@ -33,7 +33,6 @@ class Preparation:
             mark_of(journal),
             request.metric,
             environments,
-            lambda commit, number, pid: journal.append("run", commit=commit.sha, run=number, pid=pid),
         )
 
 

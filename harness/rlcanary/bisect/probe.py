@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from rlcanary.bisect.places import Place
 from rlcanary.bisect.process import Stop, run
 from rlcanary.bisect.worktree import Untestable
 
+RUN_VARIABLE = "RLCANARY_BISECT_RUN"
 DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"
 READ_BYTES = 4_000_000
 MEASURABLE_CODES = (0, 1)
@@ -42,7 +43,6 @@ class Probe:
     """In the environment of every process of this search."""
     metric: str | None = None
     environments: EnvironmentCache | None = None
-    started: Callable[[Commit, int, int], None] = field(default=lambda commit, number, pid: None)
 
     def run(self, commit: Commit, number: int, place: Place, stop: Stop) -> Observation:
         """Raises GitError where git cannot check the commit out, Stopped."""
@@ -56,16 +56,14 @@ class Probe:
                 commit.sha, reading.outcome, reading.reason, round(seconds, 3), now(), file, value, number, key
             )
 
-        def started(pid: int) -> None:
-            self.started(commit, number, pid)
-
+        mark = {**self.mark, RUN_VARIABLE: str(number)}
         began = time.monotonic()
         try:
             place.prepare(commit.sha, self.command.pinned, stop)
             directory = place.path / self.directory
             if not directory.is_dir():
                 raise Untestable(f"the folder {self.directory} does not exist at this commit")
-            variables = self._variables(commit, place, directory, output, stop, started)
+            variables = self._variables(commit, place, directory, output, stop, mark)
         except Untestable as error:
             return observation(Reading(Outcome.UNTESTABLE, str(error)), time.monotonic() - began)
         since = time.time_ns()
@@ -73,10 +71,10 @@ class Probe:
             self.command.inside(place.path, self.toplevel),
             directory=directory,
             environment=variables,
+            mark=mark,
             output=output,
             timeout=self.timeout,
             stop=stop,
-            started=started,
         )
         printed = read_end(output, READ_BYTES)
         reading = self.table.read(ending, self.runners, printed)
@@ -111,18 +109,17 @@ class Probe:
         directory: Path,
         output: Path,
         stop: Stop,
-        started: Callable[[int], None],
+        mark: Mapping[str, str],
     ) -> Mapping[str, str]:
-        variables = environment_without_repository() | {"PWD": str(directory)} | dict(self.mark)
+        variables = environment_without_repository() | {"PWD": str(directory)}
         variables.pop(DRIVER_VARIABLE, None)
         paths = [str(place.path / relative) for relative in self.import_paths]
         if paths:
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, variables.get("PYTHONPATH")]))
         if self.environments is None:
             return variables
-        building = building_variables() | dict(self.mark)
         log = output.with_suffix(".environment.log")
-        environment = self.environments.get(commit.sha, place.path, log, stop, building, started)
+        environment = self.environments.get(commit.sha, place.path, log, stop, building_variables(), mark)
         variables = environment.variables(variables, place.path)
         program = self.command.arguments[0]
         if "/" not in program and is_foreign(program, variables["PATH"], environment.folder):

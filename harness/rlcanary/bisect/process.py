@@ -111,26 +111,25 @@ def run(
     *,
     directory: Path,
     environment: Mapping[str, str],
+    mark: Mapping[str, str],
     output: Path,
     timeout: float | None,
     stop: Stop,
-    started: Callable[[int], None],
 ) -> Ending:
-    """Run `command` in a session of its own, its output in the file `output`, and end the session whatever happens.
+    """Run `command` in a session of its own, its output in the file `output`, and end all that it started whatever happens.
 
-    `started` is told the process id, which is the session's as well.
+    `mark` joins the environment; it is what no other run has.
     Raises Stopped within about GRACE_SECONDS of being asked to stop, with the processes ended.
     """
     began = time.monotonic()
     with output.open("wb") as stream:
         try:
-            process = _start(command, directory, environment, stream.fileno())
+            process = _start(command, directory, {**environment, **mark}, stream.fileno())
         except OSError as error:
             why = f"{command[0]}: {os.strerror(error.errno or 0)}"
             stream.write(f"{why}\n".encode())
             return Ending(127 if isinstance(error, FileNotFoundError) else 126, 0.0, why=why)
     try:
-        started(process.pid)
         timed_out = False
         while process.poll() is None:
             stop.check()
@@ -142,7 +141,7 @@ def run(
                 process.wait(min(left, LOOK_SECONDS))
     finally:
         # Ends a run that timed out or was interrupted, and otherwise what the command left behind.
-        end_session(process.pid)
+        end_session(process.pid, mark)
     # A process that the kernel cannot end (a hung device) stays behind rather than holding the search up for ever.
     code = process.poll()
     return Ending(-signal.SIGKILL if code is None else code, time.monotonic() - began, timed_out)
@@ -170,25 +169,28 @@ def _start(
         return start(["sh", *command])  # A script without a #! line: what a shell does with it.
 
 
-def session_members(session: int, mark: Mapping[str, str]) -> Iterator[psutil.Process]:
-    """The running processes of a session that have all of `mark` in their environment."""
-    for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess, psutil.AccessDenied):
-            if os.getsid(pid) == session:
-                process = psutil.Process(pid)
-                if process.status() != psutil.STATUS_ZOMBIE and (not mark or mark.items() <= process.environ().items()):
-                    yield process
-
-
 def end_session(session: int, mark: Mapping[str, str] = types.MappingProxyType({})) -> None:
-    """Ask every process of the session to end, after GRACE_SECONDS make it, and after as long again give up.
+    """End every process of a session that we started, and those that left it, as daemons do, with `mark` on them.
 
-    A session is named by the process id of its leader. For one that we did not start just now the number may have been
-    given away since: `mark` is what the environment of its processes must hold, lest a stranger's process be ended.
+    A session is named by the process id of its leader, which has to be our child: else the number may be given away again.
     """
+    _end(lambda pid: os.getsid(pid) == session or _has_mark(pid, mark))
+
+
+def end_marked(mark: Mapping[str, str]) -> None:
+    """End every process that has all of `mark` in its environment, whoever started it."""
+    _end(lambda pid: _has_mark(pid, mark))
+
+
+def _has_mark(pid: int, mark: Mapping[str, str]) -> bool:
+    return bool(mark) and mark.items() <= psutil.Process(pid).environ().items()
+
+
+def _end(is_meant: Callable[[int], bool]) -> None:
+    """Ask the processes to end, after GRACE_SECONDS make them, and after as long again give up."""
     began = time.monotonic()
     asked: set[int] = set()
-    while members := list(session_members(session, mark)):
+    while members := list(_running(is_meant)):
         waited = time.monotonic() - began
         if waited > 2 * GRACE_SECONDS:
             return
@@ -200,3 +202,12 @@ def end_session(session: int, mark: Mapping[str, str] = types.MappingProxyType({
                     process.terminate()
                     asked.add(process.pid)
         time.sleep(0.02)
+
+
+def _running(is_meant: Callable[[int], bool]) -> Iterator[psutil.Process]:
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess, psutil.AccessDenied):
+            if pid != os.getpid() and is_meant(pid):
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    yield process

@@ -31,7 +31,7 @@ class Report:
 
     status: str
     """found, range (several suspects are left), relapse (the history breaks more than once), budget (stopped in time),
-    refused (an end is not what it should be), interrupted."""
+    refused (an end is not what it should be), interrupted, aborted (by the outcome table)."""
     exit_code: int
     message: str
     suspects: tuple[Commit, ...]

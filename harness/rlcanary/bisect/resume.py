@@ -10,7 +10,7 @@ from rlcanary.bisect.git import GitError, Repository
 from rlcanary.bisect.journal import Header, Journal
 from rlcanary.bisect.plan import Plan, Request
 from rlcanary.bisect.probe import DRIVER_VARIABLE
-from rlcanary.bisect.process import end_session
+from rlcanary.bisect.process import end_marked
 from rlcanary.bisect.worktree import remove_worktree
 from rlcanary.files import write_whole
 
@@ -34,9 +34,7 @@ def clear_up(journal: Journal, repository: Repository) -> str | None:
     in_checkout = checkout is not None and checkout["event"] == "checkout"
     if not left and not in_checkout:
         return None
-    for event in journal.events():
-        if event["event"] == "run":
-            end_session(event["pid"], mark_of(journal))
+    end_marked(mark_of(journal))
     for name in left:
         path = Path(name)
         remove_worktree(repository, path)

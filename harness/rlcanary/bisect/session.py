@@ -13,7 +13,7 @@ from rlcanary.bisect.git import Commit, GitError
 from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle
 from rlcanary.bisect.merges import Inside, look_inside
 from rlcanary.bisect.open_places import open_places
-from rlcanary.bisect.outcomes import Outcome
+from rlcanary.bisect.outcomes import EVIDENCE, Outcome
 from rlcanary.bisect.places import Place
 from rlcanary.bisect.plan import Plan, Request
 from rlcanary.bisect.pool import Finished, Pool
@@ -27,6 +27,8 @@ from rlcanary.bisect.searches import make_stage
 from rlcanary.errors import UserError
 
 RETRIES = 2
+CUT_SHORT = ("interrupted", "budget", "aborted")
+"""Searches that the same command goes on with."""
 
 
 class BudgetSpent(Exception):
@@ -86,61 +88,68 @@ class Session:
 
     def _report(self, reused: int, places: Sequence[Place]) -> Report:
         plan = self._plan
-        trusted = {plan.good.sha} if self._request.skip_good_check else set()
-        trusted |= {plan.good.sha, plan.bad.sha} if plan.trusts_ends else set()
+        trusted = plan.trusted & {plan.good.sha, plan.bad.sha}
         self._stage = make_stage(self._request, plan.repository, plan.good, plan.good_name, plan.commits, trusted)
-        message, suspects, log, relapse = "", plan.commits, None, None
         verdict = Verdict(tuple(commit.sha for commit in plan.commits))
+        message = ""
         try:
             verdict = self._search()
         except Interrupted as interruption:
             status, message, code = "interrupted", str(interruption), interruption.exit_code
-            self._pool.stop()
-            self._journal.append("interrupted", reason=message)
         except BudgetSpent as spent:
             status, message, code = "budget", str(spent), 1
-            verdict = self._stage.search.result()
-            self._journal.append("interrupted", reason=message)
+        except Aborted as abortion:
+            status, message, code = "aborted", str(abortion), 2
         except Refused as refusal:
             status, message, code = "refused", str(refusal), 2
-            self._journal.append("end", status=status, reason=message)
-        except (GitError, OSError, Aborted) as error:
+        except (GitError, OSError) as error:
+            self._stop()
             log = save_log(plan, self._header, self._journal)
             line = resume_line(self._request, log)
             raise UserError(f"{error}; what was learned is kept, resume with: {line}") from error
         else:
-            relapse = verdict.relapse
-            status = "found" if verdict.culprit else "relapse" if relapse else "range"
+            status = "found" if verdict.culprit else "relapse" if verdict.relapse else "range"
             code = 0 if verdict.culprit else 1
-            self._journal.append("end", status=status, suspects=list(verdict.suspects))
-            if verdict.culprit and self._request.keep_worktree:
-                places[0].prepare(verdict.culprit)
-        if status in ("found", "range", "relapse", "budget"):
-            suspects = tuple(self._names[sha] for sha in verdict.suspects)
-        if status != "refused":
-            log = save_log(plan, self._header, self._journal)
-        if status in ("interrupted", "budget") and log is not None:
-            message = f"{message}; resume with: {resume_line(self._request, log)}"
+        self._stop()
+        if status == "budget":
+            verdict = self._stage.search.result()
+        if status in CUT_SHORT:
+            self._journal.append("interrupted", reason=message)
+        else:
+            self._journal.append("end", status=status, reason=message, suspects=list(verdict.suspects))
+        saved = None if status == "refused" else save_log(plan, self._header, self._journal)
+        if status in CUT_SHORT and saved is not None:
+            message = f"{message}; resume with: {resume_line(self._request, saved)}"
+        if verdict.culprit and self._request.keep_worktree:
+            places[0].prepare(verdict.culprit)
         observations = tuple(self._journal.observations())
         return Report(
-            status,
-            code,
-            message,
-            suspects,
-            observations,
-            self._runs,
-            reused,
-            sum(observation.seconds for observation in observations),
-            log,
-            self._journal.path,
-            verdict.probability,
-            verdict.posterior,
-            verdict.estimates,
-            None if relapse is None else (self._names[relapse[0]], self._names[relapse[1]]),
-            tuple(self._merges),
-            0 if self._environments is None else self._environments.builds,
-            self._names,
+            status=status,
+            exit_code=code,
+            message=message,
+            suspects=tuple(self._names[sha] for sha in verdict.suspects),
+            observations=observations,
+            runs=self._runs,
+            reused=reused,
+            seconds=sum(observation.seconds for observation in observations),
+            log=saved,
+            journal=self._journal.path,
+            probability=verdict.probability,
+            posterior=verdict.posterior,
+            estimates=verdict.estimates,
+            relapse=None
+            if verdict.relapse is None
+            else (self._names[verdict.relapse[0]], self._names[verdict.relapse[1]]),
+            merges=tuple(self._merges),
+            environments_built=0 if self._environments is None else self._environments.builds,
+            commits=self._names,
         )
+
+    def _stop(self) -> None:
+        """End what runs; what had finished by itself is kept."""
+        for result in self._pool.stop():
+            if result.observation is not None and result.observation.outcome in EVIDENCE:
+                self._journal.record(result.observation)
 
     def _search(self) -> Verdict:
         """Along the first parents, then into the guilty merge."""
@@ -155,7 +164,8 @@ class Session:
             found = self._search_inside(inside)
             if found is None:
                 break
-            verdict = found
+            certainty, relapse = verdict.probability * found.probability, found.relapse or verdict.relapse
+            verdict = replace(found, probability=certainty, relapse=relapse)
         return verdict
 
     def _search_inside(self, inside: Inside) -> Verdict | None:
@@ -203,10 +213,10 @@ class Session:
                 self._show_progress()
             if pool.is_idle:
                 return
-            finished = pool.wait()
+            finished = [self._keep(result) for result in pool.wait()]
             changed = bool(finished)
             for result in finished:
-                self._take(result)
+                self._use(result)
 
     def _start_more(self, running: list[str]) -> None:
         ready = () if self._environments is None else self._environments.built()
@@ -220,7 +230,8 @@ class Session:
 
     def _start(self, commit: Commit) -> None:
         self._runs += 1
-        self._pool.start(commit)
+        number = self._pool.start(commit)
+        self._journal.append("run", commit=commit.sha, run=number)
 
     def _cancel_worthless(self, running: Sequence[str]) -> list[str]:
         if not running:
@@ -248,33 +259,38 @@ class Session:
         """End what runs when the granted minutes are over."""
         minutes = self._request.budget_minutes
         if minutes is not None and time.monotonic() - self._began > 60 * minutes:
-            self._pool.stop()
             raise BudgetSpent(f"the budget of {minutes:g} minutes is spent")
 
-    def _take(self, result: Finished) -> None:
-        """Use the result of a probe."""
+    def _keep(self, result: Finished) -> Finished:
+        """Write the result of a probe into the journal. What the machine failed at too often is untestable."""
         observation = result.observation
         if observation is None:
             self._journal.append("cancelled", commit=result.commit.sha, run=result.number)
             self._display.cancelled(result.number, result.commit)
-            return
+            return result
         if observation.outcome is Outcome.INFRA:
             self._failures[result.commit.sha] += 1
             if (attempts := self._failures[result.commit.sha]) > RETRIES:
                 reason = f"{observation.reason}, {attempts} times"
                 observation = replace(observation, outcome=Outcome.UNTESTABLE, reason=reason)
+        else:
+            self._failures[result.commit.sha] = 0
         self._journal.record(observation)
         self._took.append(observation.seconds)
         self._display.finished(result.number, result.commit, observation)
+        return replace(result, observation=observation)
+
+    def _use(self, result: Finished) -> None:
+        """Let the search know."""
+        observation = result.observation
+        if observation is None:
+            return
         if observation.outcome is Outcome.ABORT:
-            self._pool.stop()
             raise Aborted(f"stopped by the outcome table: {observation.reason} on {result.commit.short}")
-        if observation.outcome is Outcome.INFRA:
-            if self._spent() is None:
-                self._start(result.commit)
-        else:
-            self._failures[result.commit.sha] = 0
+        if observation.outcome is not Outcome.INFRA:
             self._take_up(observation)
+        elif self._spent() is None:
+            self._start(result.commit)
 
     def _take_up(self, observation: Observation) -> None:
         try:
@@ -304,9 +320,7 @@ class Session:
         while not self._pool.is_idle:
             self._interrupts.check()
             for result in self._pool.wait():
-                if result.observation is not None:
-                    self._journal.record(result.observation)
-                    self._display.finished(result.number, result.commit, result.observation)
+                self._keep(result)
 
     def _show_progress(self) -> None:
         search = self._stage.search
@@ -344,4 +358,5 @@ class Session:
         return journal
 
     def _next_number(self) -> int:
-        return 1 + max((event["run"] for event in self._journal.events() if event["event"] == "run"), default=0)
+        numbers = [event["run"] for event in self._journal.events() if event["event"] in ("run", "observation")]
+        return 1 + max(numbers, default=0)

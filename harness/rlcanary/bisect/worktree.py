@@ -1,11 +1,14 @@
 """A detached worktree in a private temporary folder, which probes may do anything to."""
 
+import fcntl
 import os
 import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlcanary.bisect.git import GitError, Repository, git
@@ -41,7 +44,8 @@ class Worktree:
         if not self.path.exists():
             self._folder.mkdir(mode=0o700, exist_ok=True)
             add = ("worktree", "add", "--detach", "--no-checkout", "--quiet", str(self.path), sha)
-            git(self._repository.toplevel, *add, stop=stop)
+            with alone_among_worktrees(self._repository, stop):
+                git(self._repository.toplevel, *add, stop=stop)
             self._switch(sha, stop)
         try:
             update_submodules(self.path, self._repository.common_dir, stop)
@@ -69,10 +73,31 @@ class Worktree:
 def remove_worktree(repository: Repository, path: Path) -> None:
     """Delete a worktree's folder, then git's record of it. Both may be gone already."""
     _delete(path)
-    records = repository.git("worktree", "list", "--porcelain", "-z").split("\0")
-    if f"worktree {path}" in records:
-        # `git worktree prune` would forget the user's own worktrees on unmounted disks as well.
-        repository.git("worktree", "remove", "--force", "--force", str(path))
+    with alone_among_worktrees(repository):
+        records = repository.git("worktree", "list", "--porcelain", "-z").split("\0")
+        if f"worktree {path}" in records:
+            # `git worktree prune` would forget the user's own worktrees on unmounted disks as well.
+            repository.git("worktree", "remove", "--force", "--force", str(path))
+
+
+@contextmanager
+def alone_among_worktrees(repository: Repository, stop: Stop | None = None) -> Iterator[None]:
+    """Git trips over the records of worktrees that are half-made, so one at a time makes or removes them."""
+    path = repository.common_dir / "rlcanary" / "worktrees.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if stop is not None:
+                    stop.check()
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _delete(folder: Path) -> None:
