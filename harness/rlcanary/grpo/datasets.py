@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -40,8 +41,9 @@ class Row:
     def messages(self, system_prompt: str = "") -> list[Message]:
         """The conversation, behind the row's own system prompt or, where it has none, that of the run."""
         own = system_prompt if self.system_prompt is None else self.system_prompt
-        asked = [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else list(self.prompt)
-        return [{"role": "system", "content": own}, *asked] if own else asked
+        asked: Sequence[Message]
+        asked = [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
+        return [{"role": "system", "content": own}, *asked] if own else [*asked]
 
 
 def to_item(row: Row, encode: Callable[[Row], Sequence[int]], verifier: Verifier) -> Item:
@@ -153,9 +155,9 @@ def load(name: str, **options: Any) -> list[Row]:
         return load_jsonl(Path(name), **options)
     if name not in GENERATED:
         raise UserError(f"unknown dataset {name!r}: neither a .jsonl file nor one of {', '.join(GENERATED)}")
-    known = GENERATED[name].__kwdefaults__.keys() | {"count", "seed"}
-    if set(options) - known:
-        raise UserError(f"dataset {name} has no option {', '.join(sorted(set(options) - known))}: {sorted(known)}")
+    known = inspect.signature(GENERATED[name]).parameters
+    if unknown := sorted(set(options) - set(known)):
+        raise UserError(f"dataset {name} has no option {', '.join(unknown)}; it has {', '.join(known)}")
     return GENERATED[name](**options)
 
 

@@ -1,0 +1,152 @@
+"""Which replica of an engine takes the next request: the least loaded one that has a slot free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in a replica, held from `acquire_slot` to `release`. No two acquisitions are equal.
+
+    Attributes:
+        replica: index of the replica.
+        slot: the lowest that was free there.
+        ticket: number of the acquisition; a slot that was reset or released is known by it.
+    """
+
+    replica: int
+    slot: int
+    ticket: int
+
+
+class NoReplicas(RuntimeError):
+    """Every replica was removed: no request will ever be answered."""
+
+
+@dataclass
+class _Replica:
+    free: list[int]
+    tickets: set[int] = field(default_factory=set)
+    is_removed: bool = False
+
+
+class LoadAwareRouter:
+    """Slots of replicas, handed out to the least loaded replica first, the lowest index among equals.
+
+    Those who find everything taken wait in line. Releasing is idempotent: a slot that was released, or handed out before
+    a reset, frees nothing that somebody else may hold by now. Everything happens on one event loop.
+    """
+
+    def __init__(self, replicas: int, slots: int) -> None:
+        """Start with every slot free.
+
+        Args:
+            replicas: number of replicas.
+            slots: requests that a replica takes at once.
+
+        Raises:
+            ValueError: there is no replica or no slot.
+        """
+        if replicas < 1 or slots < 1:
+            raise ValueError(f"{replicas} replicas with {slots} slots each can take no request")
+        self.slots = slots
+        self._replicas = [_Replica(list(range(slots))) for _ in range(replicas)]
+        self._waiting: deque[asyncio.Future[Slot]] = deque()
+        self._next_ticket = 0
+
+    @property
+    def loads(self) -> list[int]:
+        """Requests under way on each replica."""
+        return [len(replica.tickets) for replica in self._replicas]
+
+    @property
+    def alive(self) -> list[int]:
+        """The replicas that were not removed."""
+        return [index for index, replica in enumerate(self._replicas) if not replica.is_removed]
+
+    async def acquire_slot(self) -> Slot:
+        """A slot on the least loaded replica, first come first served.
+
+        Raises:
+            NoReplicas: all replicas were removed, before or while waiting.
+        """
+        if not self.alive:
+            raise NoReplicas("no replica is left")
+        slot = None if self._waiting else self._take()
+        if slot is not None:
+            return slot
+        place: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            return await place
+        except asyncio.CancelledError:
+            # The slot may have been handed over in the very step in which the wait was cancelled.
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.release(place.result())
+            raise
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[Slot]:
+        """A slot that is released at the end, whatever happens.
+
+        Raises:
+            NoReplicas: as `acquire_slot`.
+        """
+        slot = await self.acquire_slot()
+        try:
+            yield slot
+        finally:
+            self.release(slot)
+
+    def release(self, slot: Slot) -> bool:
+        """Free a slot -> whether it was still held; a second release, or one after a reset, does nothing."""
+        replica = self._replicas[slot.replica]
+        if slot.ticket not in replica.tickets:
+            return False
+        replica.tickets.remove(slot.ticket)
+        replica.free.append(slot.slot)
+        replica.free.sort()
+        self._hand_out()
+        return True
+
+    def reset(self) -> None:
+        """Forget who holds what; those who wait in line get the slots."""
+        for replica in self._replicas:
+            replica.tickets.clear()
+            replica.free = list(range(self.slots))
+        self._hand_out()
+
+    def remove(self, replica: int) -> None:
+        """Send no more requests to a replica that died; those under way there may still be released."""
+        self._replicas[replica].is_removed = True
+        if not self.alive:
+            while self._waiting:
+                place = self._waiting.popleft()
+                if not place.done():
+                    place.set_exception(NoReplicas(f"replica {replica} was the last one, and it was removed"))
+
+    def _take(self) -> Slot | None:
+        free = [index for index in self.alive if self._replicas[index].free]
+        if not free:
+            return None
+        index = min(free, key=lambda index: (len(self._replicas[index].tickets), index))
+        replica = self._replicas[index]
+        slot = Slot(index, replica.free.pop(0), self._next_ticket)
+        replica.tickets.add(slot.ticket)
+        self._next_ticket += 1
+        return slot
+
+    def _hand_out(self) -> None:
+        while self._waiting:
+            if self._waiting[0].done():
+                self._waiting.popleft()
+                continue
+            slot = self._take()
+            if slot is None:
+                return
+            self._waiting.popleft().set_result(slot)
