@@ -113,6 +113,22 @@ def test_log_of_another_repository_with_the_same_tags_is_refused(history: Path, 
     other = make_history(tmp_path / "other", 100, lambda i: {"value": f"{i}\n", "other": "x\n"})
     refused = refusal(bisect(other, "--replay", str(log_of(history)), "--", *BUG))
     assert re.search("is not a commit in this repository|belongs to another repository", refused)
+    (journal,) = (history / ".git" / "rlcanary" / "bisect").glob("*/journal.jsonl")
+    assert "belongs to another repository" in refusal(bisect(other, "--replay", str(journal), "--", *BUG))
+
+
+def test_journal_replays_like_a_log(history: Path, tmp_path: Path) -> None:
+    """B46-B48: BISECT_REPLAY_LOG takes the journal that the result names."""
+    counter = tmp_path / "runs"
+    command = counting(counter, "test $(cat value) -lt 63")
+    found(bisect(history, "--good", "c1", "--bad", "c100", "--", *command))
+    (journal,) = (history / ".git" / "rlcanary" / "bisect").glob("*/journal.jsonl")
+    runs = len(values(counter))
+    for place in (journal, journal.parent):
+        assert (
+            found(drive(history, DRIVER, *command, GOOD="", BAD="", BISECT_REPLAY_LOG=str(place))) == "change 63 [wip]"
+        )
+    assert len(values(counter)) == runs
 
 
 def test_search_goes_on_with_the_same_commits_after_new_ones_landed(history: Path, tmp_path: Path) -> None:

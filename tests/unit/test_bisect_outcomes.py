@@ -79,6 +79,13 @@ def test_slurm_state_that_the_command_prints_counts_before_its_exit_code(
     assert STANDARD.read(Ending(code, 1.0), output=output).outcome is outcome
 
 
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "NODE_FAIL", "LOST"])
+def test_job_without_an_exit_code_is_no_evidence_whatever_its_state(state: str) -> None:
+    reading = STANDARD.read(Ending(0, 0.0, state=state, why="no result file"))
+    assert reading.outcome is Outcome.INFRA
+    assert reading.reason == f"job {state}: no result file"
+
+
 def test_broken_machine_that_says_so_is_no_evidence_but_a_passing_run_is() -> None:
     output = "training\nOSError: [Errno 28] No space left on device\n"
     assert STANDARD.read(Ending(1, 1.0), output=output).outcome is Outcome.INFRA

@@ -1,4 +1,4 @@
-"""Logs in the format of `git bisect log`: ours, which `git bisect replay` can read, and anyone's, which we can."""
+"""Logs in the format of `git bisect log`: ours, which `git bisect replay` can read, and anyone's; and our journals."""
 
 import json
 import shlex
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcanary.bisect.git import Commit, Repository
-from rlcanary.bisect.journal import Header, Observation
+from rlcanary.bisect.journal import Header, Observation, Record
 from rlcanary.bisect.outcomes import Outcome
 from rlcanary.errors import UserError
 
@@ -59,15 +59,36 @@ def format_log(header: Header, observations: Iterable[Observation], commit: Call
 
 
 def read_log(path: Path, repository: Repository) -> BisectLog:
-    """Read a log. Raises UserError for a line that is no bisect command or names a commit that is not here.
+    """Read a log, or one of our journals.
+
+    Raises UserError for a line that is no bisect command, and for a commit that is not here.
 
     A log of git holds the names that were typed (`git bisect start HEAD v1`), but its comments hold SHAs: those count, for
     a name may have moved since. GOOD and BAD of a log that is not ours are taken at their word.
     """
+    path = path / "journal.jsonl" if path.is_dir() else path
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"cannot read the log {path}: {error.strerror}") from None
+    log = _from_journal(path) if text.startswith('{"event": ') else _from_lines(text, path, repository)
+    if log.root is not None and repository.find(log.root) is None:
+        raise UserError(f"{path} belongs to another repository: its first commit {log.root[:10]} is not in this one")
+    if log.root is None:
+        log.marks = list({mark.commit: mark for mark in log.marks}.values())
+    return log
+
+
+def _from_journal(path: Path) -> BisectLog:
+    record = Record(path)
+    header = record.header
+    if header is None:
+        raise UserError(f"{path} is a journal without its first line, or of another version of rlcanary")
+    marks = [Mark(o.commit, o.outcome, o.value) for o in record.observations()]
+    return BisectLog(header.good, header.bad, marks, header.root)
+
+
+def _from_lines(text: str, path: Path, repository: Repository) -> BisectLog:
     log = BisectLog()
     words = {
         "good": Outcome.GOOD,
@@ -108,10 +129,6 @@ def read_log(path: Path, repository: Repository) -> BisectLog:
         elif action not in QUIET:
             raise UserError(f"{where}: `git bisect {action}` is not known here: edit or delete the line")
         noted.clear()
-    if log.root is not None and repository.find(log.root) is None:
-        raise UserError(f"{path} belongs to another repository: its first commit {log.root[:10]} is not in this one")
-    if log.root is None:
-        log.marks = list({mark.commit: mark for mark in log.marks}.values())
     return log
 
 

@@ -32,6 +32,10 @@ class Ending:
     timed_out: bool = False
     why: str = ""
     """What stood in the way, where there was no process to run."""
+    state: str = ""
+    """The final state of a job that left no exit code behind, in Slurm's words."""
+    state: str = ""
+    """The last state of a job that left no result: `code` says nothing then."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,12 @@ SLURM_STATES = {
     "NODE_FAIL": Outcome.INFRA,
     "OUT_OF_MEMORY": Outcome.INFRA,
     "PREEMPTED": Outcome.INFRA,
+    "REJECTED": Outcome.ABORT,
     "REQUEUED": Outcome.INFRA,
     "REVOKED": Outcome.INFRA,
     "TIMEOUT": Outcome.INFRA,
 }
-"""Of a job in any other final state (COMPLETED, FAILED) the exit code counts."""
+"""Of a job in any other final state (COMPLETED, FAILED) the exit code counts. REJECTED is our word for a refused submission."""
 SLURM_STATE = re.compile(r"\bJobState=([A-Z_]+)")
 """As `scontrol show job` prints it."""
 
@@ -112,8 +117,14 @@ class OutcomeTable:
 
         A shell reports a child that died of signal N as exit code 128 + N: both are read the same.
         """
+        if ending.state:
+            outcome = self.own.get(ending.state, SLURM_STATES.get(ending.state, Outcome.INFRA))
+            return Reading(outcome, f"job {ending.state}: {ending.why}" if ending.why else f"job {ending.state}")
         if ending.timed_out:
             return self._read_timeout(f"timed out after {ending.seconds:.3g} s")
+        if ending.state:
+            outcome = self.own.get(ending.state, SLURM_STATES.get(ending.state, Outcome.INFRA))
+            return Reading(outcome, f"job {ending.state}: {ending.why or 'it left no exit code'}")
         if (state := self._read_slurm_state(output)) is not None:
             return state
         own = [self.own.get(f"{runner} {ending.code}") for runner in runners] + [self.own.get(str(ending.code))]
