@@ -33,8 +33,6 @@ class Ending:
     why: str = ""
     """What stood in the way, where there was no process to run."""
     state: str = ""
-    """The final state of a job that left no exit code behind, in Slurm's words."""
-    state: str = ""
     """The last state of a job that left no result: `code` says nothing then."""
 
 
@@ -79,7 +77,10 @@ SLURM_STATES = {
     "REVOKED": Outcome.INFRA,
     "TIMEOUT": Outcome.INFRA,
 }
-"""Of a job in any other final state (COMPLETED, FAILED) the exit code counts. REJECTED is our word for a refused submission."""
+"""Of a job in any other final state (COMPLETED, FAILED) the exit code counts.
+
+REJECTED is our word for a refused submission.
+"""
 SLURM_STATE = re.compile(r"\bJobState=([A-Z_]+)")
 """As `scontrol show job` prints it."""
 
@@ -122,9 +123,6 @@ class OutcomeTable:
             return Reading(outcome, f"job {ending.state}: {ending.why}" if ending.why else f"job {ending.state}")
         if ending.timed_out:
             return self._read_timeout(f"timed out after {ending.seconds:.3g} s")
-        if ending.state:
-            outcome = self.own.get(ending.state, SLURM_STATES.get(ending.state, Outcome.INFRA))
-            return Reading(outcome, f"job {ending.state}: {ending.why or 'it left no exit code'}")
         if (state := self._read_slurm_state(output)) is not None:
             return state
         own = [self.own.get(f"{runner} {ending.code}") for runner in runners] + [self.own.get(str(ending.code))]
