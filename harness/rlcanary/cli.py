@@ -28,6 +28,9 @@ SUBCOMMANDS = {
     "dump-logs": Subcommand("rlcanary.results.dump_logs", "Turn TensorBoard files and JSON lines into one JSON file."),
     "gates": Subcommand("rlcanary.gates_command", "Show which tests the gates hold back, and why."),
     "known-issues": Subcommand("rlcanary.known_issues_command", "Show the registry of known issues."),
+    "selection": Subcommand(
+        "rlcanary.selection.command", "Show which tests an edit would run with --testmon, and why."
+    ),
     "bisect": Subcommand("rlcanary.bisect.command", "Find the commit that broke a command."),
 }
 

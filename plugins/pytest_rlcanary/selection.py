@@ -169,6 +169,7 @@ def distrust(config: pytest.Config, data: Any) -> list[str]:
     """Make testmon select the tests whose records are known to be incomplete; what to tell the user."""
     from rlcanary.selection import recording, testmon_data
     from rlcanary.selection.source_map import SourceMap
+    from rlcanary.selection.stored import stored
 
     said = []
     if without := testmon_data.recorded_without_us(data):
@@ -176,8 +177,7 @@ def distrust(config: pytest.Config, data: Any) -> list[str]:
         said.append(f"tests recorded without looking into other processes run again: {len(without)}")
     if killed := recording.killed_runs(config.rootpath):
         saved = {
-            test: {(file, name) for file, name, _ in found["through"]}
-            for test, found in testmon_data.stored(data.db.con).items()
+            test: {(file, name) for file, name, _ in found["through"]} for test, found in stored(data.db.con).items()
         }
         sources = SourceMap(config.rootpath, sys.path)
         late: set[str] = set()

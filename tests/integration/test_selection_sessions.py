@@ -5,7 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from selection_session import clean_environment, edited, run_testmon, selected, write_project
+
+from rlcanary.errors import UserError
+from rlcanary.selection.command import selection
 
 MODULE = "def used(x):\n    return x\n\n\ndef other(x):\n    return x\n"
 
@@ -191,3 +195,35 @@ def test_a_child_that_cannot_record_makes_the_test_depend_on_what_it_imports(tmp
     assert "calls of 1 tests ran where nothing recorded them" in run.stdout
     with edited(project, "module.py", "return x", "return x + 0"):
         assert selected(project) == {"test_one"}
+
+
+def command(*arguments: str) -> str:
+    return CliRunner().invoke(selection, arguments, catch_exceptions=False).output
+
+
+def test_the_command_tells_what_a_test_uses_and_which_tests_use_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = write_project(
+        tmp_path,
+        {
+            "module.py": MODULE,
+            "script.py": "from module import other\nother(1)\n",
+            "test_it.py": "import subprocess, sys\nfrom module import used\ndef test_one(): used(1)\n"
+            "def test_two(): subprocess.run([sys.executable, 'script.py'], check=True)\n",
+        },
+    )
+    run_testmon(project)
+    (project / "folder").mkdir()
+    monkeypatch.chdir(project / "folder")
+    explained = " ".join(command("explain", "two").split())
+    assert "module.py" in explained
+    assert "other │ subprocess" in explained
+    assert "used" not in explained
+    assert "test_it.py::test_one │ the test process" in command("why", "../module.py", "used")
+    assert "no edit of" in command("why", "../conftest.py")
+    with pytest.raises(UserError, match="2 tests have 'test_it'"):
+        command("explain", "test_it")
+    assert "removed" in command("reset")
+    with pytest.raises(UserError, match="run `pytest --testmon` first"):
+        command("explain", "two")

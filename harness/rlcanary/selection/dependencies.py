@@ -6,13 +6,23 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rlcanary.selection.injected.rlcanary_recorder.core import UNKNOWN, UPLOADED
 from rlcanary.selection.source_map import SourceMap
 
+IMPORT = "import"
 # Siblings of a model's or tokenizer's configuration are read by native code, which no hook of Python sees.
 MODEL_CONFIGURATIONS = ("config.json", "tokenizer_config.json", "generation_config.json")
 MODEL_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab")
+
+
+class Code(NamedTuple):
+    """A code object, as Python has it."""
+
+    file: str
+    first_line: int
+    name: str
 
 
 @dataclass
@@ -21,7 +31,7 @@ class Context:
 
     kind: str = ""
     text: str = ""
-    code: set[tuple[str, int, str]] = field(default_factory=set)  # file, first line, name
+    code: dict[Code, set[str]] = field(default_factory=dict)  # and the processes in which it ran
     data: set[str] = field(default_factory=set)
     uses: set[str] = field(default_factory=set)
     sent: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -59,12 +69,13 @@ class Run:
         self.lines_read = 0
         self.all_files: set[str] | None = None
 
-    def add(self, lines: Iterable[list[str]]) -> None:
-        for kind, *fields in lines:
+    def add(self, lines: Iterable[tuple[str, list[str]]]) -> None:
+        """Take in lines of journals, each with the process that wrote it."""
+        for process, (kind, *fields) in lines:
             self.lines_read += 1
             match kind, fields:
                 case "c", [context, file, line, name]:
-                    self.of(context).code.add((file, int(line), name))
+                    self.of(context).code.setdefault(Code(file, int(line), name), set()).add(process)
                 case "d", [context, file]:
                     self.of(context).data.add(file)
                 case "w", [file]:
@@ -105,8 +116,9 @@ class Run:
             waiting.extend((used, way) for used in context.uses)
             if name.startswith("m:"):
                 waiting.extend((f"m:{file}", way) for file in self.add_import(found, name[2:], way))
-            for file, line, code in context.code:
-                waiting.extend((f"m:{other}", way) for other in self.add_code(found, file, line, code, way))
+            for code, processes in context.code.items():
+                ways = {self.within(way, process) for process in processes}
+                waiting.extend((f"m:{file}", way) for file in self.add_code(found, code, ways))
             for file in context.data:
                 self.add_data(found, file, way)
             self.add_unrecorded(found, context, way)
@@ -119,7 +131,7 @@ class Run:
         if context.kind and not name.startswith("t:"):
             return f"{context.kind} {context.text}"
         if name.startswith("m:"):
-            return before or "import"
+            return before if before.startswith(IMPORT) else f"{IMPORT} by {before}" if before else IMPORT
         if name.startswith("f:"):
             return f"task {name[2:]}"
         return before
@@ -133,20 +145,28 @@ class Run:
                 continue
             module = source.blocks[0]
             found.lines[file].add(module.start)
-            found.through[file, module.name].add(f"import ({way})" if way and way != "import" else "import")
+            found.through[file, module.name].add(way)
             imported |= self.sources.imported_by(file, module)
             imported.update(self.sources.files_of_module(file))
         return imported
 
-    def add_code(self, found: Dependencies, path: str, line: int, name: str, way: str) -> set[str]:
+    def within(self, way: str, process: str) -> str:
+        """The way to a context, and the process in which its code ran; many import the same modules."""
+        if way.startswith(IMPORT):
+            return way
+        ran = self.contexts.get(process, Context())
+        place = f"{ran.kind} {ran.text}" if ran.kind else "the test process"
+        return place if not way else way if place in (way, "the test process") else f"{way}, in {place}"
+
+    def add_code(self, found: Dependencies, code: Code, ways: set[str]) -> set[str]:
         imported: set[str] = set()
-        for file in self.places(path):
+        for file in self.places(code.file):
             source = self.sources.file(file)
             if source is None:
                 continue
-            block = source.block_at(line, name)
+            block = source.block_at(code.first_line, code.name)
             found.lines[file].add(block.start)
-            found.through[file, block.name].add(way or "the test process")
+            found.through[file, block.name] |= ways
             imported |= self.sources.imported_by(file, block) | {file}
         return imported
 

@@ -16,8 +16,11 @@ class Journals:
         self.folder = folder
         self.offsets: dict[Path, int] = {}
 
-    def new_lines(self) -> Iterator[list[str]]:
-        """The fields of every whole line that was not returned before. A line that is being written comes next time."""
+    def new_lines(self) -> Iterator[tuple[str, list[str]]]:
+        """The process and the fields of every whole line that was not returned before.
+
+        A line that is being written comes next time.
+        """
         for path in sorted(self.folder.glob("*.journal")):
             offset = self.offsets.get(path, 0)
             if path.stat().st_size == offset:
@@ -27,8 +30,9 @@ class Journals:
                 text = stream.read()
             whole = text[: text.rfind(b"\n") + 1]
             self.offsets[path] = offset + len(whole)
-            for line in whole.decode("utf-8", "surrogateescape").splitlines():
-                yield [unescape(field) for field in line.split("\t")]
+            process = path.stem.replace("-", ":", 1)
+            for line in whole.decode("utf-8", "surrogateescape").split("\n")[:-1]:
+                yield process, [unescape(field) for field in line.split("\t")]
 
 
 def unescape(field: str) -> str:

@@ -8,9 +8,7 @@ can be told, and a new format of the records makes testmon run every test again.
 from __future__ import annotations
 
 import hashlib
-import json
 import sqlite3
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +18,12 @@ from testmon import testmon_core
 from testmon.process_code import Block, Module, create_fingerprint, methods_to_checksums
 
 from rlcanary.selection.dependencies import Dependencies
+from rlcanary.selection.stored import TABLE, packed
 
 RECORDED = "rlcanary.recorded"
 FORMAT = "1"
 # Hashing more than this at every start would cost more than it saves; size and time of change stand for the content.
 HASHED_BYTES = 64 * 2**20
-TABLE = "rlcanary_dependencies"
 EMPTY = "0:nothing"
 
 
@@ -114,24 +112,6 @@ def save(data: Any, executions: Mapping[str, dict[str, Any]], dependencies: Mapp
         connection.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} (test_name TEXT PRIMARY KEY, dependencies BLOB)")
         rows = [(test, packed(found)) for test, found in dependencies.items()]
         connection.executemany(f"INSERT OR REPLACE INTO {TABLE} VALUES (?, ?)", rows)
-
-
-def packed(found: Dependencies) -> bytes:
-    entries = [[file, name, sorted(ways)] for (file, name), ways in sorted(found.through.items())]
-    return zlib.compress(json.dumps({"through": entries, "unrecorded": sorted(found.unrecorded)}).encode(), 1)
-
-
-def unpacked(blob: bytes) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(zlib.decompress(blob))
-    return value
-
-
-def stored(connection: sqlite3.Connection) -> dict[str, dict[str, Any]]:
-    """Test to what `packed` was given; empty where nothing was recorded yet."""
-    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name = ?", (TABLE,)).fetchall()
-    if not tables:
-        return {}
-    return {test: unpacked(blob) for test, blob in connection.execute(f"SELECT test_name, dependencies FROM {TABLE}")}
 
 
 def recorded_without_us(data: Any) -> list[str]:

@@ -83,6 +83,7 @@ def receive(recorder: Recorder, callee: str, pickled: bytes) -> Any:
     """Unpickle a function, whose loading belongs to those who call it, or an actor's class."""
     if callee == "class":
         return pickle.loads(pickled)
+    recorder.say("l", recorder.process, "Ray worker", f"(pid {os.getpid()})")
     loading = f"f:{callee}"
     outer = current.get()
     current.set(loading)
