@@ -16,9 +16,11 @@ from rlcanary.bisect.search import Contradiction, Refusal, Verdict
 from rlcanary.bisect.untestable import chance_testable
 
 CONFIDENCE = 0.95
+CERTAINTY = 1 - 1e-6
+"""The confidence of a search that believes every run."""
 OUTSIDE = 0.02
 """The probability beforehand that GOOD is bad already, and as much that BAD is not bad."""
-ALIKE = 0.02
+ALIKE = 0.1
 """The probability beforehand that every commit is alike: the command fails now and then, whatever the commit."""
 HALVING_SHARE = 0.9
 """The middle is taken while nothing contradicts and its information is this share of the best."""
@@ -69,7 +71,7 @@ class Bayesian:
         self._bad = self._commits[-1]
         self._position = {sha: index for index, sha in enumerate(commits)} | {good: -1}
         self._likelihood = likelihood
-        self._confidence = confidence
+        self._confidence = CERTAINTY if likelihood.believes else confidence
         self._end_of = {good: GOOD, self._bad: BAD}
         self._commit_of_end = {GOOD: good, BAD: self._bad}
         self._ends = Ends(likelihood, [self._end_of[sha] for sha in trusted])
@@ -135,7 +137,9 @@ class Bayesian:
             Refusal.BAD_PASSES: self._belief_H[-1],
             Refusal.ALIKE: self._alike,
         }
-        return max(doubts, key=lambda refusal: doubts[refusal]) if sum(doubts.values()) >= self._confidence else None
+        if sum(doubts.values()) < self._confidence:
+            return None
+        return self._ends.mostly_wrong or max(doubts, key=lambda refusal: doubts[refusal])
 
     def result(self) -> Verdict:
         """The culprit, or as few commits as hold the demanded probability. May be asked at any time."""

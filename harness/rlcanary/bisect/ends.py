@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from rlcanary.bisect.likelihood import BAD, GOOD, Likelihood
 from rlcanary.bisect.search import Refusal
 
+MOSTLY = 0.8
 REFUSALS = {GOOD: Refusal.GOOD_FAILS, BAD: Refusal.BAD_PASSES}
 REFUSALS_UNTESTABLE = {GOOD: Refusal.GOOD_UNTESTABLE, BAD: Refusal.BAD_UNTESTABLE}
 
@@ -46,6 +47,16 @@ class Ends:
         for end in self.asked:
             if len(self._readings[end]) >= self._likelihood.refusal_runs and self._is_always_wrong(end):
                 return REFUSALS[end]
+        return None
+
+    @property
+    def mostly_wrong(self) -> Refusal | None:
+        """The end that is nearly always wrong, where one is."""
+        if self._likelihood.reads_outcomes:
+            for end in self.asked:
+                readings = self._readings[end]
+                if len(readings) - readings.count(end) > MOSTLY * len(readings):
+                    return REFUSALS[end]
         return None
 
     def _is_always_wrong(self, end: float) -> bool:

@@ -15,9 +15,9 @@ from rlcanary.bisect.likelihood import Array, Prediction
 
 LEVELS = (0.0005, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.36, 0.42, 0.5, 0.6, 0.7, 0.8)
 """Rates of the grid; the first stands for a command that is not flaky."""
-LARGEST_ALIKE = 0.45
+LARGEST_ALIKE = 0.4
 """Rates that are equal on both sides stay below this: at 0.5 GOOD and BAD look alike."""
-LARGEST_SUM = 0.9
+LARGEST_SUM = 0.75
 
 NEVER, FALSE_FAIL_ONLY, FALSE_PASS_ONLY, BOTH_ALIKE, ANYHOW = 0.12, 0.25, 0.15, 0.45, 0.03
 """Weights of the ways to be flaky."""
