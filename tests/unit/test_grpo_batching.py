@@ -181,6 +181,15 @@ def test_state_tells_what_waits_runs_and_ran(run: Recorder) -> None:
     until(lambda: batcher.state().batches == 2)
 
 
+@pytest.mark.parametrize("flush", [False, True])
+def test_cleanup_ends_where_an_item_was_withdrawn(run: Recorder, flush: bool) -> None:
+    batcher = Batcher(run, min_batch_size=5, timeout=LONG)
+    assert batcher.submit(1).cancel()
+    batcher.submit(2)
+    batcher.cleanup(flush=flush)
+    assert run.batches == ([[2]] if flush else [])
+
+
 def test_cleanup_ends_while_others_keep_calling(run: Recorder) -> None:
     batcher = Batcher(run)
     stop = threading.Event()

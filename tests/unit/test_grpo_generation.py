@@ -47,7 +47,6 @@ def test_other_spellings_are_understood_and_two_at_once_refused(name: str, spell
 def test_top_k_of_0_or_minus_1_is_off(off: int) -> None:
     parameters = GenerationParameters.of({"top_k": off, "eos_token_ids": []})
     assert parameters.top_k == 0
-    assert parameters.for_transformers(0)["top_k"] == 0
     assert parameters.for_vllm()["top_k"] == -1
     assert parameters.for_in_process()["top_k"] == 0
 
@@ -100,17 +99,6 @@ def test_policy_fills_in_its_ends_only_where_none_are_named() -> None:
     assert GenerationParameters(eos_token_ids=()).with_ends([2]).eos_token_ids == ()
     with pytest.raises(ValueError, match="with_ends"):
         GenerationParameters().for_vllm()
-
-
-def test_transformers_gets_every_setting_that_changes_what_is_drawn() -> None:
-    mapped = GenerationParameters.of(ALL).for_transformers(pad_token_id=0)
-    assert mapped["max_new_tokens"] == 7
-    assert mapped["num_return_sequences"] == 3
-    assert (mapped["temperature"], mapped["top_p"], mapped["top_k"]) == (0.6, 0.9, 5)
-    assert mapped["repetition_penalty"] == 1.3
-    assert (mapped["eos_token_id"], mapped["stop_strings"], mapped["pad_token_id"]) == ([2, 3], ["###"], 0)
-    assert mapped["output_logits"]
-    assert not mapped["output_scores"]
 
 
 def test_vllm_takes_every_parameter_as_it_is_meant() -> None:

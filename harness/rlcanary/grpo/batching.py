@@ -187,4 +187,7 @@ class Batcher(Generic[Item, Result]):
             return batch or self._next_batch()
 
     def _drop_cancelled(self) -> None:
-        self._waiting = deque(call for call in self._waiting if not call.future.cancelled())
+        # Whoever waits for a withdrawn item, `cleanup` for one, has to be told that it is over.
+        self._waiting = deque(
+            call for call in self._waiting if not call.future.cancelled() or call.future.set_running_or_notify_cancel()
+        )

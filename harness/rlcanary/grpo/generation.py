@@ -134,30 +134,6 @@ class GenerationParameters:
         """These parameters with the policy's end-of-sequence ids where they name none."""
         return self if self.eos_token_ids is not None else replace(self, eos_token_ids=tuple(eos_token_ids))
 
-    def for_transformers(self, pad_token_id: int) -> dict[str, Any]:
-        """Arguments of `transformers.GenerationConfig`, all that change what is drawn.
-
-        Left out, top_k would be 50. `eos_token_ids` have to be set, see `with_ends`.
-        """
-        sampling = (
-            {"temperature": float(self.temperature), "top_p": float(self.top_p), "top_k": self.top_k}
-            if self.do_sample
-            else {}
-        )
-        return {
-            "do_sample": self.do_sample,
-            "max_new_tokens": self.max_new_tokens,
-            "num_return_sequences": self.num_return_sequences,
-            "repetition_penalty": float(self.repetition_penalty),
-            "eos_token_id": list(self._ends) or None,
-            "pad_token_id": pad_token_id,
-            "stop_strings": list(self.stop_sequences) or None,
-            "return_dict_in_generate": True,
-            "output_scores": self.logprobs == "processed" and self.do_sample,
-            "output_logits": self.logprobs == "raw" or (self.logprobs == "processed" and not self.do_sample),
-            **sampling,
-        }
-
     def for_vllm(self) -> dict[str, Any]:
         """Arguments of `vllm.SamplingParams`, the same names in all versions. `eos_token_ids` have to be set.
 
