@@ -31,6 +31,11 @@ SUBCOMMANDS = {
     "selection": Subcommand(
         "rlcanary.selection.command", "Show which tests an edit would run with --testmon, and why."
     ),
+    "launch": Subcommand(
+        "rlcanary.launch.command", "Run test scripts as jobs on a snapshot of the code, and judge them."
+    ),
+    "code-snapshot": Subcommand("rlcanary.launch.snapshot", "Copy the tracked code to a folder named for its content."),
+    "train": Subcommand("rlcanary.grpo.command", "Train with the bundled GRPO, as a plan says."),
     "bisect": Subcommand("rlcanary.bisect.command", "Find the commit that broke a command."),
 }
 

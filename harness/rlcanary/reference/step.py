@@ -56,7 +56,7 @@ def policy_batch(model: Any, ref_model: Any, batch: CollatedBatch, conventions: 
     Raises:
         ValueError: the ratio is taken against the sampler's logprobs and the batch has none.
     """
-    with _mode(model, training=conventions.training_dropout):
+    with forward_mode(model, training=conventions.training_dropout):
         logprobs_BT, entropy_BT = completion_scores(model, batch, conventions.temperature)
     if conventions.old_logprobs == "sampler":
         if batch.old_logprobs is None:
@@ -102,13 +102,13 @@ def descend(state: Any, loss: Tensor, conventions: Conventions) -> dict[str, flo
 
 
 def _scored(model: Any, batch: CollatedBatch, conventions: Conventions) -> Tensor:
-    with torch.no_grad(), _mode(model, training=False):
+    with torch.no_grad(), forward_mode(model, training=False):
         return completion_logprobs(model, batch, conventions.temperature)
 
 
 @contextmanager
-def _mode(model: Any, training: bool) -> Iterator[None]:
-    """The model in training or evaluation mode, and each of its modules as it was afterwards."""
+def forward_mode(model: Any, training: bool) -> Iterator[None]:
+    """The model in training or evaluation mode inside, each of its modules as it was afterwards."""
     before = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:

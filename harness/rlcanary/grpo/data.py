@@ -1,0 +1,93 @@
+"""The items of a run: the plan's datasets, rendered by the tokenizer, each with the verifier that its rows ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlcanary.contract import Item
+from rlcanary.errors import UserError
+from rlcanary.grpo import datasets
+from rlcanary.grpo.datasets import Row
+from rlcanary.grpo.items import ItemIterator
+from rlcanary.grpo.plan import DataSettings, Plan
+from rlcanary.grpo.rewards.verifier import Verifier
+
+
+def load_rows(settings: DataSettings) -> dict[str, list[Row]]:
+    """The rows of each dataset, by its name.
+
+    Raises:
+        UserError: an unknown dataset or option, named by its key.
+    """
+    rows: dict[str, list[Row]] = {}
+    for index, given in enumerate(settings.datasets):
+        options = dict(given)
+        name = options.pop("name")
+        try:
+            loaded = datasets.load(name, **options)
+        except UserError as error:
+            raise UserError(f"data.datasets[{index}]: {error}") from error
+        if name in rows:
+            raise UserError(f"data.datasets[{index}].name is {name!r}, which an earlier dataset has")
+        rows[name] = loaded
+    return rows
+
+
+def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier]) -> ItemIterator[Item]:
+    """The items of a plan in their order, none of them dealt out yet.
+
+    Raises:
+        UserError: a dataset is unknown, a verifier is missing, the tokenizer has no chat template where one is needed, or
+            there are not enough items for a step.
+    """
+    rows = load_rows(plan.data)
+    encode = _encoder(plan.data, tokenizer)
+    joined = datasets.join(rows)
+    items = []
+    for row in joined:
+        if row.verifier not in verifiers:
+            raise UserError(
+                f"data.datasets: {row.id} asks for the verifier {row.verifier!r}, there are {', '.join(sorted(verifiers))}"
+            )
+        items.append(datasets.to_item(row, encode, verifiers[row.verifier]))
+    if len(items) < plan.schedule.prompts_per_step:
+        raise UserError(
+            f"schedule.prompts_per_step is {plan.schedule.prompts_per_step}, but the datasets have {len(items)} prompts"
+        )
+    ids = datasets.ids_of(joined)
+    try:
+        if plan.data.mixing == "weighted":
+            order = datasets.weighted(ids, plan.data.weights or dict.fromkeys(ids, 1.0), plan.run.seed)
+        else:
+            order = datasets.in_sequence(ids, plan.data.weights, plan.run.seed)
+    except UserError as error:
+        raise UserError(f"data.weights: {error}") from error
+    return ItemIterator(items, order)
+
+
+def next_items(iterator: ItemIterator[Item], count: int) -> list[Item]:
+    """The items of a step. An epoch ends where less than a whole step of it is left; what is left waits for the next."""
+    if iterator.epoch < 0 or iterator.counts()["pending"] < count:
+        iterator.start_epoch()
+    items = [iterator.next_item() for _ in range(count)]
+    return [item for item in items if item is not None]
+
+
+def _encoder(settings: DataSettings, tokenizer: Any) -> Any:
+    if not settings.chat_template:
+        return lambda row: tokenizer(_plain(row, settings), add_special_tokens=False)["input_ids"]
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            "data.chat_template is true, but the tokenizer has no chat template: give it one, or set data.chat_template to "
+            "false to encode the bare text of the prompts"
+        )
+    return lambda row: tokenizer.apply_chat_template(
+        row.messages(settings.system_prompt), add_generation_prompt=True, return_dict=False
+    )
+
+
+def _plain(row: Row, settings: DataSettings) -> str:
+    if not isinstance(row.prompt, str):
+        raise UserError(f"{row.id} is a conversation, which needs data.chat_template")
+    return settings.system_prompt + row.prompt

@@ -1,0 +1,251 @@
+"""The plan of a run: a YAML file, read whole and refused whole, before anything starts, naming the key that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcanary.conventions import PRESETS, Conventions
+from rlcanary.errors import UserError
+from rlcanary.grpo.generation import GenerationParameters
+from rlcanary.grpo.models import ScratchSettings
+from rlcanary.grpo.optimizer import OptimizerSettings
+from rlcanary.grpo.schedule import Schedule
+from rlcanary.grpo.sections import read_section
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where a run is kept and how long it is.
+
+    Attributes:
+        folder: of its log, trace and checkpoints; relative to the current folder.
+        steps: rollouts, each with its updates.
+        seed: of weights, data order and sampling.
+        threads: of torch in the trainer's process.
+        checkpoint_every: steps between two checkpoints; 0 writes none.
+        keep_checkpoints: how many of the last ones stay.
+        tensorboard: also write TensorBoard event files.
+    """
+
+    folder: Path
+    steps: int
+    seed: int = 0
+    threads: int = 1
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in {"steps": 1, "threads": 1, "checkpoint_every": 0, "keep_checkpoints": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, it has to be at least {least}")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The policy: a folder with a transformers model and its tokenizer, or a model from scratch.
+
+    Attributes:
+        path: a local folder; nothing is downloaded.
+        scratch: a tiny model over characters with random weights.
+        dtype: of the model that computes; the optimizer's master weights are float32 whatever it is.
+    """
+
+    path: Path | None = None
+    scratch: ScratchSettings | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.scratch is None):
+            raise ValueError("give either path or scratch")
+        if self.path is not None and not (self.path / "config.json").is_file():
+            raise ValueError(f"path is {self.path}, where no model is: it has to be a folder with a config.json")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What is trained on.
+
+    Attributes:
+        datasets: each has a `name`, "arithmetic", "strings" or a path that ends in .jsonl, and that dataset's options.
+        mixing: "weighted" draws each next prompt from a dataset by weight, "sequence" takes one after the other.
+        weights: by name of dataset; None weighs all alike.
+        system_prompt: stands before every conversation that has none of its own.
+        chat_template: render prompts with the tokenizer's template; false encodes their bare text.
+    """
+
+    datasets: tuple[Mapping[str, Any], ...]
+    mixing: Literal["weighted", "sequence"] = "weighted"
+    weights: Mapping[str, Any] | None = None
+    system_prompt: str = ""
+    chat_template: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.datasets:
+            raise ValueError("datasets is empty")
+        for index, dataset in enumerate(self.datasets):
+            if not isinstance(dataset.get("name"), str):
+                raise ValueError(f"datasets[{index}].name is missing")
+
+
+@dataclass(frozen=True)
+class SamplerRole:
+    """The engines that sample.
+
+    Attributes:
+        engine: "in_process" samples in a copy of the model with transformers, "vllm" in vLLM.
+        replicas: engines beside each other; more than one needs the runtime "ray".
+        cpus: that Ray sets aside for each.
+        options: passed to vLLM's engine as they are.
+    """
+
+    engine: Literal["in_process", "vllm"] = "in_process"
+    replicas: int = 1
+    cpus: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1 or self.cpus < 0:
+            raise ValueError(f"replicas is {self.replicas} (at least 1) and cpus {self.cpus} (at least 0)")
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who does what."""
+
+    sampler: SamplerRole = field(default_factory=SamplerRole)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where the roles run.
+
+    Attributes:
+        kind: "local" is this process; "ray" puts every sampler into an actor.
+        address: of a Ray cluster that is already there; None starts one of the run's own and ends it afterwards.
+        transport: how weights reach the samplers; None takes what fits the runtime and the engine.
+    """
+
+    kind: Literal["local", "ray"] = "local"
+    address: str | None = None
+    transport: Literal["copy", "file", "bytes", "ray", "nccl"] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, whole. Each section is described by its own class."""
+
+    run: RunSettings
+    model: ModelSettings
+    data: DataSettings
+    schedule: Schedule
+    sampling: GenerationParameters = field(default_factory=GenerationParameters)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    conventions: Conventions = field(default_factory=Conventions)
+    roles: Roles = field(default_factory=Roles)
+    runtime: Runtime = field(default_factory=Runtime)
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself across sections.
+
+        Raises:
+            UserError: naming the keys.
+        """
+        local = self.runtime.kind == "local"
+        if local and self.roles.sampler.replicas > 1:
+            raise UserError(
+                f"roles.sampler.replicas is {self.roles.sampler.replicas}, which needs runtime.kind ray: one process has one"
+            )
+        if self.sampling.temperature == 0:
+            raise UserError("sampling.temperature is 0: a greedy group has one completion and nothing to learn from")
+        if self.sampling.logprobs is None and self.conventions.old_logprobs == "sampler":
+            raise UserError("sampling.logprobs is empty, but conventions.old_logprobs takes the ratio against them")
+        if self.sampling.seed is not None or self.sampling.num_return_sequences != 1:
+            raise UserError(
+                "sampling.seed and sampling.num_return_sequences are not set here: they follow from run.seed and "
+                "schedule.group_size"
+            )
+
+
+def read_plan(path: Path, overrides: Sequence[str] = ()) -> Plan:
+    """The plan in a YAML file.
+
+    Args:
+        path: of the file.
+        overrides: such as "roles.sampler.engine=vllm", each with a value in YAML.
+
+    Raises:
+        UserError: the file cannot be read, is not YAML, or holds what a plan refuses; nothing has started then.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise UserError(f"a plan needs PyYAML ({error}); pip install 'rlcanary[grpo]'") from error
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for override in overrides:
+            _override(given, override, yaml.safe_load)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the plan {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {error}") from error
+    try:
+        return plan_of(given)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def plan_of(given: Any) -> Plan:
+    """The plan of these nested mappings. Conventions and sampling have keys of their own, see there.
+
+    Raises:
+        UserError: naming the key that is wrong.
+    """
+    if not isinstance(given, Mapping):
+        raise UserError("the plan is empty, it has to be a mapping of sections")
+    try:
+        sampling = GenerationParameters.of(_mapping(given, "sampling"))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"sampling: {error}") from error
+    conventions = _conventions(_mapping(given, "conventions"), sampling.temperature)
+    return read_section(Plan, {**given, "sampling": sampling, "conventions": conventions}, "")
+
+
+def _conventions(given: Mapping[str, Any], temperature: float) -> Conventions:
+    changes = dict(given)
+    preset = changes.pop("preset", "grpo")
+    if preset not in PRESETS:
+        raise UserError(f"conventions.preset is {preset!r}, it has to be one of {', '.join(PRESETS)}")
+    if changes.setdefault("temperature", temperature) != temperature:
+        raise UserError(
+            f"conventions.temperature is {changes['temperature']}, but sampling.temperature is {temperature}: completions "
+            "are scored at what they were drawn at; leave it out"
+        )
+    try:
+        return PRESETS[preset].replace(**changes)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"conventions: {error}") from error
+
+
+def _mapping(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    section = given.get(key, {})
+    if not isinstance(section, Mapping):
+        raise UserError(f"{key} is {section!r}, it has to be a mapping of keys to values")
+    return section
+
+
+def _override(given: Any, override: str, parse: Callable[[str], Any]) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"{override!r} is not key=value, such as roles.sampler.engine=vllm")
+    *parents, last = key.split(".")
+    for parent in parents:
+        if not isinstance(given, dict):
+            break
+        given = given.setdefault(parent, {})
+    if not isinstance(given, dict):
+        raise UserError(f"{key} cannot be set: what stands above it is not a mapping")
+    given[last] = parse(value)

@@ -1,0 +1,160 @@
+"""A run: everything that the loop works on, opened before its first step and closed behind its last."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlcanary.contract import Item
+from rlcanary.errors import UserError
+from rlcanary.grpo.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
+from rlcanary.grpo.data import item_iterator
+from rlcanary.grpo.items import ItemIterator
+from rlcanary.grpo.models import load_model, pad_id
+from rlcanary.grpo.plan import Plan
+from rlcanary.grpo.rewards.exact import ExactVerifier
+from rlcanary.grpo.run_log import LOG, RunLog
+from rlcanary.grpo.samplers import Samplers, eos_ids, start_samplers
+from rlcanary.grpo.sync import sync_weights
+from rlcanary.grpo.trace import Trace
+from rlcanary.grpo.trainer import LearnerState, new_state, refresh_reference
+
+CHECKPOINTS, TRACE = "checkpoints", "trace.ndjson"
+
+
+@dataclass
+class Run:
+    """What the loop works on.
+
+    Attributes:
+        step: the next one.
+        pad_token_id: fills the padding of batches.
+        eos_token_ids: each of them ends a completion.
+    """
+
+    plan: Plan
+    step: int
+    state: LearnerState
+    data: ItemIterator[Item]
+    samplers: Samplers
+    log: RunLog
+    trace: Trace
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that the next step depends on.
+
+        Raises:
+            CheckpointError: it was not written.
+        """
+        state = self.state
+        assert state.masters is not None
+        content = {
+            "step": self.step,
+            "plan": _settings(self.plan),
+            "model": state.model.state_dict(),
+            "masters": state.masters.parameters,
+            "optimizer": state.optimizer.state_dict(),
+            "scheduler": state.scheduler.state_dict(),
+            "updates": state.updates,
+            "reference": None if state.ref_model is None else state.ref_model.state_dict(),
+            "data": self.data.state(),
+            "version": self.samplers.engine.version,
+        }
+        save_checkpoint(self.plan.run.folder / CHECKPOINTS, self.step, content, self.plan.run.keep_checkpoints)
+
+    def restore(self, content: dict[str, Any]) -> None:
+        """Go on from a checkpoint, the samplers with its weights and its version.
+
+        Raises:
+            UserError: the checkpoint is of another plan.
+            SyncError: the samplers did not take the weights.
+        """
+        differing = sorted(key for key, value in _settings(self.plan).items() if content["plan"].get(key) != value)
+        if differing:
+            raise UserError(f"the checkpoint is of a plan with other {', '.join(differing)}: choose another run.folder")
+        import torch
+
+        state = self.state
+        assert state.masters is not None
+        state.model.load_state_dict(content["model"])
+        with torch.no_grad():
+            for master, saved in zip(state.masters.parameters, content["masters"], strict=True):
+                master.copy_(saved)
+        state.optimizer.load_state_dict(content["optimizer"])
+        state.scheduler.load_state_dict(content["scheduler"])
+        state.updates = content["updates"]
+        if content["reference"] is not None:
+            state.ref_model.load_state_dict(content["reference"])
+        self.data.load_state(content["data"])
+        sync_weights(state.model, self.samplers.endpoints, self.samplers.transport)
+        for endpoint in self.samplers.endpoints:
+            endpoint.version = content["version"]
+        self.step = content["step"]
+
+
+@contextmanager
+def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
+    """Check all that a plan names, then start it. Nothing of it is left running afterwards, whatever happened.
+
+    Args:
+        plan: of the run.
+        resume: go on from the last checkpoint in its folder.
+
+    Raises:
+        UserError: the plan names something that is not there, the folder holds a run that is not to be resumed, or no
+            checkpoint to resume from. Nothing was started then.
+    """
+    import torch
+
+    checkpoint = _checkpoint(plan, resume)
+    model, tokenizer, data = check_plan(plan)
+    pad_token_id = pad_id(tokenizer)
+    torch.set_num_threads(plan.run.threads)
+    torch.manual_seed(plan.run.seed)
+    folder = plan.run.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    state = new_state(model, plan.optimizer)
+    if plan.conventions.kl_coef != 0:
+        refresh_reference(state)
+    with ExitStack() as stack:
+        log = RunLog(folder, checkpoint["step"] if checkpoint else 0, plan.run.tensorboard)
+        stack.callback(log.close)
+        samplers = stack.enter_context(start_samplers(plan, copy.deepcopy(model), tokenizer, folder))
+        run = Run(plan, 0, state, data, samplers, log, Trace(folder / TRACE), pad_token_id, eos_ids(model, tokenizer))
+        if checkpoint:
+            run.restore(checkpoint)
+        yield run
+
+
+def check_plan(plan: Plan) -> tuple[Any, Any, ItemIterator[Item]]:
+    """Load all that a plan names -> the model, its tokenizer and the items.
+
+    Raises:
+        UserError: something is not there or does not fit, named by its key.
+    """
+    model, tokenizer = load_model(plan.model, plan.run.seed)
+    pad_id(tokenizer)
+    return model, tokenizer, item_iterator(plan, tokenizer, {"exact": ExactVerifier()})
+
+
+def _checkpoint(plan: Plan, resume: bool) -> dict[str, Any] | None:
+    folder = plan.run.folder
+    path = last_checkpoint(folder / CHECKPOINTS)
+    if resume and path is None:
+        raise UserError(f"run.folder {folder} has no checkpoint to resume from")
+    if not resume and (path is not None or (folder / LOG).exists()):
+        raise UserError(f"run.folder {folder} holds a run already: go on with it (--resume), or choose another folder")
+    return load_checkpoint(path) if resume and path is not None else None
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """What has to be the same when a run goes on; it may be longer, and its engines may be others."""
+    sections = asdict(plan)
+    seed = sections["run"]["seed"]
+    kept = {name: repr(value) for name, value in sections.items() if name not in ("run", "roles", "runtime")}
+    return {**kept, "run.seed": repr(seed)}
