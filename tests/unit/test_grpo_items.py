@@ -82,6 +82,13 @@ def test_failing_item_is_tried_again_first_until_its_retries_are_spent():
     assert iterator.next_item().id == "b"
 
 
+def test_final_failure_spends_all_retries():
+    iterator = started("a", retries=5)
+    iterator.next_item()
+    assert not iterator.mark_failed("a", "hopeless", final=True)
+    assert iterator.is_complete
+
+
 def test_returned_item_is_next_and_costs_no_retry():
     iterator = started("a", "b", retries=0)
     for _ in range(3):
@@ -131,33 +138,34 @@ def test_epoch_over_some_items_is_complete_without_the_others():
         iterator.status("a")
 
 
-def test_waiting_for_the_next_item_ends_when_a_subset_epoch_is_complete():
+def test_waiting_ends_when_an_epoch_over_some_items_is_complete():
     iterator = ItemIterator(items_of("a", "b"), order=fixed(["b"]))
     iterator.start_epoch()
 
     async def visit():
-        assert (await iterator.wait_next()).id == "b"
-        waiting = asyncio.create_task(iterator.wait_next())
+        assert await iterator.wait_pending()
+        iterator.next_item()
+        waiting = asyncio.create_task(iterator.wait_pending())
         await asyncio.sleep(0)
         assert not waiting.done()
         iterator.mark_done("b")
         return await waiting
 
-    assert asyncio.run(asyncio.wait_for(visit(), 5)) is None
+    assert asyncio.run(asyncio.wait_for(visit(), 5)) is False
 
 
-def test_waiting_for_the_next_item_sees_a_returned_one():
+def test_waiting_ends_when_an_item_is_returned():
     iterator = started("a")
+    iterator.next_item()
 
     async def visit():
-        await iterator.wait_next()
-        waiting = [asyncio.create_task(iterator.wait_next()) for _ in range(2)]
+        waiting = [asyncio.create_task(iterator.wait_pending()) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
         iterator.mark_pending("a")
-        return (await waiting[1]).id
+        return await waiting[1]
 
-    assert asyncio.run(asyncio.wait_for(visit(), 5)) == "a"
+    assert asyncio.run(asyncio.wait_for(visit(), 5)) is True
 
 
 def test_new_epoch_waits_for_what_is_in_flight():

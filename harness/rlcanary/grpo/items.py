@@ -71,6 +71,7 @@ class ItemIterator(Generic[ItemType]):
         self._order = order or fixed(list(self.items))
         self._queue: deque[Hashable] = deque()
         self._statuses: dict[Hashable, Status] = {}
+        self._places: dict[Hashable, int] = {}
         self._failures: Counter[Hashable] = Counter()
         self._reasons: dict[Hashable, str] = {}
         self._waiting: list[asyncio.Future[None]] = []
@@ -100,6 +101,7 @@ class ItemIterator(Generic[ItemType]):
         self.epoch += 1
         self._queue = deque(ids)
         self._statuses = dict.fromkeys(ids, "pending")
+        self._places = {id: place for place, id in enumerate(ids)}
         self._failures.clear()
         self._reasons.clear()
         self._wake()
@@ -118,26 +120,26 @@ class ItemIterator(Generic[ItemType]):
         self._statuses[id] = "in flight"
         return self.items[id]
 
-    async def wait_next(self) -> ItemType | None:
-        """The next item, as soon as one is pending; None once the epoch is complete."""
-        while True:
-            item = self.next_item()
-            if item is not None or self.is_complete:
-                return item
+    async def wait_pending(self) -> bool:
+        """Wait until an item is pending -> True, or until the epoch is complete -> False."""
+        while not self._queue:
+            if self.is_complete:
+                return False
             changed = asyncio.get_running_loop().create_future()
             self._waiting.append(changed)
             await changed
+        return True
 
     def mark_done(self, id: Hashable) -> None:
         """The item in flight has served its purpose."""
         self._land(id, "done")
 
-    def mark_failed(self, id: Hashable, reason: str) -> bool:
-        """The item in flight went wrong: it is tried again, first of all -> True, or out of retries -> False."""
+    def mark_failed(self, id: Hashable, reason: str, *, final: bool = False) -> bool:
+        """The item in flight went wrong: it is tried again, first of all -> True; final, or out of retries -> False."""
         self._require_in_flight(id)
         self._failures[id] += 1
         self._reasons[id] = reason
-        if self._failures[id] > self.retries:
+        if final or self._failures[id] > self.retries:
             self._land(id, "failed")
             return False
         self.mark_pending(id)
@@ -171,6 +173,19 @@ class ItemIterator(Generic[ItemType]):
         for status in self._statuses.values():
             counts[status] += 1
         return counts
+
+    def place(self, id: Hashable) -> int:
+        """Where the item stands in the order of this epoch, from 0.
+
+        Raises:
+            KeyError: it is no part of this epoch.
+        """
+        self.status(id)
+        return self._places[id]
+
+    def attempt(self, id: Hashable) -> int:
+        """How often the item has failed in this epoch: 0 while it is tried for the first time."""
+        return self._failures[id]
 
     def failures(self) -> dict[Hashable, str]:
         """The items that failed for good in this epoch, each with its last reason."""
