@@ -24,8 +24,9 @@ ALIKE = 0.1
 """The probability beforehand that every commit is alike: the command fails now and then, whatever the commit."""
 HALVING_SHARE = 0.9
 """The middle is taken while nothing contradicts and its information is this share of the best."""
-READY_SHARE = 0.7
-"""A commit whose environment is built is taken where its information is this share of the best."""
+READY_SHARE = 0.35
+"""A commit whose environment is built is taken where its information is this share of the best: a build often takes longer than
+a run."""
 WORTHLESS_SHARE = 0.05
 """A run under way is not worth waiting for below this share of the best information."""
 LEAST_INFORMATION = 1e-6
