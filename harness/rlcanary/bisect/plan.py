@@ -159,6 +159,8 @@ def _environments(
         return None, {}
     builder = choose_builder(request.env, repository, commits[-1].sha)
     if builder is None:
+        if request.env == "auto" and repository.has_file(commits[-1].sha, "uv.lock"):
+            notices.append("BAD has a uv.lock, but uv is not installed: runs of all commits use your environment")
         return None, {}
     keys = environment_keys(builder, repository, good, commits)
     count = len(set(keys.values()))

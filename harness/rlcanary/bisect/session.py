@@ -348,9 +348,10 @@ class Session:
             else:
                 journal.close()
         if same is not None:
-            self._display.notice(
-                f"continuing the search that was cut short, {len(same.observations())} outcomes known (--fresh starts anew)"
-            )
+            if (known := len(same.observations())) > 0:
+                self._display.notice(
+                    f"continuing the search that was cut short, {known} outcomes known (--fresh starts anew)"
+                )
             return same
         journal = Journal.create(store, self._header, self._plan.repository.toplevel)
         for mark in self._plan.marks:
