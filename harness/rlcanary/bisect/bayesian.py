@@ -25,8 +25,8 @@ ALIKE = 0.1
 HALVING_SHARE = 0.9
 """The middle is taken while nothing contradicts and its information is this share of the best."""
 READY_SHARE = 0.35
-"""A commit whose environment is built is taken where its information is this share of the best: a build often takes longer than
-a run."""
+"""A commit whose environment is built is taken where its information is this share of the best: a build often takes longer
+than a run."""
 WORTHLESS_SHARE = 0.05
 """A run under way is not worth waiting for below this share of the best information."""
 LEAST_INFORMATION = 1e-6
@@ -166,9 +166,12 @@ class Bayesian:
         if information <= LEAST_INFORMATION:
             return 0
         unknown = float(entropy(self._posterior_N))
-        if not self._likelihood.believes:
-            unknown += np.log2(1 / (1 - self._confidence)) / 4
-        return max(1, int(np.ceil(unknown / information - 1e-6))) + self._ends.runs_left
+        doubt = 0.0 if self._likelihood.believes else -float(np.log2(1 - self._confidence))
+        runs = (unknown + doubt / 4) / information
+        if self._middle is not None:  # By halving, and as many confirmations as a coin would need.
+            good, bad = self._bounds
+            runs = min(runs, float(np.log2(bad - good)) + doubt)
+        return max(1, int(np.ceil(runs - 1e-6))) + self._ends.runs_left
 
     def _reading(self, outcome: Outcome, value: float | None) -> float:
         if self._likelihood.reads_outcomes and outcome in (Outcome.GOOD, Outcome.BAD):
@@ -290,9 +293,15 @@ class Bayesian:
         """The candidate of plain halving; None once runs contradict each other, or where it has no say."""
         if self._untestable or not self._likelihood.reads_outcomes:
             return None
+        good, bad = self._bounds
+        return (good + bad) // 2 + 1 if bad - good > 1 else None
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        """The newest commit that was good, and the oldest that was bad."""
         good = max((index for index, values in self._readings.items() if GOOD in values), default=-1)
         bad = min((index for index, values in self._readings.items() if BAD in values), default=len(self._commits) - 1)
-        return (good + bad) // 2 + 1 if bad - good > 1 else None
+        return good, bad
 
     def _information(self, running: Sequence[int]) -> Array:
         """Expected information in bits, about which commit is the culprit if any is, of a run of each candidate.

@@ -49,8 +49,8 @@ class Levels:
     def predict(self, readings: Sequence[Sequence[float]]) -> Prediction:
         data = _Data([self._past, *readings], self._worse)
         log_weight_SG = data.log_likelihood(self._step_G, self._precision_G)[1:] + self._log_prior_G
-        largest = log_weight_SG.max()
-        weight_SG = np.exp(log_weight_SG - largest)
+        largest_S = log_weight_SG.max(axis=1)
+        weight_SG = np.exp(log_weight_SG - largest_S[:, None])
         evidence_S = weight_SG.sum(axis=1)
         weight_SG /= evidence_S[:, None]
         kept_G = weight_SG.max(axis=0) > NEGLIGIBLE
@@ -67,7 +67,7 @@ class Levels:
         below_SZK[..., -1] = 1.0
         below_SGZK = _normal_cdf((edges_K - level_SGZ[..., None]) / spread_G[:, None, None])
         below_SZK[..., 1:-1] = np.einsum("sg,sgzk->szk", weight_SG, below_SGZK) / weight_SG.sum(axis=1)[:, None, None]
-        log_evidence_S = largest + np.log(evidence_S)
+        log_evidence_S = largest_S + np.log(evidence_S)
         return Prediction(log_evidence_S, np.diff(below_SZK, axis=2), *self._predict_alike(data, edges_K))
 
     def _predict_alike(self, data: "_Data", edges_K: Array) -> tuple[float, Array]:
