@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -163,12 +163,17 @@ class Journal:
             os.write(self._descriptor, b"\n")  # The line that a power cut tore stays alone.
 
     @classmethod
-    def create(cls, folder: Path, header: Header, checkout: Path) -> "Journal":
-        """A journal in a new folder under `folder`, named for the time and the bad commit."""
+    def create(cls, folder: Path, header: Header, checkout: Path, options: Sequence[str] = ()) -> "Journal":
+        """A journal in a new folder under `folder`, named for the time and the bad commit.
+
+        `options` are those of the command line that do not make it another search, for a reader that says how to go on.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         journal = cls(Path(tempfile.mkdtemp(prefix=f"{stamp}-{header.bad[:10]}-", dir=folder)))
-        journal.append("start", schema=SCHEMA, pid=os.getpid(), checkout=str(checkout), **asdict(header))
+        journal.append(
+            "start", schema=SCHEMA, pid=os.getpid(), checkout=str(checkout), options=options, **asdict(header)
+        )
         return journal
 
     def append(self, event: str, **details: Any) -> None:

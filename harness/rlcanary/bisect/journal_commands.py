@@ -1,5 +1,6 @@
 """`rlcanary bisect log|mark|status|undo|visualize`: looking at the last search of a checkout, and correcting it."""
 
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +136,7 @@ class LastSearch:
     header: "Header"
     stage: "Stage"
     commits: "tuple[Commit, ...]"
+    options: tuple[str, ...]
 
 
 def _last_search() -> LastSearch:
@@ -158,7 +160,7 @@ def _last_search() -> LastSearch:
         for observation in record.observations():
             if observation.commit in in_range:
                 stage.search.record(observation.commit, observation.outcome, observation.value)
-        return LastSearch(repository, record, header, stage, commits)
+        return LastSearch(repository, record, header, stage, commits, tuple(start["options"]))
     raise UserError("there was no search here yet: start one with `rlcanary bisect --good A --bad B -- CMD`")
 
 
@@ -188,5 +190,8 @@ def _unpaged() -> Iterator[None]:
 
 
 def _how_to_go_on(last: LastSearch) -> str:
-    ends = f"--good {last.header.good[:10]} --bad {last.header.bad[:10]}"
-    return f"go on with: rlcanary bisect {ends} … -- {shlex.join(last.header.command)}"
+    ends = ["--good", last.header.good[:10], "--bad", last.header.bad[:10]]
+    words = ["rlcanary", "bisect", *ends, *last.options, "--", *last.header.command]
+    place = Path(os.path.relpath(last.repository.toplevel / last.header.directory))
+    there = "" if place == Path() else f"cd {shlex.quote(str(place))} && "
+    return f"go on with: {there}{shlex.join(words)}"

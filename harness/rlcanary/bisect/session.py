@@ -353,7 +353,7 @@ class Session:
                     f"continuing the search that was cut short, {known} outcomes known (--fresh starts anew)"
                 )
             return same
-        journal = Journal.create(store, self._header, self._plan.repository.toplevel)
+        journal = Journal.create(store, self._header, self._plan.repository.toplevel, self._request.options())
         for mark in self._plan.marks:
             journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
         return journal
