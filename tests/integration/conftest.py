@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from bisect_repositories import make_history, numbered
+from slurm_cluster import missing_programs, slurm_cluster
 
 
 @pytest.fixture
@@ -31,3 +32,21 @@ def plain_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 @pytest.fixture
 def history(plain_git: None, tmp_path: Path) -> Path:
     return make_history(tmp_path / "a repo", 100, numbered)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[dict[str, str]]:
+    """A Slurm of our own, by the variables that lead to it."""
+    if missing := missing_programs():
+        pytest.skip(f"Slurm is not installed ({', '.join(missing)}): apt-get install slurm-wlm munge")
+    if os.geteuid():
+        pytest.skip("a Slurm in a folder of its own has to be started as root")
+    with slurm_cluster() as environment:
+        yield {name: environment[name] for name in ("SLURM_CONF", "PATH")}
+
+
+@pytest.fixture
+def slurm(cluster: dict[str, str], plain_git: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sbatch` and its sisters speak to the cluster."""
+    monkeypatch.setenv("SLURM_CONF", cluster["SLURM_CONF"])
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}/usr/sbin")

@@ -1,6 +1,7 @@
 """`rlcanary check-metrics`."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,16 @@ from rlcanary.results.windows import is_finite
 
 @click.command("check-metrics", context_settings={"ignore_unknown_options": True})
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    envvar="RLCANARY_METRIC_CHECKS",
+    metavar="FILE",
+    help="Append the result to this file as a line of JSON; default $RLCANARY_METRIC_CHECKS.",
+)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("checks", nargs=-1, required=True, metavar="CHECK...")
-def check_metrics(file: Path, checks: tuple[str, ...], as_json: bool) -> int:
+def check_metrics(file: Path, checks: tuple[str, ...], record: Path | None, as_json: bool) -> int:
     """Hold the numbers of a run against CHECKs such as 'max(data["train/loss"]) < 2'.
 
     FILE is JSON: `{"metric": {"step": value}}` as `rlcanary dump-logs` writes it, or a results file of the tests.
@@ -37,7 +45,18 @@ def check_metrics(file: Path, checks: tuple[str, ...], as_json: bool) -> int:
         click.echo(json.dumps([vars(verdict) | {"values": jsonable(verdict.values)} for verdict in verdicts], indent=2))
     else:
         report_console(highlight=False).print(verdict_table(verdicts))
-    return 0 if all(verdict.passed for verdict in verdicts) else 1
+    passed = all(verdict.passed for verdict in verdicts)
+    if record is not None:
+        append_line(record, {"passed": passed, "failed": [verdict.check for verdict in verdicts if not verdict.passed]})
+    return 0 if passed else 1
+
+
+def append_line(file: Path, document: dict[str, Any]) -> None:
+    """Add a line of JSON and wait until it is on disk."""
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(f"{json.dumps(document)}\n")
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def jsonable(values: list[Any]) -> list[Any]:

@@ -1,0 +1,1 @@
+"""Where commands run: processes of this machine, Slurm jobs, Ray jobs, behind one protocol (`job.Executor`)."""

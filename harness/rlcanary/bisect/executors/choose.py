@@ -1,0 +1,21 @@
+"""The executors by name."""
+
+from rlcanary.bisect.executors.job import Executor
+from rlcanary.bisect.executors.local import LocalExecutor
+from rlcanary.bisect.executors.ray_jobs import RayExecutor
+from rlcanary.bisect.executors.slurm import SlurmExecutor, SlurmOptions
+from rlcanary.errors import UserError
+
+EXECUTORS = ("local", "slurm", "ray")
+
+
+def make_executor(name: str, slurm: SlurmOptions, ray_address: str) -> Executor:
+    """Raises UserError for a container where none can be had."""
+    if name == "slurm":
+        return SlurmExecutor(slurm)
+    if slurm.container is not None:
+        raise UserError(
+            f"CONTAINER is for Slurm, and jobs are to run on {name}: unset it, or run the script with "
+            "tests/run_functional_in_docker.sh"
+        )
+    return LocalExecutor() if name == "local" else RayExecutor(ray_address)

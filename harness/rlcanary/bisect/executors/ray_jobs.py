@@ -1,0 +1,82 @@
+"""Jobs of a Ray cluster, through the HTTP interface of its head node, so that Ray itself need not be installed here."""
+
+import http.client
+import json
+import shlex
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from typing import Any
+
+from rlcanary.bisect.executors.in_order import InOrder
+from rlcanary.bisect.executors.job import LOST, Job, QueryFailed, Rejected, State, write_script
+
+STATES = {
+    "PENDING": State("PENDING", False),
+    "RUNNING": State("RUNNING", False),
+    "STOPPED": State("CANCELLED", True),
+    "SUCCEEDED": State("COMPLETED", True),
+    "FAILED": State("FAILED", True),
+}
+"""Ray's words and ours."""
+ANSWER_SECONDS = 60.0
+
+
+class RayExecutor(InOrder):
+    """One Ray job per `Job`. Its script runs on the head node and may use the whole cluster."""
+
+    name = "ray"
+    slowest_poll = 10.0
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._jobs = f"{address.rstrip('/')}/api/jobs/"
+
+    def start(self, identity: str, job: Job) -> None:
+        # The cluster has an environment of its own. Ray would show ours to everyone who sees its dashboard.
+        own = {
+            name: value
+            for name, value in job.environment.items()
+            if not name.startswith("RAY_") and name.isidentifier()
+        }
+        write_script(replace(job, variables={**own, **job.variables}))
+        job.script.chmod(0o700)
+        request = {
+            "entrypoint": shlex.quote(str(job.script)),
+            "submission_id": identity,
+            "entrypoint_num_gpus": job.resources.gpus_per_node,
+        }
+        try:
+            self._ask("", request)
+        except QueryFailed as error:
+            raise Rejected(str(error)) from None
+
+    def state(self, identity: str) -> State:
+        answer = self._ask(identity)
+        if answer is None:
+            return State(LOST, True)
+        status = str(answer.get("status"))
+        if status not in STATES:
+            raise QueryFailed(f"Ray tells a state that is not known: {status}")
+        return STATES[status]
+
+    def end(self, identity: str) -> None:
+        self._ask(f"{identity}/stop", {})
+
+    def _ask(self, path: str, document: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """What the head node answers, None where it knows no such job."""
+        body = None if document is None else json.dumps(document).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._jobs + path, data=body, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            if error.code == http.HTTPStatus.NOT_FOUND and path:
+                return None
+            raise QueryFailed(f"{self._jobs}: {error.code} {error.read(500).decode(errors='replace')}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise QueryFailed(f"{self._jobs}: {error}") from None
+        if not isinstance(answer, dict):
+            raise QueryFailed(f"{self._jobs}: the answer is {answer!r}")
+        return answer

@@ -1,0 +1,1 @@
+"""Launching the scripts of tests/test_suites: code snapshots, jobs, verdicts."""

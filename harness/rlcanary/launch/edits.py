@@ -1,0 +1,60 @@
+"""A sed script for the copy of a test script that is launched; the checkout stays as it is."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcanary.errors import UserError
+
+
+@dataclass(frozen=True)
+class Edits:
+    clauses: str
+    """As `sed` reads them."""
+    file: str
+    """The file to edit, relative."""
+    allow_no_match: bool = False
+
+    def check(self) -> None:
+        """Raises UserError where `sed` does not understand the clauses."""
+        self._run(b"")
+
+    def apply(self, root: Path) -> None:
+        """Edit the file under `root`. Raises NoMatch where a line of the clauses changes nothing, unless it is allowed."""
+        path = root / self.file
+        before = path.read_bytes()
+        after = self._run(before)
+        if not self.allow_no_match and (idle := self._idle(before, after)) is not None:
+            raise NoMatch(
+                f"SED_CLAUSES change nothing in {self.file}: {idle!r} matches no line; mend the clause, or allow it "
+                "with --allow-no-match (SED_ALLOW_NO_MATCH=1)"
+            )
+        path.write_bytes(after)
+
+    def _idle(self, before: bytes, after: bytes) -> str | None:
+        """A clause that does nothing: where each line is a clause by itself, it is tried without that line."""
+        if after == before:
+            return self.clauses.strip()
+        lines = [line for line in self.clauses.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        for index, line in enumerate(lines):
+            rest = "\n".join(lines[:index] + lines[index + 1 :])
+            finished = _sed(rest, before)
+            if finished.returncode == 0 and finished.stdout == after:
+                return line.strip()
+        return None
+
+    def _run(self, text: bytes) -> bytes:
+        finished = _sed(self.clauses, text)
+        if finished.returncode:
+            said = finished.stderr.decode(errors="replace").strip()
+            raise UserError(f"SED_CLAUSES are no sed script: {said}")
+        return finished.stdout
+
+
+class NoMatch(UserError):
+    """The clauses would test something else than was asked for."""
+
+
+def _sed(clauses: str, text: bytes) -> subprocess.CompletedProcess[bytes]:
+    # `--sandbox` refuses the commands of sed that write files and run programs.
+    return subprocess.run(["sed", "--sandbox", "-e", clauses], input=text, capture_output=True, check=False)

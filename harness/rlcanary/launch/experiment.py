@@ -1,0 +1,87 @@
+"""One launched script: its folder, its runs one after another, its verdict."""
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rlcanary.bisect.executors.job import Job
+from rlcanary.bisect.executors.waiting import JobEnd
+from rlcanary.bisect.import_paths import find_import_paths
+from rlcanary.bisect.outcomes import Outcome, Reading
+from rlcanary.launch.suite import Configuration
+from rlcanary.launch.verdict import CHECKS_VARIABLE, read_verdict
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The runs of one script share the folders that EXP_DIR, CKPT_DIR and LOG_DIR name; no other launch has them."""
+
+    script: str
+    """Relative to the checkout."""
+    configuration: Configuration
+    snapshot: Path
+    python_path: str
+    folder: Path
+
+    @classmethod
+    def make(
+        cls, script: str, configuration: Configuration, snapshot: Path, python_path: str, launches: Path
+    ) -> "Experiment":
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = launches / f"{Path(script).stem}-{stamp}-{secrets.token_hex(3)}"
+        for part in ("checkpoints", "logs"):
+            (folder / part).mkdir(parents=True)
+        return cls(script, configuration, snapshot, python_path, folder)
+
+    @property
+    def checks(self) -> Path:
+        return self.folder / "metric-checks.jsonl"
+
+    def job(self, number: int, arguments: Sequence[str], environment: Mapping[str, str], after: str | None) -> Job:
+        """The run of this number, from 1."""
+        folder = self.folder / f"run{number}"
+        variables = {
+            "EXP_DIR": str(self.folder),
+            "CKPT_DIR": str(self.folder / "checkpoints"),
+            "LOG_DIR": str(self.folder / "logs"),
+            "JSON_METRICS": str(self.folder / "metrics.json"),
+            CHECKS_VARIABLE: str(self.checks),
+            "PYTHONPATH": self.python_path,
+        }
+        return Job(
+            name=Path(self.script).stem,
+            command=["bash", str(self.snapshot / self.script), *arguments],
+            directory=self.snapshot,
+            folder=folder,
+            output=folder / "output.log",
+            environment=environment,
+            variables=variables,
+            resources=self.configuration.resources,
+            after=after,
+        )
+
+    def read(self, ends: Sequence[JobEnd]) -> Reading:
+        """The verdict: the last run judges the metrics, and where it could not, a run that was lost is the reason."""
+        readings = [read_verdict(end, self.checks) for end in ends]
+        last = readings[-1]
+        if last.outcome in (Outcome.GOOD, Outcome.BAD):
+            return last
+        return next((reading for reading in readings if reading.outcome is Outcome.INFRA), last)
+
+
+def python_path(toplevel: Path, given: str, snapshot: Path) -> str:
+    """PYTHONPATH of a job: where Python would import from the checkout, it imports the same folders of the snapshot."""
+    found = find_import_paths(["python3"], toplevel, toplevel).relative
+    folders = [
+        *(toplevel / relative for relative in found),
+        *(Path(entry) for entry in given.split(os.pathsep) if entry),
+    ]
+    return os.pathsep.join(dict.fromkeys(_moved(folder, toplevel, snapshot) for folder in folders))
+
+
+def _moved(folder: Path, toplevel: Path, snapshot: Path) -> str:
+    place = folder.resolve()
+    return str(snapshot / place.relative_to(toplevel)) if place.is_relative_to(toplevel) else str(folder)

@@ -1,0 +1,117 @@
+"""A copy of the code as it is now, under a name that its content decides."""
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from rlcanary.bisect.git import Repository, git
+from rlcanary.errors import UserError
+from rlcanary.files import temporary_pattern
+from rlcanary.launch.edits import Edits
+
+DEFAULT_FOLDER = "code_snapshots"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    path: Path
+    key: str
+    is_new: bool
+
+
+def take_snapshot(
+    repository: Repository, folder: Path, name: str, edits: Edits | None = None, also: Sequence[str] = ()
+) -> Snapshot:
+    """Copy the files that git tracks, those of submodules too, as they are in the checkout, to `folder`/`name`-KEY.
+
+    `also` names files that need not be tracked, relative to the checkout.
+
+    The key is a hash of the files, so the same code is copied once and other code, or other edits, never meets it. The
+    copy is written under another name and renamed: a snapshot that has its name is whole. Raises UserError where one was
+    changed since.
+    """
+    files = sorted({*tracked_files(repository.toplevel), *also})
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / ".gitignore").exists() and folder.is_relative_to(repository.toplevel):
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+    temporary = Path(tempfile.mkdtemp(prefix=temporary_pattern(name).split("*")[0], suffix=".tmp", dir=folder))
+    try:
+        for file in files:
+            _copy(repository.toplevel / file, temporary / file)
+        if edits is not None:
+            edits.apply(temporary)
+        key = digest(temporary, files)
+        target = folder / f"{name}-{key[:16]}"
+        temporary.chmod(0o755)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+            _check(target, files, key)
+            return Snapshot(target, key, False)
+        return Snapshot(target, key, True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def tracked_files(toplevel: Path) -> list[str]:
+    """Relative paths of the tracked files and links that the checkout still has, those of submodules too."""
+    names = git(toplevel, "ls-files", "--recurse-submodules", "-z").split("\0")
+    return [name for name in names if name and _is_copied(toplevel / name)]
+
+
+def digest(root: Path, files: Sequence[str]) -> str:
+    """SHA-256 over the paths, the contents and whether they are executable."""
+    total = hashlib.sha256()
+    for file in files:
+        path = root / file
+        if path.is_symlink():
+            kind, content = b"link", os.fsencode(path.readlink())
+        elif path.is_file():
+            kind = b"program" if path.stat().st_mode & stat.S_IXUSR else b"file"
+            content = hashlib.sha256(path.read_bytes()).digest()
+        else:
+            kind, content = b"missing", b""
+        for part in (os.fsencode(file), kind, content):
+            total.update(len(part).to_bytes(8, "big") + part)
+    return total.hexdigest()
+
+
+def _is_copied(path: Path) -> bool:
+    return path.is_symlink() or path.is_file()
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _check(snapshot: Path, files: Sequence[str], key: str) -> None:
+    if digest(snapshot, files) != key:
+        raise UserError(f"{snapshot} was changed since it was taken: delete it, and it is taken again")
+
+
+@click.command("code-snapshot")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), metavar="DIR", help=f"Where snapshots lie; default {DEFAULT_FOLDER}/."
+)
+@click.argument("name", default="snapshot")
+def code_snapshot(name: str, folder: Path | None) -> int:
+    """Copy the files that git tracks, submodules too, to a folder NAME-KEY, and print its path.
+
+    KEY is a hash of the files: the same code is copied once.
+    """
+    if not name or "/" in name or name.startswith("."):
+        raise UserError(f"NAME is {name!r}: it becomes part of a folder's name, so no '/' and no '.' at its start")
+    repository = Repository.around(Path.cwd())
+    where = (repository.toplevel / DEFAULT_FOLDER if folder is None else folder).absolute()
+    click.echo(take_snapshot(repository, where, name).path)
+    return 0

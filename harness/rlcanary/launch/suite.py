@@ -1,0 +1,80 @@
+"""A test script's configuration block, and what the script costs."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from rlcanary.bisect.executors.job import Resources
+from rlcanary.errors import UserError
+
+BLOCK = re.compile(r"^# =+ BEGIN CONFIG =+\n(.*?)^# =+ END CONFIG =+$", re.MULTILINE | re.DOTALL)
+NAMES = ("NUM_NODES", "GPUS_PER_NODE", "STEPS_PER_RUN", "MAX_STEPS", "NUM_RUNS", "NUM_MINUTES")
+LEAST = {"GPUS_PER_NODE": 0}
+"""Every other number is at least 1."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    nodes: int
+    gpus_per_node: int
+    steps_per_run: int
+    max_steps: int
+    runs: int
+    minutes: int
+    """Of each run."""
+
+    @property
+    def gpu_hours(self) -> Fraction:
+        return self.node_hours * self.gpus_per_node
+
+    @property
+    def node_hours(self) -> Fraction:
+        return Fraction(self.nodes * self.runs * self.minutes, 60)
+
+    @property
+    def resources(self) -> Resources:
+        return Resources(self.nodes, self.gpus_per_node, self.minutes)
+
+
+def read_configuration(script: Path) -> Configuration:
+    """Read the block between `# ===== BEGIN CONFIG =====` and `# ===== END CONFIG =====`.
+
+    bash reads it, in an environment that is empty, so that it may calculate (`NUM_RUNS=$(( … ))`) and nothing comes from
+    the caller's variables or from another script. Raises UserError for a block that is missing or does not hold.
+    """
+    try:
+        text = script.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {script}: {error}") from None
+    blocks = BLOCK.findall(text)
+    if len(blocks) != 1:
+        raise UserError(
+            f"{script} has {len(blocks)} configuration blocks: put {', '.join(NAMES)} once between the lines "
+            "`# ===== BEGIN CONFIG =====` and `# ===== END CONFIG =====`"
+        )
+    printing = "".join(f'printf "%s\\n" "{name}=${{{name}-}}"\n' for name in NAMES)
+    finished = subprocess.run(
+        ["bash", "-euc", f"{blocks[0]}\n{printing}"],
+        env={"PATH": os.defpath},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if finished.returncode or finished.stderr:  # A calculation that is wrong does not end bash.
+        said = finished.stderr.strip().splitlines() or [f"exit code {finished.returncode}"]
+        raise UserError(f"the configuration block of {script} does not run: {said[-1]}")
+    values = dict(line.split("=", 1) for line in finished.stdout.splitlines()[-len(NAMES) :])
+    numbers = [_number(script, name, values[name]) for name in NAMES]
+    return Configuration(*numbers)
+
+
+def _number(script: Path, name: str, text: str) -> int:
+    least = LEAST.get(name, 1)
+    if not re.fullmatch(r"\d+", text) or int(text) < least:
+        raise UserError(f"{script}: {name} is {text or 'missing'!r}: it has to be a whole number of at least {least}")
+    return int(text)
