@@ -43,8 +43,7 @@ def train(plan: Path, overrides: tuple[str, ...], resume: bool, check: bool) -> 
 
 
 def _train(plan: Plan, resume: bool) -> int:
-    from rlcanary.grpo.checkpoint import CheckpointError
-    from rlcanary.grpo.sync import SyncError
+    from rlcanary.grpo.train import ENDINGS
     from rlcanary.grpo.train import train as run_plan
 
     console = Console(stderr=True)
@@ -66,7 +65,7 @@ def _train(plan: Plan, resume: bool) -> int:
 
         try:
             last = run_plan(plan, resume, show)
-        except (SyncError, CheckpointError, FloatingPointError) as error:
+        except ENDINGS as error:
             click.echo(f"rlcanary: the run ended early: {error}", err=True)
             return 1
     console = report_console()

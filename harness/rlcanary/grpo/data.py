@@ -39,7 +39,7 @@ def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier])
 
     Raises:
         UserError: a dataset is unknown, a verifier is missing, the tokenizer has no chat template where one is needed, or
-            there are not enough items for a step.
+            a mixture makes no sense.
     """
     rows = load_rows(plan.data)
     encode = _encoder(plan.data, tokenizer)
@@ -51,10 +51,6 @@ def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier])
                 f"data.datasets: {row.id} asks for the verifier {row.verifier!r}, there are {', '.join(sorted(verifiers))}"
             )
         items.append(datasets.to_item(row, encode, verifiers[row.verifier]))
-    if len(items) < plan.schedule.prompts_per_step:
-        raise UserError(
-            f"schedule.prompts_per_step is {plan.schedule.prompts_per_step}, but the datasets have {len(items)} prompts"
-        )
     ids = datasets.ids_of(joined)
     try:
         if plan.data.mixing == "weighted":
@@ -64,14 +60,6 @@ def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier])
     except UserError as error:
         raise UserError(f"data.weights: {error}") from error
     return ItemIterator(items, order)
-
-
-def next_items(iterator: ItemIterator[Item], count: int) -> list[Item]:
-    """The items of a step. An epoch ends where less than a whole step of it is left; what is left waits for the next."""
-    if iterator.epoch < 0 or iterator.counts()["pending"] < count:
-        iterator.start_epoch()
-    items = [iterator.next_item() for _ in range(count)]
-    return [item for item in items if item is not None]
 
 
 def _encoder(settings: DataSettings, tokenizer: Any) -> Any:

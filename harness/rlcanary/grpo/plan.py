@@ -99,17 +99,23 @@ class SamplerRole:
         engine: "in_process" samples in a copy of the model with transformers, "vllm" in vLLM.
         replicas: engines beside each other; more than one needs the runtime "ray".
         cpus: that Ray sets aside for each.
+        slots: requests that a replica takes at once.
+        request_timeout_s: a request that takes longer has failed and is tried again; None waits for ever.
         options: passed to vLLM's engine as they are.
     """
 
     engine: Literal["in_process", "vllm"] = "in_process"
     replicas: int = 1
     cpus: float = 1.0
+    slots: int = 64
+    request_timeout_s: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.replicas < 1 or self.cpus < 0:
-            raise ValueError(f"replicas is {self.replicas} (at least 1) and cpus {self.cpus} (at least 0)")
+        if self.replicas < 1 or self.slots < 1 or self.cpus < 0:
+            raise ValueError(
+                f"replicas is {self.replicas}, slots {self.slots} (at least 1 each) and cpus {self.cpus} (at least 0)"
+            )
 
 
 @dataclass(frozen=True)

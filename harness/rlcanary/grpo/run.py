@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlcanary.contract import Item
 from rlcanary.errors import UserError
 from rlcanary.grpo.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
+from rlcanary.grpo.collector import Collector
 from rlcanary.grpo.data import item_iterator
 from rlcanary.grpo.items import ItemIterator
 from rlcanary.grpo.models import load_model, pad_id
@@ -31,8 +32,8 @@ class Run:
 
     Attributes:
         step: the next one.
+        collector: samples items of `data` with `samplers`.
         pad_token_id: fills the padding of batches.
-        eos_token_ids: each of them ends a completion.
     """
 
     plan: Plan
@@ -40,10 +41,10 @@ class Run:
     state: LearnerState
     data: ItemIterator[Item]
     samplers: Samplers
+    collector: Collector
     log: RunLog
     trace: Trace
     pad_token_id: int
-    eos_token_ids: tuple[int, ...]
 
     def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on.
@@ -63,7 +64,7 @@ class Run:
             "updates": state.updates,
             "reference": None if state.ref_model is None else state.ref_model.state_dict(),
             "data": self.data.state(),
-            "version": self.samplers.engine.version,
+            "version": self.samplers.version,
         }
         save_checkpoint(self.plan.run.folder / CHECKPOINTS, self.step, content, self.plan.run.keep_checkpoints)
 
@@ -125,7 +126,13 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         log = RunLog(folder, checkpoint["step"] if checkpoint else 0, plan.run.tensorboard)
         stack.callback(log.close)
         samplers = stack.enter_context(start_samplers(plan, copy.deepcopy(model), tokenizer, folder))
-        run = Run(plan, 0, state, data, samplers, log, Trace(folder / TRACE), pad_token_id, eos_ids(model, tokenizer))
+        sampling = replace(plan.sampling, num_return_sequences=plan.schedule.group_size, seed=plan.run.seed)
+        request = sampling.with_ends(eos_ids(model, tokenizer)).for_in_process()
+        sampler = plan.roles.sampler
+        collector = Collector(
+            samplers.engines, data, request, slots=sampler.slots, request_timeout_s=sampler.request_timeout_s
+        )
+        run = Run(plan, 0, state, data, samplers, collector, log, Trace(folder / TRACE), pad_token_id)
         if checkpoint:
             run.restore(checkpoint)
         yield run

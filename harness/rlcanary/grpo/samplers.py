@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcanary.batch import Completion
 from rlcanary.engine import Engine, InProcessEngine
 from rlcanary.grpo.plan import Plan
 from rlcanary.grpo.sync import Endpoint, InProcessEndpoint
@@ -19,14 +17,19 @@ from rlcanary.grpo.transports import Transport, transport_of
 @dataclass
 class Samplers:
     """Attributes:
-    engine: takes requests, whatever stands behind it.
+    engines: the replicas.
     endpoints: one per engine, for weight sync.
     transport: how weights travel to them.
     """
 
-    engine: Engine
+    engines: Sequence[Engine]
     endpoints: Sequence[Endpoint]
     transport: Transport
+
+    @property
+    def version(self) -> int:
+        """Weight syncs that were completed."""
+        return self.endpoints[0].version
 
 
 @contextmanager
@@ -40,23 +43,7 @@ def start_samplers(plan: Plan, model: Any, tokenizer: Any, folder: Path) -> Iter
         folder: of the run, for what an engine reads from disk.
     """
     engine = InProcessEngine(model, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
-    yield Samplers(engine, [InProcessEndpoint(engine)], transport_of(plan.runtime.transport or "copy", folder))
-
-
-async def sample(
-    engine: Engine, prompt_ids: Sequence[int], plan: Plan, seed: int, eos_token_ids: Sequence[int]
-) -> list[Completion]:
-    """The completions of one prompt under the plan's sampling parameters."""
-    parameters = replace(plan.sampling, num_return_sequences=plan.schedule.group_size, seed=seed)
-    completions = await engine.agenerate(prompt_ids, parameters.with_ends(eos_token_ids).for_in_process())
-    if len(completions) != plan.schedule.group_size:
-        raise RuntimeError(f"{plan.schedule.group_size} completions were asked for, {len(completions)} came back")
-    return completions
-
-
-def request_seed(run_seed: int, step: int, item_id: Hashable) -> int:
-    """The seed of a request: a run that is resumed draws what it would have drawn, and no two prompts draw alike."""
-    return random.Random(f"{run_seed}/{step}/{item_id}").getrandbits(31)
+    yield Samplers([engine], [InProcessEndpoint(engine)], transport_of(plan.runtime.transport or "copy", folder))
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

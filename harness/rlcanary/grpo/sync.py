@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rlcanary.grpo.transports import Transport
@@ -82,7 +81,6 @@ def sync_weights(
     transport: Transport,
     *,
     attempts: int = 2,
-    paused: AbstractContextManager[Any] | None = None,
 ) -> int:
     """Bring a model's weights into all engines.
 
@@ -95,18 +93,14 @@ def sync_weights(
         endpoints: of the engines, all at one version.
         transport: how weights travel.
         attempts: tries per engine.
-        paused: holds requests back while weights move; without it no request may be under way, or the engine has to tag
-            each token with the version that drew it. It is left only after success: nobody samples from a mixture.
 
     Returns:
         The new version.
 
     Raises:
-        SyncError: naming the parameters or the engine. No version has moved; requests are still held back.
+        SyncError: naming the parameters or the engine. No version has moved.
     """
     version = max(endpoint.version for endpoint in endpoints) + 1
-    gate = nullcontext() if paused is None else paused
-    gate.__enter__()
     for index, endpoint in enumerate(endpoints):
         weights = list(_covering(model, endpoint.expected(), index))
         sent = {name: fingerprint(weight) for name, weight in weights}
@@ -126,7 +120,6 @@ def sync_weights(
         endpoint.reset_prefix_cache()
     for endpoint in endpoints:
         endpoint.version = version
-    gate.__exit__(None, None, None)
     return version
 
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 
 import torch
 
 from rlcanary import reference
 from rlcanary.batch import CollatedBatch, Group
-from rlcanary.contract import Item
-from rlcanary.grpo import samplers
-from rlcanary.grpo.data import next_items
+from rlcanary.grpo.checkpoint import CheckpointError
+from rlcanary.grpo.collector import EnginesLost
 from rlcanary.grpo.plan import Plan
 from rlcanary.grpo.run import Run, open_run
-from rlcanary.grpo.sync import sync_weights
-from rlcanary.grpo.trainer import accumulate_gradients, descend, policy_data, refresh_reference, select
-from rlcanary.grpo.trainer import score as trainer_logprobs
+from rlcanary.grpo.sync import SyncError, sync_weights
+from rlcanary.grpo.trainer import accumulate_gradients, descend, policy_data, refresh_reference, score, select
 
+
+class NothingSampled(Exception):
+    """A whole epoch of items failed."""
+
+
+# What ends a run for reasons of its own. Its log and its checkpoints are there to go on from.
+ENDINGS = (EnginesLost, NothingSampled, SyncError, CheckpointError, FloatingPointError)
 Watcher = Callable[[int, Mapping[str, float]], None]
 
 
@@ -40,12 +44,16 @@ def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda step, metr
 
     Raises:
         UserError: as `open_run`.
-        SyncError, CheckpointError, FloatingPointError: what ended the run, with its log and checkpoints kept.
+        EnginesLost, NothingSampled, SyncError, CheckpointError, FloatingPointError: what ended the run (`ENDINGS`).
     """
+    return asyncio.run(_train(plan, resume, on_step))
+
+
+async def _train(plan: Plan, resume: bool, on_step: Watcher) -> dict[str, float]:
     metrics: dict[str, float] = {}
     with open_run(plan, resume) as run:
         while run.step < plan.run.steps:
-            metrics = take_step(run)
+            metrics = await take_step(run)
             run.log.log(run.step, metrics)
             on_step(run.step, metrics)
             run.step += 1
@@ -54,85 +62,94 @@ def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda step, metr
     return metrics
 
 
-def take_step(run: Run) -> dict[str, float]:
+async def take_step(run: Run) -> dict[str, float]:
     """One rollout, the updates on it, and the sync behind them -> metrics."""
-    schedule, conventions, step = run.plan.schedule, run.plan.conventions, run.step
-    items = next_items(run.data, schedule.prompts_per_step)
+    schedule, conventions, state, step = run.plan.schedule, run.plan.conventions, run.state, run.step
 
+    # Sample and score. Completions are rewarded as they come back, while others are still being drawn.
     with run.trace.span("sample", step=step):
-        groups = asyncio.run(sample(run, items))
-    with run.trace.span("score", step=step):
-        groups = score(items, groups)
+        groups = await rollout(run)
     batch, stats = reference.make_batch(
         groups, run.pad_token_id, schedule.seq_len_buckets, schedule.completion_len_buckets
     )
-    before = None
+    before_BT = None
     if conventions.old_logprobs == "trainer" and schedule.updates_per_step > 1:
-        before = trainer_logprobs(run.state.model, batch, conventions, schedule)
+        before_BT = score(state.model, batch, conventions, schedule)
 
     updates = []
     for rows in torch.arange(len(batch.rewards)).split(schedule.update_rows):
         chosen = select(batch, rows)
         with run.trace.span("advantage", step=step):
-            given = policy_data(run.state, chosen, conventions, schedule, None if before is None else before[rows])
+            given = policy_data(state, chosen, conventions, schedule, None if before_BT is None else before_BT[rows])
         with run.trace.span("loss", step=step):
-            output = accumulate_gradients(run.state, chosen, given, conventions, schedule)
+            output = accumulate_gradients(state, chosen, given, conventions, schedule)
         with run.trace.span("step", step=step):
-            moved = descend(run.state, conventions)
+            moved = descend(state, conventions)
         updates.append({"loss": float(output.loss), **output.metrics, **moved})
 
     if schedule.refreshes_reference_after(step):
-        refresh_reference(run.state)
+        refresh_reference(state)
     if schedule.syncs_after(step):
         with run.trace.span("sync", step=step):
-            sync_weights(run.state.model, run.samplers.endpoints, run.samplers.transport)
-    for item in items:
-        run.data.mark_done(item.id)
+            async with run.collector.paused():
+                sync_weights(state.model, run.samplers.endpoints, run.samplers.transport)
     return {
         **{name: fmean(update[name] for update in updates) for name in updates[0]},
         **reward_metrics(groups),
         **length_metrics(batch, stats),
-        "policy_version": run.samplers.engine.version,
+        **incidents(run),
+        "policy_version": run.samplers.version,
         "epoch": run.data.epoch,
         **{f"seconds/{name}": seconds for name, seconds in run.trace.take_seconds().items()},
     }
 
 
-async def sample(run: Run, items: Sequence[Item]) -> list[Group]:
-    """Sample every prompt's completions, all prompts at once -> groups in the order of the items, not yet rewarded."""
+async def rollout(run: Run) -> list[Group]:
+    """The groups of a step, from as many epochs as it takes.
 
-    async def group(item: Item) -> Group:
-        version = run.samplers.engine.version
-        seed = samplers.request_seed(run.plan.run.seed, run.step, item.id)
-        completions = await samplers.sample(run.samplers.engine, item.prompt_ids, run.plan, seed, run.eos_token_ids)
-        unknown = [float("nan")] * len(completions)
-        return Group(item.prompt_ids, completions, unknown, item_id=item.id, policy_version=version)
+    Raises:
+        NothingSampled: a whole epoch went by without one group.
+        EnginesLost: no engine is left.
+    """
+    groups: list[Group] = []
+    wanted = run.plan.schedule.prompts_per_step
+    while len(groups) < wanted:
+        is_new = run.data.is_complete or run.data.epoch < 0
+        if is_new:
+            run.data.start_epoch()
+        more = await run.collector.collect(wanted - len(groups))
+        if is_new and not more:
+            id, reason = next(iter(run.data.failures().items()))
+            raise NothingSampled(
+                f"none of the {len(run.data.items)} items could be sampled and scored; {id!r}: {reason}"
+            )
+        for group in more:
+            run.data.mark_done(group.item_id)
+        groups += more
+    return groups
 
-    return list(await asyncio.gather(*(group(item) for item in items)))
 
-
-def score(items: Sequence[Item], groups: Sequence[Group]) -> list[Group]:
-    """The groups with the rewards of their items; NaN where a verifier could not judge, which is not a zero."""
-    from rlcanary.reference.scoring import score as score_completions
-
-    scored = []
-    for item, group in zip(items, groups, strict=True):
-        texts = [completion.text or "" for completion in group.completions]
-        scored.append(replace(group, rewards=score_completions([item] * len(texts), texts).tolist()))
-    return scored
+def incidents(run: Run) -> dict[str, float]:
+    """What went wrong while this step's groups were sampled, and was made good."""
+    counts = run.collector.counts
+    taken = {
+        "failed_requests": counts["failed request"],
+        "aborted_requests": counts["aborted request"],
+        "unscored_groups": counts["unscored"],
+    }
+    counts.clear()
+    return taken
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Means of the rewards that there are, and how many there are not."""
+    """The mean reward, and the share of groups that have nothing to tell."""
     rewards = [reward for group in groups for reward in group.rewards]
-    scored = [reward for reward in rewards if reward == reward]
     stats = reference.RewardStats()
     for group in groups:
         stats.record(group.rewards, used=True)
     shares = stats.get_metrics()
     return {
-        "reward": fmean(scored) if scored else float("nan"),
-        "unscored": len(rewards) - len(scored),
+        "reward": fmean(rewards),
         "groups_all_correct": shares["frac_all_correct"],
         "groups_all_wrong": shares["frac_all_wrong"],
     }

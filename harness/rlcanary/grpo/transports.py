@@ -125,5 +125,7 @@ def unpack(packed: Sequence[Any]) -> tuple[str, Tensor]:
     import torch
 
     name, dtype, shape, content = packed
-    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(getattr(torch, dtype))
-    return name, flat.reshape(tuple(shape))
+    weight = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+    if content:
+        weight.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    return name, weight
