@@ -46,6 +46,8 @@ def _advice(of_good: list[Observation], of_bad: list[Observation], last: Observa
         return "give a commit that has it (--good-when-added PATH finds one), or believe GOOD with --skip-good-check"
     if "timed out" in last.reason:
         return "give a longer --timeout; if the hang is what you search for, add --on-timeout bad"
+    if last.reason.startswith("killed by"):
+        return "something here ends it, often for want of memory: run it where it has what it needs"
     if "environment" in last.reason:
         return "mend that, name a build command with --env 'COMMAND', or use your own environment with --env none"
     return "choose another commit near it"
