@@ -77,7 +77,7 @@ def start_recorder(config: pytest.Config, folder: Path, root: Path) -> None:
     else:
         recorder = process.start(str(folder), str(root), session)
     AssertionRewritingHook.exec_module = recorder.importing(AssertionRewritingHook.exec_module)  # type: ignore[method-assign]
-    environment = recorder.environment(session)
+    environment = recorder.environment(session, os.environ.get("PYTHONPATH", ""))
     config.stash[ENVIRONMENT] = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     config.stash[RECORDER] = recorder

@@ -16,13 +16,19 @@ def run_hidden_sitecustomize(here: str) -> None:
         spec.loader.exec_module(module)
 
 
+def is_ray_service() -> bool:
+    """Ray's own services inherit the variables and run no code of the project; its workers do."""
+    return any("/ray/" in word and not word.endswith("/default_worker.py") for word in sys.orig_argv[1:4])
+
+
 if __name__ == "sitecustomize":
     here = os.path.dirname(os.path.abspath(__file__))
     run_hidden_sitecustomize(here)
     try:
-        from rlcanary_recorder.process import start_in_child  # type: ignore[import-not-found]
+        if "RLCANARY_SELECTION" in os.environ and not is_ray_service():
+            from rlcanary_recorder.process import start_in_child  # type: ignore[import-not-found]
 
-        start_in_child()
+            start_in_child()
     except Exception as error:  # noqa: BLE001 - a child must run as it would without a recorder; missing records are noticed
         print(f"rlcanary: this process is not recorded: {error!r}", file=sys.stderr)
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]

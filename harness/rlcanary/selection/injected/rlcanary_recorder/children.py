@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -22,24 +21,20 @@ def child_context(recorder: Recorder, kind: str, text: str) -> str:
 
 def patch_subprocess(recorder: Recorder, subprocess: ModuleType) -> None:
     initialise = subprocess.Popen.__init__
-    signature = inspect.signature(initialise)
+    names = initialise.__code__.co_varnames[2 : initialise.__code__.co_argcount]
 
-    def started(process: Any, *arguments: Any, **options: Any) -> None:
-        bound = signature.bind(process, *arguments, **options)
-        command = words(bound.arguments.get("args"), bound.arguments.get("executable"))
+    def started(process: Any, args: Any, *positional: Any, **options: Any) -> None:
+        options.update(zip(names, positional, strict=False))
+        command = words(args, options.get("executable"))
         context = child_context(recorder, "subprocess", " ".join(command)[:200])
-        folder = os.path.abspath(os.fsdecode(bound.arguments.get("cwd") or "."))
+        folder = os.path.abspath(os.fsdecode(options.get("cwd") or "."))
         report_command(recorder, context, command, folder)
-        environment = bound.arguments.get("env")
-        environment = dict(os.environ if environment is None else environment)
-        if any(isinstance(name, bytes) for name in environment):
-            environment = {os.fsdecode(name): value for name, value in environment.items()}
-        recording = recorder.environment(context)
-        kept = [part for part in os.fsdecode(environment.get("PYTHONPATH", "")).split(os.pathsep) if part]
-        ours = recording["PYTHONPATH"].split(os.pathsep)[:1]
-        recording["PYTHONPATH"] = os.pathsep.join([*(path for path in ours if path not in kept), *kept])
-        bound.arguments["env"] = environment | recording
-        initialise(*bound.args, **bound.kwargs)
+        given = options.get("env")
+        environment = {
+            os.fsdecode(name): os.fsdecode(value) for name, value in (os.environ if given is None else given).items()
+        }
+        options["env"] = environment | recorder.environment(context, environment.get("PYTHONPATH", ""))
+        initialise(process, args, **options)
 
     subprocess.Popen.__init__ = started
 

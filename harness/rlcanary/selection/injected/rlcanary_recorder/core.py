@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextvars
 import fcntl
 import itertools
-import json
 import os
 import sys
 import threading
@@ -41,7 +40,6 @@ JOURNAL_DESCRIPTOR = 400
 ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n"})
 NOT_PROJECT = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
 UPLOADED = "/_ray_pkg_"  # where Ray unpacks a working_dir and py_modules
-NOT_WORK = ("ray", "grpc", "rlcanary_recorder", "rlcanary.selection", "pytest_rlcanary", "execnet")
 FINDER, WATCHER = 3, 4  # the tool numbers of sys.monitoring that are nobody's
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -191,7 +189,6 @@ class Recorder:
         self.patches = patches
         os.register_at_fork(after_in_child=self.after_fork)
         SourceFileLoader.exec_module = self.importing(SourceFileLoader.exec_module)  # type: ignore[assignment, method-assign]
-        carry_context_into_threads(self)
         sys.addaudithook(self.audit)
         for name, patch in patches.items():
             module = sys.modules.get(name)
@@ -243,14 +240,16 @@ class Recorder:
         elif not (context.startswith(SESSION) or ("d", context, file) in self.said or is_uploading()):
             self.say("d", context, file)
 
-    def environment(self, context: str) -> dict[str, str]:
-        """The variables with which a child process records its work under `context`."""
-        here = injected_folder()
-        inherited = os.environ.get("PYTHONPATH", "")
-        if here is not None and here not in inherited.split(os.pathsep):
-            inherited = os.pathsep.join(filter(None, (here, inherited)))
-        settings = json.dumps({"folder": self.folder, "root": self.root})
-        return {SETTINGS: settings, CONTEXT: context, "PYTHONPATH": inherited}
+    def environment(self, context: str, python_path: str = "") -> dict[str, str]:
+        """The variables with which a child process, otherwise given this PYTHONPATH, records its work under `context`."""
+        here, paths = injected_folder(), python_path.split(os.pathsep)
+        if here is not None and here not in paths:
+            paths.insert(0, here)
+        return {
+            SETTINGS: f"{self.folder}\n{self.root}",
+            CONTEXT: context,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        }
 
 
 def is_uploading() -> bool:
@@ -267,50 +266,6 @@ def injected_folder() -> str | None:
     """The folder that children need on PYTHONPATH; None where the recorder came as text and there is no folder."""
     file = globals().get("__file__")
     return None if file is None else os.path.dirname(os.path.dirname(os.path.abspath(file)))
-
-
-def carry_context_into_threads(recorder: Recorder) -> None:
-    """Threads, and work handed to a pool of threads, belong to whoever started them."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    start, submit = threading.Thread.start, ThreadPoolExecutor.submit
-
-    def start_in_context(thread: threading.Thread) -> None:
-        context, run = recorder.context(), thread.run
-        target = getattr(thread, "_target", None) or thread.run
-        counts = not str(getattr(target, "__module__", "")).startswith(NOT_WORK)
-
-        def run_in_context() -> None:
-            current.set(context)
-            if counts:
-                recorder.begin(context)
-            try:
-                run()
-            finally:
-                thread.__dict__.pop("run", None)
-                if counts:
-                    recorder.end(context)
-
-        thread.run = run_in_context  # type: ignore[method-assign]
-        start(thread)
-
-    def run_for(context: str, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
-        outer = current.get()
-        current.set(context)
-        recorder.begin(context)
-        try:
-            return function(*arguments, **options)
-        finally:
-            recorder.end(context)
-            current.set(outer)
-
-    def submit_in_context(
-        executor: ThreadPoolExecutor, function: Callable[..., Any], /, *arguments: Any, **options: Any
-    ) -> Any:
-        return submit(executor, run_for, recorder.context(), function, *arguments, **options)
-
-    threading.Thread.start = start_in_context  # type: ignore[assignment, method-assign]
-    ThreadPoolExecutor.submit = submit_in_context  # type: ignore[method-assign, assignment]
 
 
 def has_monitoring() -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from typing import Any
 
 from .children import PATCHES as CHILD_PATCHES
 from .children import START
 from .core import CONTEXT, SETTINGS, Recorder
-from .ray_calls import PATCHES as RAY_PATCHES
+from .threads import PATCHES as THREAD_PATCHES
 
 PACKAGE = "rlcanary_recorder"
+RAY_MODULES = ("ray.actor", "ray.remote_function", "ray._private.function_manager", "ray.runtime_context")
 # An interpreter has one set of threads, audit hooks and monitoring tools, so it has one recorder.
 _recorders: list[Recorder] = []
 
@@ -30,27 +31,25 @@ def start(folder: str, root: str, context: str | None = None) -> Recorder:
     package = __name__.rpartition(".")[0]
     for name in [module for module in sys.modules if module == package or module.startswith(f"{package}.")]:
         sys.modules.setdefault(PACKAGE + name.removeprefix(package), sys.modules[name])
-    active.start(CHILD_PATCHES | RAY_PATCHES)
+    active.start(CHILD_PATCHES | THREAD_PATCHES | dict.fromkeys(RAY_MODULES, patch_ray))
     return active
+
+
+def patch_ray(recorder: Recorder, module: Any) -> None:
+    from .ray_calls import PATCHES  # most processes never load Ray
+
+    PATCHES[module.__name__](recorder, module)
 
 
 def start_in_child() -> None:
     """Begin to record in a process that was started with the variables of `Recorder.environment`."""
-    if SETTINGS not in os.environ:
-        return
-    settings = json.loads(os.environ[SETTINGS])
-    program = next((word for word in sys.orig_argv[1:] if word.endswith(".py")), "")
-    if not os.path.isdir(settings["folder"]) or is_ray_service(program):
-        return
-    if program.endswith("/default_worker.py"):
-        start(settings["folder"], settings["root"])
+    folder, root = os.environ[SETTINGS].split("\n")
+    if not os.path.isdir(folder):
         return
     context = os.environ.get(CONTEXT)
-    active = start(settings["folder"], settings["root"], context)
-    if context:
-        active.write("r", context, START)
-        active.begin(context)
-
-
-def is_ray_service(program: str) -> bool:
-    return "/ray/" in program and not program.endswith("/default_worker.py")
+    if context is None or any(word.endswith("/default_worker.py") for word in sys.orig_argv):
+        start(folder, root)  # a worker of Ray serves many tests, whichever started the cluster
+        return
+    active = start(folder, root, context)
+    active.write("r", context, START)
+    active.begin(context)

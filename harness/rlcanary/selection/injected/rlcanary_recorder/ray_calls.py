@@ -20,7 +20,7 @@ from .core import UNKNOWN, Recorder, current
 
 TAG = " rlc:"
 START = "start"
-MODULES = ("core", "children", "ray_calls", "process")
+MODULES = ("core", "children", "threads", "ray_calls", "process")
 
 # Evaluated where a function or class is unpickled, with nothing of ours installed there.
 UNPICKLE = "exec(bootstrap) or received"
