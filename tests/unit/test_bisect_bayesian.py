@@ -50,13 +50,15 @@ def test_stated_confidence_is_kept_where_runs_lie_both_ways() -> None:
     random = np.random.default_rng(0)
     stated, right = [], []
     for _ in range(60):
-        culprit = int(random.integers(128))
+        culprit = int(random.integers(64))
         rates = random.uniform(0, 0.25, 2)
-        search = Bayesian("-1", commits(128), PassFail())
+        search = Bayesian("-1", commits(64), PassFail())
         play(search, flaky(random, culprit, *rates))
-        verdict = search.result()
-        stated.append(verdict.probability)
-        right.append(verdict.culprit == str(culprit))
+        if search.refusal is None:  # Four false passes of BAD in a row look like a BAD that is not bad.
+            verdict = search.result()
+            stated.append(verdict.probability)
+            right.append(verdict.culprit == str(culprit))
+    assert len(right) >= 58
     assert min(stated) >= 0.95
     assert np.mean(right) >= 0.9
 
@@ -220,9 +222,9 @@ def test_commit_with_a_built_environment_is_preferred_where_it_tells_nearly_as_m
 def test_metric_that_steps_by_two_noises_is_found_by_its_value(worse: int) -> None:
     random = np.random.default_rng(6)
     right = []
-    for _ in range(20):
-        culprit = int(random.integers(128))
-        search = Bayesian("-1", commits(128), Levels(worse))
+    for _ in range(12):
+        culprit = int(random.integers(64))
+        search = Bayesian("-1", commits(64), Levels(worse))
         while chosen := search.next_commits(1):
             level = 500.0 + (worse * 20.0 if int(chosen[0]) >= culprit else 0.0)
             search.record(chosen[0], Outcome.GOOD, level + 10.0 * random.normal())
@@ -250,6 +252,18 @@ def test_metric_that_moves_in_the_better_direction_is_no_culprit() -> None:
         runs += 1
         search.record(chosen[0], Outcome.GOOD, (110.0 if int(chosen[0]) >= 20 else 100.0) + 2.0 * random.normal())
     assert search.refusal is Refusal.ALIKE
+
+
+def test_metric_that_recovers_and_drops_again_is_noticed() -> None:
+    random = np.random.default_rng(10)
+    search = Bayesian("-1", commits(64), Levels(-1))
+    for index in (-1, 4, 10, 14, 18, 30, 35, 40, 55, 63):
+        is_low = 10 <= index < 20 or index >= 50
+        for _ in range(2):
+            search.record(str(index), Outcome.GOOD, (90.0 if is_low else 100.0) + 2.0 * random.normal())
+    relapse = search.result().relapse
+    assert relapse is not None
+    assert 10 <= int(relapse[0]) < 20 <= int(relapse[1]) < 50
 
 
 def test_metric_without_any_noise_is_searched_by_halving() -> None:

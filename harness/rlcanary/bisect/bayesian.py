@@ -275,9 +275,9 @@ class Bayesian:
         """The bad commit and the later good one that the readings bear out best."""
         if self._relapse_odds < RELAPSE_ODDS:
             return None
-        share = {index: (sum(values) + 0.5) / (len(values) + 1) for index, values in self._readings.items()}
-        inner = sorted(index for index in share if 0 <= index < len(self._commits) - 1)
-        bad, good = max(combinations(inner, 2), key=lambda pair: share[pair[0]] - share[pair[1]])
+        badness = {index: self._likelihood.badness(values) for index, values in self._readings.items()}
+        inner = sorted(index for index in badness if 0 <= index < len(self._commits) - 1)
+        bad, good = max(combinations(inner, 2), key=lambda pair: badness[pair[0]] - badness[pair[1]])
         return self._commits[bad], self._commits[good]
 
     def _estimate(self) -> dict[str, float]:

@@ -7,8 +7,10 @@ could tell from chance.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlcanary.bisect.likelihood import Array, Prediction
 
@@ -22,6 +24,8 @@ PRECISIONS = tuple(0.2 * 1.16**k for k in range(36))
 KINDS = 12
 """The range of the next reading is cut into so many parts to weigh what it may tell."""
 NEGLIGIBLE = 1e-4
+COARSE = 20
+"""Whether a history breaks twice is judged on about so many groups of neighbouring commits."""
 OUTLIER = 4.0
 """A value so many standard deviations away counts as one that is so many away: one bad machine must not look like a step."""
 _NORMAL_X = np.linspace(-6, 6, 1201)
@@ -80,7 +84,36 @@ class Levels:
         return log_evidence, np.diff(np.concatenate([[0.0], below_K, [1.0]]))
 
     def log_odds_relapse(self, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:
-        return -math.inf
+        """On every second grid point of each axis, and with neighbours pooled, for time's sake."""
+        if len(readings) < 3:
+            return -math.inf
+        pooled = math.ceil(len(readings) / COARSE)
+        starts = range(0, len(readings), pooled)
+        blocks = [[value for of_commit in readings[start : start + pooled] for value in of_commit] for start in starts]
+        places_S = np.add.reduceat(np.array(gaps, dtype=float)[: len(readings)], starts)
+        with np.errstate(divide="ignore"):
+            log_places_S = np.log(np.append(places_S, gaps[-1]))
+        data = _Data([self._past, *blocks], self._worse)
+        coarse = np.zeros((len(STEPS), len(PRECISIONS)), dtype=bool)
+        coarse[::2, ::2] = True
+        step_G, precision_G, log_prior_G = (
+            axis_G[coarse.ravel()] for axis_G in (self._step_G, self._precision_G, self._log_prior_G)
+        )
+
+        def log_evidence(places_X: Sequence[NDArray[np.int64]]) -> float:
+            """Of changes at the places of each row, the first for the worse, the second back, and so on."""
+            log_ways_X = sum((log_places_S[places] for places in places_X), np.zeros(len(places_X[0])))
+            log_weight_XG = data.log_likelihood(step_G, precision_G, [places + 1 for places in places_X]) + log_prior_G
+            return float(np.logaddexp.reduce(np.logaddexp.reduce(log_weight_XG, axis=1) + log_ways_X))
+
+        once = np.arange(len(log_places_S))
+        thrice = np.array(list(combinations(once, 3))).T
+        count = sum(gaps)
+        ways = math.log(math.comb(count, 3)) - math.log(count) if count > 3 else math.inf
+        return log_evidence(list(thrice)) - log_evidence([once]) - ways
+
+    def badness(self, values: Sequence[float]) -> float:
+        return self._worse * float(np.mean(values))
 
     def estimate(self, good: Sequence[float], bad: Sequence[float]) -> Mapping[str, float]:
         """The levels `before` and `after` and the `noise` around them (standard deviation)."""
@@ -112,16 +145,24 @@ class _Data:
         owner = np.repeat(np.arange(len(readings)), count_D.astype(int))
         sum_D = np.bincount(owner, weights=values - mean, minlength=len(readings))
         zero = np.zeros(1)
-        bad_S = count_D.sum() - np.concatenate([zero, np.cumsum(count_D)])
-        self.bad_share_S = bad_S / max(self.count, 1)
+        self._bad_count_S = count_D.sum() - np.concatenate([zero, np.cumsum(count_D)])
+        self.bad_share_S = self._bad_count_S / max(self.count, 1)
         self._bad_sum_S = -np.concatenate([zero, np.cumsum(sum_D)]) / scale
-        self._spread_S = bad_S * (1 - self.bad_share_S)
 
-    def log_likelihood(self, step_G: Array, precision_G: Array) -> Array:
-        """For each place of the culprit and each grid point."""
+    def log_likelihood(
+        self, step_G: Array, precision_G: Array, changes_X: Sequence[NDArray[np.int64]] | None = None
+    ) -> Array:
+        """For each place of the culprit, or each row of places where the level changes up and down in turn, and each grid
+        point."""
+        count_X, sum_X = self._bad_count_S, self._bad_sum_S
+        if changes_X is not None:
+            signs = [(-1) ** number for number in range(len(changes_X))]
+            count_X = np.sum([sign * count_X[places] for sign, places in zip(signs, changes_X, strict=True)], axis=0)
+            sum_X = np.sum([sign * sum_X[places] for sign, places in zip(signs, changes_X, strict=True)], axis=0)
+        spread_X = count_X * (1 - count_X / max(self.count, 1))
         squares = float(self.count) if self._varies else 0.0
         level = (self.count - 1) * np.log(precision_G) - squares * precision_G**2 / 2
-        jump = np.outer(self._bad_sum_S, step_G * precision_G) - np.outer(self._spread_S, step_G**2) / 2
+        jump = np.outer(sum_X, step_G * precision_G) - np.outer(spread_X, step_G**2) / 2
         result: Array = level + jump if self.count else np.zeros_like(jump)
         return result
 

@@ -53,6 +53,10 @@ class Likelihood(Protocol):
         """
         ...
 
+    def badness(self, values: Sequence[float]) -> float:
+        """How bad the readings of one commit are, higher being worse."""
+        ...
+
     def estimate(self, good: Sequence[float], bad: Sequence[float]) -> Mapping[str, float]:
         """What the readings of each side say about the command, by name, for the report."""
         ...

@@ -90,6 +90,9 @@ class PassFail:
             return -np.inf  # Nothing speaks for it.
         return self._log_evidence(3, readings, gaps) - self._log_evidence(1, readings, gaps)
 
+    def badness(self, values: Sequence[float]) -> float:
+        return (sum(values) + 0.5) / (len(values) + 1)  # The more runs, the surer.
+
     def estimate(self, good: Sequence[float], bad: Sequence[float]) -> Mapping[str, float]:
         """The expected rates, `false_fail` and `false_pass`."""
         counts_4 = np.array([sum(good), len(good) - sum(good), len(bad) - sum(bad), sum(bad)])
