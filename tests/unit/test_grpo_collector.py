@@ -9,7 +9,8 @@ import pytest
 from rlcanary.batch import Completion
 from rlcanary.contract import Item
 from rlcanary.engine import InProcessEngine
-from rlcanary.grpo.collector import Collector, EnginesLost
+from rlcanary.grpo.collector import Collector
+from rlcanary.grpo.engine_pool import EnginesLost
 from rlcanary.grpo.items import ItemIterator
 from rlcanary.tiny_models import EOS_ID, tiny_llama
 

@@ -15,7 +15,7 @@ import torch
 from rlcanary import reference
 from rlcanary.batch import CollatedBatch, Group
 from rlcanary.grpo.checkpoint import CheckpointError
-from rlcanary.grpo.collector import EnginesLost
+from rlcanary.grpo.engine_pool import EnginesLost
 from rlcanary.grpo.plan import Plan
 from rlcanary.grpo.run import Run, open_run
 from rlcanary.grpo.sync import SyncError, sync_weights
@@ -132,7 +132,7 @@ async def rollout(run: Run) -> list[Group]:
 def incidents(run: Run) -> dict[str, float]:
     """What went wrong while this step's groups were sampled, and was made good."""
     counts = run.collector.counts
-    taken = {
+    taken: dict[str, float] = {
         "failed_requests": counts["failed request"],
         "aborted_requests": counts["aborted request"],
         "unscored_groups": counts["unscored"],

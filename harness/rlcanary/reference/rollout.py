@@ -11,7 +11,8 @@ from rlcanary.reference.scoring import RewardedItem, score
 class AsyncEngine(Protocol):
     """The part of `rlcanary.engine.Engine` that sampling needs."""
 
-    version: int
+    @property
+    def version(self) -> int: ...
 
     async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]: ...
 

@@ -1,0 +1,69 @@
+"""Conversations of an environment, many under way at once, each handed over when it is over or when all of its row are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Hashable, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.grpo.collector import as_completed, retried, seeded
+from rlcanary.grpo.engine_pool import EnginePool, RequestFailed
+from rlcanary.grpo.items import ItemIterator
+
+if TYPE_CHECKING:
+    from rlcanary.grpo.datasets import Row
+    from rlcanary.grpo.environment import ChatEnvironment, Conversation
+
+
+async def conversations(
+    environment: ChatEnvironment,
+    items: ItemIterator[Row],
+    pool: EnginePool,
+    sampling: Mapping[str, Any],
+    *,
+    yield_completed_trajectories: bool = False,
+    ahead: int = 8,
+    limit: int | None = None,
+) -> AsyncGenerator[list[Conversation], None]:
+    """`sampling["n"]` conversations about each row, see `as_completed`: rows that are over make room for others.
+
+    A conversation whose request fails, or whose end cannot be scored, begins anew as often as the iterator retries; then its
+    row has failed.
+
+    Args:
+        environment: the conversations' rules.
+        items: the rows of the environment, whose epoch was started.
+        pool: the engines.
+        sampling: with `n` and a seed as `Collector` takes them.
+        yield_completed_trajectories: yield each conversation alone as soon as it is over, instead of all of a row together.
+            A row that fails may have yielded some before.
+        ahead: rows under way at once.
+        limit: rows.
+
+    Raises:
+        EnginesLost: there is no engine left.
+    """
+    n = sampling.get("n", 1)
+
+    async def play(row: Row, index: int, attempt: int) -> Conversation:
+        asked = seeded({**sampling, "n": 1}, items.epoch, row.id, attempt, index)
+        conversation = await environment.play(pool, row, asked)
+        if conversation.score is None or conversation.score.value is None:
+            pool.counts["unscored"] += 1
+            raise RequestFailed(f"the conversation could not be scored: {conversation.score}")
+        return conversation
+
+    async def sample(row: Row, index: int) -> Conversation:
+        return await retried(items.retries, lambda attempt: play(row, index, attempt))
+
+    waiting: dict[Hashable, list[Conversation]] = {}
+    stream = as_completed(items, sample, pool, per_item=n, ahead=ahead, limit=limit)
+    async with aclosing(stream):
+        async for conversation in stream:
+            if yield_completed_trajectories:
+                yield [conversation]
+                continue
+            of_row = waiting.setdefault(conversation.row.id, [])
+            of_row.append(conversation)
+            if len(of_row) == n:
+                yield waiting.pop(conversation.row.id)
