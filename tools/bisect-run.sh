@@ -18,6 +18,13 @@ is_on "${BISECT_NO_RESET:-}" && arguments+=(--keep-worktree)
 # Options of ours may come before the command; a command is never taken for a subcommand.
 [[ ${1:-} == -* ]] || arguments+=(--)
 
+# What launch-bisect.sh runs has to stay the same as well, where it is part of the history.
+for word in "$@"; do
+  [[ $word == *launch-bisect.sh && -f ${word%.sh}-helper.sh ]] || continue
+  place=$(cd "$(dirname "$word")" && git rev-parse --show-toplevel 2>/dev/null) || continue
+  [[ $place != "$(git rev-parse --show-toplevel)" ]] || arguments=("--pin=${word%.sh}-helper.sh" ${arguments[@]+"${arguments[@]}"})
+done
+
 if command -v rlcanary >/dev/null; then
   canary=(rlcanary)
 elif python3 -c 'import rlcanary' 2>/dev/null; then

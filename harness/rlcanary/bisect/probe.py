@@ -16,6 +16,7 @@ from rlcanary.bisect.outcomes import Ending, Outcome, OutcomeTable, Reading
 from rlcanary.bisect.pinned import Command
 from rlcanary.bisect.places import Place
 from rlcanary.bisect.process import Stop, run
+from rlcanary.bisect.verdict_file import VERDICT_VARIABLE, read_verdict_file
 from rlcanary.bisect.worktree import Untestable
 
 RUN_VARIABLE = "RLCANARY_BISECT_RUN"
@@ -66,18 +67,19 @@ class Probe:
             variables = self._variables(commit, place, directory, output, stop, mark)
         except Untestable as error:
             return observation(Reading(Outcome.UNTESTABLE, str(error)), time.monotonic() - began)
+        verdict = output.with_suffix(".verdict.json")
         since = time.time_ns()
         ending = run(
             self.command.inside(place.path, self.toplevel),
             directory=directory,
-            environment=variables,
+            environment={**variables, VERDICT_VARIABLE: str(verdict)},
             mark=mark,
             output=output,
             timeout=self.timeout,
             stop=stop,
         )
         printed = read_end(output, READ_BYTES)
-        reading = self.table.read(ending, self.runners, printed)
+        reading = read_verdict_file(verdict) or self.table.read(ending, self.runners, printed)
         if self.metric is None:
             return observation(reading, ending.seconds)
         return self._measure(self.metric, ending, reading, place, directory, since, printed, observation)

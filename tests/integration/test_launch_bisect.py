@@ -1,0 +1,166 @@
+"""Bisecting a nightly: `GOOD=… BAD=… tools/bisect-run.sh tools/launch-bisect.sh TEST_CASE`."""
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bisect_repositories import contents, found, git, log_of, make_history, refusal, wait_for
+from launch_repositories import SCRIPT, script
+
+TOOLS = Path(__file__).parents[2] / "tools"
+NAMES = ("bisect-run.sh", "launch-bisect.sh", "launch-bisect-helper.sh")
+
+
+def make_nightly(
+    folder: Path, n: int, loss: Callable[[int], float], text: Callable[[int], str] = lambda i: script()
+) -> Path:
+    """A history whose tools changed on the way: those of the checkout are used on every commit."""
+
+    def files(i: int) -> dict[str, str]:
+        own = {f"tools/{name}": "exit 77\n" for name in NAMES if i < n}
+        own |= {f"tools/{name}": (TOOLS / name).read_text() for name in NAMES if i == n}
+        body = text(i)
+        return {"loss": f"{loss(i)}\n", **own, **({SCRIPT: body} if body else {})}
+
+    return make_history(folder, n, files, executable=[f"tools/{name}" for name in NAMES])
+
+
+def bisect_nightly(
+    project: Path, *options: str, bad: str, good: str = "c1", case: str = SCRIPT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["tools/bisect-run.sh", *options, *["--"][: len(options)], "tools/launch-bisect.sh", case],
+        cwd=project,
+        env=os.environ | {"GOOD": good, "BAD": bad} | variables,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+
+
+def observations(project: Path) -> list[dict[str, Any]]:
+    (journal,) = (project / ".git/rlcanary/bisect").glob("*/journal.jsonl")
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    return [event for event in events if event["event"] == "observation"]
+
+
+LOCAL = {"EXECUTOR": "local"}
+
+
+@pytest.mark.usefixtures("plain_git")
+class TestOnThisMachine:
+    def test_metric_regression_is_found_and_the_checkout_stays_as_it_was(self, tmp_path: Path) -> None:
+        project = make_nightly(tmp_path / "p", 8, lambda i: 0.5 if i < 5 else 1.5)
+        before = contents(project)
+        assert found(bisect_nightly(project, "--deterministic", bad="c8", **LOCAL)) == "change 5 [wip]"
+        assert contents(project) == before
+
+    def test_every_commit_has_a_snapshot_and_checkpoints_of_its_own(self, tmp_path: Path) -> None:
+        body = 'ls -A "$CKPT_DIR"; touch "$CKPT_DIR/step1"'
+        project = make_nightly(tmp_path / "p", 4, lambda i: i / 10 if i < 3 else i, lambda i: script(body))
+        found(bisect_nightly(project, "--deterministic", bad="c4", **LOCAL))
+        (folder,) = (project / ".git/rlcanary/bisect").glob("*/launches")
+        assert len(list((folder / "snapshots").iterdir())) == 4
+        printed = [file.read_text() for file in folder.glob("*/run1/output.log")]
+        assert len(printed) == 4
+        assert not any("step1" in text for text in printed)
+
+    def test_missing_test_case_and_broken_training_are_untestable(self, tmp_path: Path) -> None:
+        """A commit without the script and one whose training does not start say nothing about the metric."""
+
+        def text(i: int) -> str:
+            return "" if i == 4 else script("exit 1") if i == 5 else script()
+
+        project = make_nightly(tmp_path / "p", 9, lambda i: 0.5 if i < 7 else 1.5, text)
+        assert found(bisect_nightly(project, "--deterministic", bad="c9", **LOCAL)) == "change 7 [wip]"
+        reasons = {event["reason"] for event in observations(project) if event["outcome"] == "untestable"}
+        assert reasons <= {f"{SCRIPT}: no such file here", "exit 1: the metrics were not judged"}
+        assert reasons
+
+    def test_sed_clauses_edit_the_script_of_every_commit(self, tmp_path: Path) -> None:
+        project = make_nightly(tmp_path / "p", 6, lambda i: 0.5 if i < 2 else 1.5 if i < 5 else 2.5)
+        clauses = "s#< 1'#< 2'#"
+        result = bisect_nightly(project, "--deterministic", bad="c6", SED_CLAUSES=clauses, **LOCAL)
+        assert found(result) == "change 5 [wip]"
+
+    @pytest.mark.parametrize(
+        ("variables", "complaint"),
+        [
+            ({"REQUIRED": "HF_HOME MOUNTS", "HF_HOME": "/x"}, "set MOUNTS before the start"),
+            ({"SED_CLAUSES": "s/x/y"}, "SED_CLAUSES are no sed script"),
+            ({"SED_CLAUSES": "s/not there/y/"}, "change nothing in"),
+            ({"EXTRA_SCRIPT_ARGS": "'"}, "EXTRA_SCRIPT_ARGS: No closing quotation"),
+        ],
+        ids=["variable is missing", "sed does not understand", "clause matches nothing", "quotes do not close"],
+    )
+    def test_what_no_commit_is_to_blame_for_stops_the_search_before_a_job(
+        self, tmp_path: Path, variables: dict[str, str], complaint: str
+    ) -> None:
+        project = make_nightly(tmp_path / "p", 4, lambda i: 0.5 if i < 3 else 1.5)
+        refused = refusal(bisect_nightly(project, bad="c4", **LOCAL, **variables))
+        assert complaint in refused
+        assert not list((project / ".git/rlcanary/bisect").glob("*/launches/*/run1"))
+
+    def test_arguments_with_spaces_reach_the_script(self, tmp_path: Path) -> None:
+        body = '[ "$2" = "b c" ]'
+        project = make_nightly(tmp_path / "p", 4, lambda i: 0.5 if i < 3 else 1.5, lambda i: script(body))
+        result = bisect_nightly(project, "--deterministic", bad="c4", EXTRA_SCRIPT_ARGS="++a=1 'b c'", **LOCAL)
+        assert found(result) == "change 3 [wip]"
+
+    def test_copy_of_the_tools_works_as_well(self, tmp_path: Path) -> None:
+        project = make_nightly(tmp_path / "p", 4, lambda i: 0.5 if i < 3 else 1.5)
+        shutil.copytree(project / "tools", project / "tools.bisect")
+        command = ["tools.bisect/bisect-run.sh", "--deterministic", "--", "tools.bisect/launch-bisect.sh", SCRIPT]
+        environment = os.environ | {"GOOD": "c1", "BAD": "c4"} | LOCAL
+        result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=100)
+        assert found(result) == "change 3 [wip]"
+
+
+def test_nightly_is_bisected_on_slurm_while_jobs_are_preempted_and_killed(slurm: None, tmp_path: Path) -> None:
+    """30 commits, four jobs at a time; one job is preempted and one is killed, and both commits run again."""
+    body = 'touch "$EXP_DIR/running"; sleep 1'
+    project = make_nightly(tmp_path / "p", 30, lambda i: 0.5 if i < 22 else 1.5, lambda i: script(body))
+    for name in ("home", "data"):
+        (tmp_path / name).mkdir()
+
+    def slurm_says(*command: str) -> str:
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def running() -> list[str]:
+        return slurm_says("squeue", "--noheader", "--states=RUNNING", "--name=grpo-tiny", "--format=%i").split()
+
+    lost: list[str] = []
+
+    def disturb() -> None:
+        wait_for(lambda: len(running()) >= 2, 60)
+        job = running()[0]
+        lost.append(job)
+        slurm_says("scancel", job)
+        wait_for(lambda: len(set(running()) - {job}) >= 2, 60)
+        slurm_says("sbatch", "--partition=urgent", "--exclusive", "--wait", "--output=/dev/null", "--wrap=true")
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    result = bisect_nightly(
+        project,
+        "--jobs=4",
+        bad="c30",
+        HF_HOME=str(tmp_path / "home"),
+        HF_DATASETS_CACHE=str(tmp_path / "data"),
+        ACCOUNT="team",
+        PARTITION="test",
+    )
+    thread.join()
+    assert found(result) == "change 22 [wip]", result.stderr
+    reasons = [event["reason"] for event in observations(project) if event["outcome"] == "infra"]
+    assert any("CANCELLED" in reason for reason in reasons), reasons
+    assert any("PREEMPTED" in reason for reason in reasons), reasons
+    assert slurm_says("squeue", "--noheader", "--states=RUNNING,PENDING", "--format=%i") == ""
+    assert log_of(project).is_file()
+    assert git(project, "status", "--porcelain") == ""
