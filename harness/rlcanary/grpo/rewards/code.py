@@ -1,0 +1,67 @@
+"""Programs that a completion wrote, run against tests: in a confined process with hard limits (`PythonTool`)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcanary.grpo.python_tool import PythonTool, code_blocks
+from rlcanary.grpo.rewards.verifier import Score
+
+# The word is said only behind the last test: a program that exits, or prints what it likes, before that has passed nothing.
+# `exec` and `print` are taken before the program can give these names another meaning.
+PROGRAM = """\
+def judge(exec=exec, print=print):
+    names = {{"__name__": "__main__"}}
+    exec({code!r}, names)
+    exec({tests!r}, names)
+    print({word!r}, flush=True)
+
+judge()
+"""
+
+
+class CodeVerifier:
+    """1 where the last ```python block of a completion passes the tests of its target, else 0.
+
+    A program that fails, does not end in time or takes too much memory is wrong: these are the program's faults and not the
+    verifier's. It keeps mistakes out, not cheats: an object that claims to equal everything passes most tests.
+    """
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self, *, timeout: float = 5.0, memory_bytes: int = 512 * 2**20) -> None:
+        """Set the limits of a program with its tests.
+
+        Raises:
+            UserError: as `PythonTool`.
+        """
+        self._tool = PythonTool(timeout=timeout, memory_bytes=memory_bytes, output_characters=2**20)
+
+    def verify(self, completion: str, target: Any) -> Score:
+        """Run the completion's program with the target's tests: assert statements, as text or a list of texts."""
+        tests = _tests(target)
+        if tests is None:
+            return Score(None, "bad target", detail=f"tests are Python statements that compile, not {target!r}")
+        blocks = code_blocks(completion)
+        if not blocks:
+            return Score(0.0, "no answer")
+        word = secrets.token_hex(16)
+        result = self._tool.run(PROGRAM.format(code=blocks[-1], tests=tests, word=word))
+        has_passed = result.problem is None and result.output.rstrip().endswith(word)
+        return Score(float(has_passed), detail=result.problem or "")
+
+
+def _tests(target: Any) -> str | None:
+    if isinstance(target, Mapping):
+        target = target.get("tests")
+    if isinstance(target, Sequence) and not isinstance(target, str):
+        target = "\n".join(map(str, target))
+    if not isinstance(target, str) or not target.strip():
+        return None
+    try:
+        compile(target, "tests", "exec")
+    except (SyntaxError, ValueError):
+        return None
+    return target

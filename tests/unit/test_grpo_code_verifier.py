@@ -1,0 +1,61 @@
+"""Programs are judged by tests that ran to their end, never by a program that ended well."""
+
+import sys
+
+import pytest
+
+from rlcanary.grpo.rewards.code import CodeVerifier
+from rlcanary.grpo.rewards.verifier import judge
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="code is confined by means of Linux")
+
+TESTS = ["assert square(2) == 4", "assert square(3) == 9"]
+
+
+def score(program, tests=TESTS, **limits):
+    return judge(CodeVerifier(**{"timeout": 20, **limits}), f"Like this:\n```python\n{program}\n```\n", tests)
+
+
+def test_program_that_passes_all_tests_is_right():
+    program = 'print("{hello}")\ndef square(x):\n    return x * x'
+    assert score(program).value == 1.0
+    assert score(program, "\n".join(TESTS)).value == 1.0
+    assert score(program, {"tests": TESTS}).value == 1.0
+
+
+def test_last_block_is_the_answer():
+    first = "def square(x):\n    return 4\n```\nNo, wait:\n```python\ndef square(x):\n    return x * x"
+    assert score(first).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def square(x):\n    return 4",
+        "def square(x)",
+        "raise SystemExit(0)",
+        "import os\nos._exit(0)",
+        "exec = print = lambda *given, **named: None",
+        "import builtins\nbuiltins.exec = lambda *given: None",
+    ],
+    ids=["wrong", "no Python", "exits well", "exits at once", "other names", "other builtins"],
+)
+def test_program_that_does_not_reach_the_end_of_the_tests_is_wrong(program):
+    result = score(program)
+    assert (result.value, result.problem) == (0.0, None)
+
+
+def test_program_without_end_is_wrong_and_takes_no_longer_than_its_limit():
+    result = score("while True:\n    pass", timeout=0.5)
+    assert (result.value, result.detail) == (0.0, "timeout")
+    assert result.seconds < 20
+
+
+def test_completion_without_a_program_is_counted_apart():
+    assert judge(CodeVerifier(), "square(x) = x * x", TESTS).problem == "no answer"
+
+
+@pytest.mark.parametrize("tests", [None, "", [], {}, "assert square(2 ==", {"stdin": "2"}])
+def test_target_without_tests_is_no_wrong_answer(tests):
+    result = score("def square(x):\n    return x * x", tests)
+    assert (result.value, result.problem) == (None, "bad target")
