@@ -16,6 +16,7 @@ from rlcanary.errors import UserError
 
 BUNDLED = {
     "reference": "rlcanary.adapters.reference:ReferenceAdapter",
+    "grpo": "rlcanary.adapters.grpo:GrpoAdapter",
     "trl": "rlcanary.adapters.trl:TrlAdapter",
     "verl": "rlcanary.adapters.verl:VerlAdapter",
     "torchrl": "rlcanary.adapters.torchrl:TorchrlAdapter",

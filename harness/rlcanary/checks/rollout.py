@@ -136,16 +136,15 @@ def rewards_of_theircompletion_of(subject: Subject, rng: Generator) -> None:
     in front before it is scored.
     """
     texts = (" a\n", "a", "", "b")
-    plain = ScriptedItem(
-        "a",
-        prompt_of("a"),
-        [completion_of(text, 1) for text in texts],
-        {" a\n": 1.0, "a": 0.0, "": -0.5, "b": None},
-    )
-    for scripted in (*_cases(), [plain]):
-        call = _rollout(subject, scripted)
-        expected = [(len(item.completions), sorted(_rewarded(item))) for item in scripted]
-        call.expect_equal(REWARDS, expected, "the rewards are not those of the completions beside them")
+    completions = [completion_of(text, 1) for text in texts]
+    rewards: dict[str, float | None] = {" a\n": 1.0, "a": 0.0, "": -0.5, "b": 0.25}
+    scored = ScriptedItem("a", prompt_of("a"), completions, rewards)
+    with_none = ScriptedItem("a", prompt_of("a"), completions, rewards | {"b": None})
+    for scripted in (*_cases(), [scored], [with_none]):
+        with subject.attempt():
+            call = _rollout(subject, scripted)
+            expected = [(len(item.completions), sorted(_rewarded(item))) for item in scripted]
+            call.expect_equal(REWARDS, expected, "the rewards are not those of the completions beside them")
 
 
 def _rewarded(item: ScriptedItem) -> list[tuple[list[int], str]]:

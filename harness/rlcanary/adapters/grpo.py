@@ -1,0 +1,94 @@
+"""The bundled trainer, `rlcanary.grpo`, as an adapter: the path that `rlcanary train` takes, held to every check.
+
+What it shares with the reference is called through the trainer's own modules where it has any: updates in micro-batches
+by length on master weights, sampling through the collector, sync with coverage and fingerprints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.contract import Item, NotProvided
+
+if TYPE_CHECKING:
+    from rlcanary.batch import CollatedBatch, Completion, Group
+
+# Rows per forward pass: small, so that the checks' few rows make several micro-batches.
+MICRO_BATCH = 2
+
+
+class GrpoAdapter(ReferenceAdapter):
+    """Attributes:
+    name: of the trainer.
+    """
+
+    name = "grpo"
+
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        from rlcanary.grpo.optimizer import OptimizerSettings
+        from rlcanary.grpo.trainer import new_state
+
+        return new_state(model, OptimizerSettings(learning_rate), ref_model)
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        from rlcanary.grpo.schedule import Schedule
+        from rlcanary.grpo.trainer import accumulate_gradients, descend, policy_data
+
+        rows = len(batch.rewards)
+        micro = MICRO_BATCH if rows % MICRO_BATCH == 0 else 1
+        schedule = Schedule(prompts_per_step=1, group_size=rows, rows_per_micro_batch=micro)
+        given = policy_data(state, batch, self.conventions, schedule)
+        output = accumulate_gradients(state, batch, given, self.conventions, schedule)
+        return {
+            **output.metrics,
+            **descend(state, self.conventions),
+            "reward": float(batch.rewards.double().mean()),
+            "tokens": float(batch.attention_mask.sum()),
+        }
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        from rlcanary.grpo.collector import Collector
+        from rlcanary.grpo.items import ItemIterator
+
+        without_reward: list[str] = []
+
+        def noting(reward: Callable[[str], float | None]) -> Callable[[str], float | None]:
+            def noted(text: str) -> float | None:
+                value = reward(text)
+                if value is None:
+                    without_reward.append(text)
+                return value
+
+            return noted
+
+        # Items of a check may share an id, which an epoch refuses.
+        numbered = [Item(index, item.prompt_ids, noting(item.reward)) for index, item in enumerate(items)]
+        iterator = ItemIterator(numbered, retries=0)
+        iterator.start_epoch()
+        collector = Collector([engine], iterator, sampling, slots=len(items))
+        groups = asyncio.run(collector.collect(len(items)))
+        if without_reward:
+            raise NotProvided(
+                "a group with a completion that cannot be scored is sampled again, and in the end left out"
+            )
+        return [replace(group, item_id=items[int(str(group.item_id))].id) for group in groups]
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        from rlcanary.grpo.sync import InProcessEndpoint, sync_weights
+        from rlcanary.grpo.transports import CopyTransport
+
+        sync_weights(state.model, [InProcessEndpoint(engine)], CopyTransport())
+
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        from rlcanary.grpo.generation import GenerationParameters
+
+        try:
+            parameters = GenerationParameters.of(sampling).with_ends(())
+        except ValueError as error:
+            raise NotProvided(str(error)) from error
+        completions: list[list[Completion]] = engine.generate(prompts, parameters.for_in_process())
+        return completions
