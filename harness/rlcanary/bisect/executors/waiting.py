@@ -40,9 +40,8 @@ class Waiting:
         self._settling: dict[str, float] = {}
         self._silence = silence
         self._answered = time.monotonic()
-        self._interval = FIRST_LOOK
-        self.failures = 0
-        """Questions that were not answered."""
+        self.interval = FIRST_LOOK
+        """Seconds until the next look."""
 
     @property
     def states(self) -> Mapping[str, State]:
@@ -61,7 +60,6 @@ class Waiting:
         try:
             heard = self._executor.states(list(self._open))
         except QueryFailed as error:
-            self.failures += 1
             if time.monotonic() - self._answered > self._silence:
                 raise NoAnswer(f"no answer for {self._silence / 60:.0f} minutes: {error}") from None
             return {}
@@ -71,12 +69,12 @@ class Waiting:
         for identity in ended:
             del self._open[identity]
         changed = bool(ended or self._settling) or before != self._states
-        self._interval = FIRST_LOOK if changed else min(self._interval * SLOWER, self._executor.slowest_poll)
+        self.interval = FIRST_LOOK if changed else min(self.interval * SLOWER, self._executor.slowest_poll)
         return ended
 
     def pause(self, stop: Stop) -> None:
         """Until the next look. Raises Stopped."""
-        until = time.monotonic() + self._interval
+        until = time.monotonic() + self.interval
         while (left := until - time.monotonic()) > 0:
             stop.check()
             time.sleep(min(left, LOOK_SECONDS))
