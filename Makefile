@@ -2,11 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help venv demo test lint bench clean
+# sys.monitoring, with which test selection records there, came with Python 3.12.
+PYTHON312 ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$python" && break; done)
+BIN312 := .venv312/bin
+
+.PHONY: help venv venv312 demo test test312 lint bench clean
 
 help:
 	@echo "make demo    from a planted silent bug to the commit that planted it, in about two minutes"
 	@echo "make test    the whole test suite"
+	@echo "make test312 the tests of test selection under Python 3.12, in an environment without torch"
 	@echo "make lint    ruff, mypy, import rules, shellcheck"
 	@echo "make bench   the benchmarks, each against a peer in the same run"
 	@echo "make venv    only set up .venv"
@@ -20,11 +26,27 @@ venv: .venv/ready
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+venv312: .venv312/ready
+
+.venv312/ready: requirements/selection.in requirements/cpu.txt pyproject.toml
+	$(PYTHON312) -m venv .venv312
+	$(BIN312)/python -m pip install --quiet --requirement requirements/selection.in --constraint requirements/cpu.txt
+	$(BIN312)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 demo: venv
 	@$(BIN)/python tools/demo/play.py
 
 test: venv
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test312:
+ifeq ($(PYTHON312),)
+	@echo "there is no Python 3.12 here, so test selection is not tested under it; set PYTHON312=/path/to/python3.12" >&2
+else
+	@$(MAKE) --no-print-directory venv312
+	@$(BIN312)/python -m pytest -n 2 --dist loadfile $(wildcard tests/*/test_selection*.py)
+endif
 
 lint: venv
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure
@@ -33,4 +55,4 @@ bench: venv
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv312 build dist

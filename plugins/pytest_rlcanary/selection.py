@@ -44,7 +44,7 @@ def is_controller(options: Any) -> bool:
 @pytest.hookimpl(tryfirst=True)  # a conftest imports the project's modules
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     options = early_config.known_args_namespace
-    if not is_wanted(options) or options.collectonly:
+    if not is_wanted(options) or options.collectonly or options.testmon_nocollect:
         return
     from rlcanary.selection import recording
     from rlcanary.selection.injected.rlcanary_recorder import process
@@ -289,6 +289,7 @@ class SavedTests:
             return (yield)
         finally:
             self.saver.save_late(self.collect.reports)
+            self.saver.forget_removed_tests()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         self.saver.save_late(self.collect.reports)

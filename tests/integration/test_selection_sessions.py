@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,42 @@ def test_a_crash_keeps_what_was_recorded(tmp_path: Path, end: str) -> None:
     run = run_testmon(project, "--collect-only", "-q")
     assert "test_two" in run.stdout
     assert "test_one" not in run.stdout
+
+
+def test_records_that_came_after_a_run_was_killed_are_not_lost(tmp_path: Path) -> None:
+    project = write_project(
+        tmp_path,
+        {
+            "module.py": MODULE,
+            "late.py": "import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(1)\n"
+            "from module import used\nused(1)\npathlib.Path('done').touch()\n",
+            "test_it.py": "import os, pathlib, subprocess, sys, time\ndef test_one():\n"
+            "    subprocess.Popen([sys.executable, 'late.py'])\n"
+            "    while not pathlib.Path('started').exists(): time.sleep(0.01)\n"
+            "def test_two(): pass\ndef test_three(): os.kill(os.getpid(), 9)\n",
+        },
+    )
+    assert run_testmon(project, "-p", "no:rlcanary-cleanup").returncode == -9
+    while not (project / "done").exists():
+        time.sleep(0.1)
+    run = run_testmon(project, "--collect-only")
+    assert "not all of whose records were saved, run again: 1" in run.stdout
+    assert "test_one" in run.stdout
+    assert "test_two" not in run.stdout
+
+
+def test_options_that_choose_tests_mean_what_they_mean_to_testmon(tmp_path: Path) -> None:
+    test = "from module import used\ndef test_{0}(): used(1)\ndef test_{0}_else(): pass\n"
+    project = write_project(
+        tmp_path, {"module.py": MODULE, "test_a.py": test.format("a"), "test_b.py": test.format("b")}
+    )
+    run_testmon(project)
+    (project / "module.py").write_text(MODULE.replace("return x", "return x + 0", 1))
+    assert "2/4 tests collected" in run_testmon(project, "--collect-only", "-q").stdout
+    assert outcomes(run_testmon(project, "test_b.py").stdout) == "1 passed, 1 deselected"
+    assert outcomes(run_testmon(project, "-k", "else").stdout) == "2 passed, 2 deselected"
+    assert outcomes(run_testmon(project).stdout) == "1 passed, 1 deselected"
+    assert "no tests ran" in run_testmon(project).stdout
 
 
 def test_lines_are_counted_for_every_test_that_ran_them_with_coverages_sysmon(tmp_path: Path) -> None:

@@ -15,26 +15,28 @@ from rlcanary.selection.journal import Journals
 from rlcanary.selection.source_map import SourceMap
 
 
-def runs_folder(root: Path) -> Path:
-    """Where the runs of a project keep their journals while they last: outside the project, which may be read-only."""
-    name = hashlib.sha1(str(root).encode(), usedforsecurity=False).hexdigest()[:12]
-    return Path(tempfile.gettempdir(), f"rlcanary-selection-{os.getuid()}", name)
+def runs_folder() -> Path:
+    """Where runs keep their journals while they last: outside the projects, which may be read-only."""
+    return Path(tempfile.gettempdir(), f"rlcanary-selection-{os.getuid()}")
+
+
+def name_of(root: Path) -> str:
+    return hashlib.sha1(str(root).encode(), usedforsecurity=False).hexdigest()[:12]
 
 
 def new_run(root: Path) -> Path:
-    folder = runs_folder(root)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    runs_folder().mkdir(mode=0o700, exist_ok=True)
     started = int(psutil.Process().create_time())
-    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{started}-", dir=folder))
+    return Path(tempfile.mkdtemp(prefix=f"{name_of(root)}-{os.getpid()}-{started}-", dir=runs_folder()))
 
 
 def killed_runs(root: Path) -> list[Path]:
-    """Folders of runs whose pytest is gone without having removed them."""
-    return [folder for folder in sorted(runs_folder(root).glob("*-*-*")) if not is_running(folder)]
+    """Folders of runs of a project whose pytest is gone without having removed them."""
+    return [folder for folder in sorted(runs_folder().glob(f"{name_of(root)}-*-*-*")) if not is_running(folder)]
 
 
 def is_running(folder: Path) -> bool:
-    pid, started, _ = folder.name.split("-", 2)
+    _, pid, started, _ = folder.name.split("-", 3)
     try:
         return int(psutil.Process(int(pid)).create_time()) == int(started)
     except psutil.NoSuchProcess:

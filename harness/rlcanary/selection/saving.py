@@ -42,6 +42,9 @@ class Saver:
         if late:
             self.save({test: reports[test] for test in late})
 
+    def forget_removed_tests(self) -> None:
+        testmon_data.forget_all_but(self.data, self.data.all_tests)
+
     @property
     def unrecorded(self) -> dict[str, set[str]]:
         return {test: found.unrecorded for test, (found, _) in self.saved.items() if found.unrecorded}

@@ -109,9 +109,23 @@ class Fingerprints:
 def save(data: Any, executions: Mapping[str, dict[str, Any]], dependencies: Mapping[str, Dependencies]) -> None:
     data.save_test_execution_file_fps(executions)
     with data.db.con as connection:
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} (test_name TEXT PRIMARY KEY, dependencies BLOB)")
+        create_table(connection)
         rows = [(test, packed(found)) for test, found in dependencies.items()]
         connection.executemany(f"INSERT OR REPLACE INTO {TABLE} VALUES (?, ?)", rows)
+
+
+def forget_all_but(data: Any, tests: Iterable[str]) -> None:
+    """Remove what is stored of tests that are no more."""
+    with data.db.con as connection:
+        create_table(connection)
+        stored = {row[0] for row in connection.execute(f"SELECT test_name FROM {TABLE}")}
+        connection.executemany(
+            f"DELETE FROM {TABLE} WHERE test_name = ?", [(test,) for test in stored.difference(tests)]
+        )
+
+
+def create_table(connection: sqlite3.Connection) -> None:
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} (test_name TEXT PRIMARY KEY, dependencies BLOB)")
 
 
 def recorded_without_us(data: Any) -> list[str]:
