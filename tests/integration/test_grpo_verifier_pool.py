@@ -1,0 +1,158 @@
+"""Verifiers in real Ray actors: a call that hangs, raises or takes its process along is told apart from a wrong answer."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+
+from rlcanary.errors import UserError
+from rlcanary.grpo.rewards.math import MathVerifier
+from rlcanary.grpo.rewards.pool import VerifierPool
+
+pytestmark = pytest.mark.ray
+
+TIMEOUT_S = 2.0
+
+
+def obedient():
+    """Makes a verifier that does what the completion says. Workers cannot import this module, but take a local function."""
+
+    def make():
+        import os
+        import time
+
+        from rlcanary.errors import UserError
+        from rlcanary.grpo.rewards.verifier import Score
+
+        class Obedient:
+            bounds = (0.0, 1.0)
+
+            def verify(self, completion, target):
+                match completion:
+                    case "hang":
+                        while True:
+                            pass
+                    case "hang in C":
+                        return Score(float(9**9**9 == 1))
+                    case "sleep":
+                        time.sleep(0.4)
+                    case "raise":
+                        raise ZeroDivisionError("by zero")
+                    case "die":
+                        os._exit(1)
+                    case "misconfigured":
+                        raise UserError("no verifier for this type")
+                return Score(float(completion == target))
+
+        return Obedient()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def shared(ray_cluster):
+    """For tests that cost no worker: what a test starts, the replacements too, is ended behind it."""
+    with VerifierPool(obedient(), workers=2, timeout_s=30) as pool:
+        yield pool
+
+
+@pytest.fixture
+def pool(ray_cluster):
+    with VerifierPool(obedient(), workers=2, timeout_s=TIMEOUT_S) as pool:
+        yield pool
+
+
+def test_scores_and_bounds_are_those_of_the_verifier(shared):
+    assert shared.bounds == (0.0, 1.0)
+    assert shared.verify("7", "7").value == 1.0
+    assert (shared.verify("8", "7").value, shared.verify("8", "7").problem) == (0.0, None)
+
+
+@pytest.mark.parametrize("completion", ["hang", "hang in C"])
+def test_call_that_hangs_is_a_timeout_and_no_zero(pool, completion):
+    score = pool.verify(completion, "7")
+    assert (score.value, score.problem) == (None, "timeout")
+    assert pool.verify("7", "7").value == 1.0
+
+
+def test_call_that_raises_is_an_exception_and_no_zero(shared):
+    score = shared.verify("raise", "7")
+    assert (score.value, score.problem, score.detail) == (None, "exception", "ZeroDivisionError: by zero")
+
+
+def test_call_whose_process_dies_is_told_and_its_worker_replaced(pool):
+    assert [pool.verify("die", "7").problem for _ in range(3)] == ["worker died"] * 3
+    assert pool.verify("7", "7").value == 1.0
+
+
+def test_misconfiguration_is_an_error_and_no_score(shared):
+    with pytest.raises(UserError, match="no verifier for this type"):
+        shared.verify("misconfigured", "7")
+    assert shared.verify("7", "7").value == 1.0
+
+
+def test_hanging_calls_take_no_slot_from_the_others(pool):
+    with ThreadPoolExecutor(4) as threads:
+        hanging = [threads.submit(pool.verify, "hang", "7") for _ in range(2)]
+        others = [threads.submit(pool.verify, str(index), "7") for index in range(8)]
+        assert [future.result(60).problem for future in hanging] == ["timeout"] * 2
+        assert [future.result(60).value for future in others] == [float(index == 7) for index in range(8)]
+
+
+def test_calls_run_at_once_and_every_one_leaves_a_span(shared):
+    shared.drain_spans()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda completion: shared.verify(completion, "7"), ["sleep"] * 4))
+    spans = sorted(shared.drain_spans(), key=lambda span: span.began_s)
+    assert len(spans) == 4
+    assert all(0.4 <= span.seconds < 30 and span.problem is None for span in spans)
+    assert {span.worker for span in spans} == {0, 1}
+    assert spans[1].began_s < spans[0].began_s + spans[0].seconds
+    for worker in (0, 1):
+        own = [span for span in spans if span.worker == worker]
+        assert all(a.began_s + a.seconds <= b.began_s + 0.01 for a, b in pairwise(own))
+    assert shared.drain_spans() == []
+
+
+def test_worker_that_cannot_be_made_is_refused_at_the_start(ray_cluster):
+    def broken():
+        raise LookupError("no such data")
+
+    with pytest.raises(UserError, match="did not start: LookupError: no such data"):
+        VerifierPool(broken, workers=1)
+
+
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"timeout_s": 0}])
+def test_pool_without_workers_or_limit_is_refused(settings):
+    with pytest.raises(UserError, match="needs workers and a time limit"):
+        VerifierPool(obedient(), **settings)
+
+
+def test_first_call_to_a_slow_library_is_warmed_up(ray_cluster):
+    with VerifierPool(MathVerifier, workers=1, timeout_s=TIMEOUT_S, warm_up=(r"\boxed{\frac12}", "0.5")) as pool:
+        assert pool.verify("<answer>42</answer>", "42").value == 1.0
+        assert pool.verify(r"\boxed{\frac{2}{4}}", "0.5").value == 1.0
+
+
+def test_closing_ends_the_workers_and_those_who_wait(ray_cluster):
+    pool = VerifierPool(obedient(), workers=1, timeout_s=60)
+    results = []
+
+    def call():
+        try:
+            results.append(pool.verify("hang", "7").problem)
+        except RuntimeError as error:
+            results.append(str(error))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    pool.close()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(results) == ["the verifier pool is closed", "worker died"]
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.verify("7", "7")
