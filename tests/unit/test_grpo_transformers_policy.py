@@ -244,15 +244,22 @@ def test_concurrent_requests_share_batches_and_come_back_to_their_callers(
     assert len(sizes) < 10
 
 
-def test_a_failing_request_does_not_break_later_ones(policy: TransformersPolicy) -> None:
+def test_a_failing_request_does_not_break_others(policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(prompt: list[int]) -> Any:
         return await policy.agenerate(prompt, {"max_new_tokens": 2})
 
-    with pytest.raises(IndexError):
-        asyncio.run(ask([10**6]))
+    async def both() -> Any:
+        return await asyncio.gather(ask([10**6]), ask([]), ask(SHORT), return_exceptions=True)
+
+    unknown, empty, good = asyncio.run(both())
+    assert "prompt 0 has the id 1000000, outside the vocabulary of 64" in str(unknown)
+    assert "prompt 0 is empty" in str(empty)
+    assert len(good) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(policy.model, "generate", lambda **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(ask(SHORT))
     assert len(asyncio.run(ask(SHORT))) == 1
-    with pytest.raises(ValueError, match="prompt is empty"):
-        asyncio.run(ask([]))
 
 
 def test_weights_load_by_name_and_completions_carry_the_version(policy: TransformersPolicy) -> None:

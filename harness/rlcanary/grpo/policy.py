@@ -66,3 +66,17 @@ class Policy(Protocol):
 
     def reset_prefix_cache(self) -> None:
         """Forget the keys and values of all prefixes."""
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
+    """Whether a model can continue these prompts, so that an error names the prompt and stays with its request.
+
+    Raises:
+        ValueError: a prompt is empty, or has an id outside the vocabulary.
+    """
+    for row, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise ValueError(f"prompt {row} is empty: there is nothing to continue")
+        wrong = [token for token in prompt if not 0 <= token < vocabulary]
+        if wrong:
+            raise ValueError(f"prompt {row} has the id {wrong[0]}, outside the vocabulary of {vocabulary}")

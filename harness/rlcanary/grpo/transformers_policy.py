@@ -19,7 +19,7 @@ from rlcanary.batch import Completion
 from rlcanary.grpo.batching import Batcher
 from rlcanary.grpo.containers import LogProbs, Masks, MaskStrategy, Tokens
 from rlcanary.grpo.generation import GenerationParameters
-from rlcanary.grpo.policy import Options
+from rlcanary.grpo.policy import Options, check_prompts
 from rlcanary.grpo.transformers_sampling import Draw, Ends
 from rlcanary.reference.logprobs import token_logprobs
 
@@ -78,9 +78,7 @@ class TransformersPolicy:
         With a seed each prompt has a generator of its own, so that the prompts beside it change nothing but roundings.
         """
         parameters = GenerationParameters.of(sampling).with_ends(self.eos_token_ids)
-        for row, prompt in enumerate(prompts):
-            if len(prompt) == 0:
-                raise ValueError(f"prompt {row} is empty: there is nothing to continue")
+        check_prompts(prompts, self._vocabulary)
         at_once = max(1, self._max_batch_size // parameters.num_return_sequences)
         groups: list[list[Completion]] = []
         with self._lock:
@@ -91,8 +89,7 @@ class TransformersPolicy:
     async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
         """The completions of one prompt. Concurrent requests of equal parameters run in one batch."""
         parameters = GenerationParameters.of(sampling)
-        if len(prompt) == 0:
-            raise ValueError("the prompt is empty: there is nothing to continue")
+        check_prompts([prompt], self._vocabulary)
         return await asyncio.wrap_future(self._batcher.submit((prompt, parameters)))
 
     def logprobs(
@@ -132,6 +129,10 @@ class TransformersPolicy:
 
     def reset_prefix_cache(self) -> None:
         """Nothing to forget: no keys and values outlive a call."""
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(self.model.get_input_embeddings().num_embeddings)
 
     def _answer(self, requests: Sequence[Request]) -> list[list[Completion]]:
         return self.generate([prompt for prompt, _ in requests], requests[0][1])
