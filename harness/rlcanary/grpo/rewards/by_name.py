@@ -1,0 +1,85 @@
+"""The verifiers that ship, under the names that rows ask for them by; each is made when a row first asks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rlcanary.errors import UserError
+from rlcanary.grpo.rewards.code import CodeVerifier
+from rlcanary.grpo.rewards.exact import ExactVerifier
+from rlcanary.grpo.rewards.gsm8k import GSM8KVerifier
+from rlcanary.grpo.rewards.ifeval import IFEvalVerifier
+from rlcanary.grpo.rewards.math import MathVerifier
+from rlcanary.grpo.rewards.verifier import Verifier
+
+VERIFIERS: dict[str, Callable[..., Verifier]] = {
+    "exact": ExactVerifier,
+    "math": MathVerifier,
+    "gsm8k": GSM8KVerifier,
+    "ifeval": IFEvalVerifier,
+    "code": CodeVerifier,
+}
+# A completion and a target that a new worker judges first, where the first judgement is slow.
+WARM_UP: dict[str, tuple[str, Any]] = {"math": (r"\boxed{\frac12}", "0.5")}
+
+
+class VerifiersByName(Mapping[str, Verifier]):
+    """Verifiers by name, in this process or in a `VerifierPool` each."""
+
+    def __init__(
+        self, options: Mapping[str, Mapping[str, Any]] | None = None, *, workers: int = 0, timeout_s: float = 10.0
+    ) -> None:
+        """Make none yet.
+
+        Args:
+            options: arguments of verifiers, by name.
+            workers: of a pool for each verifier; 0 judges in this process, where nothing ends a call that hangs.
+            timeout_s: of a call to a pool.
+
+        Raises:
+            UserError: options of a verifier or with a name that does not exist.
+        """
+        self._options = dict(options or {})
+        self._workers, self._timeout_s = workers, timeout_s
+        self._made: dict[str, Verifier] = {}
+        self._pools: list[Any] = []
+        if unknown := sorted(set(self._options) - set(VERIFIERS)):
+            raise UserError(f"no verifier {', '.join(unknown)}; there are {', '.join(VERIFIERS)}")
+        for name, given in self._options.items():
+            try:
+                inspect.signature(VERIFIERS[name]).bind(**given)
+            except TypeError as error:
+                raise UserError(f"options of the verifier {name}: {error}") from error
+
+    def __getitem__(self, name: str) -> Verifier:
+        """The verifier of a name, always the same.
+
+        Raises:
+            KeyError: no such name.
+            UserError: its options are out of range, or what it needs is not installed.
+        """
+        if name not in self._made:
+            make = functools.partial(VERIFIERS[name], **self._options.get(name, {}))
+            self._made[name] = self._pooled(name, make) if self._workers else make()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERIFIERS)
+
+    def __len__(self) -> int:
+        return len(VERIFIERS)
+
+    def close(self) -> None:
+        """End the pools."""
+        for pool in self._pools:
+            pool.close()
+
+    def _pooled(self, name: str, make: Callable[[], Verifier]) -> Verifier:
+        from rlcanary.grpo.rewards.pool import VerifierPool
+
+        pool = VerifierPool(make, workers=self._workers, timeout_s=self._timeout_s, warm_up=WARM_UP.get(name, ("", "")))
+        self._pools.append(pool)
+        return pool
