@@ -196,6 +196,22 @@ def test_same_dependencies_everywhere_leave_the_users_environment_alone(tmp_path
     assert "the dependencies change" not in result.stderr
 
 
+def test_project_without_a_lock_file_is_run_in_the_users_environment_and_that_is_said(
+    tmp_path: Path, wheels: Path
+) -> None:
+    """What a pyproject.toml declares is seldom all that a command needs."""
+    repository = make_history(
+        tmp_path / "r", 9, lambda i: {"pyproject.toml": pyproject(wheels, "1.0" if i < 4 else "1.1"), "value": f"{i}\n"}
+    )
+    command = "sh", "-c", "test -z $RLCANARY_ENV && test $(cat value) -lt 5"
+    result = bisect(repository, "--good", "c1", "--bad", "c9", "--", *command)
+    assert found(result) == "change 5 [wip]"
+    assert "the dependencies change in this range (2 sets), but there is no lock file" in result.stderr
+    empty = "mkdir -p $RLCANARY_ENV/bin"
+    asked = bisect(repository, "--good", "c1", "--bad", "c9", "--env", empty, "--deterministic", "--", *command)
+    assert f"It ran in an environment built with {empty}: --env none uses yours" in refusal(asked)
+
+
 def test_submodules_and_packages_of_the_repository_count_as_dependencies(tmp_path: Path) -> None:
     from rlcanary.bisect.dependencies import dependency_keys
     from rlcanary.bisect.git import Repository

@@ -94,14 +94,15 @@ class Shell:
 def choose_builder(asked: str, repository: Repository, bad: str) -> Builder | None:
     """`asked` is auto, uv, pip, none or a shell command. Raises UserError where what it takes is not installed.
 
-    auto: uv where BAD has a uv.lock, pip where it has requirement files or a pyproject.toml, else none.
+    auto: uv where BAD has a uv.lock, pip where it has requirement files, else none: the dependencies that a pyproject.toml
+    alone declares are seldom all that a command needs.
     """
     if asked == "none":
         return None
     if asked == "auto":
         if repository.has_file(bad, "uv.lock"):
             return Uv() if shutil.which("uv") else None
-        has = any(repository.has_file(bad, file) for file in (*REQUIREMENT_FILES, "pyproject.toml"))
+        has = any(repository.has_file(bad, file) for file in REQUIREMENT_FILES)
         return Pip(_python()) if has else None
     if asked == "uv":
         if shutil.which("uv") is None:
@@ -115,10 +116,11 @@ def choose_builder(asked: str, repository: Repository, bad: str) -> Builder | No
 
 
 def environment_keys(
-    builder: Builder, repository: Repository, good: Commit, commits: Sequence[Commit]
+    builder: Builder | None, repository: Repository, good: Commit, commits: Sequence[Commit]
 ) -> dict[str, str]:
+    """The key of the environment of each commit. Raises UserError where there is no Python."""
     version = subprocess.run([_python(), "-VV"], capture_output=True, text=True, check=False).stdout.strip()
-    around = circumstances(version, os.environ) | {"builder": builder.name}
+    around = circumstances(version, os.environ) | {"builder": "" if builder is None else builder.name}
     return dependency_keys(repository, good, commits, around)
 
 

@@ -157,15 +157,21 @@ def _environments(
     program = repository.toplevel / repository.directory / request.command[0]
     if request.env == "auto" and "/" in request.command[0] and in_virtual_environment(program):
         return None, {}
-    builder = choose_builder(request.env, repository, commits[-1].sha)
-    if builder is None:
-        if request.env == "auto" and repository.has_file(commits[-1].sha, "uv.lock"):
-            notices.append("BAD has a uv.lock, but uv is not installed: runs of all commits use your environment")
+    bad = commits[-1].sha
+    builder = choose_builder(request.env, repository, bad)
+    if request.env == "none" or (builder is None and shutil.which("python3") is None):
         return None, {}
     keys = environment_keys(builder, repository, good, commits)
     count = len(set(keys.values()))
     if request.env == "auto" and count == 1:
         return None, {}  # What the user has installed fits all commits.
+    if builder is None:
+        missing = "uv is not installed" if repository.has_file(bad, "uv.lock") else "there is no lock file"
+        notices.append(
+            f"the dependencies change in this range ({count} sets), but {missing}: runs of all commits use your "
+            "environment; --env pip or --env 'COMMAND' builds one for each"
+        )
+        return None, {}
     notices.append(
         f"the dependencies change in this range ({count} sets): each gets an environment of its own, built with "
         f"{builder.name} when it is needed and kept (--env none uses yours for all)"

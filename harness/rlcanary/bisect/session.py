@@ -308,7 +308,10 @@ class Session:
         outputs = [o.output for o in self._journal.observations() if o.commit == end.sha and o.output]
         if outputs and refusal is not Refusal.ALIKE:
             self._display.tail(Path(outputs[-1]), f"output on {name}")
-        raise Refused(explain(refusal, stage.good, stage.good_name, stage.bad, self._journal))
+        message = explain(refusal, stage.good, stage.good_name, stage.bad, self._journal)
+        if self._environments is not None and refusal is Refusal.GOOD_FAILS:
+            message += f". It ran in an environment built with {self._environments.builder}: --env none uses yours"
+        raise Refused(message)
 
     def _try_other_end(self) -> None:
         """Is it only GOOD that lacks the command? One run of BAD tells a missing file from a misspelt command."""
