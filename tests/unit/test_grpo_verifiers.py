@@ -133,7 +133,10 @@ def test_gsm8k_accepts_the_form_of_the_dataset(mode):
     [
         ("strict", "The answer is 42", 0.0, "no answer"),
         ("flexible", "The answer is $42.00.", 1.0, None),
+        ("flexible", "The answer is: **42**.", 1.0, None),
+        ("flexible", "Answer: 42 km (2 days)", 1.0, None),
         ("flexible", "<answer>42</answer> in 2 days", 1.0, None),
+        ("flexible", "<answer>41 or 42</answer>", 0.0, "no answer"),
         ("flexible", r"\boxed{42} km in 2 days", 1.0, None),
         ("flexible", "42 km in 2 days", 0.0, "no answer"),
         ("last_number", "17 apples, then 42 km in 2 days", 0.0, None),

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from rlcanary.batch import Group
+from rlcanary.batch import Completion, Group
 from rlcanary.reference.filters import is_stale
 
 Fate = Literal["used", "stale", "dropped", "filtered", "unscored", "failed"]
@@ -72,6 +72,7 @@ class Taken:
 class _Entry:
     number: int
     group: Group
+    ages: Group
     reads: int = 0
 
 
@@ -114,7 +115,7 @@ class GroupBuffer:
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_closed or len(self._entries) < self.capacity)
             self._require_open()
-            self._entries.append(_Entry(self._entered, group))
+            self._entries.append(_Entry(self._entered, group, _ages(group)))
             self._entered += 1
             self._changed.notify_all()
 
@@ -198,7 +199,7 @@ class GroupBuffer:
 
     def _evict(self, trainer_version: int) -> None:
         """Take out what grew stale; a group that was trained on before keeps its fate and is not asked for again."""
-        stale = [entry for entry in self._entries if is_stale(entry.group, trainer_version, self.max_staleness)]
+        stale = [entry for entry in self._entries if is_stale(entry.ages, trainer_version, self.max_staleness)]
         for entry in stale:
             self._entries.remove(entry)
             if not entry.reads:
@@ -217,6 +218,15 @@ class GroupBuffer:
     def _require_open(self) -> None:
         if self._is_closed:
             raise BufferClosed("the buffer was closed")
+
+
+def _ages(group: Group) -> Group:
+    """A group that is as stale as this one at any time, and judged without a look at each of its tokens."""
+    versions = [group.policy_version]
+    for completion in group.completions:
+        versions += completion.token_versions or ()
+    extremes = Completion((), token_versions=(min(versions), max(versions)))
+    return Group((), [extremes], (), policy_version=group.policy_version)
 
 
 def start_buffer(capacity: int, max_staleness: int, reads: int = 1, *, name: str | None = None) -> Any:

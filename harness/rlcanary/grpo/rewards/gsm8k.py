@@ -11,7 +11,7 @@ from rlcanary.grpo.rewards.verifier import Score
 
 HASHES = re.compile(r"####\s*(\S+)")
 BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
-IN_WORDS = re.compile(r"answer(?:\s+is|\s*[:=])\s*(\S+)", re.IGNORECASE)
+IN_WORDS = re.compile(r"answer\s*(?:is\s*[:=]?|[:=])\s*(\S+)", re.IGNORECASE)
 
 
 def _only(text: str) -> Decimal | None:
