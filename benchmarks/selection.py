@@ -326,18 +326,21 @@ def made(folder: Path, edit: Edit) -> Iterator[None]:
         path.write_text(before)
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(folder: str, **more: str) -> dict[str, str]:
+    """The variables of a run, with a folder of its own for Ray, so that it finds no other cluster of this machine."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTEST_"))}
-    return inherited | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"} | more
+    return inherited | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "RAY_TMPDIR": folder} | more
 
 
 def run_pytest(folder: Path, *options: str, **more: str) -> float:
     """Seconds of a run of all tests."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:rlcanary-tracker", "-p", "no:rlcanary-cleanup", *options]
     began = time.perf_counter()
-    run = subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory(prefix="rlcb-", ignore_cleanup_errors=True) as short:
+        variables = environment(short, **more)
+        run = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     if run.returncode:
-        sys.exit(run.stdout + run.stderr)
+        sys.exit((run.stdout + run.stderr)[-3000:])
     return time.perf_counter() - began
 
 

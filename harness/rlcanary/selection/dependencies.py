@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rlcanary.selection.injected.rlcanary_recorder.core import UNKNOWN, UPLOADED
+from rlcanary.selection.injected.rlcanary_recorder.core import ANYTHING, MODULE_PREFIX, UNKNOWN, UPLOADED
 from rlcanary.selection.source_map import SourceMap
 
 IMPORT = "import"
@@ -101,6 +101,14 @@ class Run:
         found.changed = self.lines_read
         return found
 
+    def dependencies_of_test(self, test: str) -> Dependencies:
+        """What a test depends on; everything, where it ran without leaving a record."""
+        found = self.dependencies(self.tests.get(test, []))
+        if test not in self.tests:
+            found.unrecorded.add("the test itself")
+            self.add_everything(found)
+        return found
+
     def dependencies(self, roots: Iterable[str]) -> Dependencies:
         """Everything reached from these contexts."""
         found = Dependencies()
@@ -121,7 +129,7 @@ class Run:
                 waiting.extend((f"m:{file}", way) for file in self.add_code(found, code, ways))
             for file in context.data:
                 self.add_data(found, file, way)
-            self.add_unrecorded(found, context, way)
+            self.add_unrecorded(found, context)
             if context.depends_on_everything:
                 self.add_everything(found)
         return found
@@ -184,14 +192,17 @@ class Run:
                     found.lines[relative].add(1)
                     found.through[relative, ""].add(way or "the test process")
 
-    def add_unrecorded(self, found: Dependencies, context: Context, way: str) -> None:
+    def add_unrecorded(self, found: Dependencies, context: Context) -> None:
         for callee, files in context.sent.items():
-            if callee in context.arrived or not files:
+            if callee in context.arrived:
                 continue
-            found.unrecorded.add(f"{callee} {' '.join(files)}")
-            self.add_whole(
-                found, self.sources.closure(place for file in files for place in self.places(file)), "import map"
-            )
+            places = {place for file in files for place in self.places(file)}
+            if ANYTHING in files:
+                self.add_everything(found)
+            elif not places:
+                continue  # a library's
+            found.unrecorded.add(f"{callee} {' '.join(sorted(places))}".rstrip())
+            self.add_whole(found, self.sources.closure(places), "import map")
 
     def add_everything(self, found: Dependencies) -> None:
         if self.all_files is None:
@@ -211,6 +222,8 @@ class Run:
 
     def places(self, path: str) -> list[str]:
         """Where a recorded path is in the project: Ray unpacks a `working_dir` elsewhere, under the name of its hash."""
+        if path.startswith(MODULE_PREFIX):
+            return self.sources.files_called(path.removeprefix(MODULE_PREFIX))
         if not path.startswith(UPLOADED):
             return [path]
         inner = path.partition("/")[2].partition("/")[2]

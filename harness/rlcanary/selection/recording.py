@@ -53,11 +53,8 @@ class Recording:
     def read(self) -> None:
         self.run.add(self.journals.new_lines())
 
-    def contexts_of(self, test: str) -> list[str]:
-        return self.run.tests.get(test, [])
-
     def dependencies(self, test: str) -> Dependencies:
-        return self.run.dependencies(self.contexts_of(test))
+        return self.run.dependencies_of_test(test)
 
 
 def tests_with_late_records(folder: Path, sources: SourceMap, stored: dict[str, set[tuple[str, str]]]) -> list[str]:

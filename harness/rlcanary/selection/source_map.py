@@ -148,6 +148,10 @@ class SourceMap:
                 found += self.module_files(package)
             yield from found
 
+    def files_called(self, module: str) -> list[str]:
+        """The files of the project that a module of this name can be."""
+        return sorted({file for place in self.search for file in self.module_files(place.joinpath(*module.split(".")))})
+
     def modules_along(self, folder: Path, parts: list[str]) -> Iterator[str]:
         for part in parts:
             folder = folder / part

@@ -7,6 +7,7 @@ can be told, and a new format of the records makes testmon run every test again.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,9 +34,16 @@ class PythonFile(Module):  # type: ignore[misc]
     @property
     def blocks(self) -> list[Any]:
         blocks: list[Any] = super().blocks
-        if not blocks and not self.source_code.strip():
+        if not blocks and has_no_statement(self.source_code):
             blocks.append(Block(1, 2**31, EMPTY))
         return blocks
+
+
+def has_no_statement(text: str) -> bool:
+    try:
+        return not ast.parse(text).body
+    except SyntaxError:
+        return False
 
 
 class SourceTree(testmon_core.SourceTree):  # type: ignore[misc]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from .core import CONTEXT, Recorder
+from .core import ANYTHING, CONTEXT, Recorder
 
 START = "start"
 
@@ -61,6 +61,8 @@ def report_command(recorder: Recorder, context: str, command: list[str], folder:
             scripts.append(file)
         else:
             recorder.say("d", context, file)
+    if not scripts and os.path.basename(command[0] if command else "").startswith("python") and "-c" in command:
+        scripts = [ANYTHING]
     if scripts:
         recorder.write("s", context, START, *scripts)
 

@@ -10,7 +10,8 @@ fields separated by tabs:
     w file                       a file was opened for writing, or replaced
     u context context            the first used the second
     l context kind text          what a context is
-    s context callee file…       a call into another process was sent; the files in which the callee is defined
+    s context callee file…       a call into another process was sent, to code in these files; `module:NAME` where only
+                                 the name is known, * for any
     r context callee             such a call arrived where it is recorded
     a context                    what ran here cannot be known: it may depend on everything
     p text                       a problem for the user to read
@@ -35,6 +36,8 @@ SETTINGS = "RLCANARY_SELECTION"
 CONTEXT = "RLCANARY_SELECTION_CONTEXT"
 UNKNOWN = "unknown"
 SESSION = "session"
+MODULE_PREFIX = "module:"  # of a callee's file, where only the name of the module is known
+ANYTHING = "*"  # as a callee's file: any code of the project
 # Where a low descriptor would be, a test that closes and reopens files could put another file.
 JOURNAL_DESCRIPTOR = 400
 ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n"})
@@ -53,10 +56,12 @@ class Recorder:
         folder: the folder of the run, shared by all processes of this machine.
         root: the project; code and data elsewhere are not recorded.
         context: to whom work belongs that was not begun by a call from elsewhere; by default the process itself.
+        injected: the folder that children need on PYTHONPATH; by default the one that this module was loaded from.
     """
 
-    def __init__(self, folder: str, root: str, context: str | None = None) -> None:
+    def __init__(self, folder: str, root: str, context: str | None = None, injected: str | None = None) -> None:
         self.folder, self.root = folder, root
+        self.injected = injected or injected_folder()
         self.roots = tuple({root + "/", os.path.realpath(root) + "/"})
         self.process = f"p:{os.getpid()}-{os.urandom(3).hex()}"
         self.default = context or self.process
@@ -112,10 +117,13 @@ class Recorder:
 
     def relative(self, path: str) -> str | None:
         """The path inside the project, or inside a folder that Ray uploaded; None for anything else."""
-        if not path.startswith("/"):
-            if path.startswith("<"):
+        if path.startswith("<"):
+            return None
+        if not path.startswith("/") or "/.." in path or "/./" in path:
+            try:
+                path = os.path.abspath(path)
+            except FileNotFoundError:  # the current folder was removed
                 return None
-            path = os.path.abspath(path)
         if any(part in path for part in NOT_PROJECT):
             return None
         if UPLOADED in path:
@@ -249,9 +257,9 @@ class Recorder:
 
     def environment(self, context: str, python_path: str = "") -> dict[str, str]:
         """The variables with which a child process, otherwise given this PYTHONPATH, records its work under `context`."""
-        here, paths = injected_folder(), python_path.split(os.pathsep)
-        if here is not None and here not in paths:
-            paths.insert(0, here)
+        paths = python_path.split(os.pathsep)
+        if self.injected is not None and self.injected not in paths:
+            paths.insert(0, self.injected)
         return {
             SETTINGS: f"{self.folder}\n{self.root}",
             CONTEXT: context,
@@ -270,7 +278,7 @@ def is_uploading() -> bool:
 
 
 def injected_folder() -> str | None:
-    """The folder that children need on PYTHONPATH; None where the recorder came as text and there is no folder."""
+    """The folder with this package; None where the package came as text."""
     file = globals().get("__file__")
     return None if file is None else os.path.dirname(os.path.dirname(os.path.abspath(file)))
 
@@ -329,6 +337,7 @@ class Profile:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.here = threading.local()
         is_project_file, hit, is_project = recorder.is_project_file, recorder.hit, recorder.is_project
 
         def profile(frame: FrameType, event: str, argument: object) -> None:
@@ -342,7 +351,11 @@ class Profile:
 
     def start(self) -> None:
         threading.setprofile(self.profile)
+        self.start_here()
+
+    def start_here(self) -> None:
         sys.setprofile(self.profile)
+        self.here.started = True
 
     @contextmanager
     def resting_here(self) -> Iterator[None]:
@@ -350,15 +363,16 @@ class Profile:
         if sys.getprofile() is not self.profile:
             yield
             return
+        self.here.started = False
         sys.setprofile(None)
         try:
             yield
         finally:
-            sys.setprofile(self.profile)
+            self.start_here()
 
     def rearm(self) -> None:
         """Called whenever work changes hands: a test or a profiler may have taken the profile function away."""
         if sys.getprofile() is not self.profile:
-            if sys.getprofile() is not None:
+            if sys.getprofile() is not None or getattr(self.here, "started", False):
                 self.recorder.say("a", self.recorder.context())
-            self.start()
+            self.start_here()

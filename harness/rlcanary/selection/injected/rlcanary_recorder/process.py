@@ -12,7 +12,13 @@ from .core import CONTEXT, SETTINGS, Recorder
 from .threads import PATCHES as THREAD_PATCHES
 
 PACKAGE = "rlcanary_recorder"
-RAY_MODULES = ("ray.actor", "ray.remote_function", "ray._private.function_manager", "ray.runtime_context")
+RAY_MODULES = (
+    "ray.actor",
+    "ray.remote_function",
+    "ray._private.function_manager",
+    "ray.runtime_context",
+    "ray.dag.compiled_dag_node",
+)
 # An interpreter has one set of threads, audit hooks and monitoring tools, so it has one recorder.
 _recorders: list[Recorder] = []
 
@@ -21,11 +27,11 @@ def recorder() -> Recorder | None:
     return _recorders[0] if _recorders else None
 
 
-def start(folder: str, root: str, context: str | None = None) -> Recorder:
+def start(folder: str, root: str, context: str | None = None, injected: str | None = None) -> Recorder:
     """Begin to record in this interpreter, unless it records already."""
     if _recorders:
         return _recorders[0]
-    active = Recorder(folder, root, context)
+    active = Recorder(folder, root, context, injected)
     _recorders.append(active)
     # What brings the recorder along looks for it under this name, also where it is a part of rlcanary.
     package = __name__.rpartition(".")[0]
@@ -48,8 +54,17 @@ def start_in_child() -> None:
         return
     context = os.environ.get(CONTEXT)
     if context is None or any(word.endswith("/default_worker.py") for word in sys.orig_argv):
-        start(folder, root)  # a worker of Ray serves many tests, whichever started the cluster
+        start_in_ray_worker(folder, root)
         return
     active = start(folder, root, context)
     active.write("r", context, START)
     active.begin(context)
+
+
+def start_in_ray_worker(folder: str, root: str, injected: str | None = None) -> Recorder:
+    """A worker of Ray serves many tests, whichever of them started the cluster."""
+    active = recorder()
+    if active is None:
+        active = start(folder, root, injected=injected)
+        os.environ.update(active.environment(active.process, os.environ.get("PYTHONPATH", "")))
+    return active

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from .core import UNKNOWN, Recorder, current
+from .core import MODULE_PREFIX, UNKNOWN, Recorder, current
 
 TAG = " rlc:"
 START = "start"
@@ -37,9 +37,9 @@ try:
             exec(compile(source, "<" + full + ">", "exec"), module.__dict__)
             setattr(package, name, module)
         package.sources = sources
-    from rlcanary_recorder.process import start
+    from rlcanary_recorder.process import start_in_ray_worker
     from rlcanary_recorder.ray_calls import receive
-    recorder = start(folder, root)
+    recorder = start_in_ray_worker(folder, root, injected)
 except Exception as error:
     print("rlcanary: this process is not recorded:", repr(error), file=sys.stderr)
     received = pickle.loads(pickled)
@@ -57,6 +57,7 @@ class Carried:
             "sources": sources(),
             "folder": recorder.folder,
             "root": recorder.root,
+            "injected": recorder.injected,
             "callee": callee,
             "pickled": pickled,
         }
@@ -166,8 +167,11 @@ def tagged(recorder: Recorder, name: str) -> str:
 
 
 def project_file(recorder: Recorder, module_name: str, code: Any = None) -> list[str]:
+    """The file with the callee's code; a module that is not loaded here is looked up when it is needed."""
     path = getattr(code, "co_filename", None) or getattr(sys.modules.get(module_name), "__file__", None)
-    file = recorder.relative(path) if path else None
+    if path is None:
+        return [MODULE_PREFIX + module_name]
+    file = recorder.relative(path)
     return [file] if file else []
 
 
@@ -304,6 +308,26 @@ def actor_method(
     return run
 
 
+def patch_compiled_graphs(recorder: Recorder, compiled_dag_node: ModuleType) -> None:
+    """A compiled graph runs in loops that belong to whoever compiled it; whoever executes it uses what runs there."""
+    graph = compiled_dag_node.CompiledDAG
+    initialise: Callable[..., None] = graph.__init__
+
+    def initialised(this: Any, *arguments: Any, **options: Any) -> None:
+        initialise(this, *arguments, **options)
+        this._rlcanary_context = recorder.context()
+
+    def using(execute: Callable[..., Any]) -> Callable[..., Any]:
+        def executed(this: Any, *arguments: Any, **options: Any) -> Any:
+            recorder.uses(getattr(this, "_rlcanary_context", UNKNOWN))
+            return execute(this, *arguments, **options)
+
+        return functools.update_wrapper(executed, execute)
+
+    graph.__init__ = functools.update_wrapper(initialised, initialise)
+    graph.execute, graph.execute_async = using(graph.execute), using(graph.execute_async)
+
+
 def patch_names(recorder: Recorder, runtime_context: ModuleType) -> None:
     """Code that asks for the name of its task gets it without the context."""
     context_class = runtime_context.RuntimeContext
@@ -335,4 +359,5 @@ PATCHES: dict[str, Callable[[Recorder, Any], None]] = {
     "ray.remote_function": guarded(patch_tasks),
     "ray._private.function_manager": guarded(patch_functions),
     "ray.runtime_context": guarded(patch_names),
+    "ray.dag.compiled_dag_node": guarded(patch_compiled_graphs),
 }

@@ -9,7 +9,7 @@ from typing import Any
 from .core import Recorder, current
 
 # Threads of these do no work for a test, and some never end.
-NOT_WORK = ("ray", "grpc", "rlcanary_recorder", "rlcanary.selection", "pytest_rlcanary", "execnet")
+NOT_WORK = {"ray", "grpc", "execnet", "rlcanary_recorder", "rlcanary", "pytest_rlcanary"}
 
 
 def patch_threading(recorder: Recorder, module: Any) -> None:
@@ -18,7 +18,7 @@ def patch_threading(recorder: Recorder, module: Any) -> None:
     def start_in_context(thread: threading.Thread) -> None:
         context, run = recorder.context(), thread.run
         target = getattr(thread, "_target", None) or thread.run
-        counts = not str(getattr(target, "__module__", "")).startswith(NOT_WORK)
+        counts = str(getattr(target, "__module__", "")).partition(".")[0] not in NOT_WORK
 
         def run_in_context() -> None:
             current.set(context)
