@@ -28,6 +28,12 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--deterministic", is_flag=True, help="Believe every run: plain halving, for a command that never flakes."
 )
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "slurm", "ray"]),
+    default="local",
+    help="Where the command runs: here, or as a job of Slurm or Ray.",
+)
 @click.option("--metric", metavar="NAME", help="Search for a step of this tracked metric; needs --worse.")
 @click.option("--worse", type=click.Choice(["lower", "higher"]), help="Which side of the metric is worse.")
 @click.option("--first-parent", is_flag=True, help="Stop at a guilty merge.")

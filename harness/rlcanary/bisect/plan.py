@@ -43,6 +43,7 @@ class Request:
     env_dir: Path | None = None
     metric: str | None = None
     worse: str | None = None
+    executor: str = "local"
 
     def options(self) -> list[str]:
         """What was asked for as options of the command line, without the ends."""
@@ -54,6 +55,7 @@ class Request:
             ("env-dir", self.env_dir),
             ("metric", self.metric),
             ("worse", self.worse),
+            ("executor", None if self.executor == "local" else self.executor),
             ("env", None if self.env == "auto" else self.env),
             ("jobs", None if self.jobs == 1 else self.jobs),
             ("confidence", None if self.confidence == Request.confidence else self.confidence),

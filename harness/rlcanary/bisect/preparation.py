@@ -1,15 +1,20 @@
 """What is settled about the command before its first run: what is pinned, what it runs, what Python imports."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from rlcanary.bisect import process
 from rlcanary.bisect.environments import EnvironmentCache
+from rlcanary.bisect.executors.choose import make_executor, ray_address
+from rlcanary.bisect.executors.remote_run import RemoteRun
+from rlcanary.bisect.executors.slurm import SlurmOptions
 from rlcanary.bisect.import_paths import find_import_paths
 from rlcanary.bisect.journal import Journal
 from rlcanary.bisect.outcomes import find_runners
 from rlcanary.bisect.pinned import Command, prepare_command
 from rlcanary.bisect.plan import Plan, Request
-from rlcanary.bisect.probe import Probe
+from rlcanary.bisect.probe import Probe, Run
 from rlcanary.bisect.resume import mark_of
 
 
@@ -31,9 +36,18 @@ class Preparation:
             request.timeout,
             self.import_paths,
             mark_of(journal),
+            self._run(request, journal),
             request.metric,
             environments,
         )
+
+    def _run(self, request: Request, journal: Journal) -> Run:
+        if request.executor == "local":
+            return process.run
+        make = partial(make_executor, request.executor, SlurmOptions.of_environment(), ray_address())
+        jobs = RemoteRun(make, f"bisect-{journal.folder.name}")
+        jobs.cancel_left(journal.folder)
+        return jobs
 
 
 def prepare(request: Request, plan: Plan, copies: Path) -> Preparation:

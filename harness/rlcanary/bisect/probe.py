@@ -3,10 +3,11 @@
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from rlcanary.bisect.environments import EnvironmentCache, building_variables
 from rlcanary.bisect.git import Commit, environment_without_repository
@@ -15,7 +16,7 @@ from rlcanary.bisect.metric import NotMeasured, read_metric
 from rlcanary.bisect.outcomes import Ending, Outcome, OutcomeTable, Reading
 from rlcanary.bisect.pinned import Command
 from rlcanary.bisect.places import Place
-from rlcanary.bisect.process import Stop, run
+from rlcanary.bisect.process import Stop
 from rlcanary.bisect.verdict_file import VERDICT_VARIABLE, read_verdict_file
 from rlcanary.bisect.worktree import Untestable
 
@@ -24,6 +25,22 @@ DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"
 READ_BYTES = 4_000_000
 MEASURABLE_CODES = (0, 1)
 """Exit codes of a run that came to its end: a metric that it left is believed."""
+
+
+class Run(Protocol):
+    """`process.run`, or what does the same with jobs."""
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        environment: Mapping[str, str],
+        mark: Mapping[str, str],
+        output: Path,
+        timeout: float | None,
+        stop: Stop,
+    ) -> Ending: ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,7 @@ class Probe:
     import_paths: tuple[str, ...]
     mark: Mapping[str, str]
     """In the environment of every process of this search."""
+    run_command: Run
     metric: str | None = None
     environments: EnvironmentCache | None = None
 
@@ -69,7 +87,7 @@ class Probe:
             return observation(Reading(Outcome.UNTESTABLE, str(error)), time.monotonic() - began)
         verdict = output.with_suffix(".verdict.json")
         since = time.time_ns()
-        ending = run(
+        ending = self.run_command(
             self.command.inside(place.path, self.toplevel),
             directory=directory,
             environment={**variables, VERDICT_VARIABLE: str(verdict)},

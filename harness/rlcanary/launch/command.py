@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rlcanary.bisect.executors.choose import EXECUTORS, make_executor
+from rlcanary.bisect.executors.choose import EXECUTORS, make_executor, ray_address
 from rlcanary.bisect.executors.job import Executor
 from rlcanary.bisect.executors.slurm import SlurmOptions
 from rlcanary.bisect.git import Repository, environment_without_repository
@@ -48,7 +48,6 @@ PATH = click.Path(path_type=Path)
 @click.option("--partition", envvar="PARTITION", help="Of Slurm.  [$PARTITION]")
 @click.option("--container", envvar="CONTAINER", help="Image to run in, on Slurm.  [$CONTAINER]")
 @click.option("--mounts", envvar="MOUNTS", help="Of the container, as A:B,C:D.  [$MOUNTS]")
-@click.option("--ray-address", envvar="RAY_API_SERVER_ADDRESS", default="http://127.0.0.1:8265", show_default=True)
 @click.option("--python-path", envvar="LAUNCH_PYTHONPATH", help="PYTHONPATH of the jobs; default the caller's.")
 @click.argument("scripts", nargs=-1, required=True, type=PATH, metavar="SCRIPT...")
 def launch(scripts: tuple[Path, ...], dry_run: bool, **options: Any) -> int:
@@ -85,7 +84,7 @@ def _launch(scripts: Sequence[Path], dry_run: bool, **options: Any) -> Reading |
     executor = make_executor(
         _chosen(options["executor"]),
         SlurmOptions(options["account"], options["partition"], options["container"], options["mounts"]),
-        options["ray_address"],
+        ray_address(),
     )
     if dry_run:
         print_cost({name: read_configuration(repository.toplevel / name) for name in names}, executor.name)

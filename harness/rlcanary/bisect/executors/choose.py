@@ -1,11 +1,14 @@
 """The executors by name."""
 
+import os
+
 from rlcanary.bisect.executors.job import Executor
 from rlcanary.bisect.executors.local import LocalExecutor
 from rlcanary.bisect.executors.ray_jobs import RayExecutor
 from rlcanary.bisect.executors.slurm import SlurmExecutor, SlurmOptions
 from rlcanary.errors import UserError
 
+RAY_ADDRESS = "http://127.0.0.1:8265"
 EXECUTORS = ("local", "slurm", "ray")
 
 
@@ -19,3 +22,8 @@ def make_executor(name: str, slurm: SlurmOptions, ray_address: str) -> Executor:
             "tests/run_functional_in_docker.sh"
         )
     return LocalExecutor() if name == "local" else RayExecutor(ray_address)
+
+
+def ray_address() -> str:
+    """Of the head node's dashboard, as Ray's own command takes it from the environment."""
+    return os.environ.get("RAY_API_SERVER_ADDRESS") or RAY_ADDRESS

@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import os
 import shlex
 import urllib.error
 import urllib.request
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rlcanary.bisect.executors.in_order import InOrder
@@ -66,7 +68,7 @@ class RayExecutor(InOrder):
     def _ask(self, path: str, document: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """What the head node answers, None where it knows no such job."""
         body = None if document is None else json.dumps(document).encode()
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **authorization()}
         request = urllib.request.Request(self._jobs + path, data=body, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
@@ -80,3 +82,12 @@ class RayExecutor(InOrder):
         if not isinstance(answer, dict):
             raise QueryFailed(f"{self._jobs}: the answer is {answer!r}")
         return answer
+
+
+def authorization() -> dict[str, str]:
+    """The header for a cluster that asks for a token, which lies where Ray's own commands look for it."""
+    token = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    if not token:
+        file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+        token = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    return {"Authorization": f"Bearer {token}"} if token else {}

@@ -32,6 +32,10 @@ BUSY = re.compile(
     r"socket timed out|unable to contact slurm controller|connection refused|temporarily unavailable", re.I
 )
 """What sbatch says when the controller does not answer: the job itself was not refused."""
+OWN_JOB = ("SLURM_JOB", "SLURM_ARRAY", "SLURM_STEP", "SLURM_TASK")
+"""Variables that tell a step which job it belongs to: a job that is submitted from inside one must not inherit them."""
+MARKS = ("RLCANARY_BISECT_JOURNAL", "RLCANARY_BISECT_RUN")
+"""Processes of a bisect are known, and ended, by these variables: a scancel must come to its end, and jobs are cancelled."""
 ATTEMPTS = 5
 ANSWER_SECONDS = 60.0
 
@@ -43,6 +47,11 @@ class SlurmOptions:
     container: str | None = None
     """An image for `srun --container-image` (Pyxis)."""
     mounts: str | None = None
+
+    @classmethod
+    def of_environment(cls) -> "SlurmOptions":
+        """From ACCOUNT, PARTITION, CONTAINER and MOUNTS."""
+        return cls(*(os.environ.get(name) or None for name in ("ACCOUNT", "PARTITION", "CONTAINER", "MOUNTS")))
 
 
 class SlurmExecutor:
@@ -118,7 +127,7 @@ class SlurmExecutor:
         ):
             if value is not None:
                 command.append(f"--{option}={value}")
-        environment = {name: value for name, value in job.environment.items() if name not in _own_job_variables()}
+        environment = {name: value for name, value in job.environment.items() if not name.startswith(OWN_JOB)}
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 printed = _slurm(*command, script, environment=environment)
@@ -161,11 +170,6 @@ def _resource_options(resources: Resources) -> list[str]:
     return options
 
 
-def _own_job_variables() -> set[str]:
-    """Variables that tell a step which job it belongs to: a job submitted from inside one must not inherit them."""
-    return {name for name in os.environ if name.startswith(("SLURM_JOB", "SLURM_ARRAY", "SLURM_STEP", "SLURM_TASK"))}
-
-
 def _state(name: str) -> State:
     return State(name, name not in UNFINISHED)
 
@@ -175,7 +179,7 @@ def _slurm(*command: str, environment: Mapping[str, str] | None = None) -> str:
     try:
         finished = subprocess.run(
             command,
-            env=None if environment is None else dict(environment),
+            env={name: value for name, value in (environment or os.environ).items() if name not in MARKS},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -189,5 +193,6 @@ def _slurm(*command: str, environment: Mapping[str, str] | None = None) -> str:
         raise QueryFailed(f"{command[0]}: {error.strerror}") from None
     if finished.returncode:
         lines = [line.strip() for line in finished.stderr.splitlines() if line.strip()]
-        raise QueryFailed(f"{command[0]}: {lines[-1] if lines else f'exit code {finished.returncode}'}")
+        why = lines[-1].removeprefix(f"{command[0]}: error: ") if lines else f"exit code {finished.returncode}"
+        raise QueryFailed(f"{command[0]}: {why}")
     return finished.stdout

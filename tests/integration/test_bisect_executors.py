@@ -1,0 +1,171 @@
+"""`rlcanary bisect --executor`: the command runs as a job of a real Slurm or a real Ray."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bisect_repositories import BUG, bisect, contents, found, make_history, numbered, refusal, started_search, wait_for
+from launch_repositories import SCRIPT, launch, make_project, script
+from slurm_cluster import free_ports
+
+from rlcanary.bisect.executors.choose import ray_address
+from rlcanary.bisect.executors.job import Job
+from rlcanary.bisect.executors.ray_jobs import RayExecutor
+from rlcanary.bisect.executors.waiting import JobEnd, Waiting
+
+ENDS = "--good", "c1", "--bad", "c20", "--deterministic"
+
+
+@pytest.fixture
+def project(plain_git: None, tmp_path: Path) -> Path:
+    return make_history(tmp_path / "a repo", 20, lambda i: {**numbered(i), "late": "x"} if i > 4 else numbered(i))
+
+
+def events(project: Path) -> list[dict[str, Any]]:
+    (journal,) = (project / ".git/rlcanary/bisect").glob("*/journal.jsonl")
+    return [json.loads(line) for line in journal.read_text().splitlines()]
+
+
+def queue(*options: str) -> list[str]:
+    command = ["squeue", "--noheader", "--states=RUNNING,PENDING", "--format=%i", *options]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.split()
+
+
+@pytest.mark.usefixtures("slurm")
+class TestSlurm:
+    def test_culprit_is_found_and_nothing_is_left(self, project: Path) -> None:
+        before = contents(project)
+        command = "sh", "-c", 'echo "job $SLURM_JOB_ID on $(pwd)"; test $(cat value) -lt 13'
+        result = bisect(project, *ENDS, "--executor", "slurm", "--jobs", "3", "--", *command)
+        assert found(result) == "change 13 [wip]"
+        printed = [Path(event["output"]).read_text() for event in events(project) if event["event"] == "observation"]
+        assert all(text.startswith("job ") for text in printed)
+        assert contents(project) == before
+        assert queue() == []
+
+    def test_killed_job_runs_again_and_is_no_evidence(self, project: Path, tmp_path: Path) -> None:
+        killed = tmp_path / "killed"
+        kill = f"[ $(cat value) != 20 ] || [ -e {killed} ] || {{ touch {killed}; scancel $SLURM_JOB_ID; sleep 30; }}"
+        command = "sh", "-c", f"{kill}; test $(cat value) -lt 13"
+        assert found(bisect(project, *ENDS, "--executor", "slurm", "--", *command)) == "change 13 [wip]"
+        reasons = [event["reason"] for event in events(project) if event.get("outcome") == "infra"]
+        assert reasons == ["job CANCELLED: no result file"]
+
+    def test_refused_job_stops_the_search(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PARTITION", "nowhere")
+        refused = refusal(bisect(project, *ENDS, "--executor", "slurm", "--", *BUG))
+        assert "job REJECTED: sbatch: Batch job submission failed: Invalid partition" in refused
+
+    def test_timeout_ends_the_job(self, project: Path) -> None:
+        command = "sh", "-c", "[ $(cat value) != 20 ] || sleep 100; test $(cat value) -lt 13"
+        options = *ENDS, "--executor", "slurm", "--timeout", "1.5", "--on-timeout", "bad"
+        assert found(bisect(project, *options, "--", *command)) == "change 13 [wip]"
+        assert queue() == []
+
+    def test_interrupted_search_cancels_its_jobs_and_so_does_the_one_after_a_kill(self, project: Path) -> None:
+        options = *ENDS, "--executor", "slurm", "--", "sh", "-c", "sleep 100"
+        with started_search(project, *options) as process:
+            wait_for(lambda: queue("--states=RUNNING"))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+            wait_for(lambda: not queue())
+        with started_search(project, *options) as process:
+            wait_for(lambda: queue("--states=RUNNING"))
+            process.kill()
+            process.wait(20)
+        left = queue()
+        assert len(left) == 1
+        with started_search(project, *options) as process:
+            wait_for(lambda: queue() and queue() != left)
+            process.send_signal(signal.SIGINT)
+            process.wait(20)
+        wait_for(lambda: not queue())
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[dict[str, str]]:
+    """A Ray of our own, by the variables that lead to it."""
+    for part in ("ray", "aiohttp_cors", "opencensus"):
+        pytest.importorskip(part, reason="Ray's jobs need its dashboard: pip install 'ray[default]'")
+    dashboard, gcs = free_ports(2)
+    access = {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": access["RAY_AUTH_TOKEN"]}
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # The names of sockets may not be long.
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
+    command += [f"--temp-dir={folder}"]
+    command += [f"--port={gcs}", f"--dashboard-port={dashboard}", "--num-cpus=4", "--object-store-memory=80000000"]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        wait_for(lambda: answers(access), 60)
+        yield access
+    finally:
+        from rlcanary.bisect.process import end_session
+
+        process.terminate()
+        process.wait(30)
+        end_session(process.pid)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def ray_jobs(ray_cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ray_cluster.items():
+        monkeypatch.setenv(name, value)
+
+
+def answers(access: dict[str, str]) -> bool:
+    headers = {"Authorization": f"Bearer {access['RAY_AUTH_TOKEN']}"}
+    request = urllib.request.Request(f"{access['RAY_API_SERVER_ADDRESS']}/api/jobs/", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.usefixtures("ray_jobs")
+class TestRay:
+    def test_culprit_is_found(self, project: Path) -> None:
+        command = "sh", "-c", 'echo "job $RAY_JOB_CONFIG_JSON_ENV_VAR"; test $(cat value) -lt 13'
+        result = bisect(project, *ENDS, "--executor", "ray", "--jobs", "2", "--", *command)
+        assert found(result) == "change 13 [wip]"
+        printed = [Path(event["output"]).read_text() for event in events(project) if event["event"] == "observation"]
+        assert all('"job_submission_id"' in text for text in printed)
+
+    def test_runs_of_a_script_follow_each_other(self, plain_git: None, tmp_path: Path) -> None:
+        body = 'echo x >> "$CKPT_DIR/runs"; if [ "$(wc -l < "$CKPT_DIR/runs")" -lt 2 ]; then exit 0; fi'
+        nightly = make_project(tmp_path / "p", **{"grpo-tiny": script(body, runs=2)})
+        result = launch(nightly, SCRIPT, EXECUTOR="ray")
+        assert result.returncode == 0, result.stderr
+
+    def test_stopped_job_is_no_verdict(self, tmp_path: Path) -> None:
+        executor = RayExecutor(ray_address())
+        started = tmp_path / "started"
+        command = ["sh", "-c", f"touch {started}; sleep 100"]
+        job = Job("x", command, tmp_path, tmp_path / "job", tmp_path / "out", dict(os.environ))
+        (identity,) = executor.submit([job])
+        wait_for(started.exists, 60)
+        RayExecutor(ray_address()).cancel([identity])
+        waiting = Waiting(executor, {identity: job})
+        ends: dict[str, JobEnd] = {}
+        wait_for(lambda: ends.update(waiting.look()) or ends, 30)
+        assert (ends[identity].state, ends[identity].result) == ("CANCELLED", None)
+
+
+def test_cluster_that_does_not_answer_aborts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{free_ports(1)[0]}")
+    refused = refusal(bisect(project, *ENDS, "--executor", "ray", "--", *BUG))
+    assert "Connection refused" in refused
