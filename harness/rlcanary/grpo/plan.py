@@ -133,11 +133,15 @@ class Runtime:
         kind: "local" is this process; "ray" puts every sampler into an actor.
         address: of a Ray cluster that is already there; None starts one of the run's own and ends it afterwards.
         transport: how weights reach the samplers; None takes what fits the runtime and the engine.
+        start_timeout_s: an engine that has not started by then has failed.
+        sync_timeout_s: an engine on Ray that has not taken its weights by then has failed.
     """
 
     kind: Literal["local", "ray"] = "local"
     address: str | None = None
-    transport: Literal["copy", "file", "bytes", "ray", "nccl"] | None = None
+    transport: Literal["copy", "file", "bytes", "ray"] | None = None
+    start_timeout_s: float = 300.0
+    sync_timeout_s: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,12 @@ class Plan:
             UserError: naming the keys.
         """
         local = self.runtime.kind == "local"
+        if local and self.runtime.transport == "ray":
+            raise UserError("runtime.transport is ray, which needs runtime.kind ray")
+        if self.runtime.transport == "copy" and (not local or self.roles.sampler.engine != "in_process"):
+            raise UserError(
+                "runtime.transport is copy, which reaches an in_process engine in the trainer's own process only"
+            )
         if local and self.roles.sampler.replicas > 1:
             raise UserError(
                 f"roles.sampler.replicas is {self.roles.sampler.replicas}, which needs runtime.kind ray: one process has one"

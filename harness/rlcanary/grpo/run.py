@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ from rlcanary.grpo.data import item_iterator
 from rlcanary.grpo.items import ItemIterator
 from rlcanary.grpo.models import load_model, pad_id
 from rlcanary.grpo.plan import Plan
-from rlcanary.grpo.rewards.exact import ExactVerifier
+from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.run_log import LOG, RunLog
 from rlcanary.grpo.samplers import Samplers, eos_ids, start_samplers
 from rlcanary.grpo.sync import sync_weights
@@ -125,7 +124,7 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
     with ExitStack() as stack:
         log = RunLog(folder, checkpoint["step"] if checkpoint else 0, plan.run.tensorboard)
         stack.callback(log.close)
-        samplers = stack.enter_context(start_samplers(plan, copy.deepcopy(model), tokenizer, folder))
+        samplers = stack.enter_context(start_samplers(plan, model, tokenizer))
         sampling = replace(plan.sampling, num_return_sequences=plan.schedule.group_size, seed=plan.run.seed)
         request = sampling.with_ends(eos_ids(model, tokenizer)).for_in_process()
         sampler = plan.roles.sampler
@@ -146,7 +145,7 @@ def check_plan(plan: Plan) -> tuple[Any, Any, ItemIterator[Item]]:
     """
     model, tokenizer = load_model(plan.model, plan.run.seed)
     pad_id(tokenizer)
-    return model, tokenizer, item_iterator(plan, tokenizer, {"exact": ExactVerifier()})
+    return model, tokenizer, item_iterator(plan, tokenizer, VerifiersByName())
 
 
 def _checkpoint(plan: Plan, resume: bool) -> dict[str, Any] | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rlcanary.grpo.transports import Transport
@@ -102,25 +103,30 @@ def sync_weights(
     """
     version = max(endpoint.version for endpoint in endpoints) + 1
     for index, endpoint in enumerate(endpoints):
-        weights = list(_covering(model, endpoint.expected(), index))
-        sent = {name: fingerprint(weight) for name, weight in weights}
-        for attempt in range(1, attempts + 1):
-            try:
-                _deliver(endpoint, transport, weights, sent)
-            except Exception as error:
-                if attempt == attempts:
-                    raise SyncError(
-                        f"engine {index} did not take the weights of version {version} in {attempts} tries, it stays at "
-                        f"{endpoint.version} and may hold a mixture: {type(error).__name__}: {error}"
-                    ) from error
-                log.warning("weight sync to engine %d failed, trying again with all weights", index, exc_info=True)
-            else:
-                break
-    for endpoint in endpoints:
-        endpoint.reset_prefix_cache()
-    for endpoint in endpoints:
-        endpoint.version = version
+        with _naming(index, endpoint, version):
+            expected = endpoint.expected()
+        weights = list(_covering(model, expected, index))
+        with _naming(index, endpoint, version):
+            _deliver(endpoint, transport, weights, attempts)
+    for index, endpoint in enumerate(endpoints):
+        with _naming(index, endpoint, version):
+            endpoint.reset_prefix_cache()
+    for index, endpoint in enumerate(endpoints):
+        with _naming(index, endpoint, version):
+            endpoint.version = version
     return version
+
+
+@contextmanager
+def _naming(index: int, endpoint: Endpoint, version: int) -> Iterator[None]:
+    """Whatever an engine or a transport raises says which engine it was."""
+    try:
+        yield
+    except Exception as error:
+        raise SyncError(
+            f"engine {index} did not take the weights of version {version}; it stays at {endpoint.version} and may hold a "
+            f"mixture: {type(error).__name__}: {error}"
+        ) from error
 
 
 def expected_of(model: Any) -> dict[str, Expected]:
@@ -140,14 +146,21 @@ def fingerprint(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _deliver(
-    endpoint: Endpoint, transport: Transport, weights: list[tuple[str, Tensor]], sent: Mapping[str, str]
-) -> None:
-    with transport.send(weights) as parcel:
-        loaded = endpoint.receive(transport, parcel)
-    differing = sorted(name for name, value in sent.items() if loaded.get(name) != value)
-    if differing:
-        raise SyncError(f"{len(differing)} parameters are not as they were sent: {_some(differing)}")
+def _deliver(endpoint: Endpoint, transport: Transport, weights: list[tuple[str, Tensor]], attempts: int) -> None:
+    sent = {name: fingerprint(weight) for name, weight in weights}
+    for attempt in range(1, attempts + 1):
+        try:
+            with transport.send(weights) as parcel:
+                loaded = endpoint.receive(transport, parcel)
+            differing = sorted(name for name, value in sent.items() if loaded.get(name) != value)
+            if differing:
+                raise SyncError(f"{len(differing)} parameters are not as they were sent: {_some(differing)}")
+        except Exception:
+            if attempt == attempts:
+                raise
+            log.warning("weight sync failed, trying again with all weights", exc_info=True)
+        else:
+            return
 
 
 def _covering(model: Any, expected: Mapping[str, Expected], index: int) -> Iterable[tuple[str, Tensor]]:

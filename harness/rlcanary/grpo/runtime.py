@@ -1,0 +1,172 @@
+"""Engines as Ray actors, on one machine or several: started together, ended together, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.batch import Completion
+from rlcanary.engine import Engine
+from rlcanary.errors import UserError
+from rlcanary.grpo.plan import Plan
+from rlcanary.grpo.sync import Endpoint, Expected
+from rlcanary.grpo.transports import Transport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Engines answer together; a further call, such as one of weight sync, has to find a place beside them.
+SPARE_CALLS = 8
+
+
+class EngineActor:
+    """What runs in the actor: one engine of the plan, and its endpoint."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        from rlcanary.grpo.samplers import start_engine
+
+        self._stack = ExitStack()
+        self.engine, self.endpoint = self._stack.enter_context(start_engine(plan, folder))
+
+    async def ready(self) -> None:
+        """Answer once the engine has started."""
+
+    async def generate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+        """As `Engine.agenerate`."""
+        return await self.engine.agenerate(prompt, sampling)
+
+    async def expected(self) -> dict[str, Expected]:
+        """As `Endpoint.expected`."""
+        return dict(self.endpoint.expected())
+
+    async def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:
+        """As `Endpoint.receive`, beside requests that are answered."""
+        return await asyncio.to_thread(self.endpoint.receive, transport, parcel)
+
+    async def reset_prefix_cache(self) -> None:
+        """As `Endpoint.reset_prefix_cache`."""
+        self.endpoint.reset_prefix_cache()
+
+    async def set_version(self, version: int) -> None:
+        """The version that tokens are tagged with."""
+        self.endpoint.version = version
+
+    async def stop(self) -> None:
+        """End the engine's processes."""
+        self._stack.close()
+
+
+class RemoteEngine:
+    """An engine in an actor, with its endpoint: a `rlcanary.engine.Engine` and a `rlcanary.grpo.sync.Endpoint`."""
+
+    def __init__(self, actor: Any, timeout_s: float) -> None:
+        """Wrap an actor; a call of weight sync that takes longer than `timeout_s` has failed."""
+        self.actor = actor
+        self._timeout_s = timeout_s
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._ask("set_version", version)
+        self._version = version
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        import ray
+
+        found: list[list[Completion]] = ray.get([self.actor.generate.remote(prompt, sampling) for prompt in prompts])
+        return found
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+        completions: list[Completion] = await self.actor.generate.remote(prompt, sampling)
+        return completions
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        from rlcanary.grpo.transports import RayTransport
+
+        transport = RayTransport()
+        with transport.send(list(weights)) as parcel:
+            return set(self.receive(transport, parcel))
+
+    def expected(self) -> Mapping[str, Expected]:
+        expected: dict[str, Expected] = self._ask("expected")
+        return expected
+
+    def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:
+        loaded: dict[str, str] = self._ask("receive", transport, parcel)
+        return loaded
+
+    def reset_prefix_cache(self) -> None:
+        self._ask("reset_prefix_cache")
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        import ray
+
+        return ray.get(getattr(self.actor, method).remote(*arguments), timeout=self._timeout_s)
+
+
+@contextmanager
+def start_on_ray(plan: Plan, folder: Path) -> Iterator[tuple[Sequence[Engine], Sequence[Endpoint]]]:
+    """One actor per replica, with the model in a folder that every node sees.
+
+    Args:
+        plan: its role `sampler` and its runtime. Without an address a cluster of the run's own is started on this machine.
+        folder: of the model.
+
+    Raises:
+        UserError: Ray is missing, no cluster is at the address, or it has not the CPUs that the role asks for.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(f"runtime.kind is ray, which is not installed ({error})") from error
+    role, runtime = plan.roles.sampler, plan.runtime
+    needed = role.replicas * role.cpus
+    is_own = not ray.is_initialized()
+    if is_own:
+        given = (
+            {"address": runtime.address} if runtime.address else {"address": "local", "num_cpus": max(1, round(needed))}
+        )
+        try:
+            ray.init(
+                **given,
+                include_dashboard=None if runtime.address else False,
+                logging_level="error",
+                log_to_driver=False,
+            )
+        except ConnectionError as error:
+            raise UserError(f"runtime.address is {runtime.address}, where no Ray cluster answers: {error}") from error
+    actors: list[Any] = []
+    try:
+        there = ray.cluster_resources().get("CPU", 0.0)
+        if there < needed:
+            raise UserError(
+                f"roles.sampler asks for {role.replicas} replicas of {role.cpus} cpus, but the Ray cluster has {there:g}"
+            )
+        remote = ray.remote(EngineActor)
+        for _ in range(role.replicas):
+            options = {"num_cpus": role.cpus, "max_concurrency": role.slots + SPARE_CALLS}
+            actors.append(remote.options(**options).remote(plan, folder))
+        ray.get([actor.ready.remote() for actor in actors], timeout=runtime.start_timeout_s)
+        engines = [RemoteEngine(actor, runtime.sync_timeout_s) for actor in actors]
+        yield engines, engines
+    finally:
+        for actor in actors:
+            _end(actor, runtime.sync_timeout_s)
+        if is_own:
+            ray.shutdown()
+
+
+def _end(actor: Any, timeout_s: float) -> None:
+    """Ask the actor to end its engine, then end the actor; one that is gone already is ended."""
+    import ray
+
+    with suppress(ray.exceptions.RayError):
+        ray.get(actor.stop.remote(), timeout=timeout_s)
+    ray.kill(actor)
