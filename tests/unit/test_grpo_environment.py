@@ -11,7 +11,7 @@ from rlcanary.batch import Completion
 from rlcanary.errors import UserError
 from rlcanary.grpo.chat import render_chats
 from rlcanary.grpo.datasets import Row
-from rlcanary.grpo.environment import ChatEnvironment, Conversation, histories
+from rlcanary.grpo.environment import ChatEnvironment, Conversation, histories, trajectory
 from rlcanary.grpo.items import ItemIterator
 from rlcanary.grpo.python_tool import PythonTool
 from rlcanary.grpo.rewards.gsm8k import GSM8KVerifier
@@ -84,7 +84,7 @@ def test_tool_replies_and_the_last_answer_is_judged() -> None:
 
 def test_what_the_policy_saw_and_drew_is_what_is_rendered_for_training() -> None:
     where = environment(tools=[PythonTool()], max_turns=3, system_prompt="be brief")
-    conversation, engine = play(where, GSM8K, CODE, CODE, "7")
+    conversation, engine = play(where, GSM8K, CODE, CODE, "#### 7")
     chats = render_chats([conversation.messages], tokenizer())
     whole = chats.tokens.full[0].tolist()
     for prompt, completion in zip(engine.prompts, engine.completions, strict=True):
@@ -92,6 +92,19 @@ def test_what_the_policy_saw_and_drew_is_what_is_rendered_for_training() -> None
         assert whole[: len(seen)] == seen
     assert int(chats.masks.full[0].sum()) == sum(len(each.token_ids) for each in engine.completions)
     assert histories([conversation]).full == [conversation.messages]
+
+
+def test_trajectory_has_one_step_per_turn_and_no_logprob_for_what_tools_wrote() -> None:
+    where = environment(tools=[PythonTool()], max_turns=3)
+    conversation, engine = play(where, GSM8K, CODE, CODE, "#### 7")
+    told = trajectory(conversation, tokenizer(), epoch=2)
+    assert (told.item_id, told.epoch, list(told.step_rewards)) == ("apples", 2, [0.0, 0.0, 1.0])
+    assert list(told.prompt_ids) == engine.prompts[0]
+    steps = [engine.prompts[turn + 1][len(engine.prompts[turn]) :] for turn in range(2)]
+    assert list(told.step_lengths)[:2] == [len(step) for step in steps]
+    assert told.completion.logprobs is not None
+    scored = [not math.isnan(logprob) for logprob in told.completion.logprobs]
+    assert sum(scored) == sum(len(each.token_ids) for each in engine.completions)
 
 
 def test_turns_are_limited_and_the_tool_of_the_last_is_not_run() -> None:

@@ -14,9 +14,10 @@ from typing import Any, Literal, Protocol
 from rlcanary.batch import Completion
 from rlcanary.errors import UserError
 from rlcanary.grpo import datasets
-from rlcanary.grpo.chat import prompt_ids, require_chat_template, sampled_message
+from rlcanary.grpo.chat import prompt_ids, render_chats, require_chat_template, sampled_message
 from rlcanary.grpo.containers import ChatHistory
 from rlcanary.grpo.datasets import Row
+from rlcanary.grpo.group_assembler import Trajectory
 from rlcanary.grpo.rewards.verifier import Score, Verifier, judge
 from rlcanary.reference.rollout import AsyncEngine
 
@@ -176,6 +177,34 @@ class ChatEnvironment:
     ) -> Conversation:
         row = conversation.row
         return replace(conversation, ended=why, score=judge(self._verifiers[row.verifier], answer, row.target))
+
+
+def trajectory(conversation: Conversation, tokenizer: Any, epoch: int = 0, policy_version: int = 0) -> Trajectory:
+    """A conversation that is over, for `GroupAssembler`: a step is a turn of the policy with the reply to it.
+
+    The completion is all that follows the first prompt. Tokens that the policy did not write have no logprob (NaN), so that
+    a loss which forgets the assistant mask of `render_chats` raises instead of training on them.
+
+    Raises:
+        ValueError: the conversation is still under way.
+    """
+    rewards = conversation.step_rewards
+    chats = render_chats([conversation.messages], tokenizer)
+    response, logprobs = chats.tokens.response[0], chats.logprobs.response[0]
+    written = chats.masks.response[0].nonzero().squeeze(1).tolist()
+    turns = [len(message["token_ids"]) for message in conversation.added if message.get("sampled")]
+    starts = [written[sum(turns[:turn])] for turn in range(len(turns))]
+    ends = [*starts[1:], len(response)]
+    return Trajectory(
+        conversation.row.id,
+        chats.tokens.prompt[0].tolist(),
+        Completion(response.tolist(), logprobs.tolist(), "length" if conversation.ended == "truncated" else "stop"),
+        rewards,
+        [end - start for start, end in zip(starts, ends, strict=True)],
+        epoch,
+        conversation.row.dataset,
+        policy_version,
+    )
 
 
 def histories(conversations: Sequence[Conversation]) -> ChatHistory:
