@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from rlcanary.errors import UserError
-from rlcanary.grpo.rewards.math import MathVerifier
+from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.rewards.pool import VerifierPool
 
 pytestmark = pytest.mark.ray
@@ -131,9 +131,13 @@ def test_pool_without_workers_or_limit_is_refused(settings):
 
 
 def test_first_call_to_a_slow_library_is_warmed_up(ray_cluster):
-    with VerifierPool(MathVerifier, workers=1, timeout_s=TIMEOUT_S, warm_up=(r"\boxed{\frac12}", "0.5")) as pool:
-        assert pool.verify("<answer>42</answer>", "42").value == 1.0
-        assert pool.verify(r"\boxed{\frac{2}{4}}", "0.5").value == 1.0
+    verifiers = VerifiersByName(workers=1, timeout_s=TIMEOUT_S)
+    try:
+        assert verifiers["math"].verify("<answer>42</answer>", "42").value == 1.0
+        assert verifiers["math"].verify(r"\boxed{\frac{2}{4}}", "0.5").value == 1.0
+        assert verifiers.tallies()["math"].problems == {}
+    finally:
+        verifiers.close()
 
 
 def test_closing_ends_the_workers_and_those_who_wait(ray_cluster):

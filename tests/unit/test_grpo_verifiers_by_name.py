@@ -33,6 +33,15 @@ def test_options_reach_their_verifier():
     assert judge(verifiers["gsm8k"], "#### 8", 7).value == 0.2
 
 
+def test_what_verifiers_say_is_counted_by_name():
+    verifiers = VerifiersByName()
+    for target in ("7", "8", "no number"):
+        verifiers["gsm8k"].verify("#### 7", target)
+    tally = verifiers.tallies()["gsm8k"]
+    assert (tally.calls, tally.scored, tally.zeros, tally.problems) == (3, 2, 1, {"bad target": 1})
+    assert set(verifiers.tallies()) == {"gsm8k"}
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [({"maths": {}}, "no verifier maths; there are exact, math"), ({"gsm8k": {"modus": "strict"}}, "'modus'")],

@@ -13,7 +13,7 @@ from rlcanary.grpo.rewards.exact import ExactVerifier
 from rlcanary.grpo.rewards.gsm8k import GSM8KVerifier
 from rlcanary.grpo.rewards.ifeval import IFEvalVerifier
 from rlcanary.grpo.rewards.math import MathVerifier
-from rlcanary.grpo.rewards.verifier import Verifier
+from rlcanary.grpo.rewards.verifier import Tallied, Tally, Verifier
 
 VERIFIERS: dict[str, Callable[..., Verifier]] = {
     "exact": ExactVerifier,
@@ -27,7 +27,7 @@ WARM_UP: dict[str, tuple[str, Any]] = {"math": (r"\boxed{\frac12}", "0.5")}
 
 
 class VerifiersByName(Mapping[str, Verifier]):
-    """Verifiers by name, in this process or in a `VerifierPool` each."""
+    """Verifiers by name, in this process or in a `VerifierPool` each; what they say is counted."""
 
     def __init__(
         self, options: Mapping[str, Mapping[str, Any]] | None = None, *, workers: int = 0, timeout_s: float = 10.0
@@ -44,7 +44,7 @@ class VerifiersByName(Mapping[str, Verifier]):
         """
         self._options = dict(options or {})
         self._workers, self._timeout_s = workers, timeout_s
-        self._made: dict[str, Verifier] = {}
+        self._made: dict[str, Tallied] = {}
         self._pools: list[Any] = []
         if unknown := sorted(set(self._options) - set(VERIFIERS)):
             raise UserError(f"no verifier {', '.join(unknown)}; there are {', '.join(VERIFIERS)}")
@@ -63,7 +63,7 @@ class VerifiersByName(Mapping[str, Verifier]):
         """
         if name not in self._made:
             make = functools.partial(VERIFIERS[name], **self._options.get(name, {}))
-            self._made[name] = self._pooled(name, make) if self._workers else make()
+            self._made[name] = Tallied(self._pooled(name, make) if self._workers else make())
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -71,6 +71,10 @@ class VerifiersByName(Mapping[str, Verifier]):
 
     def __len__(self) -> int:
         return len(VERIFIERS)
+
+    def tallies(self) -> dict[str, Tally]:
+        """What each verifier that was made has said so far: zeros apart from timeouts, exceptions and the like."""
+        return {name: verifier.tally() for name, verifier in self._made.items()}
 
     def close(self) -> None:
         """End the pools."""
