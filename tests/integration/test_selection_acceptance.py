@@ -14,6 +14,11 @@ USES_COUNTER = (
     "test_ray_kill"
 )
 
+USES_CLUSTER = (
+    f"{USES_COUNTER} test_task test_task_again test_async test_async_other test_threaded test_background_thread "
+    "test_stream_actor test_stream_task test_subprocess_in_actor test_shell_in_actor"
+)
+
 
 class Edit(NamedTuple):
     what: str
@@ -62,6 +67,13 @@ EDITS = [
         "return 5",
         "return 5 + 0",
         "test_subprocess test_subprocess_in_actor",
+    ),
+    edit("command of a shell", "pkg/shell_script.py", "return 0", "return 0 + 0", "test_shell_in_actor"),
+    edit(
+        "function called by the tear-down of a session fixture",
+        "tests/conftest.py",
+        *returns("closing()", "1"),
+        USES_CLUSTER,
     ),
     edit("function that no process called", "pkg/script_helper.py", "return 6", "return 6 + 0", ""),
     edit(

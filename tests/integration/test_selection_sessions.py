@@ -217,6 +217,17 @@ def test_a_private_name_of_ray_that_moved_makes_tests_depend_on_all_code(tmp_pat
         assert selected(project) == {"test_one"}
 
 
+def test_a_file_without_statements_can_be_edited(tmp_path: Path) -> None:
+    project = write_project(
+        tmp_path, {"module.py": "# nothing yet\n", "test_it.py": "import module\ndef test_one(): pass\n"}
+    )
+    run_testmon(project)
+    with edited(project, "module.py", "# nothing yet", "X = 1"):
+        assert selected(project) == {"test_one"}
+    with edited(project, "module.py", "# nothing yet", "# still nothing"):
+        assert selected(project) == set()
+
+
 def test_a_child_that_cannot_record_makes_the_test_depend_on_what_it_imports(tmp_path: Path) -> None:
     project = write_project(
         tmp_path,

@@ -94,6 +94,10 @@ def test_subprocess_in_actor(cluster):
     assert ray.get(Spawner.remote().run.remote()) == b"5\n"
 
 
+def test_shell_in_actor(cluster):
+    assert ray.get(Spawner.remote().shell.remote()) == 0
+
+
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_process(method):
     assert processes.run(method) == 5

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -126,6 +127,9 @@ def stream_task(n):
 
 @ray.remote
 class Spawner:
+    def shell(self):
+        return os.system(f"{sys.executable} -m pkg.shell_script")
+
     def run(self):
         import subprocess
         import sys

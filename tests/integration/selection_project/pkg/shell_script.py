@@ -1,0 +1,6 @@
+def shelled():
+    return 0
+
+
+if __name__ == "__main__":
+    shelled()
