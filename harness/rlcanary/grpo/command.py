@@ -1,5 +1,6 @@
 """`rlcanary train`."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def train(plan: Path, overrides: tuple[str, ...], resume: bool, check: bool) -> 
     chosen = read_plan(plan, overrides)
     try:
         import torch  # noqa: F401
-        import transformers  # noqa: F401
+        import transformers  # noqa: F401 - asked for here, so that a missing package is named in one line
     except ImportError as error:
         raise UserError(f"training needs torch and transformers ({error}); pip install 'rlcanary[grpo]'") from error
     if check:
@@ -43,9 +44,14 @@ def train(plan: Path, overrides: tuple[str, ...], resume: bool, check: bool) -> 
 
 
 def _train(plan: Plan, resume: bool) -> int:
+    import transformers
+
     from rlcanary.grpo.train import ENDINGS
     from rlcanary.grpo.train import train as run_plan
 
+    # Their remarks would stand between the lines of the display.
+    transformers.utils.logging.disable_progress_bar()
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     console = Console(stderr=True)
     columns = (
         TextColumn("step"),

@@ -119,10 +119,30 @@ class SamplerRole:
 
 
 @dataclass(frozen=True)
+class VerifierRole:
+    """Who judges the completions; each row of a dataset names its verifier.
+
+    Attributes:
+        workers: processes per verifier, on Ray; 0 judges in the trainer's process, where nothing ends a call that hangs.
+        timeout_s: of one judgement by a worker. What takes longer is no reward of zero: its group is sampled again.
+        options: arguments of verifiers, by name.
+    """
+
+    workers: int = 0
+    timeout_s: float = 10.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or not self.timeout_s > 0:
+            raise ValueError(f"workers is {self.workers} (at least 0) and timeout_s {self.timeout_s} (above 0)")
+
+
+@dataclass(frozen=True)
 class Roles:
     """Who does what."""
 
     sampler: SamplerRole = field(default_factory=SamplerRole)
+    verifier: VerifierRole = field(default_factory=VerifierRole)
 
 
 @dataclass(frozen=True)
@@ -175,6 +195,8 @@ class Plan:
             raise UserError(
                 f"roles.sampler.replicas is {self.roles.sampler.replicas}, which needs runtime.kind ray: one process has one"
             )
+        if local and self.roles.verifier.workers:
+            raise UserError(f"roles.verifier.workers is {self.roles.verifier.workers}, which needs runtime.kind ray")
         if self.sampling.temperature == 0:
             raise UserError("sampling.temperature is 0: a greedy group has one completion and nothing to learn from")
         if self.sampling.logprobs is None and self.conventions.old_logprobs == "sampler":

@@ -32,6 +32,7 @@ class Run:
     Attributes:
         step: the next one.
         collector: samples items of `data` with `samplers`.
+        verifiers: judge them.
         pad_token_id: fills the padding of batches.
     """
 
@@ -41,6 +42,7 @@ class Run:
     data: ItemIterator[Item]
     samplers: Samplers
     collector: Collector
+    verifiers: VerifiersByName
     log: RunLog
     trace: Trace
     pad_token_id: int
@@ -112,7 +114,7 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
     import torch
 
     checkpoint = _checkpoint(plan, resume)
-    model, tokenizer, data = check_plan(plan)
+    model, tokenizer = check_plan(plan)
     pad_token_id = pad_id(tokenizer)
     torch.set_num_threads(plan.run.threads)
     torch.manual_seed(plan.run.seed)
@@ -124,6 +126,13 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
     with ExitStack() as stack:
         log = RunLog(folder, checkpoint["step"] if checkpoint else 0, plan.run.tensorboard)
         stack.callback(log.close)
+        if plan.runtime.kind == "ray":
+            from rlcanary.grpo.runtime import connected
+
+            stack.enter_context(connected(plan))
+        verifiers = _verifiers(plan, plan.roles.verifier.workers)
+        stack.callback(verifiers.close)
+        data = item_iterator(plan, tokenizer, verifiers)
         samplers = stack.enter_context(start_samplers(plan, model, tokenizer))
         sampling = replace(plan.sampling, num_return_sequences=plan.schedule.group_size, seed=plan.run.seed)
         request = sampling.with_ends(eos_ids(model, tokenizer)).for_in_process()
@@ -131,21 +140,30 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         collector = Collector(
             samplers.engines, data, request, slots=sampler.slots, request_timeout_s=sampler.request_timeout_s
         )
-        run = Run(plan, 0, state, data, samplers, collector, log, Trace(folder / TRACE), pad_token_id)
+        run = Run(plan, 0, state, data, samplers, collector, verifiers, log, Trace(folder / TRACE), pad_token_id)
         if checkpoint:
             run.restore(checkpoint)
         yield run
 
 
-def check_plan(plan: Plan) -> tuple[Any, Any, ItemIterator[Item]]:
-    """Load all that a plan names -> the model, its tokenizer and the items.
+def check_plan(plan: Plan) -> tuple[Any, Any]:
+    """Load all that a plan names -> the model and its tokenizer.
 
     Raises:
         UserError: something is not there or does not fit, named by its key.
     """
     model, tokenizer = load_model(plan.model, plan.run.seed)
     pad_id(tokenizer)
-    return model, tokenizer, item_iterator(plan, tokenizer, VerifiersByName())
+    item_iterator(plan, tokenizer, _verifiers(plan, workers=0))
+    return model, tokenizer
+
+
+def _verifiers(plan: Plan, workers: int) -> VerifiersByName:
+    role = plan.roles.verifier
+    try:
+        return VerifiersByName(role.options, workers=workers, timeout_s=role.timeout_s)
+    except UserError as error:
+        raise UserError(f"roles.verifier.options: {error}") from error
 
 
 def _checkpoint(plan: Plan, resume: bool) -> dict[str, Any] | None:

@@ -112,43 +112,53 @@ class RemoteEngine:
 
 
 @contextmanager
-def start_on_ray(plan: Plan, folder: Path) -> Iterator[tuple[Sequence[Engine], Sequence[Endpoint]]]:
-    """One actor per replica, with the model in a folder that every node sees.
-
-    Args:
-        plan: its role `sampler` and its runtime. Without an address a cluster of the run's own is started on this machine.
-        folder: of the model.
+def connected(plan: Plan) -> Iterator[None]:
+    """Connected to the plan's Ray cluster: that of the caller, the one at `runtime.address`, or one of the run's own.
 
     Raises:
-        UserError: Ray is missing, no cluster is at the address, or it has not the CPUs that the role asks for.
+        UserError: Ray is missing, no cluster is at the address, or it has not the CPUs that the sampler asks for.
     """
     try:
         import ray
     except ImportError as error:
         raise UserError(f"runtime.kind is ray, which is not installed ({error})") from error
-    role, runtime = plan.roles.sampler, plan.runtime
+    role, address = plan.roles.sampler, plan.runtime.address
     needed = role.replicas * role.cpus
     is_own = not ray.is_initialized()
     if is_own:
-        given = (
-            {"address": runtime.address} if runtime.address else {"address": "local", "num_cpus": max(1, round(needed))}
-        )
+        cluster: dict[str, Any] = {"address": address}
+        if not address:
+            # Verifiers ask for no CPU.
+            cluster = {"address": "local", "num_cpus": max(1, round(needed)), "include_dashboard": False}
         try:
-            ray.init(
-                **given,
-                include_dashboard=None if runtime.address else False,
-                logging_level="error",
-                log_to_driver=False,
-            )
+            ray.init(**cluster, logging_level="error", log_to_driver=False)
         except ConnectionError as error:
-            raise UserError(f"runtime.address is {runtime.address}, where no Ray cluster answers: {error}") from error
-    actors: list[Any] = []
+            raise UserError(f"runtime.address is {address}, where no Ray cluster answers: {error}") from error
     try:
         there = ray.cluster_resources().get("CPU", 0.0)
         if there < needed:
             raise UserError(
                 f"roles.sampler asks for {role.replicas} replicas of {role.cpus} cpus, but the Ray cluster has {there:g}"
             )
+        yield
+    finally:
+        if is_own:
+            ray.shutdown()
+
+
+@contextmanager
+def start_on_ray(plan: Plan, folder: Path) -> Iterator[tuple[Sequence[Engine], Sequence[Endpoint]]]:
+    """One actor per replica of the sampler, on the cluster that this process is connected to.
+
+    Args:
+        plan: its role `sampler` and its runtime.
+        folder: of the model; every node sees it.
+    """
+    import ray
+
+    role, runtime = plan.roles.sampler, plan.runtime
+    actors: list[Any] = []
+    try:
         remote = ray.remote(EngineActor)
         for _ in range(role.replicas):
             options = {"num_cpus": role.cpus, "max_concurrency": role.slots + SPARE_CALLS}
@@ -159,8 +169,6 @@ def start_on_ray(plan: Plan, folder: Path) -> Iterator[tuple[Sequence[Engine], S
     finally:
         for actor in actors:
             _end(actor, runtime.sync_timeout_s)
-        if is_own:
-            ray.shutdown()
 
 
 def _end(actor: Any, timeout_s: float) -> None:
