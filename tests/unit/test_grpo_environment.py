@@ -107,6 +107,27 @@ def test_trajectory_has_one_step_per_turn_and_no_logprob_for_what_tools_wrote() 
     assert sum(scored) == sum(len(each.token_ids) for each in engine.completions)
 
 
+def test_tokens_of_a_trajectory_keep_the_policy_versions_of_their_turns() -> None:
+    where = environment(tools=[PythonTool()], max_turns=2)
+    conversation = where.reset(GSM8K)
+    turns = [(CODE, 3, 4), ("#### 7", 5, 5)]
+    for text, first, later in turns:
+        ids = [*tokenizer().encode(text, add_special_tokens=False), EOS_ID]
+        versions = [first, *[later] * (len(ids) - 1)]
+        conversation = where.step(conversation, Completion(ids, text=text, token_versions=versions))
+    told = trajectory(conversation, tokenizer())
+    first_turn, last_turn = told.step_lengths
+    assert told.completion.token_versions == [3, *[4] * (first_turn - 1), *[5] * last_turn]
+    assert told.policy_version == 3
+
+
+def test_turns_without_versions_are_those_of_the_caller() -> None:
+    conversation, _ = play(environment(), GSM8K, "#### 7")
+    told = trajectory(conversation, tokenizer(), policy_version=6)
+    assert told.completion.token_versions == [6] * len(told.completion.token_ids)
+    assert told.policy_version == 6
+
+
 def test_turns_are_limited_and_the_tool_of_the_last_is_not_run() -> None:
     conversation, _ = play(environment(tools=[PythonTool()], max_turns=2), GSM8K, CODE, CODE)
     assert (conversation.ended, conversation.turns) == ("turns", 2)

@@ -44,7 +44,7 @@ def require_chat_template(tokenizer: Any) -> None:
 
 
 def sampled_message(completion: Completion) -> dict[str, Any]:
-    """The assistant's message of a completion, its ids and logprobs with it.
+    """The assistant's message of a completion, its ids, logprobs and policy versions with it.
 
     Raises:
         ValueError: the completion was aborted, or came without its text.
@@ -59,6 +59,7 @@ def sampled_message(completion: Completion) -> dict[str, Any]:
         "sampled": True,
         "token_ids": list(completion.token_ids),
         "logprobs": None if completion.logprobs is None else list(completion.logprobs),
+        "token_versions": None if completion.token_versions is None else list(completion.token_versions),
     }
 
 
@@ -132,7 +133,8 @@ def _logprobs(message: Mapping[str, Any]) -> list[float]:
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message without what is ours alone, which a template might write out."""
-    return {name: value for name, value in message.items() if name not in ("sampled", "token_ids", "logprobs")}
+    ours = ("sampled", "token_ids", "logprobs", "token_versions")
+    return {name: value for name, value in message.items() if name not in ours}
 
 
 def _template(messages: Messages, tokenizer: Any, add_generation_prompt: bool) -> list[int]:

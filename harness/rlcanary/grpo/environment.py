@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from typing import Any, Literal, Protocol
 
 from rlcanary.batch import Completion
@@ -183,7 +184,14 @@ def trajectory(conversation: Conversation, tokenizer: Any, epoch: int = 0, polic
     """A conversation that is over, for `GroupAssembler`: a step is a turn of the policy with the reply to it.
 
     The completion is all that follows the first prompt. Tokens that the policy did not write have no logprob (NaN), so that
-    a loss which forgets the assistant mask of `render_chats` raises instead of training on them.
+    a loss which forgets the assistant mask of `render_chats` raises instead of training on them. They count as old as the
+    token before them.
+
+    Args:
+        conversation: that is over.
+        tokenizer: that rendered its prompts.
+        epoch: in which its row was dealt out.
+        policy_version: that sampled the turns whose engine did not say.
 
     Raises:
         ValueError: the conversation is still under way.
@@ -192,18 +200,24 @@ def trajectory(conversation: Conversation, tokenizer: Any, epoch: int = 0, polic
     chats = render_chats([conversation.messages], tokenizer)
     response, logprobs = chats.tokens.response[0], chats.logprobs.response[0]
     written = chats.masks.response[0].nonzero().squeeze(1).tolist()
-    turns = [len(message["token_ids"]) for message in conversation.added if message.get("sampled")]
+    sampled = [message for message in conversation.added if message.get("sampled")]
+    turns = [len(message["token_ids"]) for message in sampled]
+    told = [message.get("token_versions") or [policy_version] * len(message["token_ids"]) for message in sampled]
+    version_of = dict(zip(written, chain.from_iterable(told), strict=True))
+    versions = list(accumulate(range(len(response)), lambda last, at: version_of.get(at, last), initial=told[0][0]))[1:]
     starts = [written[sum(turns[:turn])] for turn in range(len(turns))]
     ends = [*starts[1:], len(response)]
     return Trajectory(
         conversation.row.id,
         chats.tokens.prompt[0].tolist(),
-        Completion(response.tolist(), logprobs.tolist(), "length" if conversation.ended == "truncated" else "stop"),
+        Completion(
+            response.tolist(), logprobs.tolist(), "length" if conversation.ended == "truncated" else "stop", versions
+        ),
         rewards,
         [end - start for start, end in zip(starts, ends, strict=True)],
         epoch,
         conversation.row.dataset,
-        policy_version,
+        min(versions),
     )
 
 
