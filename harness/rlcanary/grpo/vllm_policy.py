@@ -1,7 +1,7 @@
 """A policy on a real vLLM engine that this process started.
 
-Only what all versions since 0.10 share is used: prompts are plain dictionaries, since `TokensPrompt` has moved, and
-compilation is left to `enforce_eager`, since `CompilationConfig` has changed.
+Sampling and scoring use only what all versions since 0.10 share: prompts are plain dictionaries, since `TokensPrompt` has
+moved, and compilation is left to `enforce_eager`, since `CompilationConfig` has changed. New weights need 0.16.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class VllmPolicy:
             RuntimeError: the engine did not do it, because requests are under way.
         """
         with self._lock:
-            if not self.llm.reset_prefix_cache():
+            # Versions before 0.11 return nothing.
+            if self.llm.reset_prefix_cache() is False:
                 raise RuntimeError("vLLM did not reset its prefix cache: requests are under way")
 
     def sleep(self, level: int = 1) -> None:
@@ -161,7 +162,9 @@ class VllmPolicy:
         parameters = GenerationParameters.of(sampling).with_ends(self.eos_token_ids)
         is_unfiltered = (parameters.temperature, parameters.top_p, parameters.top_k) == (1, 1, 0)
         is_raw = parameters.repetition_penalty == 1 and (is_unfiltered or not parameters.do_sample)
-        mode = str(self.llm.llm_engine.model_config.logprobs_mode)
+        mode = self.llm.llm_engine.model_config.logprobs_mode
+        # An enumeration before 0.11.
+        mode = getattr(mode, "value", mode)
         # Of a distribution that nothing has changed, and of greedy requests, vLLM's logprobs are raw in either mode.
         if parameters.logprobs is None or is_raw or mode == f"{parameters.logprobs}_logprobs":
             return parameters

@@ -6,6 +6,7 @@ with the engine still answering. The model runner's `reload_weights` undoes and 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,15 @@ class WeightReceiver:
 
     def rlcanary_receive_weights(self, parcel: Parcel) -> dict[str, str]:
         """Load all parameters of the checkpoint anew -> the fingerprint of each tensor as it came out of the parcel."""
+        reload = self.model_runner.reload_weights
+        if "weights_iterator" not in inspect.signature(reload).parameters:
+            raise RuntimeError(
+                "this version of vLLM reloads weights from its own files only: weight sync needs 0.16 or later"
+            )
         transport = FileTransport(Path()) if isinstance(parcel, str) else BytesTransport()
         weights = dict(transport.deliver(parcel))
         arrived = {name: fingerprint(weight) for name, weight in weights.items()}
-        self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
+        reload(weights_iterator=iter(weights.items()))
         return arrived
 
 
