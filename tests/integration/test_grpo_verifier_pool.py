@@ -1,15 +1,18 @@
 """Verifiers in real Ray actors: a call that hangs, raises or takes its process along is told apart from a wrong answer."""
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
+from test_grpo_train import a_plan, log_of
 
 from rlcanary.errors import UserError
 from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.rewards.pool import VerifierPool
+from rlcanary.grpo.train import train
 
 pytestmark = pytest.mark.ray
 
@@ -136,6 +139,7 @@ def test_first_call_to_a_slow_library_is_warmed_up(ray_cluster):
         assert verifiers["math"].verify("<answer>42</answer>", "42").value == 1.0
         assert verifiers["math"].verify(r"\boxed{\frac{2}{4}}", "0.5").value == 1.0
         assert verifiers.tallies()["math"].problems == {}
+        assert [(name, span.problem) for name, span in verifiers.drain_spans()] == [("math", None)] * 2
     finally:
         verifiers.close()
 
@@ -160,3 +164,18 @@ def test_closing_ends_the_workers_and_those_who_wait(ray_cluster):
     assert sorted(results) == ["the verifier pool is closed", "worker died"]
     with pytest.raises(RuntimeError, match="closed"):
         pool.verify("7", "7")
+
+
+def test_run_with_verifiers_on_ray_traces_each_call_and_logs_what_a_local_run_logs(ray_cluster, tmp_path):
+    train(a_plan(tmp_path / "local", 2))
+    on_ray = {
+        "runtime__kind": "ray",
+        "roles__verifier": {"workers": 1, "timeout_s": 60.0},
+        "roles__sampler": {"cpus": 0.5},
+    }
+    train(a_plan(tmp_path / "ray", 2, **on_ray))
+    assert log_of(tmp_path / "ray") == log_of(tmp_path / "local")
+    spans = [json.loads(line) for line in (tmp_path / "ray" / "trace.ndjson").read_text().splitlines()]
+    verified = [span for span in spans if span["name"] == "verify"]
+    assert len(verified) == 2 * 16
+    assert {(span["verifier"], span["worker"]) for span in verified} == {("exact", 0)}

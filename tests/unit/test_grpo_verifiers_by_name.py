@@ -42,6 +42,16 @@ def test_what_verifiers_say_is_counted_by_name():
     assert set(verifiers.tallies()) == {"gsm8k"}
 
 
+def test_problems_are_told_once():
+    verifiers = VerifiersByName()
+    verifiers["gsm8k"].verify("#### 7", "no number")
+    assert verifiers.take_problems() == {"bad target": 1}
+    assert verifiers.take_problems() == {}
+    verifiers["gsm8k"].verify("#### 7", "no number")
+    verifiers["exact"].verify("", "7")
+    assert verifiers.take_problems() == {"bad target": 1, "no answer": 1}
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [({"maths": {}}, "no verifier maths; there are exact, math"), ({"gsm8k": {"modus": "strict"}}, "'modus'")],

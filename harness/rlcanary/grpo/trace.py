@@ -31,11 +31,14 @@ class Trace:
             outcome = type(error).__name__
             raise
         finally:
-            seconds = time.perf_counter() - started
-            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-            line = {"name": name, "start_s": start_s, "seconds": seconds, "outcome": outcome, **given}
-            with self._path.open("a") as stream:
-                stream.write(json.dumps(line) + "\n")
+            self.add(name, start_s, time.perf_counter() - started, outcome, **given)
+
+    def add(self, name: str, start_s: float, seconds: float, outcome: str, **given: Any) -> None:
+        """Write a span that somebody else timed."""
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+        line = {"name": name, "start_s": start_s, "seconds": seconds, "outcome": outcome, **given}
+        with self._path.open("a") as stream:
+            stream.write(json.dumps(line) + "\n")
 
     def take_seconds(self) -> dict[str, float]:
         """Seconds per name since the last call."""

@@ -69,6 +69,7 @@ async def take_step(run: Run) -> dict[str, float]:
     # Sample and score. Completions are rewarded as they come back, while others are still being drawn.
     with run.trace.span("sample", step=step):
         groups = await rollout(run)
+    trace_verifiers(run)
     batch, stats = reference.make_batch(
         groups, run.pad_token_id, schedule.seq_len_buckets, schedule.completion_len_buckets
     )
@@ -136,9 +137,17 @@ def incidents(run: Run) -> dict[str, float]:
         "failed_requests": counts["failed request"],
         "aborted_requests": counts["aborted request"],
         "unscored_groups": counts["unscored"],
+        **{f"verifier/{problem}": count for problem, count in run.verifiers.take_problems().items()},
     }
     counts.clear()
     return taken
+
+
+def trace_verifiers(run: Run) -> None:
+    """Write the spans of the calls to verifiers on Ray."""
+    for name, span in run.verifiers.drain_spans():
+        outcome = span.problem or "ok"
+        run.trace.add("verify", span.began_s, span.seconds, outcome, step=run.step, verifier=name, worker=span.worker)
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from rlcanary.grpo.rewards.exact import ExactVerifier
 from rlcanary.grpo.rewards.gsm8k import GSM8KVerifier
 from rlcanary.grpo.rewards.ifeval import IFEvalVerifier
 from rlcanary.grpo.rewards.math import MathVerifier
+from rlcanary.grpo.rewards.pool import Span, VerifierPool
 from rlcanary.grpo.rewards.verifier import Tallied, Tally, Verifier
 
 VERIFIERS: dict[str, Callable[..., Verifier]] = {
@@ -45,7 +47,8 @@ class VerifiersByName(Mapping[str, Verifier]):
         self._options = dict(options or {})
         self._workers, self._timeout_s = workers, timeout_s
         self._made: dict[str, Tallied] = {}
-        self._pools: list[Any] = []
+        self._told: Counter[str] = Counter()
+        self._pools: dict[str, VerifierPool] = {}
         if unknown := sorted(set(self._options) - set(VERIFIERS)):
             raise UserError(f"no verifier {', '.join(unknown)}; there are {', '.join(VERIFIERS)}")
         for name, given in self._options.items():
@@ -76,14 +79,24 @@ class VerifiersByName(Mapping[str, Verifier]):
         """What each verifier that was made has said so far: zeros apart from timeouts, exceptions and the like."""
         return {name: verifier.tally() for name, verifier in self._made.items()}
 
+    def take_problems(self) -> Counter[str]:
+        """How often each problem came up since the last call, over all verifiers."""
+        total: Counter[str] = Counter()
+        for tally in self.tallies().values():
+            total.update(tally.problems)
+        since, self._told = total - self._told, total
+        return since
+
+    def drain_spans(self) -> list[tuple[str, Span]]:
+        """The calls to pools that ended since the last time, each with the name of its verifier."""
+        return [(name, span) for name, pool in self._pools.items() for span in pool.drain_spans()]
+
     def close(self) -> None:
         """End the pools."""
-        for pool in self._pools:
+        for pool in self._pools.values():
             pool.close()
 
     def _pooled(self, name: str, make: Callable[[], Verifier]) -> Verifier:
-        from rlcanary.grpo.rewards.pool import VerifierPool
-
         pool = VerifierPool(make, workers=self._workers, timeout_s=self._timeout_s, warm_up=WARM_UP.get(name, ("", "")))
-        self._pools.append(pool)
+        self._pools[name] = pool
         return pool
