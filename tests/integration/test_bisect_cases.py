@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -161,6 +162,26 @@ def test_signal_to_the_group_in_the_good_check_is_an_interruption(
     assert search.returncode == 128 + signum
     assert f"interrupted by {signum.name}; resume with: " in errors
     assert "fails" not in errors
+
+
+def test_terminal_that_goes_away_loses_nothing(history: Path, tmp_path: Path) -> None:
+    """B31: as when ssh drops, with a real terminal: SIGHUP comes, and nothing can be printed any more."""
+    gate = tmp_path / "gate"
+    script = f"[ $(cat value) = 50 ] && [ ! -e '{gate}' ] && {{ touch '{gate}'; sleep 93; }}; test $(cat value) -lt 63"
+    command = "rlcanary", "bisect", "--good", "c1", "--bad", "c100", "--", "sh", "-c", script
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(history)
+        os.execvp(command[0], command)
+    while not gate.exists():
+        os.read(terminal, 65536)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    assert len(git(history, "worktree", "list").splitlines()) == 1
+    resumed = bisect(history, *command[2:])
+    assert found(resumed) == "change 63 [wip]"
+    assert "continuing the search that was cut short, 2 outcomes known" in resumed.stderr
 
 
 @pytest.mark.parametrize("where", ["self", "child"])

@@ -1,10 +1,14 @@
 """What the user sees while the search runs, on stderr: a line for each run, and on a terminal a live picture."""
 
+import io
+import os
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import IO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -47,13 +51,53 @@ class Progress:
     posterior: Mapping[str, float]
 
 
+class Stderr(io.TextIOBase):
+    """Standard error, whose terminal may go away: an ssh session that drops must not end a search under way."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+        self.is_gone = False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override] # a plain attribute in the base class
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        if not self.is_gone:
+            try:
+                action()
+            except OSError:
+                self.is_gone = True
+
+
 class Display:
     """Entered while the search runs."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._stderr = Stderr()
+        self._console = Console(file=cast(IO[str], self._stderr), highlight=False, soft_wrap=True)
         self._spinner = Spinner("dots", Text("starting"))
-        self._live = Live(self._spinner, console=self._console, transient=True, refresh_per_second=8)
+        self._live = Live(
+            self._spinner,
+            console=self._console,
+            transient=True,
+            refresh_per_second=8,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
 
     def __enter__(self) -> "Display":
         if self._console.is_terminal:
@@ -62,6 +106,8 @@ class Display:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._live.stop()
+        if self._stderr.is_gone:
+            sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - for as long as the process lives
 
     def notice(self, text: str) -> None:
         self._console.print(Text(text))
