@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -242,6 +243,24 @@ def test_concurrent_requests_share_batches_and_come_back_to_their_callers(
         [each.token_ids for each in group] for group in expected
     ]
     assert len(sizes) < 10
+
+
+def test_threads_share_a_batch_once_there_are_enough_of_them(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = TransformersPolicy(model, tiny_tokenizer(), min_batch_size=4, batching_timeout=30)
+    request = {"do_sample": False, "max_new_tokens": 4, "eos_token_ids": []}
+    prompts = [[3 + index, 4] for index in range(4)]
+    expected = [group[0].token_ids for group in policy.generate(prompts, request)]
+    sizes = []
+    generate = model.generate
+    monkeypatch.setattr(model, "generate", lambda **kw: sizes.append(len(kw["inputs"])) or generate(**kw))
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda prompt: policy.submit(prompt, request).result(60), prompts))
+    assert [group[0].token_ids for group in together] == expected
+    assert sizes == [4]
+    left = policy.submit(prompts[0], request)
+    assert policy.batcher.state().waiting == 1
+    policy.batcher.cleanup(flush=True)
+    assert left.result(0)[0].token_ids == expected[0]
 
 
 def test_a_failing_request_does_not_break_others(policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch) -> None:

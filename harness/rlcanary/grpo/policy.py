@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlcanary.grpo.generation import GenerationParameters
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from torch import Tensor
 
     from rlcanary.batch import Completion
+    from rlcanary.grpo.batching import Batcher
     from rlcanary.grpo.containers import LogProbs, Masks, MaskStrategy, Tokens
 
 Options = Mapping[str, Any] | GenerationParameters
@@ -22,10 +25,12 @@ class Policy(Protocol):
     Attributes:
         version: number of weight syncs that were completed; whoever syncs counts.
         eos_token_ids: what ends a completion where the request does not say.
+        batcher: runs the requests of `submit` and `agenerate`.
     """
 
     version: int
     eos_token_ids: tuple[int, ...]
+    batcher: Batcher[Any, list[Completion]]
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
         """Completions per prompt, in order; `sampling` as `GenerationParameters.of` takes it.
@@ -34,8 +39,11 @@ class Policy(Protocol):
             ValueError: a parameter is unknown, out of range or not to be had here, or a prompt is empty.
         """
 
+    def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
+        """The completions of one prompt, later; callers in many threads share batches."""
+
     async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
-        """The completions of one prompt; concurrent requests share batches."""
+        """The completions of one prompt, as `submit` gives them."""
 
     def logprobs(
         self,

@@ -9,6 +9,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +37,7 @@ class TransformersPolicy:
         tokenizer: decodes completions, and finds stop sequences.
         version: number of weight syncs that were completed; whoever syncs counts.
         eos_token_ids: what ends a completion where the request does not say.
+        batcher: runs the requests of `submit` and `agenerate`.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class TransformersPolicy:
         *,
         eos_token_ids: Sequence[int] | None = None,
         max_batch_size: int = 64,
+        min_batch_size: int = 1,
+        batching_timeout: float = 0.0,
         seed: int | None = None,
     ) -> None:
         """Wrap a model.
@@ -54,6 +58,8 @@ class TransformersPolicy:
             tokenizer: its tokenizer.
             eos_token_ids: None takes those of the model's generation config and of the tokenizer.
             max_batch_size: rows per forward pass.
+            min_batch_size: requests that `submit` and `agenerate` wait for, at most `batching_timeout` seconds.
+            batching_timeout: see `Batcher`.
             seed: of the requests that have none of their own; None draws one.
 
         Raises:
@@ -68,8 +74,8 @@ class TransformersPolicy:
         # A generator of its own: sampling leaves the trainer's random state as it is.
         self._random = torch.Generator()
         _ = self._random.seed() if seed is None else self._random.manual_seed(seed)
-        self._batcher: Batcher[Request, list[Completion]] = Batcher(
-            self._answer, timeout=0, key=lambda request: request[1]
+        self.batcher: Batcher[Request, list[Completion]] = Batcher(
+            self._answer, min_batch_size=min_batch_size, timeout=batching_timeout, key=lambda request: request[1]
         )
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
@@ -86,11 +92,15 @@ class TransformersPolicy:
                 groups += self._sample(prompts[first : first + at_once], parameters)
         return groups
 
-    async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
-        """The completions of one prompt. Concurrent requests of equal parameters run in one batch."""
+    def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
+        """The completions of one prompt, later; for callers in threads. Requests of equal parameters run in one batch."""
         parameters = GenerationParameters.of(sampling)
         check_prompts([prompt], self._vocabulary)
-        return await asyncio.wrap_future(self._batcher.submit((prompt, parameters)))
+        return self.batcher.submit((prompt, parameters))
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
+        """The completions of one prompt, as `submit` gives them."""
+        return await asyncio.wrap_future(self.submit(prompt, sampling))
 
     def logprobs(
         self,

@@ -10,6 +10,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,14 +54,24 @@ class VllmPolicy:
         tokenizer: the engine's, which decodes completions.
         version: number of weight syncs that were completed; whoever syncs counts.
         eos_token_ids: what ends a completion where the request does not say.
+        batcher: runs the requests of `submit` and `agenerate`.
     """
 
-    def __init__(self, llm: Any, *, eos_token_ids: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        *,
+        eos_token_ids: Sequence[int] | None = None,
+        min_batch_size: int = 1,
+        batching_timeout: float = 0.0,
+    ) -> None:
         """Wrap an engine.
 
         Args:
             llm: a `vllm.LLM`, see `engine_options`.
             eos_token_ids: None takes those of the model's generation config and of the tokenizer.
+            min_batch_size: requests that `submit` and `agenerate` wait for, at most `batching_timeout` seconds.
+            batching_timeout: see `Batcher`.
 
         Raises:
             ValueError: nothing says what ends a completion.
@@ -69,7 +80,9 @@ class VllmPolicy:
         self.eos_token_ids = tuple(_ends(llm, self.tokenizer) if eos_token_ids is None else eos_token_ids)
         self._vocabulary = int(llm.llm_engine.model_config.get_vocab_size())
         self._lock = threading.RLock()
-        self._batcher: Batcher[Request, list[Completion]] = Batcher(self._answer, timeout=0)
+        self.batcher: Batcher[Request, list[Completion]] = Batcher(
+            self._answer, min_batch_size=min_batch_size, timeout=batching_timeout
+        )
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
         """Completions per prompt, in order: see `Policy.generate`.
@@ -82,11 +95,15 @@ class VllmPolicy:
         parameters = self._parameters(sampling)
         return self._answer([(prompt, parameters) for prompt in prompts])
 
-    async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
-        """The completions of one prompt. Requests that wait for the engine run together, whatever their parameters."""
+    def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
+        """The completions of one prompt, later; for callers in threads. What waits runs together, of any parameters."""
         parameters = self._parameters(sampling)
         check_prompts([prompt], self._vocabulary)
-        return await asyncio.wrap_future(self._batcher.submit((prompt, parameters)))
+        return self.batcher.submit((prompt, parameters))
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
+        """The completions of one prompt, as `submit` gives them."""
+        return await asyncio.wrap_future(self.submit(prompt, sampling))
 
     def logprobs(
         self,
