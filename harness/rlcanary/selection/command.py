@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # As testmon has it; its own function for this imports coverage and the pytest plugin.
 DATAFILE = os.environ.get("TESTMON_DATAFILE", ".testmondata")
 MODULE = "<module>"
+CONFIGURATIONS = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 
 
 @click.group()
@@ -55,7 +56,7 @@ def why(file: str, function: str | None) -> None:
     from rlcanary.console import report_console
 
     path = datafile()
-    relative = inside(path.parent, file)
+    relative = inside(root_of(path), file)
     users: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     found = recorded(path)
     for test, entry in found.items():
@@ -83,7 +84,7 @@ def reset() -> None:
     removed = [each for suffix in ("", "-wal", "-shm", "-journal") if (each := Path(f"{path}{suffix}")).exists()]
     for each in removed:
         each.unlink()
-    for folder in recording.killed_runs(path.parent.resolve()):
+    for folder in recording.killed_runs(root_of(path).resolve()):
         recording.discard(folder)
     click.echo(f"removed {', '.join(map(str, removed))}" if removed else f"nothing to remove: there is no {path}")
 
@@ -97,6 +98,17 @@ def datafile(must_exist: bool = True) -> Path:
     if must_exist and not path.exists():
         raise UserError(f"there is no {DATAFILE} here or above: run `pytest --testmon` first")
     return path
+
+
+def root_of(path: Path) -> Path:
+    """The root of the recorded tests: where the database is, unless TESTMON_DATAFILE puts it elsewhere."""
+    here = Path.cwd()
+    if here.is_relative_to(path.parent):
+        return path.parent
+    configured = (
+        folder for folder in (here, *here.parents) if any((folder / name).exists() for name in CONFIGURATIONS)
+    )
+    return next(configured, here)
 
 
 def recorded(path: Path) -> dict[str, dict[str, Any]]:
