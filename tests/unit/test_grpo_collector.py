@@ -266,6 +266,13 @@ def test_dead_replica_is_given_up_and_the_others_take_its_items():
     assert len(dead.sent) <= 4
 
 
+def test_replica_that_fails_now_and_then_is_kept():
+    engine = Flaky(lambda prompt, tries: tries == 1)
+    items = iterator_of(10, retries=1)
+    groups = run(all_groups(Collector([engine], items, {"n": 1}, slots=1, ahead=1, patience=2)))
+    assert len(groups) == 10
+
+
 @pytest.mark.parametrize("retries", [0, 5])
 def test_without_an_engine_the_collector_says_so_and_gives_the_items_back(retries):
     items = iterator_of(3, retries=retries)
@@ -389,7 +396,7 @@ def test_item_of_a_lost_trajectory_fails_for_good():
     groups = run(all_groups(collector, yield_completed_trajectories=True))
     assert Counter(ids(groups))["i0"] == 3
     assert Counter(ids(groups))["i1"] < 3
-    assert items.status("i1") == "failed"
+    assert (items.status("i1"), items.attempt("i1")) == ("failed", 1)
 
 
 def test_feeding_goes_on_with_items_that_come_back_until_the_epoch_is_complete():
