@@ -20,6 +20,7 @@ from rlcanary.grpo.batching import Batcher
 from rlcanary.grpo.containers import LogProbs, Masks, MaskStrategy, Tokens
 from rlcanary.grpo.generation import GenerationParameters
 from rlcanary.grpo.policy import Options, check_prompts
+from rlcanary.grpo.vllm_liveness import while_alive
 from rlcanary.grpo.vllm_worker import checkpoint_shapes, load_into
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class VllmPolicy:
         """
         with self._lock:
             # Versions before 0.11 return nothing.
-            if self.llm.reset_prefix_cache() is False:
+            if while_alive(self.llm, self.llm.reset_prefix_cache) is False:
                 raise RuntimeError("vLLM did not reset its prefix cache: requests are under way")
 
     def sleep(self, level: int = 1) -> None:
@@ -197,11 +198,9 @@ class VllmPolicy:
         with self._lock:
             self._require_awake()
             version = self.version
-            outputs = self.llm.generate(
-                [{"prompt_token_ids": list(prompt)} for prompt, _ in requests],
-                [SamplingParams(**parameters.for_vllm()) for _, parameters in requests],
-                use_tqdm=False,
-            )
+            prompts = [{"prompt_token_ids": list(prompt)} for prompt, _ in requests]
+            asked = [SamplingParams(**parameters.for_vllm()) for _, parameters in requests]
+            outputs = while_alive(self.llm, lambda: self.llm.generate(prompts, asked, use_tqdm=False))
         return [
             [self._completion(output, parameters, version) for output in request.outputs]
             for request, (_, parameters) in zip(outputs, requests, strict=True)
@@ -229,12 +228,13 @@ class VllmPolicy:
         only_score = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         with self._lock:
             self._require_awake()
-            outputs = self.llm.generate([{"prompt_token_ids": row} for row in asked], only_score, use_tqdm=False)
+            prompts = [{"prompt_token_ids": row} for row in asked]
+            outputs = while_alive(self.llm, lambda: self.llm.generate(prompts, only_score, use_tqdm=False))
         scored = iter([_reported(row, output.prompt_logprobs) for row, output in zip(asked, outputs, strict=True)])
         return [torch.tensor(next(scored) if row else [], dtype=torch.float32) for row in rows]
 
     def _require_awake(self) -> None:
-        if self.llm.llm_engine.is_sleeping():
+        if while_alive(self.llm, self.llm.llm_engine.is_sleeping):
             raise RuntimeError("the vLLM engine is asleep and would never answer: call wake_up first")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.grpo.sync import fingerprint
 from rlcanary.grpo.transports import BytesTransport, FileTransport, Packed
+from rlcanary.grpo.vllm_liveness import while_alive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +56,7 @@ def receive(llm: Any, parcel: Parcel) -> dict[str, str]:
             "this engine was started without worker_extension_cls='rlcanary.grpo.vllm_worker.WeightReceiver', without which "
             "its workers cannot receive weights"
         )
-    first, *others = llm.collective_rpc(RECEIVE, args=(parcel,))
+    first, *others = while_alive(llm, lambda: llm.collective_rpc(RECEIVE, args=(parcel,)))
     if any(other != first for other in others):
         raise RuntimeError("the workers of the engine received different weights")
     return dict(first)
