@@ -88,6 +88,8 @@ class TestOnThisMachine:
         clauses = "s#< 1'#< 2'#"
         result = bisect_nightly(project, "--deterministic", bad="c6", SED_CLAUSES=clauses, **LOCAL)
         assert found(result) == "change 5 [wip]"
+        (journal,) = (project / ".git/rlcanary/bisect").glob("*/journal.jsonl")
+        assert json.loads(journal.read_text().splitlines()[0])["variables"] == [["SED_CLAUSES", clauses]]
 
     @pytest.mark.parametrize(
         ("variables", "complaint"),
@@ -112,6 +114,17 @@ class TestOnThisMachine:
         project = make_nightly(tmp_path / "p", 4, lambda i: 0.5 if i < 3 else 1.5, lambda i: script(body))
         result = bisect_nightly(project, "--deterministic", bad="c4", EXTRA_SCRIPT_ARGS="++a=1 'b c'", **LOCAL)
         assert found(result) == "change 3 [wip]"
+
+    def test_search_that_was_cut_short_does_not_go_on_with_other_clauses(self, tmp_path: Path) -> None:
+        project = make_nightly(tmp_path / "p", 6, lambda i: 0.5 if i < 2 else 1.5 if i < 5 else 2.5)
+        options = "--deterministic", "--budget-runs", "2"
+        assert bisect_nightly(project, *options, bad="c6", **LOCAL).returncode == 1
+        edited = bisect_nightly(project, "--deterministic", bad="c6", SED_CLAUSES="s#< 1'#< 2'#", **LOCAL)
+        assert "continuing" not in edited.stderr
+        assert found(edited) == "change 5 [wip]"
+        again = bisect_nightly(project, "--deterministic", bad="c6", **LOCAL)
+        assert "continuing the search that was cut short, 2 outcomes known" in again.stderr
+        assert found(again) == "change 2 [wip]"
 
     def test_copy_of_the_tools_works_as_well(self, tmp_path: Path) -> None:
         project = make_nightly(tmp_path / "p", 4, lambda i: 0.5 if i < 3 else 1.5)

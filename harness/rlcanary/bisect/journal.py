@@ -18,6 +18,14 @@ from rlcanary.errors import UserError
 SCHEMA = 2
 
 
+TEST_VARIABLES = ("EXTRA_SCRIPT_ARGS", "SED_ALLOW_NO_MATCH", "SED_CLAUSES")
+"""What `tools/launch-bisect.sh` takes from the environment: with other values it is another search."""
+
+
+def set_test_variables() -> tuple[tuple[str, str], ...]:
+    return tuple((name, os.environ[name]) for name in TEST_VARIABLES if os.environ.get(name))
+
+
 @dataclass(frozen=True)
 class Observation:
     """One finished run of the command, or one line of a replayed log."""
@@ -51,6 +59,8 @@ class Header:
     """Path and SHA-256 of every pinned file."""
     metric: str = ""
     """The metric whose value is searched on, with the side that is worse: `name lower`."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Of the environment, those that change what is tested, as they are set (see `TEST_VARIABLES`)."""
 
 
 class Lock:
@@ -140,6 +150,7 @@ class Record:
             **{name: start[name] for name in ("root", "good", "bad", "directory", "metric")},
             command=tuple(start["command"]),
             pinned=tuple((path, digest) for path, digest in start["pinned"]),
+            variables=tuple((name, value) for name, value in start.get("variables", [])),
         )
 
 

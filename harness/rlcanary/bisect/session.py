@@ -10,7 +10,7 @@ from pathlib import Path
 from rlcanary.bisect.display import Display, Progress
 from rlcanary.bisect.environments import EnvironmentCache, default_cache_folder, environment_keys
 from rlcanary.bisect.git import Commit, GitError
-from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle
+from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle, set_test_variables
 from rlcanary.bisect.merges import Inside, look_inside
 from rlcanary.bisect.open_places import open_places
 from rlcanary.bisect.outcomes import EVIDENCE, Outcome
@@ -72,6 +72,7 @@ class Session:
                 str(repository.directory),
                 tuple((file.relative, file.digest) for file in prepared.command.pinned),
                 f"{request.metric} {request.worse}" if request.metric else "",
+                set_test_variables(),
             )
             self._journal = self._open_journal(store)
             stack.callback(self._journal.close)
