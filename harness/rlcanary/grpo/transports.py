@@ -104,7 +104,19 @@ def transport_of(kind: str, folder: Path) -> Transport:
             return FileTransport(folder.absolute())
         case "ray":
             return RayTransport()
-    raise UserError(f"runtime.transport is {kind!r}, there are copy, bytes, file and ray")
+        case "nccl" | "gloo":
+            from rlcanary.grpo.broadcast import BroadcastTransport
+
+            _require_nccl(kind)
+            return BroadcastTransport("nccl" if kind == "nccl" else "gloo")
+    raise UserError(f"runtime.transport is {kind!r}, there are copy, bytes, file, ray, gloo and nccl")
+
+
+def _require_nccl(kind: str) -> None:
+    import torch
+
+    if kind == "nccl" and not torch.cuda.is_available():
+        raise UserError("runtime.transport is nccl, which needs a GPU; gloo does the same without one")
 
 
 def pack(name: str, weight: Tensor) -> Packed:
