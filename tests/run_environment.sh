@@ -9,6 +9,8 @@ command -v rlcanary >/dev/null || {
   echo "$0: rlcanary is not installed here: activate the environment that has it, or run 'make venv'" >&2
   exit 2
 }
+PYTHON=${PYTHON:-$(dirname "$(command -v rlcanary)")/python}
+export PYTHON
 if [[ -z ${EXP_DIR:-} ]]; then
   EXP_DIR=$(mktemp -d "${TMPDIR:-/tmp}/rlcanary-run-XXXXXX")
   trap 'rm -rf "$EXP_DIR"' EXIT

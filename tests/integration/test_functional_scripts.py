@@ -18,12 +18,15 @@ def typed(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_grpo_learns_and_prints_its_metric_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "checks"), [("grpo", 5), ("sft", 4), ("eval", 4)])
+def test_script_passes_and_prints_its_metric_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, checks: int
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    finished = typed("tests/functional/grpo.sh")
+    finished = typed(f"tests/functional/{name}.sh")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "Metric Checks" in finished.stdout
-    assert finished.stdout.count("PASS") == 5
+    assert finished.stdout.count("PASS") == checks
     assert list(tmp_path.glob("rlcanary-run-*")) == []
 
 
