@@ -70,7 +70,9 @@ def test_trend_without_a_metric_lists_them(project: Path) -> None:
     assert json.loads(rlcanary("trend", "--json", cwd=project).stdout)[METRIC] == 20
 
 
-@pytest.mark.parametrize("name", ["test_policy::test_generation.mean_lp", "mean_lp"], ids=["misspelt", "without the test"])
+@pytest.mark.parametrize(
+    "name", ["test_policy::test_generation.mean_lp", "mean_lp"], ids=["misspelt", "without the test"]
+)
 def test_unknown_metric_names_the_nearest(project: Path, name: str) -> None:
     answer = rlcanary("trend", name, cwd=project)
     assert answer.returncode == 2
