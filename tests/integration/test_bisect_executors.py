@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bisect_repositories import BUG, bisect, contents, found, make_history, numbered, refusal, started_search, wait_for
+from bisect_repositories import bisect, contents, found, make_history, numbered, refusal, started_search, wait_for
 from launch_repositories import SCRIPT, launch, make_project, script
 from slurm_cluster import free_ports
 
@@ -23,12 +23,12 @@ from rlcanary.bisect.executors.job import Job
 from rlcanary.bisect.executors.ray_jobs import RayExecutor
 from rlcanary.bisect.executors.waiting import JobEnd, Waiting
 
-ENDS = "--good", "c1", "--bad", "c20", "--deterministic"
+ENDS = "--good", "c11", "--bad", "c15", "--deterministic"
 
 
 @pytest.fixture
 def project(plain_git: None, tmp_path: Path) -> Path:
-    return make_history(tmp_path / "a repo", 20, lambda i: {**numbered(i), "late": "x"} if i > 4 else numbered(i))
+    return make_history(tmp_path / "a repo", 15, numbered)
 
 
 def events(project: Path) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ class TestSlurm:
     def test_culprit_is_found_and_nothing_is_left(self, project: Path) -> None:
         before = contents(project)
         command = "sh", "-c", 'echo "job $SLURM_JOB_ID on $(pwd)"; test $(cat value) -lt 13'
-        result = bisect(project, *ENDS, "--executor", "slurm", "--jobs", "3", "--", *command)
+        result = bisect(project, *ENDS, "--executor", "slurm", "--jobs", "2", "--", *command)
         assert found(result) == "change 13 [wip]"
         printed = [Path(event["output"]).read_text() for event in events(project) if event["event"] == "observation"]
         assert all(text.startswith("job ") for text in printed)
@@ -55,7 +55,7 @@ class TestSlurm:
 
     def test_killed_job_runs_again_and_is_no_evidence(self, project: Path, tmp_path: Path) -> None:
         killed = tmp_path / "killed"
-        kill = f"[ $(cat value) != 20 ] || [ -e {killed} ] || {{ touch {killed}; scancel $SLURM_JOB_ID; sleep 30; }}"
+        kill = f"[ $(cat value) != 15 ] || [ -e {killed} ] || {{ touch {killed}; scancel $SLURM_JOB_ID; sleep 30; }}"
         command = "sh", "-c", f"{kill}; test $(cat value) -lt 13"
         assert found(bisect(project, *ENDS, "--executor", "slurm", "--", *command)) == "change 13 [wip]"
         reasons = [event["reason"] for event in events(project) if event.get("outcome") == "infra"]
@@ -63,11 +63,11 @@ class TestSlurm:
 
     def test_refused_job_stops_the_search(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PARTITION", "nowhere")
-        refused = refusal(bisect(project, *ENDS, "--executor", "slurm", "--", *BUG))
+        refused = refusal(bisect(project, *ENDS, "--executor", "slurm", "--", "true"))
         assert "job REJECTED: sbatch: Batch job submission failed: Invalid partition" in refused
 
     def test_timeout_ends_the_job(self, project: Path) -> None:
-        command = "sh", "-c", "[ $(cat value) != 20 ] || sleep 100; test $(cat value) -lt 13"
+        command = "sh", "-c", "[ $(cat value) != 15 ] || sleep 100; test $(cat value) -lt 13"
         options = *ENDS, "--executor", "slurm", "--timeout", "1.5", "--on-timeout", "bad"
         assert found(bisect(project, *options, "--", *command)) == "change 13 [wip]"
         assert queue() == []
@@ -167,5 +167,5 @@ class TestRay:
 
 def test_cluster_that_does_not_answer_aborts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://127.0.0.1:{free_ports(1)[0]}")
-    refused = refusal(bisect(project, *ENDS, "--executor", "ray", "--", *BUG))
+    refused = refusal(bisect(project, *ENDS, "--executor", "ray", "--", "true"))
     assert "Connection refused" in refused
