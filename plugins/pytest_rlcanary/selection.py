@@ -10,8 +10,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +162,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from rlcanary.selection.source_map import SourceMap
 
         recording = Recording(folder, SourceMap(config.rootpath, sys.path))
-        manager.register(SavedTests(config, collect, recording), "rlcanary-selection-saver")
+        unwatched = nullcontext if recorder is None else recorder.backend.resting_here
+        manager.register(SavedTests(config, collect, recording, unwatched), "rlcanary-selection-saver")
 
 
 def distrust(config: pytest.Config, data: Any) -> list[str]:
@@ -272,27 +273,36 @@ class RecordedTests:
 class SavedTests:
     """The hooks of the process that owns testmon's database."""
 
-    def __init__(self, config: pytest.Config, collect: Any, recording: Recording) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        collect: Any,
+        recording: Recording,
+        unwatched: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         from rlcanary.selection.saving import Saver
 
-        self.collect = collect
+        self.collect, self.unwatched = collect, unwatched
         self.saver = Saver(config.testmon_data, recording)  # type: ignore[attr-defined]
 
     @pytest.hookimpl(trylast=True)  # testmon has stored the report by then
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown" and report.nodeid in self.collect.reports:
-            self.saver.save({report.nodeid: self.collect.reports[report.nodeid]})
+            with self.unwatched():
+                self.saver.save({report.nodeid: self.collect.reports[report.nodeid]})
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: the processes of the run have ended
     def pytest_sessionfinish(self) -> Generator[None]:
         try:
             return (yield)
         finally:
-            self.saver.save_late(self.collect.reports)
-            self.saver.forget_removed_tests()
+            with self.unwatched():
+                self.saver.save_late(self.collect.reports)
+                self.saver.forget_removed_tests()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        self.saver.save_late(self.collect.reports)
+        with self.unwatched():
+            self.saver.save_late(self.collect.reports)
         for problem in self.saver.recording.run.problems:
             terminalreporter.line(f"rlcanary: selection: {problem}")
         unrecorded = self.saver.unrecorded

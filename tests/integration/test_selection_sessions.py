@@ -106,6 +106,8 @@ def test_tests_that_run_in_xdist_workers_are_recorded(tmp_path: Path) -> None:
 def test_a_damaged_database_runs_every_test_and_is_rebuilt(tmp_path: Path) -> None:
     project = write_project(tmp_path, {"test_it.py": "def test_one(): pass\ndef test_two(): pass\n"})
     run_testmon(project)
+    for log in project.glob(".testmondata-*"):
+        log.unlink()  # SQLite would mend the file with it
     (project / ".testmondata").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
     run = run_testmon(project)
     assert outcomes(run.stdout) == "2 passed"

@@ -44,6 +44,7 @@ class SourceFile:
 
     def __init__(self, text: bytes) -> None:
         self.blocks = [Block("<module>", MODULE, 1, 2**31, [])]
+        self.imports_by_name = any(name in text for name in (b"import_module", b"__import__", b"importorskip"))
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
@@ -53,20 +54,23 @@ class SourceFile:
         self.visit(tree, self.blocks[0], "")
 
     def visit(self, node: ast.AST, block: Block, prefix: str) -> None:
-        for child in ast.iter_child_nodes(node):
+        """Look at statements only: expressions hold no functions but lambdas, and are most of a tree."""
+        for child in statements_in(node):
             if isinstance(child, Function):
                 first = min((decorator.lineno for decorator in child.decorator_list), default=child.lineno)
                 inner = Block(prefix + child.name, first, child.body[0].lineno, child.end_lineno or child.lineno, [])
                 self.blocks.append(inner)
                 self.visit(child, inner, f"{prefix}{child.name}.")
-            elif isinstance(child, ast.ClassDef):
-                self.visit(child, block, f"{prefix}{child.name}.")
-            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                for statement in child.orelse:
-                    self.visit(ast.Module([statement], []), block, prefix)
-            else:
+                continue
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                self.visit(ast.Module(child.orelse, []), block, prefix)
+                continue
+            if isinstance(child, ast.Import | ast.ImportFrom):
                 block.imports.extend(imports_of(child))
-                self.visit(child, block, prefix)
+            elif self.imports_by_name and not has_statements(child):
+                for expression in ast.walk(child):
+                    block.imports.extend(imports_of(expression))
+            self.visit(child, block, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
 
     @cached_property
     def by_first_line(self) -> dict[int, Block]:
@@ -81,6 +85,19 @@ class SourceFile:
             return own
         around = [block for block in self.blocks if block.start <= first_line <= block.end]
         return max(around, key=lambda block: block.start, default=self.blocks[0])
+
+
+def statements_in(node: ast.AST) -> Iterator[ast.stmt]:
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, name, ()) if not isinstance(node, ast.expr) else ():
+            if isinstance(child, ast.stmt):
+                yield child
+            else:
+                yield from statements_in(child)
+
+
+def has_statements(node: ast.stmt) -> bool:
+    return any(isinstance(getattr(node, name, None), list) for name in ("body", "handlers", "cases"))
 
 
 def imports_of(node: ast.AST) -> Iterator[Import]:
@@ -105,10 +122,11 @@ class SourceMap:
 
     def __init__(self, root: Path, search: Iterable[str] = ()) -> None:
         self.root = root
-        inside = (Path(os.path.realpath(folder)) for folder in search)
-        real = Path(os.path.realpath(root))
-        self.search = list(dict.fromkeys([real, *(folder for folder in inside if folder.is_relative_to(real))]))
-        self.real_root = real
+        self.real_root = root.resolve()
+        inside = [path for path in map(os.path.realpath, search) if Path(path).is_relative_to(self.real_root)]
+        relative = [os.path.relpath(path, self.real_root) for path in inside]
+        self.search = list(dict.fromkeys(["", *("" if path == "." else path for path in relative)]))
+        self.present: dict[str, bool] = {}
         self.files: dict[str, SourceFile | None] = {}
         self.resolved: dict[tuple[str, Import], frozenset[str]] = {}
 
@@ -132,42 +150,48 @@ class SourceMap:
 
     def resolve(self, path: str, statement: Import) -> Iterator[str]:
         parts = statement.module.split(".") if statement.module else []
+        here = os.path.dirname(path)
         if statement.level:
-            package = (self.real_root / path).parent
             for _ in range(statement.level - 1):
-                package = package.parent
-            places = [package]
+                here = os.path.dirname(here)
+            places = [here]
         else:
-            places = [*self.search, (self.real_root / path).parent]
+            places = list(dict.fromkeys([*self.search, here]))
         for place in places:
-            found = list(self.modules_along(place, parts))
-            folder = place.joinpath(*parts)
-            for name in statement.names:
-                found += self.modules_along(folder, [name])
             if statement.level:
-                found += self.module_files(package)
-            yield from found
+                yield from self.module_files(place)
+            yield from self.modules_along(place, parts)
+            folder = os.path.join(place, *parts)
+            for name in statement.names:
+                yield from self.module_files(os.path.join(folder, name))
 
     def files_called(self, module: str) -> list[str]:
         """The files of the project that a module of this name can be."""
-        return sorted({file for place in self.search for file in self.module_files(place.joinpath(*module.split(".")))})
+        parts = module.split(".")
+        return sorted({file for place in self.search for file in self.module_files(os.path.join(place, *parts))})
 
-    def modules_along(self, folder: Path, parts: list[str]) -> Iterator[str]:
+    def modules_along(self, folder: str, parts: list[str]) -> Iterator[str]:
         for part in parts:
-            folder = folder / part
+            folder = os.path.join(folder, part)
             yield from self.module_files(folder)
 
-    def module_files(self, module: Path) -> Iterator[str]:
-        for candidate in (module / "__init__.py", module.with_name(module.name + ".py")):
-            if candidate.is_file() and candidate.is_relative_to(self.real_root):
-                yield candidate.relative_to(self.real_root).as_posix()
+    def module_files(self, module: str) -> Iterator[str]:
+        """The files that a module at this path, relative to the root and without its ending, can be."""
+        for candidate in (os.path.join(module, "__init__.py"), f"{module}.py"):
+            if self.is_file(candidate):
+                yield candidate
+
+    def is_file(self, path: str) -> bool:
+        if path not in self.present:
+            self.present[path] = os.path.isfile(os.path.join(self.real_root, path))
+        return self.present[path]
 
     def files_of_module(self, path: str) -> list[str]:
         """A module's file and the `__init__.py` of the packages around it, which are imported first."""
-        found, folder = [path], (self.root / path).parent
-        while folder != self.root and (folder / "__init__.py").is_file():
-            found.append((folder / "__init__.py").relative_to(self.root).as_posix())
-            folder = folder.parent
+        found, folder = [path], os.path.dirname(path)
+        while folder and self.is_file(package := os.path.join(folder, "__init__.py")):
+            found.append(package)
+            folder = os.path.dirname(folder)
         return found
 
     def closure(self, paths: Iterable[str]) -> set[str]:

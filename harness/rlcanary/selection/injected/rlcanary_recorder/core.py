@@ -24,13 +24,14 @@ import fcntl
 import itertools
 import os
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType, ModuleType
 from typing import Any
+
+from .backends import choose_backend
 
 SETTINGS = "RLCANARY_SELECTION"
 CONTEXT = "RLCANARY_SELECTION_CONTEXT"
@@ -43,7 +44,6 @@ JOURNAL_DESCRIPTOR = 400
 ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n"})
 NOT_PROJECT = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
 UPLOADED = "/_ray_pkg_"  # where Ray unpacks a working_dir and py_modules
-FINDER, WATCHER = 3, 4  # the tool numbers of sys.monitoring that are nobody's
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 current: contextvars.ContextVar[str | None] = contextvars.ContextVar("rlcanary_context", default=None)
@@ -73,9 +73,7 @@ class Recorder:
         self.codes: dict[int, CodeType] = {}  # keeps them alive, so that an id stays a name
         self.seen: dict[str, set[int]] = {}
         self.said: set[tuple[str, ...]] = set()
-        self.backend: Monitoring | Profile = (
-            Monitoring(self.hit, self.is_project) if has_monitoring() else Profile(self)
-        )
+        self.backend = choose_backend(self)
         self.open_journal()
 
     def open_journal(self) -> None:
@@ -148,6 +146,10 @@ class Recorder:
         if context not in self.running and context != self.default:
             self.always = True  # something that an earlier test began is still running
         return not self.always and len(self.running) == 1 and context in self.running
+
+    def lose_sight(self) -> None:
+        """Something took away what shows which code runs."""
+        self.say("a", self.context())
 
     def begin(self, context: str) -> None:
         self.running[context] += 1
@@ -281,98 +283,3 @@ def injected_folder() -> str | None:
     """The folder with this package; None where the package came as text."""
     file = globals().get("__file__")
     return None if file is None else os.path.dirname(os.path.dirname(os.path.abspath(file)))
-
-
-def has_monitoring() -> bool:
-    monitoring: Any = getattr(sys, "monitoring", None)
-    return monitoring is not None and all(monitoring.get_tool(tool) is None for tool in (FINDER, WATCHER))
-
-
-class Monitoring:
-    """Python 3.12+: one tool finds project code and never looks at other code again, the other watches what was found.
-
-    Watching is switched off code by code, and on again only for the code that was switched off, so that a new test costs
-    nothing for everything else that runs in the process.
-    """
-
-    def __init__(self, hit: Callable[[CodeType], bool], is_project: Callable[[str], bool]) -> None:
-        self.hit, self.is_project = hit, is_project
-        self.resting: list[CodeType] = []
-        self.monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
-        self.watched = self.monitoring.events.PY_START | self.monitoring.events.PY_RESUME
-
-    def start(self) -> None:
-        monitoring, events = self.monitoring, self.monitoring.events
-
-        def find(code: CodeType, offset: int) -> Any:
-            if self.is_project(code.co_filename):
-                monitoring.set_local_events(WATCHER, code, self.watched)
-                watch(code, offset)
-            return monitoring.DISABLE
-
-        def watch(code: CodeType, offset: int) -> None:
-            if self.hit(code):
-                monitoring.set_local_events(WATCHER, code, 0)
-                self.resting.append(code)
-
-        monitoring.use_tool_id(FINDER, "rlcanary-finder")
-        monitoring.use_tool_id(WATCHER, "rlcanary-watcher")
-        monitoring.register_callback(FINDER, events.PY_START, find)
-        for event in (events.PY_START, events.PY_RESUME):
-            monitoring.register_callback(WATCHER, event, watch)
-        monitoring.set_events(FINDER, events.PY_START)
-
-    def resting_here(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def rearm(self) -> None:
-        if self.resting:
-            resting, self.resting = self.resting, []
-            for code in resting:
-                self.monitoring.set_local_events(WATCHER, code, self.watched)
-
-
-class Profile:
-    """Python 3.11: a profile function, which leaves `sys.settrace` to coverage and debuggers."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.here = threading.local()
-        is_project_file, hit, is_project = recorder.is_project_file, recorder.hit, recorder.is_project
-
-        def profile(frame: FrameType, event: str, argument: object) -> None:
-            if event == "call":
-                code = frame.f_code
-                known = is_project_file.get(code.co_filename)
-                if known or (known is None and is_project(code.co_filename)):
-                    hit(code)
-
-        self.profile = profile
-
-    def start(self) -> None:
-        threading.setprofile(self.profile)
-        self.start_here()
-
-    def start_here(self) -> None:
-        sys.setprofile(self.profile)
-        self.here.started = True
-
-    @contextmanager
-    def resting_here(self) -> Iterator[None]:
-        """While a module from elsewhere is imported: much code that is not the project's."""
-        if sys.getprofile() is not self.profile:
-            yield
-            return
-        self.here.started = False
-        sys.setprofile(None)
-        try:
-            yield
-        finally:
-            self.start_here()
-
-    def rearm(self) -> None:
-        """Called whenever work changes hands: a test or a profiler may have taken the profile function away."""
-        if sys.getprofile() is not self.profile:
-            if sys.getprofile() is not None or getattr(self.here, "started", False):
-                self.recorder.say("a", self.recorder.context())
-            self.start_here()

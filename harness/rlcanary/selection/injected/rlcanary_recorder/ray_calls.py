@@ -20,7 +20,7 @@ from .core import MODULE_PREFIX, UNKNOWN, Recorder, current
 
 TAG = " rlc:"
 START = "start"
-MODULES = ("core", "children", "threads", "ray_calls", "process")
+MODULES = ("backends", "core", "children", "threads", "ray_calls", "process")
 
 # Evaluated where a function or class is unpickled, with nothing of ours installed there.
 UNPICKLE = "exec(bootstrap) or received"

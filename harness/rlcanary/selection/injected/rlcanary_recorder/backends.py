@@ -1,0 +1,247 @@
+"""How a process notices that a function of the project begins to run or is resumed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.machinery import PathFinder
+from types import CodeType, FrameType, ModuleType
+from typing import Any, Protocol
+
+FINDER, WATCHER = 3, 4  # the tool numbers of sys.monitoring that are nobody's
+
+
+class Noticing(Protocol):
+    """What a backend needs of the recorder."""
+
+    is_project_file: dict[str, bool]
+
+    def is_project(self, filename: str) -> bool: ...
+
+    def hit(self, code: CodeType) -> bool: ...
+
+    def lose_sight(self) -> None: ...
+
+
+class Backend(Protocol):
+    def start(self) -> None: ...
+
+    def rearm(self) -> None:
+        """Work changes hands."""
+
+    def resting_here(self) -> AbstractContextManager[None]:
+        """While a module from elsewhere is imported: much code that is not the project's."""
+
+
+def choose_backend(recorder: Noticing) -> Backend:
+    """`sys.monitoring` from Python 3.12 on; before, coverage's C tracer, or a profile function where that is not free."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    if monitoring is not None and all(monitoring.get_tool(tool) is None for tool in (FINDER, WATCHER)):
+        return Monitoring(recorder, monitoring)
+    tracer = c_tracer() if sys.version_info < (3, 12) and sys.gettrace() is None else None
+    return Profile(recorder) if tracer is None else CTracer(recorder, tracer)
+
+
+class Monitoring:
+    """Python 3.12+: one tool finds project code and never looks at other code again, the other watches what was found.
+
+    Watching is switched off code by code, and on again only for the code that was switched off, so that a new test costs
+    nothing for everything else that runs in the process.
+    """
+
+    def __init__(self, recorder: Noticing, monitoring: Any) -> None:
+        self.recorder, self.monitoring = recorder, monitoring
+        self.resting: list[CodeType] = []
+        self.watched = monitoring.events.PY_START | monitoring.events.PY_RESUME
+
+    def start(self) -> None:
+        monitoring, events, recorder = self.monitoring, self.monitoring.events, self.recorder
+
+        def find(code: CodeType, offset: int) -> Any:
+            if recorder.is_project(code.co_filename):
+                monitoring.set_local_events(WATCHER, code, self.watched)
+                watch(code, offset)
+            return monitoring.DISABLE
+
+        def watch(code: CodeType, offset: int) -> None:
+            if recorder.hit(code):
+                monitoring.set_local_events(WATCHER, code, 0)
+                self.resting.append(code)
+
+        monitoring.use_tool_id(FINDER, "rlcanary-finder")
+        monitoring.use_tool_id(WATCHER, "rlcanary-watcher")
+        monitoring.register_callback(FINDER, events.PY_START, find)
+        for event in (events.PY_START, events.PY_RESUME):
+            monitoring.register_callback(WATCHER, event, watch)
+        monitoring.set_events(FINDER, events.PY_START)
+
+    def resting_here(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def rearm(self) -> None:
+        if self.resting:
+            resting, self.resting = self.resting, []
+            for code in resting:
+                self.monitoring.set_local_events(WATCHER, code, self.watched)
+
+
+class Hook:
+    """A function that Python calls in each thread where it is set, and that code under test may replace or remove."""
+
+    def __init__(self, recorder: Noticing) -> None:
+        self.recorder = recorder
+        self.here = threading.local()
+
+    def is_set(self) -> bool:
+        raise NotImplementedError
+
+    def is_taken(self) -> bool:
+        """Whether somebody else's function is set."""
+        raise NotImplementedError
+
+    def set_here(self) -> None:
+        raise NotImplementedError
+
+    def remove_here(self) -> None:
+        raise NotImplementedError
+
+    def start_here(self) -> None:
+        self.set_here()
+        self.here.started = True
+
+    @contextmanager
+    def resting_here(self) -> Iterator[None]:
+        if not self.is_set():
+            yield
+            return
+        self.here.started = False
+        self.remove_here()
+        try:
+            yield
+        finally:
+            if not self.is_taken():
+                self.start_here()
+
+    def rearm(self) -> None:
+        if self.is_set():
+            return
+        if self.is_taken() or getattr(self.here, "started", False):
+            self.recorder.lose_sight()
+        if not self.is_taken():
+            self.start_here()
+
+
+class Profile(Hook):
+    """A profile function: slow where much other code runs, but it leaves `sys.settrace` to coverage and debuggers."""
+
+    def __init__(self, recorder: Noticing) -> None:
+        super().__init__(recorder)
+        is_project_file, hit, is_project = recorder.is_project_file, recorder.hit, recorder.is_project
+
+        def profile(frame: FrameType, event: str, argument: object) -> None:
+            if event == "call":
+                code = frame.f_code
+                known = is_project_file.get(code.co_filename)
+                if known or (known is None and is_project(code.co_filename)):
+                    hit(code)
+
+        self.profile = profile
+
+    def start(self) -> None:
+        threading.setprofile(self.profile)
+        self.start_here()
+
+    def is_set(self) -> bool:
+        return sys.getprofile() is self.profile
+
+    def is_taken(self) -> bool:
+        return sys.getprofile() not in (None, self.profile)
+
+    def set_here(self) -> None:
+        sys.setprofile(self.profile)
+
+    def remove_here(self) -> None:
+        sys.setprofile(None)
+
+
+class CTracer(Hook):
+    """Python 3.11: coverage's tracer, which passes over other code in C and asks about each call of the project's.
+
+    It asks because a file may have a "dynamic source filename", for templates; told that there is none, it records no
+    lines. So a function is known when it begins to run, and not when its lines are collected: a kill loses nothing.
+    """
+
+    _coverage_plugin_name = "rlcanary"
+
+    def __init__(self, recorder: Noticing, module: Any) -> None:
+        super().__init__(recorder)
+        self.module = module
+        self.dispositions: dict[str, Any] = {}
+        # A tracer that is collected switches tracing off in whatever thread that happens.
+        self.tracers: list[Any] = []
+        self._coverage_plugin = self
+
+    def dynamic_source_filename(self, filename: str, frame: FrameType) -> None:
+        self.recorder.hit(frame.f_code)
+
+    def disposition(self, filename: str, frame: FrameType) -> Any:
+        is_project = self.recorder.is_project(filename)
+        found = self.module.CFileDisposition()
+        found.original_filename = found.canonical_filename = found.source_filename = filename
+        found.trace = found.has_dynamic_filename = is_project
+        found.reason, found.file_tracer = "", self if is_project else None
+        return found
+
+    def new_tracer(self) -> Any:
+        tracer = self.module.CTracer()
+        tracer.data, tracer.file_tracers, tracer.trace_arcs = {}, {}, False
+        tracer.should_trace, tracer.should_trace_cache = self.disposition, self.dispositions
+        tracer.concur_id_func = tracer.should_start_context = tracer.switch_context = None
+        tracer.warn = tracer.check_include = tracer.disable_plugin = lambda *arguments, **options: False
+        tracer.lock_data = tracer.unlock_data = lambda: None
+        return tracer
+
+    def start(self) -> None:
+        threading.settrace(self.install)
+        self.start_here()
+
+    def install(self, frame: FrameType, event: str, argument: object) -> Any:
+        """The first event of a new thread."""
+        sys.settrace(None)
+        self.start_here()
+        return self.here.tracer(frame, event, argument)
+
+    def is_set(self) -> bool:
+        tracer = getattr(self.here, "tracer", None)
+        return tracer is not None and sys.gettrace() is tracer
+
+    def is_taken(self) -> bool:
+        return sys.gettrace() is not None and not self.is_set()
+
+    def set_here(self) -> None:
+        tracer = getattr(self.here, "tracer", None)
+        if tracer is None:
+            tracer = self.here.tracer = self.new_tracer()
+            self.tracers.append(tracer)
+        tracer.start()
+
+    def remove_here(self) -> None:
+        sys.settrace(None)
+
+
+def c_tracer() -> ModuleType | None:
+    """The extension module with coverage's tracer, without the rest of coverage, whose import takes long; None without."""
+    package = PathFinder.find_spec("coverage")
+    if package is None or not package.submodule_search_locations:
+        return None
+    spec = PathFinder.find_spec("coverage.tracer", package.submodule_search_locations)
+    if spec is None or spec.loader is None:
+        return None
+    module = sys.modules.get("coverage.tracer")
+    if module is None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module if hasattr(module, "CFileDisposition") else None
