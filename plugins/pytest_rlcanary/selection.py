@@ -75,7 +75,8 @@ def start_recorder(config: pytest.Config, folder: Path, root: Path) -> None:
         recorder.say("a", recorder.context())
         recorder.move(str(folder), str(root), session)
     else:
-        recorder = process.start(str(folder), str(root), session)
+        may_trace = not getattr(config.known_args_namespace, "cov_source", None)
+        recorder = process.start(str(folder), str(root), session, may_trace=may_trace)
     AssertionRewritingHook.exec_module = recorder.importing(AssertionRewritingHook.exec_module)  # type: ignore[method-assign]
     environment = recorder.environment(session, os.environ.get("PYTHONPATH", ""))
     config.stash[ENVIRONMENT] = {name: os.environ.get(name) for name in environment}

@@ -36,12 +36,12 @@ class Backend(Protocol):
         """While a module from elsewhere is imported: much code that is not the project's."""
 
 
-def choose_backend(recorder: Noticing) -> Backend:
+def choose_backend(recorder: Noticing, may_trace: bool) -> Backend:
     """`sys.monitoring` from Python 3.12 on; before, coverage's C tracer, or a profile function where that is not free."""
     monitoring: Any = getattr(sys, "monitoring", None)
     if monitoring is not None and all(monitoring.get_tool(tool) is None for tool in (FINDER, WATCHER)):
         return Monitoring(recorder, monitoring)
-    tracer = c_tracer() if sys.version_info < (3, 12) and sys.gettrace() is None else None
+    tracer = c_tracer() if may_trace and sys.version_info < (3, 12) and sys.gettrace() is None else None
     return Profile(recorder) if tracer is None else CTracer(recorder, tracer)
 
 

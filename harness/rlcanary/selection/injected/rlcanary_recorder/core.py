@@ -57,9 +57,12 @@ class Recorder:
         root: the project; code and data elsewhere are not recorded.
         context: to whom work belongs that was not begun by a call from elsewhere; by default the process itself.
         injected: the folder that children need on PYTHONPATH; by default the one that this module was loaded from.
+        may_trace: whether nobody else in this process will use `sys.settrace`.
     """
 
-    def __init__(self, folder: str, root: str, context: str | None = None, injected: str | None = None) -> None:
+    def __init__(
+        self, folder: str, root: str, context: str | None = None, injected: str | None = None, may_trace: bool = True
+    ) -> None:
         self.folder, self.root = folder, root
         self.injected = injected or injected_folder()
         self.roots = tuple({root + "/", os.path.realpath(root) + "/"})
@@ -73,7 +76,7 @@ class Recorder:
         self.codes: dict[int, CodeType] = {}  # keeps them alive, so that an id stays a name
         self.seen: dict[str, set[int]] = {}
         self.said: set[tuple[str, ...]] = set()
-        self.backend = choose_backend(self)
+        self.backend = choose_backend(self, may_trace)
         self.open_journal()
 
     def open_journal(self) -> None:

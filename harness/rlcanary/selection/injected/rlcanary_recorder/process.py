@@ -27,11 +27,13 @@ def recorder() -> Recorder | None:
     return _recorders[0] if _recorders else None
 
 
-def start(folder: str, root: str, context: str | None = None, injected: str | None = None) -> Recorder:
+def start(
+    folder: str, root: str, context: str | None = None, injected: str | None = None, may_trace: bool = True
+) -> Recorder:
     """Begin to record in this interpreter, unless it records already."""
     if _recorders:
         return _recorders[0]
-    active = Recorder(folder, root, context, injected)
+    active = Recorder(folder, root, context, injected, may_trace)
     _recorders.append(active)
     # What brings the recorder along looks for it under this name, also where it is a part of rlcanary.
     package = __name__.rpartition(".")[0]
