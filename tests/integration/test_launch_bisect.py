@@ -137,7 +137,9 @@ class TestOnThisMachine:
 
 def test_nightly_is_bisected_on_slurm_while_jobs_are_preempted_and_killed(slurm: None, tmp_path: Path) -> None:
     """30 commits, four jobs at a time; one job is preempted and one is killed, and both commits run again."""
-    body = 'touch "$EXP_DIR/running"; sleep 1'
+    hold = tmp_path / "hold"
+    hold.touch()
+    body = f"for _ in $(seq 600); do [ -e {hold} ] || break; sleep 0.1; done"
     project = make_nightly(tmp_path / "p", 30, lambda i: 0.5 if i < 22 else 1.5, lambda i: script(body))
     for name in ("home", "data"):
         (tmp_path / name).mkdir()
@@ -148,15 +150,13 @@ def test_nightly_is_bisected_on_slurm_while_jobs_are_preempted_and_killed(slurm:
     def running() -> list[str]:
         return slurm_says("squeue", "--noheader", "--states=RUNNING", "--name=grpo-tiny", "--format=%i").split()
 
-    lost: list[str] = []
-
     def disturb() -> None:
         wait_for(lambda: len(running()) >= 2, 60)
-        job = running()[0]
-        lost.append(job)
-        slurm_says("scancel", job)
-        wait_for(lambda: len(set(running()) - {job}) >= 2, 60)
+        killed = running()[0]
+        slurm_says("scancel", killed)
+        wait_for(lambda: len(set(running()) - {killed}) >= 2, 60)
         slurm_says("sbatch", "--partition=urgent", "--exclusive", "--wait", "--output=/dev/null", "--wrap=true")
+        hold.unlink()
 
     thread = threading.Thread(target=disturb)
     thread.start()
