@@ -50,6 +50,16 @@ def server(ray_cluster):
     ray.get(server.answer.remote())
     return server
 
+@pytest.fixture(scope="module")
+def impatient(ray_cluster):
+    return Server.remote()
+
+def test_actor_that_is_still_starting(impatient):
+    pass
+
+def test_actor_that_was_still_starting_is_kept(impatient):
+    assert ray.get(impatient.answer.remote(), timeout=30) == 42
+
 class Tensor:
     pass
 
@@ -97,7 +107,7 @@ def test_may_leave_nothing(server):
 
 @pytest.mark.parametrize("index", range(SOAK))
 def test_soak(server, index):
-    assert len(state.actors()) == 2  # the server and its helper
+    assert len(state.actors()) == 3  # the server, its helper, and the one that was not waited for
     assert not state.placement_groups()
     assert "sleep 999" not in [processes.command_line(child.pid) for child in processes.children()]
     kept.append(Server.remote())
@@ -119,6 +129,7 @@ def leaking(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize(
     "claim",
     [
+        "actor_that_was_still_starting_is_kept",
         "cpus_of_the_failed_test_are_free",
         "traceback_of_the_failed_test_holds_nothing",
         "actor_that_a_shared_actor_started_is_kept",

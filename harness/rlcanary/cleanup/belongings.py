@@ -53,12 +53,14 @@ class Belongings:
     def shared(self) -> Iterator[None]:
         """What comes into being in here belongs to a fixture that other tests share."""
         processes_before, ray_before = processes.census().everyone(), ray_cluster.holdings()
+        handled_before = ray_cluster.handled_actors()
         connected_before, distributed_before = ray_cluster.connected(), distributed_is_up()
         try:
             yield
         finally:
             self._processes |= processes.census().everyone() - processes_before
             self._ray |= ray_cluster.holdings() - ray_before
+            self._ray |= Holdings(ray_cluster.handled_actors() - handled_before)
             self._distributed |= distributed_is_up() and not distributed_before
             self.ray_is_shared |= ray_cluster.connected() and not connected_before
 

@@ -93,6 +93,17 @@ def holdings() -> Holdings:
     return Holdings(frozenset(actors()), frozenset(placement_groups()))
 
 
+def handled_actors() -> frozenset[str]:
+    """The ids of the actors of which this process holds a handle: one that was made a moment ago is in no table yet."""
+    if not connected():
+        return frozenset()
+    import gc
+
+    from ray.actor import ActorHandle
+
+    return frozenset(found._actor_id.hex() for found in gc.get_objects() if type(found) is ActorHandle)
+
+
 def actors_made_since(kept: Holdings) -> list[Actor]:
     """The actors that are not kept and were not created by a kept actor, directly or through others."""
     now = actors()
