@@ -24,7 +24,9 @@ def policy(mode: Any, was_reset: bool | None = True) -> VllmPolicy:
         logprobs_mode=mode, get_vocab_size=lambda: 64, try_get_generation_config=lambda: {"eos_token_id": 2}
     )
     engine = SimpleNamespace(
-        model_config=config, vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(worker_extension_cls=""))
+        engine_core=SimpleNamespace(),
+        model_config=config,
+        vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(worker_extension_cls="")),
     )
     return VllmPolicy(
         SimpleNamespace(llm_engine=engine, get_tokenizer=tiny_tokenizer, reset_prefix_cache=lambda: was_reset)
