@@ -102,8 +102,8 @@ def search(json_file: Path | None, dry_run: bool, no_pin: bool, command: tuple[s
     if report.status in ("refused", "aborted"):
         raise UserError(report.message)
     if report.status == "interrupted":
-        click.echo(f"log: {report.log}", err=True)
-        click.echo(report.message, err=True)
+        display.last_words(f"log: {report.log}")
+        display.last_words(report.message)
     else:
         print_summary(report, plan.repository)
     return report.exit_code

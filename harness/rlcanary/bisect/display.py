@@ -106,6 +106,14 @@ class Display:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._live.stop()
+        self._leave_stderr_if_gone()
+
+    def last_words(self, text: str) -> None:
+        """A line after the search has ended."""
+        print(text, file=self._stderr, flush=True)
+        self._leave_stderr_if_gone()
+
+    def _leave_stderr_if_gone(self) -> None:
         if self._stderr.is_gone:
             sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - for as long as the process lives
 
