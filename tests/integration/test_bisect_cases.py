@@ -171,6 +171,7 @@ def test_terminal_that_goes_away_loses_nothing(history: Path, tmp_path: Path) ->
     command = "rlcanary", "bisect", "--good", "c1", "--bad", "c100", "--", "sh", "-c", script
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest may itself run under nohup
         os.chdir(history)
         os.execvp(command[0], command)
     while not gate.exists():
