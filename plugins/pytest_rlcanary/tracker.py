@@ -59,7 +59,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         elif runs_tests(config):
             run = RunRecorder.start(results_file(config), config.rootpath)
             config.stash[PROCESS] = run
-            config.pluginmanager.register(RunReporter(run))
+            config.pluginmanager.register(RunReporter(run, session))
     except UserError as error:
         raise pytest.UsageError(f"rlcanary: {error}") from error
 
@@ -80,8 +80,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 class RunReporter:
     """The hooks of the process that owns the run."""
 
-    def __init__(self, run: RunRecorder) -> None:
+    def __init__(self, run: RunRecorder, session: pytest.Session) -> None:
         self.run = run
+        self.session = session
+        self.was_finished = False
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -112,7 +114,12 @@ class RunReporter:
         finally:
             self.write_results(session)
 
+    def pytest_unconfigure(self) -> None:
+        if not self.was_finished:  # a plugin failed while the session started: pytest then skips the session's end
+            self.write_results(self.session)
+
     def write_results(self, session: pytest.Session) -> None:
+        self.was_finished = True
         try:
             problems = self.run.finish(int(session.exitstatus), coverage_total(session.config))
         except (OSError, UserError) as error:

@@ -264,6 +264,14 @@ def test_first_failure_under_x_keeps_what_was_tracked(pytester: pytest.Pytester)
     assert run["exit_status"] == 1
 
 
+def test_run_that_fails_as_it_starts_says_how_it_ended(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("def pytest_sessionstart(): raise RuntimeError('a plugin is broken')")
+    pytester.makepyfile("def test_nothing(): pass")
+    assert pytester.runpytest_subprocess().ret == pytest.ExitCode.INTERNAL_ERROR
+    assert results(pytester.path)["exit_status"] == pytest.ExitCode.INTERNAL_ERROR
+    assert len(history(pytester.path)) == 1
+
+
 def test_run_that_exits_in_the_middle_is_completed_by_the_next_one(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
