@@ -100,9 +100,9 @@ async def run(ray, verifier, engines, buffer):
                 for engine in engines:
                     engine.version = version
 
-    producing = asyncio.create_task(produce())
-    await train()
-    await producing
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(produce())
+        tasks.create_task(train())
     return items, collector, trained, evicted
 
 

@@ -60,7 +60,7 @@ class Taken:
     """What `take` took out.
 
     Attributes:
-        groups: to train on, oldest first.
+        groups: to train on, oldest first; as many as were asked for, or none because some grew stale.
         stale: groups that were evicted on the way, whose items want to be sampled again.
     """
 
@@ -122,6 +122,9 @@ class GroupBuffer:
     async def take(self, count: int, trainer_version: int, timeout_s: float | None = None) -> Taken:
         """The next `count` groups that are fresh enough, as soon as there are so many.
 
+        It does not wait once a group grew stale: the missing one may be that of an item which is sampled again only when
+        the caller learns of it.
+
         Args:
             count: groups, at most the capacity.
             trainer_version: that the trainer is at; it decides who is stale.
@@ -129,7 +132,7 @@ class GroupBuffer:
 
         Raises:
             ValueError: more than the capacity is asked for, or a group is newer than the trainer, which stays in the buffer.
-            TimeoutError: there were not so many in time. What grew stale stays evicted and comes with the next call.
+            TimeoutError: there were not so many in time.
             BufferClosed: before or while waiting.
         """
         if not 1 <= count <= self.capacity:
@@ -138,12 +141,12 @@ class GroupBuffer:
 
             def is_ready() -> bool:
                 self._evict(trainer_version)
-                return self._is_closed or len(self._entries) >= count
+                return self._is_closed or bool(self._stale) or len(self._entries) >= count
 
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait_for(is_ready)
             self._require_open()
-            entries = [self._entries.popleft() for _ in range(count)]
+            entries = [self._entries.popleft() for _ in range(count)] if len(self._entries) >= count else []
             for entry in entries:
                 entry.reads += 1
                 if entry.reads == 1:
