@@ -144,18 +144,7 @@ class InProcessEngine:
             KeyError: the model has no parameter of a name.
             ValueError: a tensor's shape is not the parameter's.
         """
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        loaded = set()
-        for name, weight in weights:
-            if name not in parameters:
-                raise KeyError(f"the engine's model has no parameter {name!r}")
-            if parameters[name].shape != weight.shape:
-                raise ValueError(
-                    f"{name} of shape {tuple(weight.shape)} does not fit the engine's {tuple(parameters[name].shape)}"
-                )
-            parameters[name].copy_(weight.detach())
-            loaded.add(name)
-        return loaded
+        return load_parameters(self.model, weights, "engine")
 
     def reset_prefix_cache(self) -> None:
         """Forget the keys and values of all prefixes. Requests under way keep those that they have."""
@@ -205,6 +194,35 @@ class InProcessEngine:
         import torch
 
         return self._random if seed is None else torch.Generator().manual_seed(seed)
+
+
+def load_parameters(model: Any, weights: Iterable[tuple[str, Tensor]], owner: str) -> set[str]:
+    """Copy weights into the parameters of these names -> the names that were loaded. What came before an error stays.
+
+    Args:
+        model: a torch module.
+        weights: names and tensors.
+        owner: whose model this is, for errors.
+
+    Raises:
+        KeyError: the model has no parameter of a name.
+        ValueError: a tensor's shape is not the parameter's.
+    """
+    import torch
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    loaded = set()
+    with torch.no_grad():
+        for name, weight in weights:
+            if name not in parameters:
+                raise KeyError(f"the {owner}'s model has no parameter {name!r}")
+            if parameters[name].shape != weight.shape:
+                raise ValueError(
+                    f"{name} of shape {tuple(weight.shape)} does not fit the {owner}'s {tuple(parameters[name].shape)}"
+                )
+            parameters[name].copy_(weight.detach())
+            loaded.add(name)
+    return loaded
 
 
 class _Request:

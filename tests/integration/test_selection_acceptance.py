@@ -40,7 +40,7 @@ def returns(function: str, value: str) -> tuple[str, str]:
 EDITS = [
     edit("actor method", "pkg/workers.py", "self.n += 1", "self.n += 1 + 0", "test_actor_a test_long_a"),
     edit("other actor method", "pkg/workers.py", "other(self.n)", "other(self.n) + 0", "test_long_b test_nested"),
-    edit("helper called in an actor", "pkg/helper.py", *returns("scale(x)", "x * 2"), "test_actor_a test_long_a"),
+    edit("helper called in an actor", "pkg/scaling.py", *returns("scale(x)", "x * 2"), "test_actor_a test_long_a"),
     edit("constructor of an actor", "pkg/workers.py", "self.n = start", "self.n = start + 0", USES_COUNTER),
     edit("task", "pkg/workers.py", "return task_body(x)", "return task_body(x) + 0", "test_task test_task_again"),
     edit("helper of a task", "pkg/workers.py", "x + RATE", "x + RATE + 0", "test_task test_task_again"),
@@ -63,7 +63,7 @@ EDITS = [
     ),
     edit(
         "module of a subprocess",
-        "pkg/script_helper.py",
+        "pkg/script_body.py",
         "return 5",
         "return 5 + 0",
         "test_subprocess test_subprocess_in_actor",
@@ -75,7 +75,7 @@ EDITS = [
         *returns("closing()", "1"),
         USES_CLUSTER,
     ),
-    edit("function that no process called", "pkg/script_helper.py", "return 6", "return 6 + 0", ""),
+    edit("function that no process called", "pkg/script_body.py", "return 6", "return 6 + 0", ""),
     edit(
         "multiprocessing", "pkg/processes.py", *returns("child_body()", "5"), "test_process[spawn] test_process[fork]"
     ),
@@ -91,7 +91,7 @@ EDITS = [
         "append(name + '')",
         EVERY_TEST,
     ),
-    edit("import statement", "pkg/helper.py", "", "import os\n", EVERY_TEST),
+    edit("import statement", "pkg/scaling.py", "", "import os\n", EVERY_TEST),
     edit("empty __init__.py", "pkg/__init__.py", "", "X = 1\n", EVERY_TEST),
     edit(
         "function called by a module fixture",
@@ -107,8 +107,8 @@ EDITS = [
     ),
     edit("data file", "data/config.json", "1", "1 ", "test_data"),
     edit("data file beside a configuration", "data/vocab.txt", "x", "y", "test_data"),
-    edit("comment", "pkg/helper.py", "return x * 2", "return x * 2  # doubled", ""),
-    edit("nothing", "pkg/helper.py", "return x * 2", "return x * 2", ""),
+    edit("comment", "pkg/scaling.py", "return x * 2", "return x * 2  # doubled", ""),
+    edit("nothing", "pkg/scaling.py", "return x * 2", "return x * 2", ""),
     edit("test", "tests/test_remote.py", 'sys.executable, "-m"', 'sys.executable,  "-m"', ""),
     edit(
         "body of a test",

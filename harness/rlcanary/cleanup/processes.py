@@ -107,7 +107,7 @@ def census() -> Census:
 
 
 def _read(path: str) -> bytes:
-    """A small file of /proc, in a third of the time that pathlib takes; this runs twice for every test."""
+    """A small file of /proc, in a third of the time that pathlib takes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []

@@ -19,8 +19,8 @@ from rlcanary.contract import TrainState
 from rlcanary.conventions import Conventions
 from rlcanary.grpo.optimizer import OptimizerSettings
 from rlcanary.grpo.schedule import Schedule
-from rlcanary.reference import advantages, completion_logprobs, completion_scores, policy_loss, rewards_with_kl, split
-from rlcanary.reference.step import forward_mode
+from rlcanary.reference import completion_logprobs, completion_scores, policy_loss, split
+from rlcanary.reference.step import forward_mode, with_advantages
 
 
 class MasterWeights:
@@ -125,18 +125,7 @@ def policy_data(
     ref_logprobs_BT = batch.ref_logprobs
     if ref_logprobs_BT is None and state.ref_model is not None:
         ref_logprobs_BT = score(state.ref_model, batch, conventions, schedule)
-    rewards_B = batch.rewards
-    if ref_logprobs_BT is not None:
-        rewards_B = rewards_with_kl(rewards_B, old_logprobs_BT, ref_logprobs_BT, batch.completion_mask, conventions)
-    return PolicyBatch(
-        logprobs=missing_BT,
-        old_logprobs=old_logprobs_BT,
-        advantages=advantages(rewards_B, batch.group_ids, conventions),
-        mask=batch.completion_mask,
-        ref_logprobs=ref_logprobs_BT,
-        sampler_logprobs=batch.old_logprobs,
-        group_ids=batch.group_ids,
-    )
+    return with_advantages(batch, conventions, missing_BT, old_logprobs_BT, ref_logprobs_BT)
 
 
 def accumulate_gradients(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.batch import Completion
+from rlcanary.engine import load_parameters
 from rlcanary.grpo.batching import Batcher
 from rlcanary.grpo.containers import LogProbs, Masks, MaskStrategy, Tokens
 from rlcanary.grpo.generation import GenerationParameters
@@ -123,19 +124,8 @@ class TransformersPolicy:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """See `Policy.load_weights`. What came before an error stays loaded."""
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        loaded = set()
-        with self._lock, torch.no_grad():
-            for name, weight in weights:
-                if name not in parameters:
-                    raise KeyError(f"the policy's model has no parameter {name!r}")
-                if parameters[name].shape != weight.shape:
-                    raise ValueError(
-                        f"{name} of shape {tuple(weight.shape)} does not fit the policy's {tuple(parameters[name].shape)}"
-                    )
-                parameters[name].copy_(weight.detach())
-                loaded.add(name)
-        return loaded
+        with self._lock:
+            return load_parameters(self.model, weights, "policy")
 
     def reset_prefix_cache(self) -> None:
         """Nothing to forget: no keys and values outlive a call."""

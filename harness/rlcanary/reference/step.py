@@ -70,6 +70,24 @@ def policy_batch(model: Any, ref_model: Any, batch: CollatedBatch, conventions: 
     ref_logprobs_BT = batch.ref_logprobs
     if ref_logprobs_BT is None and ref_model is not None:
         ref_logprobs_BT = _scored(ref_model, batch, conventions)
+    return with_advantages(batch, conventions, logprobs_BT, old_logprobs_BT, ref_logprobs_BT, entropy_BT)
+
+
+def with_advantages(
+    batch: CollatedBatch,
+    conventions: Conventions,
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    ref_logprobs_BT: Tensor | None,
+    entropy_BT: Tensor | None = None,
+) -> PolicyBatch:
+    """What the loss is taken of, once everything is scored: the KL in the rewards where it belongs, then advantages.
+
+    Args:
+        batch: the sampled completions.
+        conventions: those of rewards and advantages.
+        logprobs_BT, old_logprobs_BT, ref_logprobs_BT, entropy_BT: [B, T] in nats, as `PolicyBatch` has them.
+    """
     rewards_B = batch.rewards
     if ref_logprobs_BT is not None:
         rewards_B = rewards_with_kl(rewards_B, old_logprobs_BT, ref_logprobs_BT, batch.completion_mask, conventions)

@@ -8,7 +8,7 @@ import pytest
 import ray
 from pkg import config, processes, registry
 from pkg.constants import UNUSED
-from pkg.helper import other
+from pkg.scaling import other
 from pkg.workers import Counter, Outer, Spawner, Streamer, Threaded, stream_task, task
 
 

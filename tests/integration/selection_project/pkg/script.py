@@ -1,4 +1,4 @@
-from pkg.script_helper import compute
+from pkg.script_body import compute
 
 if __name__ == "__main__":
     print(compute())

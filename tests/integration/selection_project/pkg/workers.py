@@ -8,7 +8,7 @@ import time
 import ray
 
 from pkg.constants import RATE
-from pkg.helper import other, scale
+from pkg.scaling import other, scale
 
 
 @ray.remote
