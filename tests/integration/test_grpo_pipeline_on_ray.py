@@ -111,7 +111,7 @@ def test_each_item_ends_once_although_an_engine_dies_and_verifiers_break(ray):
     buffer = start_buffer(capacity=8, max_staleness=1)
     with VerifierPool(sometimes_broken(), workers=2, timeout_s=1.0) as pool:
         tallied = Tallied(pool)
-        items, collector, trained, evicted = asyncio.run(asyncio.wait_for(run(ray, tallied, engines, buffer), 120))
+        items, collector, trained, evicted = asyncio.run(asyncio.wait_for(run(ray, tallied, engines, buffer), 300))
     broken = {5, 6, 7}
     assert set(items.failures()) == broken
     assert trained == {index: 1 for index in range(ITEMS) if index not in broken}
