@@ -34,6 +34,7 @@ SUBCOMMANDS = {
     "launch": Subcommand(
         "rlcanary.launch.command", "Run test scripts as jobs on a snapshot of the code, and judge them."
     ),
+    "launches": Subcommand("rlcanary.launch.launches", "Tell how launches ended, or cancel them."),
     "code-snapshot": Subcommand("rlcanary.launch.snapshot", "Copy the tracked code to a folder named for its content."),
     "train": Subcommand("rlcanary.grpo.command", "Train with the bundled GRPO, as a plan says."),
     "bisect": Subcommand("rlcanary.bisect.command", "Find the commit that broke a command."),

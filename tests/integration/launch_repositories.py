@@ -33,10 +33,15 @@ def make_project(folder: Path, loss: str = "0.5", **scripts: str) -> Path:
 
 def launch(project: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Typed in the project's root, waiting for the verdict unless WATCH says otherwise."""
+    return typed(project, "launch", *arguments, **{"WATCH": "1"} | variables)
+
+
+def typed(project: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command of rlcanary, in the project's root."""
     return subprocess.run(
-        [sys.executable, "-m", "rlcanary", "launch", *arguments],
+        [sys.executable, "-m", "rlcanary", *command],
         cwd=project,
-        env=os.environ | {"WATCH": "1"} | variables,
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         timeout=100,

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from bisect_repositories import git
-from launch_repositories import CHECK, SCRIPT, launch, make_project, outputs, script
+from bisect_repositories import git, wait_for
+from launch_repositories import CHECK, SCRIPT, launch, make_project, outputs, script, typed
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 
@@ -212,6 +212,27 @@ def test_python_imports_the_snapshot(tmp_path: Path) -> None:
     (snapshot,) = snapshots(project)
     assert f"'{snapshot}/src', '/elsewhere'" in outputs(project)[0]
     assert f"'{project}/src'" not in outputs(project)[0]
+
+
+def test_job_outlives_a_launch_that_was_killed_and_can_be_cancelled(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "p", **{"grpo-tiny": script("touch $EXP_DIR/running; sleep 60")})
+    command = [sys.executable, "-m", "rlcanary", "launch", SCRIPT]
+    with subprocess.Popen(command, cwd=project, env=os.environ | LOCAL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: list(project.glob("launches/*/running")))
+        process.kill()
+    (folder,) = project.glob("launches/grpo-tiny-*")
+    runs = typed(project, "launches", str(folder))
+    assert (runs.returncode, "RUNNING" in runs.stdout) == (75, True), runs.stderr
+    ended = typed(project, "launches", "--cancel", str(folder))
+    assert (ended.returncode, "job CANCELLED: no result" in ended.stdout) == (137, True), ended.stderr
+
+
+def test_folder_that_is_no_launch_is_refused(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "p", **{"grpo-tiny": script()})
+    assert "nothing was launched in" in typed(project, "launches").stderr
+    (project / "launches").mkdir()
+    refused = typed(project, "launches", "launches")
+    assert (refused.returncode, "launches is no launch" in refused.stderr) == (2, True)
 
 
 def test_tools_launch_is_the_command(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from bisect_repositories import wait_for
-from launch_repositories import CHECK, SCRIPT, fake_programs, launch, make_project, outputs, script
+from launch_repositories import CHECK, SCRIPT, fake_programs, launch, make_project, outputs, script, typed
 
 pytestmark = pytest.mark.usefixtures("slurm")
 
@@ -65,13 +65,46 @@ def test_scripts_with_the_same_resources_are_one_array(tmp_path: Path) -> None:
     assert len(set(jobs)) == 1
 
 
-def test_nothing_is_waited_for_without_watch(tmp_path: Path) -> None:
-    project = make_project(tmp_path / "p", **{"grpo-tiny": script("sleep 2")})
-    result = launch(project, SCRIPT, WATCH="0")
-    assert result.returncode == 0
-    (job,) = re.findall(r"slurm (\d+) in", result.stderr)
-    assert slurm_says("squeue", "--noheader", f"--jobs={job}", "--format=%T") in ("PENDING", "CONFIGURING", "RUNNING")
-    slurm_says("scancel", job)
+class TestLaunchThatNobodyWaitsFor:
+    """`rlcanary launches` asks for it later, from wherever."""
+
+    def test_is_judged_as_if_it_had_been_watched(self, tmp_path: Path) -> None:
+        body = f"for _ in $(seq 600); do [ ! -e {tmp_path}/hold ] || sleep 0.1; done"
+        worse = script(body, check=CHECK.replace("< 1", "< 0.1"))
+        scripts = {"grpo-tiny": script(body, runs=2), "grpo-worse": worse, "grpo-broken": script("exit 3")}
+        project = make_project(tmp_path / "p", **scripts)
+        (tmp_path / "hold").touch()
+        launched = launch(project, *(f"tests/test_suites/llm/{name}.sh" for name in scripts), WATCH="0")
+        assert launched.returncode == 0
+        hint = launched.stderr.splitlines()[-1]
+        command = hint.removeprefix("how they end: rlcanary ").split()
+        assert len(command) == 4
+        now = typed(project, *command)
+        assert (now.returncode, now.stdout.count("none yet") >= 2) == (75, True), now.stdout + now.stderr
+        (tmp_path / "hold").unlink()
+        later = typed(project, *command, "--watch")
+        assert later.returncode == 1, later.stdout + later.stderr
+        rows = {
+            line.split("│")[3].split("-2")[0].strip(): line for line in later.stdout.splitlines() if "launches/" in line
+        }
+        assert "the metric checks pass" in rows["launches/grpo-tiny"]
+        assert "a metric check fails" in rows["launches/grpo-worse"]
+        assert "exit 3: the metrics were not judged" in rows["launches/grpo-broken"]
+        assert "0.5 < 0.1 is false" in later.stderr, "the end of what the job printed is shown"
+        codes = {name: typed(project, "launches", *map(str, project.glob(f"launches/{name}-2*"))) for name in scripts}
+        assert [codes[name].returncode for name in scripts] == [0, 1, 125]
+        assert typed(project, *command, PATH="").returncode == 1, "the scheduler is not asked again"
+
+    def test_is_cancelled(self, tmp_path: Path) -> None:
+        project = make_project(tmp_path / "p", **{"grpo-tiny": script(WAITS)})
+        launch(project, SCRIPT, WATCH="0")
+        wait_for(lambda: list(project.glob("launches/*/running")))
+        (folder,) = project.glob("launches/grpo-tiny-*")
+        refused = typed(project, "launches", "--cancel")
+        assert (refused.returncode, "name the launches" in refused.stderr) == (2, True)
+        cancelled = typed(project, "launches", "--cancel", str(folder))
+        assert (cancelled.returncode, "job CANCELLED" in cancelled.stdout) == (137, True), cancelled.stderr
+        assert slurm_says("squeue", "--noheader", "--name=grpo-tiny", "--format=%T") == ""
 
 
 @pytest.mark.parametrize("fault", ["cancelled", "preempted", "node failure"])
@@ -82,7 +115,7 @@ def test_job_that_is_lost_is_no_verdict(tmp_path: Path, fault: str) -> None:
         elif fault == "preempted":
             slurm_says("sbatch", "--partition=urgent", "--exclusive", "--wait", "--output=/dev/null", "--wrap=true")
         else:
-            node = slurm_says("sinfo", "--noheader", "--format=%n").split()[0]
+            node = slurm_says("sinfo", "--noheader", "--partition=test", "--format=%n")
             slurm_says("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
             slurm_says("scontrol", "update", f"NodeName={node}", "State=RESUME")
 

@@ -53,6 +53,8 @@ def test_every_command_of_the_guide_does_what_the_guide_says(reader: Path) -> No
     launched = typed("DRYRUN=1")
     assert "GPU-hours: 0.00" in launched.stdout
     assert (launched.returncode, "a metric check fails" in launched.stdout) == (1, True), launched.stderr
+    asked = typed("rlcanary launches")
+    assert (asked.returncode in (1, 75), asked.stdout.count("launches/grpo-tiny-")) == (True, 2), asked.stderr
     snapshot = Path(typed("code_snapshot.sh").stdout.strip())
     assert (snapshot / CASE).is_file()
     for text in ("ACCOUNT=team", "SED_CLAUSES", "EXTRA_SCRIPT_ARGS", "--executor slurm"):

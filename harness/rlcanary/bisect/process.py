@@ -182,6 +182,11 @@ def end_marked(mark: Mapping[str, str]) -> None:
     _end(lambda pid: _has_mark(pid, mark))
 
 
+def is_marked_running(mark: Mapping[str, str]) -> bool:
+    """Whether a process has all of `mark` in its environment, whoever started it."""
+    return any(True for _ in _running(lambda pid: _has_mark(pid, mark)))
+
+
 def _has_mark(pid: int, mark: Mapping[str, str]) -> bool:
     return bool(mark) and mark.items() <= psutil.Process(pid).environ().items()
 

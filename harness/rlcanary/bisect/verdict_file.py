@@ -15,7 +15,11 @@ def write_verdict(reading: Reading) -> None:
     """Does nothing outside of a bisect."""
     place = os.environ.get(VERDICT_VARIABLE)
     if place:
-        write_whole(Path(place), json.dumps({"outcome": reading.outcome, "reason": reading.reason}) + "\n")
+        write_verdict_file(Path(place), reading)
+
+
+def write_verdict_file(file: Path, reading: Reading) -> None:
+    write_whole(file, json.dumps({"outcome": reading.outcome, "reason": reading.reason}) + "\n")
 
 
 def read_verdict_file(file: Path) -> Reading | None:

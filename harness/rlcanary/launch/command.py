@@ -14,10 +14,10 @@ from rlcanary.bisect.executors.job import Executor
 from rlcanary.bisect.executors.slurm import SlurmOptions
 from rlcanary.bisect.git import Repository, environment_without_repository
 from rlcanary.bisect.outcomes import Outcome, Reading
-from rlcanary.bisect.process import Interrupted, Interrupts
+from rlcanary.bisect.process import Interrupted, Interrupts, Stopped
 from rlcanary.bisect.verdict_file import write_verdict
 from rlcanary.errors import UserError
-from rlcanary.launch.display import print_cost, print_verdicts, show_end, show_states
+from rlcanary.launch.display import print_cost, print_next_steps, print_verdicts, show_end, show_states
 from rlcanary.launch.edits import Edits
 from rlcanary.launch.experiment import Experiment, python_path
 from rlcanary.launch.snapshot import take_snapshot
@@ -109,13 +109,19 @@ def _run(
     executor: Executor, experiments: Sequence[Experiment], arguments: Sequence[str], watch: bool
 ) -> Reading | None:
     with Interrupts() as interrupts:
-        submission = Submission(executor, experiments, arguments, environment_without_repository())
-        submission.submit()
-        for experiment, ids in submission.ids.items():
-            click.echo(f"{experiment.script}: {executor.name} {', '.join(ids)} in {experiment.folder}", err=True)
-        if not watch:
-            return None
-        readings = submission.judge(interrupts, show_states(), show_end)
+        submission = Submission(executor, dict.fromkeys(experiments, ()))
+        try:
+            submission.submit(arguments, environment_without_repository())
+            for experiment, ids in submission.ids.items():
+                click.echo(f"{experiment.script}: {executor.name} {', '.join(ids)} in {experiment.folder}", err=True)
+            interrupts.check()
+            readings = submission.judge(interrupts, show_states(), show_end) if watch else None
+        except (Stopped, UserError):
+            submission.cancel()
+            raise
+    if readings is None:
+        print_next_steps(experiments)
+        return None
     print_verdicts(readings)
     return combine(list(readings.values()))
 

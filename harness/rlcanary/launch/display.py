@@ -1,7 +1,10 @@
 """What `rlcanary launch` shows."""
 
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from fractions import Fraction
+from pathlib import Path
 
 import click
 from rich.table import Table
@@ -55,8 +58,18 @@ def show_end(identity: str, job: Job, end: JobEnd) -> None:
     code = "no result" if end.result is None else f"exit {end.result.exit_code}"
     click.echo(f"{identity}: {end.state}, {code}", err=True)
     if end.result is None or end.result.exit_code:
-        click.echo(f"--- the end of {job.output}", err=True)
-        click.echo(read_end(job.output, TAIL_BYTES).strip(), err=True)
+        print_end(job.output)
+
+
+def print_end(output: Path | None) -> None:
+    if output is not None and (text := read_end(output, TAIL_BYTES).strip()):
+        click.echo(f"--- the end of {output}\n{text}", err=True)
+
+
+def print_next_steps(experiments: Sequence[Experiment]) -> None:
+    """Of a launch that nobody waits for."""
+    folders = shlex.join(_relative(experiment.folder) for experiment in experiments)
+    click.echo(f"how they end: rlcanary launches {folders}", err=True)
 
 
 def print_verdicts(readings: Mapping[Experiment, Reading]) -> None:
@@ -64,6 +77,30 @@ def print_verdicts(readings: Mapping[Experiment, Reading]) -> None:
     for column in ("Outcome", "Script", "Reason"):
         table.add_column(column, overflow="fold")
     for experiment, reading in readings.items():
-        outcome = Text(reading.outcome, style=STYLES.get(reading.outcome, "yellow"))
-        table.add_row(outcome, experiment.script, Text(reading.reason))
+        table.add_row(_styled(reading.outcome), experiment.script, Text(reading.reason))
     report_console(highlight=False).print(table)
+
+
+def print_launches(
+    experiments: Sequence[Experiment], readings: Mapping[Experiment, Reading], still: Mapping[Experiment, str]
+) -> None:
+    """`still` tells where those are that have not ended."""
+    table = Table(title="Launches")
+    for column in ("Outcome", "Launched", "Launch", "Reason"):
+        table.add_column(column, overflow="fold")
+    for own in experiments:
+        ended = own in readings
+        outcome = _styled(readings[own].outcome) if ended else Text("none yet")
+        when = f"{datetime.fromisoformat(own.launched):%Y-%m-%d %H:%M}"
+        reason = readings[own].reason if ended else still[own]
+        table.add_row(outcome, when, Text(_relative(own.folder)), Text(reason))
+    report_console(highlight=False).print(table)
+
+
+def _styled(outcome: Outcome) -> Text:
+    return Text(outcome, style=STYLES.get(outcome, "yellow"))
+
+
+def _relative(folder: Path) -> str:
+    """As one types it here."""
+    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)

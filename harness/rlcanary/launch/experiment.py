@@ -11,6 +11,7 @@ from rlcanary.bisect.executors.job import Job
 from rlcanary.bisect.executors.waiting import JobEnd
 from rlcanary.bisect.import_paths import find_import_paths
 from rlcanary.bisect.outcomes import Outcome, Reading
+from rlcanary.bisect.verdict_file import write_verdict_file
 from rlcanary.launch.suite import Configuration
 from rlcanary.launch.verdict import CHECKS_VARIABLE, read_verdict
 
@@ -25,20 +26,26 @@ class Experiment:
     snapshot: Path
     python_path: str
     folder: Path
+    launched: str
+    """When, in ISO 8601."""
 
     @classmethod
     def make(
         cls, script: str, configuration: Configuration, snapshot: Path, python_path: str, launches: Path
     ) -> "Experiment":
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = launches / f"{Path(script).stem}-{stamp}-{secrets.token_hex(3)}"
+        now = datetime.now().astimezone()
+        folder = launches / f"{Path(script).stem}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         for part in ("checkpoints", "logs"):
             (folder / part).mkdir(parents=True)
-        return cls(script, configuration, snapshot, python_path, folder)
+        return cls(script, configuration, snapshot, python_path, folder, now.isoformat(timespec="seconds"))
 
     @property
     def checks(self) -> Path:
         return self.folder / "metric-checks.jsonl"
+
+    @property
+    def verdict(self) -> Path:
+        return self.folder / "verdict.json"
 
     def job(self, number: int, arguments: Sequence[str], environment: Mapping[str, str], after: str | None) -> Job:
         """The run of this number, from 1."""
@@ -62,6 +69,16 @@ class Experiment:
             resources=self.configuration.resources,
             after=after,
         )
+
+    @property
+    def last_output(self) -> Path | None:
+        """What the last run printed that printed anything."""
+        files = (self.job(number, (), {}, None).output for number in range(self.configuration.runs, 0, -1))
+        return next((file for file in files if file.is_file()), None)
+
+    def write_verdict(self, reading: Reading) -> None:
+        """For those who ask when the scheduler has forgotten the jobs."""
+        write_verdict_file(self.verdict, reading)
 
     def read(self, ends: Sequence[JobEnd]) -> Reading:
         """The verdict: the last run judges the metrics, and where it could not, a run that was lost is the reason."""

@@ -3,60 +3,59 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rlcanary.bisect.executors.job import Executor, Job, QueryFailed, Rejected
-from rlcanary.bisect.executors.waiting import JobEnd, NoAnswer, Waiting
+from rlcanary.bisect.executors.job import LOST, Executor, Job, QueryFailed, Rejected, State
+from rlcanary.bisect.executors.waiting import SILENCE_SECONDS, JobEnd, NoAnswer, Waiting
 from rlcanary.bisect.outcomes import Reading
 from rlcanary.bisect.process import Stop
 from rlcanary.errors import UserError
 from rlcanary.launch.experiment import Experiment
+from rlcanary.launch.record import Record
 
 CANCEL_ATTEMPTS = 3
+ANSWER_SECONDS = 10.0
+"""How long a scheduler is asked where nobody waits for the jobs."""
 
 
 class Submission:
-    def __init__(
-        self,
-        executor: Executor,
-        experiments: Sequence[Experiment],
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-    ) -> None:
+    def __init__(self, executor: Executor, ids: Mapping[Experiment, Sequence[str]]) -> None:
+        """`ids` are those of the jobs that were submitted before."""
         self._executor = executor
-        self._experiments = experiments
-        self._arguments = arguments
-        self._environment = environment
+        self.ids = {experiment: list(own) for experiment, own in ids.items()}
         self._jobs: dict[str, Job] = {}
-        self._ids: list[list[str]] = [[] for _ in experiments]
+        self._states: Mapping[str, State] = {}
+        for experiment, own in self.ids.items():
+            for number, (after, identity) in enumerate(zip([None, *own], own, strict=False), start=1):
+                self._jobs[identity] = experiment.job(number, (), {}, after)
 
-    @property
-    def ids(self) -> dict[Experiment, list[str]]:
-        return dict(zip(self._experiments, self._ids, strict=True))
-
-    def submit(self) -> None:
-        """The first runs of all scripts, then the second ones. Raises UserError, with what was submitted cancelled."""
-        for number in range(1, 1 + max(experiment.configuration.runs for experiment in self._experiments)):
-            pairs = [
-                (ids, experiment.job(number, self._arguments, self._environment, ids[-1] if ids else None))
-                for ids, experiment in zip(self._ids, self._experiments, strict=True)
+    def submit(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """The first runs of all scripts, then the second ones. Raises UserError; what was submitted is to be cancelled."""
+        for number in range(1, 1 + max(experiment.configuration.runs for experiment in self.ids)):
+            jobs = {
+                experiment: experiment.job(number, arguments, environment, own[-1] if own else None)
+                for experiment, own in self.ids.items()
                 if number <= experiment.configuration.runs
-            ]
+            }
             try:
-                new = self._executor.submit([job for _, job in pairs])
+                new = self._executor.submit(list(jobs.values()))
             except Rejected as error:
-                self.cancel()
                 raise UserError(f"the job was rejected: {error}") from None
-            for (ids, job), identity in zip(pairs, new, strict=True):
-                ids.append(identity)
+            for (experiment, job), identity in zip(jobs.items(), new, strict=True):
+                self.ids[experiment].append(identity)
                 self._jobs[identity] = job
+                Record(experiment, self._executor.name, self._executor.address, self.ids[experiment]).write()
 
     def judge(
-        self, stop: Stop, seen: Callable[[Waiting], None], ended: Callable[[str, Job, JobEnd], None]
+        self,
+        stop: Stop,
+        seen: Callable[[Waiting], None],
+        ended: Callable[[str, Job, JobEnd], None],
+        wait: bool = True,
     ) -> dict[Experiment, Reading]:
-        """Wait for all. Raises Stopped and UserError, with what runs cancelled."""
-        waiting = Waiting(self._executor, self._jobs)
+        """The verdicts: of all scripts, or without `wait` of those whose jobs have ended. Raises Stopped and UserError."""
+        waiting = Waiting(self._executor, self._jobs, SILENCE_SECONDS if wait else ANSWER_SECONDS)
         ends: dict[str, JobEnd] = {}
         try:
-            while waiting.open:
+            while waiting.open if wait else waiting.undecided:
                 for identity, end in waiting.look().items():
                     ends[identity] = end
                     ended(identity, self._jobs[identity], end)
@@ -67,12 +66,23 @@ class Submission:
             raise UserError(f"the job was rejected: {error}") from None
         except NoAnswer as error:
             raise UserError(f"the scheduler gives {error}; the jobs may still run: {', '.join(waiting.open)}") from None
-        finally:
-            if waiting.open:
-                self.cancel()
+        self._states = waiting.states
         return {
-            experiment: experiment.read([ends[identity] for identity in ids]) for experiment, ids in self.ids.items()
+            experiment: self._read(experiment, [ends[identity] for identity in own])
+            for experiment, own in self.ids.items()
+            if ends.keys() >= set(own)
         }
+
+    def describe_open(self, experiment: Experiment) -> str:
+        """Where a script is whose jobs had not all ended when it was judged."""
+        own = self.ids[experiment]
+        number, identity = next(
+            (number, identity)
+            for number, identity in enumerate(own, start=1)
+            if identity in self._states and not self._states[identity].is_final
+        )
+        run = f"run {number} of {len(own)}: " if len(own) > 1 else ""
+        return f"{run}job {identity} {self._states[identity].name}"
 
     def cancel(self) -> None:
         """Raises UserError for jobs that could not be cancelled."""
@@ -85,3 +95,9 @@ class Submission:
                 time.sleep(attempt)
             else:
                 return
+
+    def _read(self, experiment: Experiment, ends: Sequence[JobEnd]) -> Reading:
+        reading = experiment.read(ends)
+        if all(end.state != LOST for end in ends):  # Nobody knows what became of such a job: it may be asked again.
+            experiment.write_verdict(reading)
+        return reading

@@ -80,6 +80,8 @@ class Result:
 
 class Executor(Protocol):
     name: str
+    address: str
+    """Of the cluster; empty where the machine knows it."""
     slowest_poll: float
     """The longest time in seconds between two looks at a job."""
 

@@ -5,13 +5,20 @@ import subprocess
 
 from rlcanary.bisect.executors.in_order import InOrder
 from rlcanary.bisect.executors.job import LOST, Job, State, write_script
-from rlcanary.bisect.process import end_session
+from rlcanary.bisect.process import end_marked, end_session, is_marked_running
+
+JOB_VARIABLE = "RLCANARY_JOB"
+"""Tells the processes of one job from all others."""
 
 
 class LocalExecutor(InOrder):
-    """Every job is a process session of its own. Jobs are watched by the process that started them."""
+    """Every job is a process session of its own, watched by the process that started it.
+
+    Of a job that another process started it is known only whether it runs.
+    """
 
     name = "local"
+    address = ""
     slowest_poll = 0.5
 
     def __init__(self) -> None:
@@ -22,7 +29,7 @@ class LocalExecutor(InOrder):
         write_script(job)
         self._processes[identity] = subprocess.Popen(
             [job.script],
-            env=dict(job.environment),
+            env={**job.environment, JOB_VARIABLE: identity},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -32,15 +39,18 @@ class LocalExecutor(InOrder):
     def state(self, identity: str) -> State:
         process = self._processes.get(identity)
         if process is None:
-            return State(LOST, True)
+            return State("RUNNING", False) if is_marked_running({JOB_VARIABLE: identity}) else State(LOST, True)
         code = process.poll()
         if code is None:
             return State("RUNNING", False)
-        end_session(process.pid)  # What the job left behind.
+        end_session(process.pid, {JOB_VARIABLE: identity})  # What the job left behind.
         return State("COMPLETED" if code == 0 else "FAILED", True)
 
     def end(self, identity: str) -> None:
-        process = self._processes[identity]
-        end_session(process.pid)
+        process = self._processes.get(identity)
+        if process is None:
+            end_marked({JOB_VARIABLE: identity})
+            return
+        end_session(process.pid, {JOB_VARIABLE: identity})
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1)

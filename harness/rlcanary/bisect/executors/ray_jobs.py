@@ -32,6 +32,7 @@ class RayExecutor(InOrder):
 
     def __init__(self, address: str) -> None:
         super().__init__()
+        self.address = address
         self._jobs = f"{address.rstrip('/')}/api/jobs/"
 
     def start(self, identity: str, job: Job) -> None:

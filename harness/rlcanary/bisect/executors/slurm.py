@@ -61,6 +61,7 @@ class SlurmExecutor:
     """
 
     name = "slurm"
+    address = ""
     slowest_poll = 30.0
 
     def __init__(self, options: SlurmOptions | None = None) -> None:

@@ -1,7 +1,7 @@
 """Waiting for jobs: looks that become rarer, questions that are asked again, and endings with a reason."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlcanary.bisect.executors.job import LOST, Executor, Job, QueryFailed, Result, State, read_result
@@ -17,7 +17,7 @@ SILENCE_SECONDS = 1800.0
 
 
 class NoAnswer(Exception):
-    """The scheduler answered no question for SILENCE_SECONDS."""
+    """The scheduler answered no question for as long as a `Waiting` puts up with."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,25 @@ class Waiting:
     def open(self) -> Sequence[str]:
         return list(self._open)
 
+    @property
+    def undecided(self) -> Sequence[str]:
+        """Those of `open` that may have ended: nothing was heard of them yet, or their result is late."""
+        return [identity for identity in self._asked() if identity not in self._states or identity in self._settling]
+
     def look(self) -> dict[str, JobEnd]:
         """The jobs that have ended since the last look. Raises NoAnswer."""
         if not self._open:
             return {}
         before = dict(self._states)
         try:
-            heard = self._executor.states(list(self._open))
+            heard = self._executor.states(self._asked())
         except QueryFailed as error:
             if time.monotonic() - self._answered > self._silence:
-                raise NoAnswer(f"no answer for {self._silence / 60:.0f} minutes: {error}") from None
+                raise NoAnswer(f"no answer for {self._silence:.0f} seconds: {error}") from None
             return {}
         self._answered = time.monotonic()
         self._states.update(heard)
-        ended = {identity: end for identity in list(self._open) if (end := self._end(identity)) is not None}
+        ended = {identity: end for identity in heard if (end := self._end(identity)) is not None}
         for identity in ended:
             del self._open[identity]
         changed = bool(ended or self._settling) or before != self._states
@@ -79,6 +84,10 @@ class Waiting:
             stop.check()
             time.sleep(min(left, LOOK_SECONDS))
         stop.check()
+
+    def _asked(self) -> list[str]:
+        """A job that waits for another may not be there yet: executors that start jobs one by one know it only then."""
+        return [identity for identity, job in self._open.items() if job.after not in self._open]
 
     def _end(self, identity: str) -> JobEnd | None:
         """The result counts once the scheduler agrees that the job has ended; each may be late."""
@@ -98,17 +107,3 @@ class Waiting:
             return None
         self._settling.pop(identity, None)
         return JobEnd(state.name, None if interrupted else result, broken)
-
-
-def wait_for(
-    executor: Executor, jobs: Mapping[str, Job], stop: Stop, seen: Callable[[Waiting], None] = lambda waiting: None
-) -> dict[str, JobEnd]:
-    """Wait for all of the jobs. Raises NoAnswer, Stopped; what has not ended by then is the caller's to cancel."""
-    waiting = Waiting(executor, jobs)
-    ends: dict[str, JobEnd] = {}
-    while waiting.open:
-        ends |= waiting.look()
-        seen(waiting)
-        if waiting.open:
-            waiting.pause(stop)
-    return ends

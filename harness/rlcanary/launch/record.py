@@ -1,0 +1,65 @@
+"""What a launch leaves in its folder, so that its jobs can be judged and cancelled when it is long gone."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcanary.errors import UserError
+from rlcanary.files import write_whole
+from rlcanary.launch.experiment import Experiment
+from rlcanary.launch.suite import Configuration
+
+NAME = "launch.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    experiment: Experiment
+    executor: str
+    address: str
+    """Of the executor's cluster; empty where the machine knows it."""
+    ids: Sequence[str]
+    """Of the jobs, one for each run."""
+
+    def write(self) -> None:
+        own = self.experiment
+        document: dict[str, Any] = {
+            "script": own.script,
+            "launched": own.launched,
+            "executor": self.executor,
+            "address": self.address,
+            "jobs": list(self.ids),
+            "snapshot": str(own.snapshot),
+            "python_path": own.python_path,
+            "configuration": asdict(own.configuration),
+        }
+        write_whole(own.folder / NAME, json.dumps(document, indent=1) + "\n")
+
+
+def read_record(folder: Path) -> Record:
+    """Raises UserError for a folder that no launch wrote."""
+    place = folder.absolute()
+    try:
+        document = json.loads((place / NAME).read_text(encoding="utf-8"))
+        experiment = Experiment(
+            document["script"],
+            Configuration(**document["configuration"]),
+            Path(document["snapshot"]),
+            document["python_path"],
+            place,
+            document["launched"],
+        )
+        return Record(experiment, document["executor"], document["address"], document["jobs"])
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{folder} is no launch: name a folder that `rlcanary launch` printed, one with a {NAME}"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / NAME} cannot be read: {error!r}") from None
+
+
+def find_launches(folder: Path) -> Iterator[Path]:
+    """The folders of the launches that lie in `folder`."""
+    return (file.parent for file in folder.glob(f"*/{NAME}"))
