@@ -3,7 +3,7 @@
 #
 #   GPUS=all          passed to docker as --gpus (default: all if nvidia-smi finds a GPU, else none)
 #   SHM_SIZE=16g      shared memory, which Ray's object store and NCCL use
-#   MOUNTS="a:b c:d"  further mounts
+#   MOUNTS="a:b,c:d"  further mounts
 #   HF_HOME           mounted if it exists; HF_TOKEN, WANDB_API_KEY and CUDA_VISIBLE_DEVICES are passed on
 set -euo pipefail
 
@@ -31,7 +31,8 @@ command=(docker run --rm --init --shm-size "${SHM_SIZE:-16g}" --ulimit memlock=-
 for variable in HF_TOKEN WANDB_API_KEY CUDA_VISIBLE_DEVICES TESTS GPUS_REQUIRED; do
   [[ -z "${!variable:-}" ]] || command+=(--env "$variable")
 done
-for mount in ${MOUNTS:-}; do
+IFS=", " read -ra mounts <<<"${MOUNTS:-}"
+for mount in ${mounts[@]+"${mounts[@]}"}; do
   command+=(--volume "$mount")
 done
 # The environment of this machine is not that of the image.

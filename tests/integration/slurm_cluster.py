@@ -17,7 +17,6 @@ CONFIGURATION = """
 ClusterName=canary
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
-SlurmdPort={daemon_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -25,9 +24,9 @@ AuthInfo=socket={folder}/munge.socket
 CryptoType=crypto/munge
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -43,9 +42,11 @@ KillWait=2
 MinJobAge=3600
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 Port={daemon_port} CPUs={cores} State=UNKNOWN
+NodeName=second NodeHostname={host} NodeAddr=127.0.0.1 Port={second_port} CPUs={cores} State=UNKNOWN
 PartitionName=test Nodes={host} Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes={host} MaxTime=INFINITE State=UP PriorityTier=10
+PartitionName=wide Nodes={host},second MaxTime=INFINITE State=UP PriorityTier=1
 """
 
 
@@ -60,21 +61,23 @@ def search_path() -> str:
 
 @contextmanager
 def slurm_cluster(cores: int = 4) -> Iterator[dict[str, str]]:
-    """Start a cluster of one node, whose cores are counted as `cores` whatever the machine has; yields the environment
-    in which `sbatch`, `squeue`, `scontrol` and `scancel` speak to it. It has the partitions `test` and `urgent`, which
-    preempts.
+    """Start a cluster of two nodes, whose cores are counted as `cores` whatever the machine has; yields the environment
+    in which `sbatch`, `squeue`, `scontrol` and `scancel` speak to it. Its partitions `test` and `urgent`, which preempts,
+    have one node, `wide` has both.
     """
     with tempfile.TemporaryDirectory(prefix="rlcanary-slurm-") as name, ExitStack() as daemons:
         folder = Path(name)
         folder.chmod(0o755)
-        for part in ("state", "spool"):
+        host = socket.gethostname().partition(".")[0]
+        for part in ("state", f"spool-{host}", "spool-second"):
             (folder / part).mkdir()
-        ports = free_ports(2)
+        ports = free_ports(3)
         configuration = CONFIGURATION.format(
-            host=socket.gethostname().partition(".")[0],
+            host=host,
             folder=folder,
             controller_port=ports[0],
             daemon_port=ports[1],
+            second_port=ports[2],
             cores=cores,
         )
         (folder / "slurm.conf").write_text(configuration)
@@ -87,15 +90,21 @@ def slurm_cluster(cores: int = 4) -> Iterator[dict[str, str]]:
         daemons.enter_context(daemon(folder, environment, "munged", *munge))
         wait_for(lambda: (folder / "munge.socket").exists(), folder)
         daemons.enter_context(daemon(folder, environment, "slurmctld", "-D", "-c"))
-        daemons.enter_context(daemon(folder, environment, "slurmd", "-D", "-c"))
-        wait_for(lambda: "idle" in output("sinfo", "--noheader", "--format=%T", environment=environment), folder)
+        for node in (host, "second"):
+            daemons.enter_context(daemon(folder, environment, "slurmd", "-D", "-c", "-N", node))
+        wait_for(
+            lambda: (
+                "idle 2" in output("sinfo", "--partition=wide", "--noheader", "--format=%T %D", environment=environment)
+            ),
+            folder,
+        )
         yield environment
 
 
 @contextmanager
 def daemon(folder: Path, environment: dict[str, str], *command: str) -> Iterator[None]:
     log = folder / f"{command[0]}.out"
-    with log.open("w") as stream:
+    with log.open("a") as stream:
         process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, start_new_session=True)
         try:
             yield

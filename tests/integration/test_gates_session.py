@@ -244,7 +244,7 @@ def test_run_unit_checks_the_machine_first(scripts: Path, environment: dict[str,
 
 
 def test_docker_runs_the_same_in_the_container(scripts: Path) -> None:
-    token = {"HF_TOKEN": "secret", "MOUNTS": "/data:/data /cache:/cache", "GPUS": "2", "VIRTUAL_ENV": ""}
+    token = {"HF_TOKEN": "secret", "MOUNTS": "/data:/data,/cache:/cache", "GPUS": "2", "VIRTUAL_ENV": ""}
     done = run_script(
         scripts, "run_unit_in_docker.sh", "--mcore-only", "-k", "a and b", CONTAINER="my/image:1", **token
     )
@@ -260,7 +260,13 @@ def test_docker_runs_the_same_in_the_container(scripts: Path) -> None:
         "a and b",
     ]
     options = " ".join(called[: called.index("my/image:1")])
-    for expected in (f"--volume {scripts}:{scripts}", "--volume /data:/data", "--env HF_TOKEN", "--gpus 2"):
+    for expected in (
+        f"--volume {scripts}:{scripts}",
+        "--volume /data:/data",
+        "--volume /cache:/cache",
+        "--env HF_TOKEN",
+        "--gpus 2",
+    ):
         assert expected in options
     assert "secret" not in options  # others can read a command line
 

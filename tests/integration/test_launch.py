@@ -9,6 +9,10 @@ import pytest
 from bisect_repositories import git, wait_for
 from launch_repositories import CHECK, SCRIPT, launch, make_project, outputs, script, typed
 
+from rlcanary.bisect.executors.job import Job, Resources
+from rlcanary.bisect.executors.local import LocalExecutor
+from rlcanary.bisect.executors.waiting import JobEnd, Waiting
+
 pytestmark = pytest.mark.usefixtures("plain_git")
 
 LOCAL = {"EXECUTOR": "local"}
@@ -225,6 +229,17 @@ def test_job_outlives_a_launch_that_was_killed_and_can_be_cancelled(tmp_path: Pa
     assert (runs.returncode, "RUNNING" in runs.stdout) == (75, True), runs.stderr
     ended = typed(project, "launches", "--cancel", str(folder))
     assert (ended.returncode, "job CANCELLED: no result" in ended.stdout) == (137, True), ended.stderr
+
+
+def test_job_that_takes_longer_than_it_may_is_ended(tmp_path: Path) -> None:
+    executor = LocalExecutor()
+    command = ["sh", "-c", "echo started; sleep 60"]
+    resources = Resources(minutes=0)
+    job = Job("x", command, tmp_path, tmp_path / "job", tmp_path / "out", dict(os.environ), resources=resources)
+    waiting = Waiting(executor, {executor.submit([job])[0]: job})
+    ends: list[JobEnd] = []
+    wait_for(lambda: ends.extend(waiting.look().values()) or ends)
+    assert (ends[0].state, ends[0].result) == ("TIMEOUT", None)
 
 
 def test_folder_that_is_no_launch_is_refused(tmp_path: Path) -> None:

@@ -51,6 +51,30 @@ def observations(project: Path) -> list[dict[str, Any]]:
 
 
 LOCAL = {"EXECUTOR": "local"}
+ON_SLURM = {"HF_HOME": "/h", "HF_DATASETS_CACHE": "/d", "ACCOUNT": "team", "PARTITION": "test"}
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"HF_HOME": "", "ACCOUNT": "", "PARTITION": ""}, "set HF_HOME ACCOUNT PARTITION before"),
+        ({"CONTAINER": "image"}, "set MOUNTS before"),
+        ({"REQUIRED": "CONTAINER MOUNTS", "MOUNTS": "a:b"}, "set CONTAINER before"),
+    ],
+)
+def test_slurm_needs_variables_before_the_first_job(tmp_path: Path, given: dict[str, str], missing: str) -> None:
+    """128 ends a `git bisect run`, and the file ends ours."""
+    environment = {"PATH": os.environ["PATH"], "EXECUTOR": "slurm", **ON_SLURM, **given}
+    verdict = tmp_path / "verdict"
+    result = subprocess.run(
+        [TOOLS / "launch-bisect.sh", SCRIPT],
+        env=environment | {"RLCANARY_BISECT_VERDICT": str(verdict)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (result.returncode, missing in result.stderr) == (128, True), result.stderr
+    assert json.loads(verdict.read_text())["outcome"] == "abort"
 
 
 @pytest.mark.usefixtures("plain_git")

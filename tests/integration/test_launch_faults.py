@@ -21,10 +21,10 @@ def twice(fault: str, then: str, counter: Path) -> str:
     return f'echo x >> "{counter}"; if [ "$(wc -l < "{counter}")" -le 2 ]; then {fault}; fi\n{then}'
 
 
-def launch_with(tmp_path: Path, loss: str = "0.5", **programs: str) -> subprocess.CompletedProcess[str]:
+def launch_with(tmp_path: Path, loss: str = "0.5", runs: int = 1, **programs: str) -> subprocess.CompletedProcess[str]:
     defaults = {"sbatch": RUNS, "sacct": NO_ACCOUNTING, "squeue": "echo '42|COMPLETED'", "scancel": "true"}
     fakes = fake_programs(tmp_path / "bin", defaults | programs)
-    project = make_project(tmp_path / "p", loss, **{"grpo-tiny": script()})
+    project = make_project(tmp_path / "p", loss, **{"grpo-tiny": script(runs=runs)})
     return launch(project, SCRIPT, EXECUTOR="slurm", PATH=f"{fakes}{os.pathsep}{os.environ['PATH']}")
 
 
@@ -43,6 +43,15 @@ def test_job_that_completed_without_a_result_is_no_verdict(tmp_path: Path) -> No
     result = launch_with(tmp_path, sbatch=LOSES, sacct="echo '42|COMPLETED'")
     assert result.returncode == 137, result.stderr
     assert "job COMPLETED: no result file" in result.stdout
+
+
+@pytest.mark.parametrize("loss", ["0.5", "1.5"])
+def test_run_that_was_lost_leaves_no_verdict_to_those_after_it(tmp_path: Path, loss: str) -> None:
+    """The next run may have judged metrics of fewer steps than were asked for."""
+    loses_first = f"[ -e {tmp_path}/lost ] || {{ touch {tmp_path}/lost; echo 41; exit; }}\n{RUNS}"
+    result = launch_with(tmp_path, loss, runs=2, sbatch=loses_first, sacct="echo '41|NODE_FAIL'; echo '42|COMPLETED'")
+    assert result.returncode == 137, result.stderr
+    assert "run 1 of 2: job NODE_FAIL" in result.stdout
 
 
 def test_job_that_nobody_knows_any_more_is_no_verdict(tmp_path: Path) -> None:

@@ -155,15 +155,35 @@ def test_container_wraps_the_script_and_mounts_what_it_needs(tmp_path: Path) -> 
     fakes = fake_programs(tmp_path / "bin", {"srun": record})
     project = make_project(tmp_path / "p", **{"grpo-tiny": script()})
     path = f"{fakes}{os.pathsep}{os.environ['PATH']}"
-    result = launch(project, SCRIPT, PATH=path, CONTAINER="image.sqsh", MOUNTS="/data:/data")
+    result = launch(
+        project, SCRIPT, PATH=path, CONTAINER="image.sqsh", MOUNTS="/data:/data", EXTRA_SCRIPT_ARGS="'++a=b c'"
+    )
     assert result.returncode == 0, result.stderr
-    words = (tmp_path / "arguments").read_text().splitlines()
-    assert "--container-image=image.sqsh" in words
-    (mounts,) = [word for word in words if word.startswith("--container-mounts=")]
-    assert mounts.startswith("--container-mounts=/data:/data,")
     (snapshot,) = (project / "launches" / "snapshots").glob("p-*")
-    assert f"{snapshot}:{snapshot}" in mounts
-    assert words[-2:] == ["bash", str(snapshot / SCRIPT)]
+    (folder,) = (project / "launches").glob("grpo-tiny-*")
+    assert (tmp_path / "arguments").read_text().splitlines() == [
+        "--nodes=1",
+        "--ntasks=1",
+        "--container-image=image.sqsh",
+        f"--container-mounts=/data:/data,{snapshot}:{snapshot},{folder}:{folder}",
+        f"--container-workdir={snapshot}",
+        "bash",
+        str(snapshot / SCRIPT),
+        "++a=b c",
+    ]
+
+
+def test_script_has_as_many_nodes_as_it_asks_for(tmp_path: Path) -> None:
+    """It runs on the first one, and `srun` reaches all."""
+    body = 'srun --ntasks-per-node=1 printenv SLURMD_NODENAME | sort > "$LOG_DIR/nodes"; echo once >> "$LOG_DIR/runs"'
+    project = make_project(tmp_path / "p", **{"grpo-tiny": script(body, nodes=2)})
+    result = launch(project, SCRIPT, PARTITION="wide")
+    assert result.returncode == 0, result.stderr
+    (logs,) = project.glob("launches/*/logs")
+    nodes = slurm_says("sinfo", "--noheader", "--partition=wide", "--Node", "--format=%N").split()
+    assert (logs / "nodes").read_text().split() == sorted(nodes)
+    assert len(nodes) == 2
+    assert (logs / "runs").read_text() == "once\n"
 
 
 def test_options_of_the_cluster_reach_sbatch(tmp_path: Path) -> None:

@@ -120,6 +120,18 @@ def test_each_inconsistency_is_told(tmp_path: Path, file: str, before: str, afte
     assert any(problem in found for found in problems(suites)), list(problems(suites))
 
 
+def test_disabled_script_needs_no_other_list(tmp_path: Path) -> None:
+    suites = tmp_path / "test_suites"
+    subprocess.run(["cp", "-r", SUITES, suites], check=True)
+    (suites / "release.txt").write_text("# None.\n")
+    with (suites / "disabled.txt").open("a") as file:
+        file.write("llm/grpo-sums-1n0g-vllm.sh  # the engine hangs at its start #123\n")
+    assert list(problems(suites)) == []
+    assert read_list(suites / "disabled.txt") == [
+        Line("llm/grpo-sums-1n0g-vllm.sh", "the engine hangs at its start #123")
+    ]
+
+
 def test_script_without_plan_and_plan_without_script_are_told(tmp_path: Path) -> None:
     suites = tmp_path / "test_suites"
     subprocess.run(["cp", "-r", SUITES, suites], check=True)

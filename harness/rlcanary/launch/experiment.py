@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -81,12 +81,13 @@ class Experiment:
         write_verdict_file(self.verdict, reading)
 
     def read(self, ends: Sequence[JobEnd]) -> Reading:
-        """The verdict: the last run judges the metrics, and where it could not, a run that was lost is the reason."""
+        """The last run judges the metrics, of an experiment none of whose runs was lost on the way."""
         readings = [read_verdict(end, self.checks) for end in ends]
-        last = readings[-1]
-        if last.outcome in (Outcome.GOOD, Outcome.BAD):
-            return last
-        return next((reading for reading in readings if reading.outcome is Outcome.INFRA), last)
+        lost = [(number, own) for number, own in enumerate(readings, start=1) if own.outcome is Outcome.INFRA]
+        if not lost:
+            return readings[-1]
+        number, reading = lost[0]
+        return replace(reading, reason=f"run {number} of {len(ends)}: {reading.reason}") if len(ends) > 1 else reading
 
 
 def python_path(toplevel: Path, given: str, snapshot: Path) -> str:

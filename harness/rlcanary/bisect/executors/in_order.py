@@ -1,18 +1,25 @@
-"""Executors whose jobs we start ourselves, each when the one before it has ended."""
+"""Executors whose jobs we start ourselves, each when the one before it has ended, and end when their time is over."""
 
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from rlcanary.bisect.executors.job import Job, Rejected, State
 
+CANCELLED = State("CANCELLED", True)
+
 
 class InOrder(ABC):
-    """Jobs that wait for others wait in this object, and are started when states are asked for."""
+    """Jobs that wait for others wait in this object, and are started, or ended, when states are asked for."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Job] = {}
-        self._cancelled: set[str] = set()
+        self._seconds: dict[str, float] = {}
+        """How long a job may run."""
+        self._running_since: dict[str, float] = {}
+        self._ended: dict[str, State] = {}
+        """By us."""
 
     @abstractmethod
     def start(self, identity: str, job: Job) -> None:
@@ -28,7 +35,10 @@ class InOrder(ABC):
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
         ids = [f"{job.name}-{secrets.token_hex(4)}" for job in jobs]
-        self._waiting.update(zip(ids, jobs, strict=True))
+        for identity, job in zip(ids, jobs, strict=True):
+            self._waiting[identity] = job
+            if job.resources.minutes is not None:
+                self._seconds[identity] = job.resources.minutes * 60
         try:
             self._start_ready()
         except Rejected:
@@ -46,17 +56,25 @@ class InOrder(ABC):
                 continue
             if self._waiting.pop(identity, None) is None:
                 self.end(identity)
-            self._cancelled.add(identity)
+            self._ended[identity] = CANCELLED
 
     def _start_ready(self) -> None:
         for identity, job in list(self._waiting.items()):
             if job.after is None or self._state(job.after).is_final:
                 del self._waiting[identity]
-                self._cancelled.add(identity)  # Unless it starts.
+                self._ended[identity] = CANCELLED  # Unless it starts.
                 self.start(identity, job)
-                self._cancelled.remove(identity)
+                del self._ended[identity]
 
     def _state(self, identity: str) -> State:
-        if identity in self._cancelled:
-            return State("CANCELLED", True)
-        return State("PENDING", False) if identity in self._waiting else self.state(identity)
+        if identity in self._ended:
+            return self._ended[identity]
+        if identity in self._waiting:
+            return State("PENDING", False)
+        state = self.state(identity)
+        if state.name == "RUNNING" and identity in self._seconds:
+            since = self._running_since.setdefault(identity, time.monotonic())
+            if time.monotonic() - since > self._seconds[identity]:
+                self.end(identity)
+                state = self._ended[identity] = State("TIMEOUT", True)
+        return state

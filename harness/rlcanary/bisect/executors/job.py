@@ -33,6 +33,7 @@ class Resources:
 class Job:
     """A command, and the folder that holds its script, its result and what its scheduler prints.
 
+    What the command may write outside of its directory lies beside the folder: in a container both are mounted.
     The folder, the directory and the output file have to be on a disk that the machine which runs the job sees as well.
     """
 

@@ -156,8 +156,8 @@ class SlurmExecutor:
     def _container(self, job: Job) -> list[str]:
         if self._options.container is None:
             return []
-        words = ["srun", "--ntasks=1", f"--container-image={self._options.container}"]
-        mounts = [f"{place}:{place}" for place in dict.fromkeys((job.directory, job.folder, job.output.parent))]
+        words = ["srun", "--nodes=1", "--ntasks=1", f"--container-image={self._options.container}"]
+        mounts = [f"{place}:{place}" for place in (job.directory, job.folder.parent)]
         words.append(f"--container-mounts={','.join(filter(None, [self._options.mounts, *mounts]))}")
         return [*words, f"--container-workdir={job.directory}"]
 
