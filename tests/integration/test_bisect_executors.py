@@ -97,19 +97,21 @@ def ray_cluster() -> Iterator[dict[str, str]]:
     """A Ray of our own, by the variables that lead to it."""
     for part in ("ray", "aiohttp_cors", "opencensus"):
         pytest.importorskip(part, reason="Ray's jobs need its dashboard: pip install 'ray[default]'")
-    dashboard, gcs = free_ports(2)
+    dashboard, gcs, agent, client = free_ports(4)
     access = {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": access["RAY_AUTH_TOKEN"]}
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # The names of sockets may not be long.
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
     command += [f"--temp-dir={folder}"]
-    command += [f"--port={gcs}", f"--dashboard-port={dashboard}", "--num-cpus=4", "--object-store-memory=80000000"]
+    command += [f"--port={gcs}", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"]
+    command += [f"--dashboard-agent-listen-port={agent}"]  # Where another Ray of this machine has it, jobs are refused.
+    command += ["--num-cpus=4", "--num-gpus=2", "--object-store-memory=80000000"]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        wait_for(lambda: answers(access), 60)
+        wait_for(lambda: answers(access), 120)
         yield access
     finally:
         from rlcanary.bisect.process import end_session
@@ -145,9 +147,12 @@ class TestRay:
         printed = [Path(event["output"]).read_text() for event in events(project) if event["event"] == "observation"]
         assert all('"job_submission_id"' in text for text in printed)
 
-    def test_runs_of_a_script_follow_each_other(self, plain_git: None, tmp_path: Path) -> None:
+    def test_runs_of_a_script_follow_each_other_and_have_the_cluster_s_gpus(
+        self, plain_git: None, tmp_path: Path
+    ) -> None:
         body = 'echo x >> "$CKPT_DIR/runs"; if [ "$(wc -l < "$CKPT_DIR/runs")" -lt 2 ]; then exit 0; fi'
-        nightly = make_project(tmp_path / "p", **{"grpo-tiny": script(body, runs=2)})
+        body += "\npython3 -c 'import ray; ray.init(); ray.get(ray.remote(num_gpus=2)(lambda: 1).remote(), timeout=60)'"
+        nightly = make_project(tmp_path / "p", **{"grpo-tiny": script(body, runs=2, gpus=2)})
         result = launch(nightly, SCRIPT, EXECUTOR="ray")
         assert result.returncode == 0, result.stderr
 

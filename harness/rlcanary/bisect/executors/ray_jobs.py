@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import shlex
+import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -21,11 +22,17 @@ STATES = {
     "FAILED": State("FAILED", True),
 }
 """Ray's words and ours."""
+BUSY = "No available agent to submit job"
+"""What Ray says while the part of the head node that starts jobs has not come up."""
+ATTEMPTS = 5
 ANSWER_SECONDS = 60.0
 
 
 class RayExecutor(InOrder):
-    """One Ray job per `Job`. Its script runs on the head node and may use the whole cluster."""
+    """One Ray job per `Job`. Its script runs on the head node and asks Ray for what it needs of the cluster.
+
+    No GPUs are set aside for it: they would be missing for the tasks and actors that it starts.
+    """
 
     name = "ray"
     slowest_poll = 10.0
@@ -44,15 +51,16 @@ class RayExecutor(InOrder):
         }
         write_script(replace(job, variables={**own, **job.variables}))
         job.script.chmod(0o700)
-        request = {
-            "entrypoint": shlex.quote(str(job.script)),
-            "submission_id": identity,
-            "entrypoint_num_gpus": job.resources.gpus_per_node,
-        }
-        try:
-            self._ask("", request)
-        except QueryFailed as error:
-            raise Rejected(str(error)) from None
+        request = {"entrypoint": shlex.quote(str(job.script)), "submission_id": identity}
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._ask("", request)
+            except QueryFailed as error:
+                if attempt == ATTEMPTS or BUSY not in str(error):
+                    raise Rejected(str(error)) from None
+                time.sleep(min(2.0**attempt, 10.0))
+            else:
+                return
 
     def state(self, identity: str) -> State:
         answer = self._ask(identity)
