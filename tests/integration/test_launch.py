@@ -38,6 +38,19 @@ def test_dry_run_prices_every_script_exactly_and_launches_nothing(tmp_path: Path
     assert "GPUS_PER_NODE is 'missing'" in refused.stderr
 
 
+def test_list_stands_for_its_scripts(tmp_path: Path) -> None:
+    project = make_project(
+        tmp_path / "p", **{"grpo-a": script(gpus=1, minutes=30), "grpo-b": script(gpus=2, minutes=60)}
+    )
+    suites = project / "tests/test_suites"
+    (suites / "nightly.txt").write_text("# Every night.\nllm/grpo-a.sh\n\nllm/grpo-b.sh  # slow\n")
+    (suites / "disabled.txt").write_text("# Not run at present.\n")
+    priced = launch(project, "tests/test_suites/nightly.txt", DRYRUN="1")
+    assert priced.stdout.splitlines()[-1] == "GPU-hours: 2.50"
+    empty = launch(project, "tests/test_suites/disabled.txt", DRYRUN="1")
+    assert (empty.returncode, "lists no script" in empty.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("block", "complaint"),
     [

@@ -95,6 +95,24 @@ def test_accounting_is_believed_where_the_queue_has_forgotten(tmp_path: Path) ->
     assert launch_with(tmp_path, sacct="echo '42|COMPLETED'", squeue=FAILS).returncode == 0
 
 
+def test_task_of_an_array_is_known_by_its_number(tmp_path: Path) -> None:
+    """sacct has one row for the tasks that wait, which says nothing of one of them."""
+    tasks = (
+        'for word in "$@"; do script=$word; done; for i in 0 1; do SLURM_ARRAY_TASK_ID=$i bash "$script"; done; echo 42'
+    )
+    waits = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo '42_[0-1]|PENDING'; exit; }}"
+    fakes = {
+        "sbatch": tasks,
+        "sacct": f"{waits}\nprintf '42_0|COMPLETED\n42_1|OUT_OF_MEMORY\n'",
+        "squeue": "printf '42_0|PENDING\n42_1|PENDING\n'",
+    }
+    path = f"{fake_programs(tmp_path / 'bin', fakes)}{os.pathsep}{os.environ['PATH']}"
+    project = make_project(tmp_path / "p", **{"grpo-tiny": script(), "grpo-b": script()})
+    result = launch(project, SCRIPT, "tests/test_suites/llm/grpo-b.sh", EXECUTOR="slurm", PATH=path)
+    assert result.returncode == 137, result.stderr
+    assert [line.split("│")[1].strip() for line in result.stdout.splitlines() if "grpo-" in line] == ["good", "infra"]
+
+
 def test_scheduler_that_never_answers_is_given_up(tmp_path: Path) -> None:
     from rlcanary.bisect.executors.job import Job, QueryFailed, State
     from rlcanary.bisect.executors.waiting import NoAnswer, Waiting

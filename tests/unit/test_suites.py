@@ -4,7 +4,6 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from rlcanary.conventions import PRESETS
 from rlcanary.errors import UserError
-from rlcanary.launch.suite import read_configuration
+from rlcanary.launch.suite import Line, read_configuration, read_list
 
 ROOT = Path(__file__).parents[2]
 SUITES = ROOT / "tests" / "test_suites"
@@ -24,21 +23,10 @@ NAME = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Line:
-    script: str
-    reason: str
-
-
-def read_list(file: Path) -> list[Line]:
-    lines = [line.partition("#") for line in file.read_text().splitlines()]
-    return [Line(script.strip(), reason.strip()) for script, _, reason in lines if script.strip()]
-
-
 def problems(suites: Path) -> Iterable[str]:
     """What does not hold together, a line each."""
     scripts = {str(file.relative_to(suites)) for file in suites.glob("llm/*.sh")}
-    listed = Counter(line.script for name in (*LISTS, "disabled.txt") for line in read_list(suites / name))
+    listed = Counter(str(line.script) for name in (*LISTS, "disabled.txt") for line in read_list(suites / name))
     yield from (f"{script} is in no list" for script in sorted(scripts - set(listed)))
     yield from (f"{script} is listed and does not exist" for script in sorted(set(listed) - scripts))
     yield from (f"{script} is listed {count} times" for script, count in listed.items() if count > 1)
@@ -128,7 +116,7 @@ def test_disabled_script_needs_no_other_list(tmp_path: Path) -> None:
         file.write("llm/grpo-sums-1n0g-vllm.sh  # the engine hangs at its start #123\n")
     assert list(problems(suites)) == []
     assert read_list(suites / "disabled.txt") == [
-        Line("llm/grpo-sums-1n0g-vllm.sh", "the engine hangs at its start #123")
+        Line(Path("llm/grpo-sums-1n0g-vllm.sh"), "the engine hangs at its start #123")
     ]
 
 

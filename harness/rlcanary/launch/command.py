@@ -22,7 +22,7 @@ from rlcanary.launch.edits import Edits
 from rlcanary.launch.experiment import Experiment, python_path
 from rlcanary.launch.snapshot import take_snapshot
 from rlcanary.launch.submission import Submission
-from rlcanary.launch.suite import Configuration, read_configuration
+from rlcanary.launch.suite import Configuration, expand_lists, read_configuration
 from rlcanary.launch.verdict import EXIT_CODES, combine
 
 PATH = click.Path(path_type=Path)
@@ -51,7 +51,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--python-path", envvar="LAUNCH_PYTHONPATH", help="PYTHONPATH of the jobs; default the caller's.")
 @click.argument("scripts", nargs=-1, required=True, type=PATH, metavar="SCRIPT...")
 def launch(scripts: tuple[Path, ...], dry_run: bool, **options: Any) -> int:
-    """Run each test SCRIPT on a snapshot of the code, and judge it by its metric checks.
+    """Run each test SCRIPT on a snapshot of the code, and judge it by its metric checks. A SCRIPT may be a list, a .txt.
 
     Exit codes: 0 all metric checks pass, 1 one fails, 125 a script cannot answer (it is missing, or ends before its
     metrics are judged), 137 the machines failed (a lost node, preemption, a time limit), 2 nothing was launched.
@@ -59,7 +59,7 @@ def launch(scripts: tuple[Path, ...], dry_run: bool, **options: Any) -> int:
     Inside `rlcanary bisect` the outcome also goes to the file that $RLCANARY_BISECT_VERDICT names.
     """
     try:
-        reading = _launch(scripts, dry_run, **options)
+        reading = _launch(expand_lists(scripts), dry_run, **options)
     except UserError as error:
         write_verdict(Reading(Outcome.ABORT, str(error)))
         raise

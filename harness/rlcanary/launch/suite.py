@@ -1,8 +1,9 @@
-"""A test script's configuration block, and what the script costs."""
+"""A test script's configuration block, what the script costs, and lists of scripts."""
 
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -37,6 +38,37 @@ class Configuration:
     @property
     def resources(self) -> Resources:
         return Resources(self.nodes, self.gpus_per_node, self.minutes)
+
+
+@dataclass(frozen=True)
+class Line:
+    script: Path
+    """Relative to the list's folder."""
+    reason: str
+    """What stands after a `#`; empty where there is none."""
+
+
+def read_list(file: Path) -> list[Line]:
+    """One script a line. Raises UserError for a list that cannot be read."""
+    try:
+        lines = [line.partition("#") for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from None
+    return [Line(Path(script.strip()), reason.strip()) for script, _, reason in lines if script.strip()]
+
+
+def expand_lists(paths: Sequence[Path]) -> list[Path]:
+    """The paths, with the scripts that it lists in the place of every `.txt`. Raises UserError for an empty list."""
+    scripts: list[Path] = []
+    for path in paths:
+        if path.suffix != ".txt":
+            scripts.append(path)
+            continue
+        listed = [path.parent / line.script for line in read_list(path)]
+        if not listed:
+            raise UserError(f"{path} lists no script")
+        scripts += listed
+    return scripts
 
 
 def read_configuration(script: Path) -> Configuration:
