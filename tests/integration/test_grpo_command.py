@@ -22,6 +22,7 @@ def test_a_run_shows_where_it_is_and_its_log_is_read_by_dump_logs(tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "step 2/2  reward 0." in done.stderr
     assert "Step 2 of runs/arithmetic" in done.stdout
+    assert "8 groups of 32: 8 used" in done.stdout
     dumped = subprocess.run(
         [sys.executable, "-m", "rlcanary", "dump-logs", "runs/arithmetic", "out.json", "--error-on-conflicts"],
         cwd=tmp_path,

@@ -36,7 +36,12 @@ def the_plan(folder: Path, steps: int = 2, **changes: Any) -> Plan:
         "sampling": {"max_new_tokens": 2},
         "schedule": {"prompts_per_step": 25, "group_size": 16},
         "optimizer": {"learning_rate": 3e-3, "warmup_updates": 5},
-        "conventions": {"aggregation": "token_mean", "max_grad_norm": 1.0, "entropy_coef": 0.01},
+        "conventions": {
+            "aggregation": "token_mean",
+            "max_grad_norm": 1.0,
+            "entropy_coef": 0.01,
+            "old_logprobs": "trainer",
+        },
         "roles": {"sampler": {"engine": "vllm", "options": {"max_model_len": 160}}},
     }
     for key, value in changes.items():

@@ -23,8 +23,8 @@ def run(scenario):
     return asyncio.run(asyncio.wait_for(scenario, 10))
 
 
-def balance(buffer):
-    account = buffer.account()
+async def balance(buffer):
+    account = await buffer.account()
     assert account.entered == account.waiting + sum(account.fates.values())
     assert account.fates == {fate: sum(counts.get(fate, 0) for counts in account.by_version.values()) for fate in FATES}
     return account
@@ -53,7 +53,7 @@ def test_stale_groups_are_evicted_counted_and_returned_once():
         taken = await buffer.take(1, trainer_version=2)
         assert (ids(taken.groups), ids(taken.stale)) == (["b"], ["a"])
         assert (await buffer.take(1, trainer_version=3)).stale == []
-        return balance(buffer)
+        return await balance(buffer)
 
     account = run(scenario())
     assert (account.entered, account.waiting) == (3, 0)
@@ -76,7 +76,7 @@ def test_versions_below_zero_are_counted_as_any_other():
         buffer = GroupBuffer(8, max_staleness=0)
         await buffer.put(group_of("before the first sync", -1))
         assert ids((await buffer.take(1, trainer_version=0)).stale) == ["before the first sync"]
-        return balance(buffer).by_version
+        return (await balance(buffer)).by_version
 
     assert run(scenario()) == {-1: {"stale": 1}}
 
@@ -100,7 +100,7 @@ def test_who_puts_too_much_waits_for_room():
         assert not putting.done()
         assert ids((await buffer.take(1, 0)).groups) == ["a"]
         await putting
-        assert balance(buffer).waiting == 2
+        assert (await balance(buffer)).waiting == 2
 
     run(scenario())
 
@@ -124,7 +124,7 @@ def test_who_takes_waits_for_enough_and_takes_nothing_in_vain():
         buffer = await filled("a")
         with pytest.raises(TimeoutError):
             await buffer.take(2, 0, timeout_s=0.01)
-        assert balance(buffer).waiting == 1
+        assert (await balance(buffer)).waiting == 1
         taking = asyncio.create_task(buffer.take(2, 0))
         await asyncio.sleep(0.01)
         await buffer.put(group_of("b"))
@@ -149,7 +149,7 @@ def test_group_is_read_again_behind_the_others_and_counted_once():
         order = [ids((await buffer.take(1, 0)).groups)[0] for _ in range(4)]
         with pytest.raises(TimeoutError):
             await buffer.take(1, 0, timeout_s=0.01)
-        assert balance(buffer).fates["used"] == 2
+        assert (await balance(buffer)).fates["used"] == 2
         return order
 
     assert run(scenario()) == ["a", "b", "a", "b"]
@@ -161,7 +161,7 @@ def test_group_that_grows_stale_after_its_first_read_was_used():
         await buffer.take(1, 0)
         await buffer.put(group_of("b", 1))
         assert (await buffer.take(1, 1)).stale == []
-        return balance(buffer).fates
+        return (await balance(buffer)).fates
 
     assert {fate: count for fate, count in run(scenario()).items() if count} == {"used": 2}
 
@@ -171,7 +171,7 @@ def test_reset_gives_back_what_nobody_read_and_accounts_for_it():
         buffer = await filled("abc", reads=2)
         await buffer.take(1, 0)
         assert sorted(ids(await buffer.reset())) == ["b", "c"]
-        account = balance(buffer)
+        account = await balance(buffer)
         assert (account.waiting, account.fates["used"], account.fates["dropped"]) == (0, 1, 2)
 
     run(scenario())
@@ -180,21 +180,42 @@ def test_reset_gives_back_what_nobody_read_and_accounts_for_it():
 def test_groups_that_never_enter_are_accounted_for():
     async def scenario():
         buffer = await filled("a")
-        buffer.settle("flat", 0, "filtered")
-        buffer.settle("hung", 0, "unscored")
+        await buffer.settle("flat", 0, "filtered")
+        await buffer.settle("hung", 0, "unscored")
         with pytest.raises(ValueError, match="'used' is not one of filtered"):
-            buffer.settle("b", 0, "used")
-        assert balance(buffer).entered == 3
+            await buffer.settle("b", 0, "used")
+        assert (await balance(buffer)).entered == 3
         await buffer.take(1, 0)
-        records = buffer.drain_records()
+        records = await buffer.drain_records()
         assert [(record.item_id, record.fate) for record in records] == [
             ("flat", "filtered"),
             ("hung", "unscored"),
             ("a", "used"),
         ]
-        assert buffer.drain_records() == []
+        assert await buffer.drain_records() == []
 
     run(scenario())
+
+
+def test_books_are_gone_on_with_and_what_waited_was_dropped():
+    async def scenario():
+        buffer = await filled("abc")
+        await buffer.settle("flat", 0, "filtered")
+        await buffer.take(1, 0)
+        await buffer.drain_records()
+        later = GroupBuffer(8, 1, state=await buffer.state())
+        assert [(record.item_id, record.fate) for record in await later.drain_records()] == [
+            ("b", "dropped"),
+            ("c", "dropped"),
+        ]
+        await later.put(group_of("d"))
+        await later.take(1, 0)
+        assert [record.number for record in await later.drain_records()] == [4]
+        return await balance(later)
+
+    account = run(scenario())
+    assert (account.entered, account.waiting) == (5, 0)
+    assert {fate: count for fate, count in account.fates.items() if count} == {"used": 2, "dropped": 2, "filtered": 1}
 
 
 def test_closing_wakes_everyone():
@@ -208,7 +229,7 @@ def test_closing_wakes_everyone():
         for task in waiting:
             with pytest.raises(BufferClosed):
                 await task
-        assert balance(buffer).waiting == 1
+        assert (await balance(buffer)).waiting == 1
 
     run(scenario())
 
@@ -240,17 +261,17 @@ def test_every_group_has_one_fate_under_any_interleaving():
             elif step == "sync":
                 version += 1
             elif step == "settle":
-                buffer.settle(sent, version, "filtered")
+                await buffer.settle(sent, version, "filtered")
                 sent += 1
             elif source.random() < 0.1:
                 await buffer.reset()
             await asyncio.sleep(0)
-            balance(buffer)
+            await balance(buffer)
         while not all(task.done() for task in put):
             await buffer.reset()
             await asyncio.sleep(0)
-        account = balance(buffer)
-        records = buffer.drain_records()
+        account = await balance(buffer)
+        records = await buffer.drain_records()
         assert account.entered == sent
         assert len({record.number for record in records}) == len(records) == sent - account.waiting
         assert len({record.item_id for record in records}) == len(records)

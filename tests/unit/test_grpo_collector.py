@@ -416,6 +416,27 @@ def test_feeding_goes_on_with_items_that_come_back_until_the_epoch_is_complete()
     assert items.is_complete
 
 
+def test_no_more_items_are_in_flight_than_may_be_and_room_is_used_at_once():
+    items = iterator_of(6, most_in_flight=2)
+    engine = FakeEngine()
+    collector = Collector([engine], items, {"n": 1})
+
+    async def scenario():
+        may_end = engine.held[1] = asyncio.Event()
+        async with aclosing(collector.groups()) as stream:
+            assert (await anext(stream)).item_id == "i0"
+            waiting = asyncio.ensure_future(anext(stream))
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert [prompt for prompt, _ in engine.sent] == [0, 1]
+            items.mark_done("i0")
+            assert (await waiting).item_id == "i2"
+            may_end.set()
+        return items.counts()
+
+    assert run(scenario()) == {"pending": 4, "in flight": 1, "done": 1, "failed": 0}
+
+
 def test_real_engines_sample_an_epoch_twice_alike():
     def sample():
         engines = [InProcessEngine(tiny_llama()) for _ in range(2)]

@@ -56,6 +56,13 @@ def scored_at_temperature_1(model: Any, batch: Any, conventions: Conventions, sc
     return score(model, batch, conventions.replace(temperature=1.0), schedule)
 
 
+with_advantages = trainer.with_advantages
+
+
+def with_rewards_as_advantages(batch: Any, *scored: Any) -> Any:
+    return replace(with_advantages(batch, *scored), advantages=batch.rewards)
+
+
 def nothing(*_: Any) -> None:
     """Leave it out."""
 
@@ -68,7 +75,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any], Conventions]] = {
         scored_at_temperature_1,
         GRPO.replace(temperature=0.6, kl_coef=0.5),
     ),
-    "advantages are the rewards": (trainer, "advantages", lambda rewards, groups, conventions: rewards, GRPO),
+    "advantages are the rewards": (trainer, "with_advantages", with_rewards_as_advantages, GRPO),
     "the prefix cache stays": (sync.InProcessEndpoint, "reset_prefix_cache", nothing, GRPO),
 }
 

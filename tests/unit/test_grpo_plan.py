@@ -57,6 +57,10 @@ def given(**changes: Any) -> dict[str, Any]:
         ({"data__datasets": {}}, r"data\.datasets is {}, it has to be a list"),
         ({"optimizer": {"betas": [0.9]}}, r"optimizer\.betas has 1 entries, it has to have 2"),
         ({"optimizer": {"learning_rate": 0}}, "optimizer: learning_rate is 0"),
+        (
+            {"schedule__max_staleness": 1, "conventions": {"old_logprobs": "trainer"}},
+            r"schedule\.max_staleness lets sampling run 1 versions ahead",
+        ),
         ({"sampling": [1]}, r"sampling is \[1\], it has to be a mapping"),
     ],
 )

@@ -19,6 +19,25 @@ def test_updates_and_micro_batches_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "versions", "prompts"),
+    [
+        ({}, 0, 0),
+        ({"max_staleness": 1}, 1, 6),
+        ({"max_staleness": 3}, 3, 18),
+        ({"rows_per_update": 8, "max_staleness": 2}, 0, 0),
+        ({"rows_per_update": 8, "max_staleness": 4}, 0, 0),
+        ({"rows_per_update": 8, "max_staleness": 5}, 1, 6),
+        ({"sync_every": 2, "max_staleness": 3}, 1, 12),
+    ],
+)
+def test_staleness_beyond_what_the_schedule_takes_is_used_to_sample_ahead(
+    changes: dict[str, int], versions: int, prompts: int
+) -> None:
+    schedule = Schedule(**({"prompts_per_step": 6, "group_size": 4} | changes))
+    assert (schedule.versions_ahead, schedule.prompts_ahead) == (versions, prompts)
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"rows_per_update": 10}, "rows_per_update is 10, which does not divide the 24 rows"),

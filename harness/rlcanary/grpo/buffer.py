@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -82,13 +82,16 @@ class GroupBuffer:
     All methods belong to one event loop: that of the process, or of the actor that `start_buffer` makes.
     """
 
-    def __init__(self, capacity: int, max_staleness: int, reads: int = 1) -> None:
+    def __init__(
+        self, capacity: int, max_staleness: int, reads: int = 1, state: Mapping[str, Any] | None = None
+    ) -> None:
         """Start empty.
 
         Args:
             capacity: groups that it holds; who puts more waits.
             max_staleness: policy versions that a token may be older than the trainer (`is_stale`).
             reads: how often a group is trained on; it goes to the back of the line in between.
+            state: the books of an earlier buffer, see `state`, to be gone on with. What waited there was dropped.
 
         Raises:
             ValueError: a number out of range.
@@ -105,6 +108,12 @@ class GroupBuffer:
         self._stale: list[Group] = []
         self._records: list[FateRecord] = []
         self._by_version: dict[int, Counter[Fate]] = {}
+        if state:
+            self._entered = state["entered"]
+            for version, fate, count in state["fates"]:
+                self._by_version.setdefault(version, Counter())[fate] = count
+            for number, item_id, version in state["waiting"]:
+                self._record(FateRecord(number, item_id, version, "dropped"))
 
     async def put(self, group: Group) -> None:
         """Add a group, as soon as there is room.
@@ -157,7 +166,7 @@ class GroupBuffer:
             self._changed.notify_all()
             return Taken([entry.group for entry in entries], stale)
 
-    def settle(self, item_id: Hashable, version: int, fate: Fate) -> None:
+    async def settle(self, item_id: Hashable, version: int, fate: Fate) -> None:
         """Record a group that is not put, such as one without signal.
 
         Raises:
@@ -185,7 +194,7 @@ class GroupBuffer:
             self._is_closed = True
             self._changed.notify_all()
 
-    def account(self) -> Account:
+    async def account(self) -> Account:
         """Where all groups are."""
         fates: Counter[Fate] = sum(self._by_version.values(), Counter())
         return Account(
@@ -195,10 +204,20 @@ class GroupBuffer:
             by_version={version: dict(counts) for version, counts in sorted(self._by_version.items())},
         )
 
-    def drain_records(self) -> list[FateRecord]:
+    async def drain_records(self) -> list[FateRecord]:
         """The ends of groups since the last call, for the run log."""
         records, self._records = self._records, []
         return records
+
+    async def state(self) -> dict[str, Any]:
+        """The books, for a checkpoint; JSON if the ids are."""
+        counts = sorted(self._by_version.items())
+        unread = [entry for entry in self._entries if not entry.reads]
+        return {
+            "entered": self._entered,
+            "fates": [[version, fate, count] for version, fates in counts for fate, count in fates.items()],
+            "waiting": [[entry.number, entry.group.item_id, entry.group.policy_version] for entry in unread],
+        }
 
     def _evict(self, trainer_version: int) -> None:
         """Take out what grew stale; a group that was trained on before keeps its fate and is not asked for again."""
@@ -232,7 +251,38 @@ def _ages(group: Group) -> Group:
     return Group((), [extremes], (), policy_version=group.policy_version)
 
 
-def start_buffer(capacity: int, max_staleness: int, reads: int = 1, *, name: str | None = None) -> Any:
+class RemoteBuffer:
+    """A `GroupBuffer` in an actor, with the same methods."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        """A method of the buffer.
+
+        Raises:
+            BufferClosed: besides what the method raises: the actor is gone.
+        """
+
+        async def ask(*arguments: Any) -> Any:
+            import ray
+
+            try:
+                return await getattr(self.actor, method).remote(*arguments)
+            except ray.exceptions.RayActorError as error:
+                raise BufferClosed(f"the buffer's actor is gone: {error}") from error
+
+        return ask
+
+
+def start_buffer(
+    capacity: int,
+    max_staleness: int,
+    reads: int = 1,
+    state: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+) -> Any:
     """A `GroupBuffer` as a Ray actor -> its handle; every method is called with `.remote`, and errors keep their types.
 
     It takes no CPU. Ray starts the calls of an asyncio actor in any order: who wants groups in order waits for each put. The
@@ -243,6 +293,6 @@ def start_buffer(capacity: int, max_staleness: int, reads: int = 1, *, name: str
     """
     import ray
 
-    GroupBuffer(capacity, max_staleness, reads)  # refuses here what the actor would only die of
+    GroupBuffer(capacity, max_staleness, reads, state)  # refuses here what the actor would only die of
     actor = ray.remote(GroupBuffer).options(num_cpus=0, name=name)
-    return actor.remote(capacity, max_staleness, reads)
+    return actor.remote(capacity, max_staleness, reads, state)

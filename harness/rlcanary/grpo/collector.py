@@ -21,6 +21,8 @@ from rlcanary.reference.rollout import AsyncEngine
 from rlcanary.reference.scoring import score
 
 Sample = TypeVar("Sample")
+# The id of an item, and what became of a group of it.
+Lost = tuple[Hashable, RequestFailed]
 
 
 class Collector:
@@ -33,6 +35,7 @@ class Collector:
         items: the iterator.
         pool: the engines.
         counts: how often each of "yielded", "failed request", "aborted request", "unscored" and "given back" took place.
+        lost: the groups that came to nothing, each with the id of its item, until `take_lost`.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Collector:
         """
         self.items = items
         self.counts: Counter[str] = Counter()
+        self.lost: list[Lost] = []
         self.pool = EnginePool(
             engines, slots=slots, request_timeout_s=request_timeout_s, patience=patience, counts=self.counts
         )
@@ -100,7 +104,13 @@ class Collector:
             per_item=self._sampling["n"] if yield_completed_trajectories else 1,
             ahead=self._ahead,
             limit=limit,
+            lost=self.lost,
         )
+
+    def take_lost(self) -> list[Lost]:
+        """What is in `lost`, which is empty afterwards."""
+        lost, self.lost[:] = list(self.lost), []
+        return lost
 
     async def collect(self, count: int) -> list[Group]:
         """The groups of the next `count` items that succeed, in the order of the epoch.
@@ -138,7 +148,7 @@ class Collector:
         rewards = (await asyncio.to_thread(score, [item] * n, texts)).tolist()
         if missing := sum(map(math.isnan, rewards)):
             self.counts["unscored"] += 1
-            raise RequestFailed(f"{missing} of {n} completions could not be scored")
+            raise RequestFailed(f"{missing} of {n} completions could not be scored", version, "unscored")
         return Group(item.prompt_ids, completions, rewards, item_id=item.id, policy_version=version)
 
 
@@ -150,6 +160,7 @@ async def as_completed(
     per_item: int,
     ahead: int,
     limit: int | None = None,
+    lost: list[Lost] | None = None,
 ) -> AsyncGenerator[Sample, None]:
     """Samples of items as they are completed, until no item is pending; items in other hands are not waited for.
 
@@ -163,6 +174,7 @@ async def as_completed(
         per_item: samples of each item.
         ahead: items under way at once.
         limit: number of items that do not fail; no further ones are drawn.
+        lost: where to note what fails.
 
     Raises:
         EnginesLost: there is no replica left.
@@ -171,11 +183,15 @@ async def as_completed(
     dropped: list[asyncio.Task[Sample]] = []
     unfinished: Counter[Hashable] = Counter()
     finished = 0
+    next_pending: asyncio.Task[bool] | None = None
     try:
         while True:
+            awaited: set[asyncio.Task[Any]] = set()
             while len(unfinished) < ahead and (limit is None or finished + len(unfinished) < limit):
                 item = items.next_item()
                 if item is None:
+                    next_pending = next_pending or asyncio.create_task(items.wait_pending())
+                    awaited = {next_pending}
                     break
                 unfinished[item.id] = per_item
                 for index in range(per_item):
@@ -183,7 +199,9 @@ async def as_completed(
             if not tasks:
                 pool.require_alive()
                 return
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(awaited | tasks.keys(), return_when=asyncio.FIRST_COMPLETED)
+            if next_pending in done:
+                next_pending = None
             for task in [task for task in tasks if task in done]:
                 if task in dropped:
                     continue
@@ -192,6 +210,8 @@ async def as_completed(
                     completed = task.result()
                 except RequestFailed as failure:
                     items.mark_failed(item.id, str(failure), final=per_item > 1)
+                    if lost is not None:
+                        lost.append((item.id, failure))
                     del unfinished[item.id]
                     for other in [other for other, of in tasks.items() if of is item]:
                         other.cancel()
@@ -205,6 +225,8 @@ async def as_completed(
                 pool.counts["yielded"] += 1
                 yield completed
     finally:
+        if next_pending:
+            next_pending.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *dropped, return_exceptions=True)

@@ -70,18 +70,21 @@ def _train(plan: Plan, resume: bool) -> int:
                 click.echo(f"step {step + 1}/{plan.run.steps}  reward {metrics['reward']:.3f}", err=True)
 
         try:
-            last = run_plan(plan, resume, show)
+            outcome = run_plan(plan, resume, show)
         except ENDINGS as error:
             click.echo(f"rlcanary: the run ended early: {error}", err=True)
             return 1
     console = report_console()
-    if not last:
+    if not outcome.metrics:
         console.print(f"all {plan.run.steps} steps were taken before; nothing is left to do")
         return 0
     table = Table(title=f"Step {plan.run.steps} of {plan.run.folder}")
-    for name in SHOWN:
-        if name in last:
-            table.add_column(name, justify="right")
-    table.add_row(*(f"{last[name]:.6g}" for name in SHOWN if name in last))
+    shown = {name: outcome.metrics[name] for name in SHOWN if name in outcome.metrics}
+    for name in shown:
+        table.add_column(name, justify="right")
+    table.add_row(*(f"{value:.6g}" for value in shown.values()))
     console.print(table)
+    account = outcome.account
+    fates = ", ".join(f"{count} {fate}" for fate, count in account.fates.items() if count)
+    console.print(f"{account.entered} groups of {plan.schedule.group_size}: {fates}")
     return 0

@@ -50,7 +50,7 @@ async def conversations(
         conversation = await environment.play(pool, row, asked)
         if conversation.score is None or conversation.score.value is None:
             pool.counts["unscored"] += 1
-            raise RequestFailed(f"the conversation could not be scored: {conversation.score}")
+            raise RequestFailed(f"the conversation could not be scored: {conversation.score}", pool.version, "unscored")
         return conversation
 
     async def sample(row: Row, index: int) -> Conversation:

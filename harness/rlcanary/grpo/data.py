@@ -59,7 +59,7 @@ def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier])
             order = datasets.in_sequence(ids, plan.data.weights, plan.run.seed)
     except UserError as error:
         raise UserError(f"data.weights: {error}") from error
-    return ItemIterator(items, order)
+    return ItemIterator(items, order, most_in_flight=plan.schedule.prompts_ahead or None)
 
 
 def _encoder(settings: DataSettings, tokenizer: Any) -> Any:

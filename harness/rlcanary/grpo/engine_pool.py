@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from rlcanary.batch import Completion
 from rlcanary.grpo.router import LoadAwareRouter, NoReplicas
@@ -26,7 +26,17 @@ class EnginesLost(RuntimeError):
 
 
 class RequestFailed(Exception):
-    """A request came to nothing, and why; another one may well succeed."""
+    """A request came to nothing, and why; another one may well succeed.
+
+    Attributes:
+        version: the policy version that was asked.
+        fate: "failed" where nothing came back, "unscored" where something did.
+    """
+
+    def __init__(self, reason: str, version: int, fate: Literal["failed", "unscored"] = "failed") -> None:
+        super().__init__(reason)
+        self.version = version
+        self.fate = fate
 
 
 class EnginePool:
@@ -142,10 +152,11 @@ class EnginePool:
             except NoReplicas:
                 self.require_alive()
                 raise
+            engine = self._engines[slot.replica]
+            version = engine.version
             try:
                 while not self._open.is_set():
                     await self._open.wait()
-                engine = self._engines[slot.replica]
                 version = engine.version
                 completions = await self._send(engine, prompt, sampling)
                 if completions is None:
@@ -154,7 +165,8 @@ class EnginePool:
             except Exception as error:
                 log.warning("a request to replica %d failed", slot.replica, exc_info=True)
                 self._note_failure(slot.replica, error)
-                raise RequestFailed(f"replica {slot.replica}: {type(error).__name__}: {error}") from error
+                reason = f"replica {slot.replica}: {type(error).__name__}: {error}"
+                raise RequestFailed(reason, version) from error
             finally:
                 self._router.release(slot)
             self._failures_in_a_row[slot.replica] = 0

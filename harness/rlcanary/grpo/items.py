@@ -45,13 +45,16 @@ class ItemIterator(Generic[ItemType]):
     an epoch ends in one of the two, and nothing else counts: an item that another epoch left pending is no part of this one.
     """
 
-    def __init__(self, items: Iterable[ItemType], order: Order | None = None, retries: int = 2) -> None:
+    def __init__(
+        self, items: Iterable[ItemType], order: Order | None = None, retries: int = 2, most_in_flight: int | None = None
+    ) -> None:
         """Take all items; `start_epoch` comes next.
 
         Args:
             items: with ids that are there and differ.
             order: the ids that an epoch visits; None visits all as they came.
             retries: how often an item is tried again in an epoch after `mark_failed`.
+            most_in_flight: items in flight at once; None is no limit.
 
         Raises:
             UserError: there is no item, an id is missing, or two items share one: nothing is dropped instead.
@@ -67,10 +70,12 @@ class ItemIterator(Generic[ItemType]):
             raise UserError(f"ids that several items share: {_some(repeated)}")
         self.items = {item.id: item for item in listed}
         self.retries = retries
+        self.most_in_flight = most_in_flight
         self.epoch = -1
         self._order = order or fixed(list(self.items))
         self._queue: deque[Hashable] = deque()
         self._statuses: dict[Hashable, Status] = {}
+        self._in_flight = 0
         self._places: dict[Hashable, int] = {}
         self._failures: Counter[Hashable] = Counter()
         self._reasons: dict[Hashable, str] = {}
@@ -101,28 +106,30 @@ class ItemIterator(Generic[ItemType]):
         self.epoch += 1
         self._queue = deque(ids)
         self._statuses = dict.fromkeys(ids, "pending")
+        self._in_flight = 0
         self._places = {id: place for place, id in enumerate(ids)}
         self._failures.clear()
         self._reasons.clear()
         self._wake()
 
     def next_item(self) -> ItemType | None:
-        """Put the next pending item in flight; None if there is none, which says nothing of those in flight.
+        """Put the next pending item in flight; None if there is none, or no room for it among those in flight.
 
         Raises:
             RuntimeError: no epoch was started.
         """
         if self.epoch < 0:
             raise RuntimeError("start_epoch comes before the first item")
-        if not self._queue:
+        if not self._has_next:
             return None
         id = self._queue.popleft()
         self._statuses[id] = "in flight"
+        self._in_flight += 1
         return self.items[id]
 
     async def wait_pending(self) -> bool:
-        """Wait until an item is pending -> True, or until the epoch is complete -> False."""
-        while not self._queue:
+        """Wait until an item is pending and may be in flight -> True, or until the epoch is complete -> False."""
+        while not self._has_next:
             if self.is_complete:
                 return False
             changed = asyncio.get_running_loop().create_future()
@@ -225,9 +232,14 @@ class ItemIterator(Generic[ItemType]):
         if self.status(id) != "in flight":
             raise ValueError(f"item {id!r} is {self.status(id)}, not in flight: its fate was told already")
 
+    @property
+    def _has_next(self) -> bool:
+        return bool(self._queue) and (self.most_in_flight is None or self._in_flight < self.most_in_flight)
+
     def _land(self, id: Hashable, status: Status) -> None:
         self._require_in_flight(id)
         self._statuses[id] = status
+        self._in_flight -= 1
         self._wake()
 
     def _wake(self) -> None:

@@ -201,6 +201,13 @@ class Plan:
             raise UserError("sampling.temperature is 0: a greedy group has one completion and nothing to learn from")
         if self.sampling.logprobs is None and self.conventions.old_logprobs == "sampler":
             raise UserError("sampling.logprobs is empty, but conventions.old_logprobs takes the ratio against them")
+        is_uncorrected = self.conventions.old_logprobs == "trainer" and self.conventions.importance_level == "none"
+        if self.schedule.versions_ahead and is_uncorrected:
+            raise UserError(
+                f"schedule.max_staleness lets sampling run {self.schedule.versions_ahead} versions ahead of the trainer, "
+                "but conventions.old_logprobs is trainer and importance_level none, which takes all rows for the "
+                "trainer's own: set old_logprobs to sampler"
+            )
         if self.sampling.seed is not None or self.sampling.num_return_sequences != 1:
             raise UserError(
                 "sampling.seed and sampling.num_return_sequences are not set here: they follow from run.seed and "

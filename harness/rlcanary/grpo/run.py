@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from rlcanary.contract import Item
 from rlcanary.errors import UserError
+from rlcanary.grpo.buffer import GroupBuffer, RemoteBuffer, start_buffer
 from rlcanary.grpo.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
 from rlcanary.grpo.collector import Collector
 from rlcanary.grpo.data import item_iterator
-from rlcanary.grpo.items import ItemIterator
 from rlcanary.grpo.models import load_model, pad_id
 from rlcanary.grpo.plan import Plan
 from rlcanary.grpo.rewards.by_name import VerifiersByName
+from rlcanary.grpo.rollout import Rollout
 from rlcanary.grpo.run_log import LOG, RunLog
 from rlcanary.grpo.samplers import Samplers, eos_ids, start_samplers
 from rlcanary.grpo.sync import sync_weights
 from rlcanary.grpo.trace import Trace
 from rlcanary.grpo.trainer import LearnerState, new_state, refresh_reference
 
+Result = TypeVar("Result")
 CHECKPOINTS, TRACE = "checkpoints", "trace.ndjson"
 
 
@@ -31,24 +34,31 @@ class Run:
 
     Attributes:
         step: the next one.
-        collector: samples items of `data` with `samplers`.
-        verifiers: judge them.
+        collector: samples the items of the plan's datasets with `samplers`.
+        verifiers: judge what was sampled.
+        rollout: brings it to the trainer.
         pad_token_id: fills the padding of batches.
+        thread: the trainer's own.
     """
 
     plan: Plan
     step: int
     state: LearnerState
-    data: ItemIterator[Item]
     samplers: Samplers
     collector: Collector
     verifiers: VerifiersByName
+    rollout: Rollout
     log: RunLog
     trace: Trace
     pad_token_id: int
+    thread: ThreadPoolExecutor
 
-    def save(self) -> None:
-        """Write a checkpoint of everything that the next step depends on.
+    async def compute(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function in the trainer's own thread, while the event loop serves samplers and verifiers."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
+
+    async def save(self) -> None:
+        """Write a checkpoint of everything that the next step depends on. What waits in the buffer will be sampled again.
 
         Raises:
             CheckpointError: it was not written.
@@ -64,7 +74,8 @@ class Run:
             "scheduler": state.scheduler.state_dict(),
             "updates": state.updates,
             "reference": None if state.ref_model is None else state.ref_model.state_dict(),
-            "data": self.data.state(),
+            "groups": await self.rollout.buffer.state(),
+            "data": self.collector.items.state(),
             "version": self.samplers.version,
         }
         save_checkpoint(self.plan.run.folder / CHECKPOINTS, self.step, content, self.plan.run.keep_checkpoints)
@@ -92,7 +103,7 @@ class Run:
         state.updates = content["updates"]
         if content["reference"] is not None:
             state.ref_model.load_state_dict(content["reference"])
-        self.data.load_state(content["data"])
+        self.collector.items.load_state(content["data"])
         sync_weights(state.model, self.samplers.endpoints, self.samplers.transport)
         for endpoint in self.samplers.endpoints:
             endpoint.version = content["version"]
@@ -140,10 +151,31 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         collector = Collector(
             samplers.engines, data, request, slots=sampler.slots, request_timeout_s=sampler.request_timeout_s
         )
-        run = Run(plan, 0, state, data, samplers, collector, verifiers, log, Trace(folder / TRACE), pad_token_id)
+        buffer = stack.enter_context(_buffer(plan, checkpoint and checkpoint["groups"]))
+        rollout = Rollout(collector, buffer, plan.schedule, log)
+        thread = stack.enter_context(ThreadPoolExecutor(1, "trainer"))
+        trace = Trace(folder / TRACE)
+        run = Run(plan, 0, state, samplers, collector, verifiers, rollout, log, trace, pad_token_id, thread)
         if checkpoint:
             run.restore(checkpoint)
         yield run
+
+
+@contextmanager
+def _buffer(plan: Plan, state: dict[str, Any] | None) -> Iterator[GroupBuffer | RemoteBuffer]:
+    """Between samplers and trainer: in this process, or in an actor where groups are sampled ahead on Ray."""
+    schedule = plan.schedule
+    settings = (max(schedule.prompts_per_step, schedule.prompts_ahead), schedule.versions_ahead, 1, state)
+    if plan.runtime.kind == "local" or not schedule.versions_ahead:
+        yield GroupBuffer(*settings)
+        return
+    import ray
+
+    actor = start_buffer(*settings)
+    try:
+        yield RemoteBuffer(actor)
+    finally:
+        ray.kill(actor)
 
 
 def check_plan(plan: Plan) -> tuple[Any, Any]:

@@ -16,6 +16,8 @@ class Schedule:
         rows_per_micro_batch: rows of one forward and backward pass; None takes all of the update at once.
         sync_every: steps between two weight syncs.
         max_staleness: optimizer updates by which the weights may have moved between the sampling of a row and its training.
+            What it allows beyond what updates per step and `sync_every` take is used to sample while the trainer trains.
+        dynamic_sampling: train only on groups whose rewards differ; further prompts are sampled in place of the others.
         refresh_reference_every: steps after which the policy becomes the reference model; 0 keeps the first one.
         seq_len_buckets: the widths that sequences are padded to, in tokens; none pads to the longest.
         completion_len_buckets: likewise for completions.
@@ -27,6 +29,7 @@ class Schedule:
     rows_per_micro_batch: int | None = None
     sync_every: int = 1
     max_staleness: int = 0
+    dynamic_sampling: bool = False
     refresh_reference_every: int = 0
     seq_len_buckets: tuple[int, ...] = ()
     completion_len_buckets: tuple[int, ...] = ()
@@ -97,6 +100,17 @@ class Schedule:
     def required_staleness(self) -> int:
         """Updates between the sampling and the training of the last row before a sync."""
         return self.sync_every * self.updates_per_step - 1
+
+    @property
+    def versions_ahead(self) -> int:
+        """Policy versions by which a group may be behind the trainer when its step begins; with 0, sampling and training
+        take turns."""
+        return (self.max_staleness - self.required_staleness) // (self.sync_every * self.updates_per_step)
+
+    @property
+    def prompts_ahead(self) -> int:
+        """Prompts that may be sampled and not yet trained on, so that none of them grows stale while it waits."""
+        return self.versions_ahead * self.sync_every * self.prompts_per_step
 
     def syncs_after(self, step: int) -> bool:
         """Whether the weights are synced behind this step; steps count from 0."""

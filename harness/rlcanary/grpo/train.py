@@ -8,30 +8,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 
 from rlcanary import reference
 from rlcanary.batch import CollatedBatch, Group
+from rlcanary.grpo.buffer import Account, BufferClosed
 from rlcanary.grpo.checkpoint import CheckpointError
 from rlcanary.grpo.engine_pool import EnginesLost
 from rlcanary.grpo.plan import Plan
+from rlcanary.grpo.rollout import NothingSampled
 from rlcanary.grpo.run import Run, open_run
 from rlcanary.grpo.sync import SyncError, sync_weights
 from rlcanary.grpo.trainer import accumulate_gradients, descend, policy_data, refresh_reference, score, select
 
-
-class NothingSampled(Exception):
-    """A whole epoch of items failed."""
-
-
 # What ends a run for reasons of its own. Its log and its checkpoints are there to go on from.
-ENDINGS = (EnginesLost, NothingSampled, SyncError, CheckpointError, FloatingPointError)
+ENDINGS = (EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError)
 Watcher = Callable[[int, Mapping[str, float]], None]
 
 
-def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda step, metrics: None) -> dict[str, float]:
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        metrics: of the last step; empty if none was left to take.
+        account: where all groups of the run are.
+    """
+
+    metrics: dict[str, float]
+    account: Account
+
+
+def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda step, metrics: None) -> Outcome:
     """Run a plan.
 
     Args:
@@ -39,53 +50,60 @@ def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda step, metr
         resume: go on from the last checkpoint in the plan's folder.
         on_step: sees the metrics of each step.
 
-    Returns:
-        The metrics of the last step; empty if none was left to take.
-
     Raises:
         UserError: as `open_run`.
-        EnginesLost, NothingSampled, SyncError, CheckpointError, FloatingPointError: what ended the run (`ENDINGS`).
+        EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError: what ended the run
+            (`ENDINGS`).
     """
     return asyncio.run(_train(plan, resume, on_step))
 
 
-async def _train(plan: Plan, resume: bool, on_step: Watcher) -> dict[str, float]:
+async def _train(plan: Plan, resume: bool, on_step: Watcher) -> Outcome:
     metrics: dict[str, float] = {}
     with open_run(plan, resume) as run:
-        while run.step < plan.run.steps:
-            metrics = await take_step(run)
-            run.log.log(run.step, metrics)
-            on_step(run.step, metrics)
-            run.step += 1
-            if plan.run.checkpoint_every and run.step % plan.run.checkpoint_every == 0:
-                run.save()
-    return metrics
+        run.rollout.start()
+        try:
+            while run.step < plan.run.steps:
+                metrics = await take_step(run)
+                run.log.log(run.step, metrics)
+                on_step(run.step, metrics)
+                run.step += 1
+                if plan.run.checkpoint_every and run.step % plan.run.checkpoint_every == 0:
+                    await run.save()
+        finally:
+            account = await run.rollout.close(run.step)
+    return Outcome(metrics, account)
 
 
 async def take_step(run: Run) -> dict[str, float]:
-    """One rollout, the updates on it, and the sync behind them -> metrics."""
+    """One rollout, the updates on it, and the sync behind them -> metrics.
+
+    Samplers and verifiers go on while the trainer computes, where the schedule lets them.
+    """
     schedule, conventions, state, step = run.plan.schedule, run.plan.conventions, run.state, run.step
 
     # Sample and score. Completions are rewarded as they come back, while others are still being drawn.
+    version = run.samplers.version
     with run.trace.span("sample", step=step):
-        groups = await rollout(run)
+        groups = await run.rollout.groups(version)
     trace_verifiers(run)
     batch, stats = reference.make_batch(
         groups, run.pad_token_id, schedule.seq_len_buckets, schedule.completion_len_buckets
     )
     before_BT = None
     if conventions.old_logprobs == "trainer" and schedule.updates_per_step > 1:
-        before_BT = score(state.model, batch, conventions, schedule)
+        before_BT = await run.compute(score, state.model, batch, conventions, schedule)
 
     updates = []
     for rows in torch.arange(len(batch.rewards)).split(schedule.update_rows):
         chosen = select(batch, rows)
         with run.trace.span("advantage", step=step):
-            given = policy_data(state, chosen, conventions, schedule, None if before_BT is None else before_BT[rows])
+            of_rows_BT = None if before_BT is None else before_BT[rows]
+            given = await run.compute(policy_data, state, chosen, conventions, schedule, of_rows_BT)
         with run.trace.span("loss", step=step):
-            output = accumulate_gradients(state, chosen, given, conventions, schedule)
+            output = await run.compute(accumulate_gradients, state, chosen, given, conventions, schedule)
         with run.trace.span("step", step=step):
-            moved = descend(state, conventions)
+            moved = await run.compute(descend, state, conventions)
         updates.append({"loss": float(output.loss), **output.metrics, **moved})
 
     if schedule.refreshes_reference_after(step):
@@ -99,35 +117,12 @@ async def take_step(run: Run) -> dict[str, float]:
         **reward_metrics(groups),
         **length_metrics(batch, stats),
         **incidents(run),
+        **await run.rollout.report(step),
+        "staleness": fmean(version - group.policy_version for group in groups),
         "policy_version": run.samplers.version,
-        "epoch": run.data.epoch,
+        "epoch": run.collector.items.epoch,
         **{f"seconds/{name}": seconds for name, seconds in run.trace.take_seconds().items()},
     }
-
-
-async def rollout(run: Run) -> list[Group]:
-    """The groups of a step, from as many epochs as it takes.
-
-    Raises:
-        NothingSampled: a whole epoch went by without one group.
-        EnginesLost: no engine is left.
-    """
-    groups: list[Group] = []
-    wanted = run.plan.schedule.prompts_per_step
-    while len(groups) < wanted:
-        is_new = run.data.is_complete or run.data.epoch < 0
-        if is_new:
-            run.data.start_epoch()
-        more = await run.collector.collect(wanted - len(groups))
-        if is_new and not more:
-            id, reason = next(iter(run.data.failures().items()))
-            raise NothingSampled(
-                f"none of the {len(run.data.items)} items could be sampled and scored; {id!r}: {reason}"
-            )
-        for group in more:
-            run.data.mark_done(group.item_id)
-        groups += more
-    return groups
 
 
 def incidents(run: Run) -> dict[str, float]:
@@ -136,7 +131,6 @@ def incidents(run: Run) -> dict[str, float]:
     taken: dict[str, float] = {
         "failed_requests": counts["failed request"],
         "aborted_requests": counts["aborted request"],
-        "unscored_groups": counts["unscored"],
         **{f"verifier/{problem}": count for problem, count in run.verifiers.take_problems().items()},
     }
     counts.clear()

@@ -176,6 +176,9 @@ def accumulate_gradients(
     whole = replace(given, logprobs=logprobs_BT, old_logprobs=old_logprobs_BT, entropy=entropy_BT)
     with torch.no_grad():
         metrics = policy_loss(whole, conventions).metrics
+    if conventions.old_logprobs == "sampler":
+        # It would compare the sampler's logprobs with themselves, and be 1 whatever the trainer says.
+        metrics.pop("mult_prob_error", None)
     return LossOutput(torch.stack(losses).sum(), metrics)
 
 
