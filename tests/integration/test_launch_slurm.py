@@ -85,7 +85,7 @@ class TestLaunchThatNobodyWaitsFor:
         later = typed(project, *command, "--watch")
         assert later.returncode == 1, later.stdout + later.stderr
         rows = {
-            line.split("│")[3].split("-2")[0].strip(): line for line in later.stdout.splitlines() if "launches/" in line
+            line.split("│")[2].split("-2")[0].strip(): line for line in later.stdout.splitlines() if "launches/" in line
         }
         assert "the metric checks pass" in rows["launches/grpo-tiny"]
         assert "a metric check fails" in rows["launches/grpo-worse"]

@@ -12,7 +12,12 @@ from launch_repositories import fake_programs, script
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "nightlies.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
-CASE = "tests/test_suites/llm/grpo-tiny.sh"
+CASE = "tests/test_suites/llm/grpo-sums-1n0g-transformers.sh"
+CHECKS = """\
+echo "{\\"reward\\": {\\"1\\": $(cat reward)}, \\"seconds/sample\\": {\\"1\\": 1}}" > "$JSON_METRICS"
+rlcanary check-metrics "$JSON_METRICS" \\
+  'mean(data["reward"], last=10) > 0.3' \\
+  'median(data["seconds/sample"], last=50) < 5'"""
 
 
 @pytest.fixture
@@ -22,12 +27,15 @@ def reader(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     tools = {str(file.relative_to(ROOT)): file.read_text() for file in shipped}
 
     def files(i: int) -> dict[str, str]:
-        nightly = script("echo the noisy part\nprintf '<%s>' \"$@\"")
+        nightly = script("printf '<%s>' \"$@\"", check=CHECKS)
         own = {
-            "loss": "1.5\n" if i >= 5 else "0.5\n",
+            "loss": "1\n",
+            "reward": "0.2\n" if i >= 5 else "0.5\n",
             "number": f"{i}\n",
             **tools,
             "tests/functional/grpo.sh": "true\n",
+            "tests/functional/sft.sh": 'test "$(cat reward)" = 0.5\n',
+            "tests/test_suites/nightly.txt": f"{CASE.removeprefix('tests/test_suites/')}\n",
         }
         return own if i == 1 else {**own, CASE: nightly}
 
@@ -54,7 +62,7 @@ def test_every_command_of_the_guide_does_what_the_guide_says(reader: Path) -> No
     assert "GPU-hours: 0.00" in launched.stdout
     assert (launched.returncode, "a metric check fails" in launched.stdout) == (1, True), launched.stderr
     asked = typed("rlcanary launches")
-    assert (asked.returncode in (1, 75), asked.stdout.count("launches/grpo-tiny-")) == (True, 2), asked.stderr
+    assert (asked.returncode in (1, 75), asked.stdout.count("launches/grpo-sums-")) == (True, 2), asked.stderr
     snapshot = Path(typed("code_snapshot.sh").stdout.strip())
     assert (snapshot / CASE).is_file()
     for text in ("ACCOUNT=team", "SED_CLAUSES", "EXTRA_SCRIPT_ARGS", "--executor slurm"):
@@ -62,7 +70,7 @@ def test_every_command_of_the_guide_does_what_the_guide_says(reader: Path) -> No
         assert searched.returncode == 0, searched.stdout + searched.stderr
         assert "Subject: change 5 [wip]" in searched.stdout
     printed = [file.read_text() for file in reader.glob(".git/rlcanary/bisect/*/launches/*/run1/output.log")]
-    assert any("<++data.num_workers=1><--note><two words>" in text for text in printed)
+    assert any("<--set><data.datasets=[{name: arithmetic, largest: 5}]>" in text for text in printed)
     docker = typed("run_functional_in_docker.sh")
     assert docker.stdout.splitlines()[-3:] == ["my/image:tag", "bash", "tests/functional/grpo.sh"]
     assert left == []

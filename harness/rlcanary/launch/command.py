@@ -17,7 +17,7 @@ from rlcanary.bisect.outcomes import Outcome, Reading
 from rlcanary.bisect.process import Interrupted, Interrupts, Stopped
 from rlcanary.bisect.verdict_file import write_verdict
 from rlcanary.errors import UserError
-from rlcanary.launch.display import print_cost, print_next_steps, print_verdicts, show_end, show_states
+from rlcanary.launch.display import Watcher, print_cost, print_next_steps, print_verdicts
 from rlcanary.launch.edits import Edits
 from rlcanary.launch.experiment import Experiment, python_path
 from rlcanary.launch.snapshot import take_snapshot
@@ -77,7 +77,7 @@ def _launch(scripts: Sequence[Path], dry_run: bool, **options: Any) -> Reading |
     missing = [script for script in scripts if not script.is_file()]
     if missing:
         reason = f"{', '.join(map(str, missing))}: no such file here"
-        click.echo(f"launch: {reason}", err=True)
+        click.echo(f"rlcanary: {reason}", err=True)
         return Reading(Outcome.UNTESTABLE, reason)
     names = [_relative(script, repository) for script in scripts]
     edits = _edits(names, options["sed"], options["allow_no_match"])
@@ -115,13 +115,14 @@ def _run(
             for experiment, ids in submission.ids.items():
                 click.echo(f"{experiment.script}: {executor.name} {', '.join(ids)} in {experiment.folder}", err=True)
             interrupts.check()
-            readings = submission.judge(interrupts, show_states(), show_end) if watch else None
+            if not watch:
+                print_next_steps(experiments)
+                return None
+            with Watcher() as watcher:
+                readings = submission.judge(interrupts, watcher.seen, watcher.ended)
         except (Stopped, UserError):
             submission.cancel()
             raise
-    if readings is None:
-        print_next_steps(experiments)
-        return None
     print_verdicts(readings)
     return combine(list(readings.values()))
 

@@ -1,10 +1,11 @@
 """What `rlcanary launch` shows."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
+from types import TracebackType
 
 import click
 from rich.table import Table
@@ -14,7 +15,7 @@ from rlcanary.bisect.executors.job import Job
 from rlcanary.bisect.executors.waiting import JobEnd, Waiting
 from rlcanary.bisect.outcomes import Outcome, Reading
 from rlcanary.bisect.probe import read_end
-from rlcanary.console import report_console
+from rlcanary.console import progress_bar, report_console
 from rlcanary.launch.experiment import Experiment
 from rlcanary.launch.suite import Configuration
 
@@ -40,30 +41,45 @@ def print_cost(configurations: Mapping[str, Configuration], executor: str) -> No
     click.echo(f"GPU-hours: {exactly(total)}")
 
 
-def show_states() -> Callable[[Waiting], None]:
-    """Prints each job's state when it is another one."""
-    shown: dict[str, str] = {}
+class Watcher:
+    """Prints each job's state when it is another one, and keeps a bar of how many have ended."""
 
-    def show(waiting: Waiting) -> None:
-        for identity in waiting.open:
-            state = waiting.states.get(identity)
-            if state is not None and shown.get(identity) != state.name:
-                shown[identity] = state.name
-                click.echo(f"{identity}: {state.name}", err=True)
+    def __init__(self) -> None:
+        self._bar = progress_bar()
+        self._task = self._bar.add_task("jobs", total=None)
+        self._states: dict[str, str] = {}
 
-    return show
+    def __enter__(self) -> "Watcher":
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def seen(self, waiting: Waiting) -> None:
+        states = {identity: waiting.states[identity].name for identity in waiting.open if identity in waiting.states}
+        for identity, name in states.items():
+            if self._states.get(identity) != name:
+                self._print(f"{identity}: {name}")
+        self._states |= states
+        total = len({*waiting.states, *waiting.open})
+        counts = ", ".join(f"{count} {name}" for name, count in Counter(states.values()).items())
+        self._bar.update(self._task, description=counts or "jobs", total=total, completed=total - len(waiting.open))
+
+    def ended(self, identity: str, job: Job, end: JobEnd) -> None:
+        code = "no result" if end.result is None else f"exit {end.result.exit_code}"
+        self._print(f"{identity}: {end.state}, {code}")
+        if end.result is None or end.result.exit_code:
+            self._print(end_of(job.output))
+
+    def _print(self, text: str) -> None:
+        """Above the bar."""
+        self._bar.console.print(Text(text), soft_wrap=True, highlight=False)
 
 
-def show_end(identity: str, job: Job, end: JobEnd) -> None:
-    code = "no result" if end.result is None else f"exit {end.result.exit_code}"
-    click.echo(f"{identity}: {end.state}, {code}", err=True)
-    if end.result is None or end.result.exit_code:
-        print_end(job.output)
-
-
-def print_end(output: Path | None) -> None:
-    if output is not None and (text := read_end(output, TAIL_BYTES).strip()):
-        click.echo(f"--- the end of {output}\n{text}", err=True)
+def end_of(output: Path) -> str:
+    """What a job printed last."""
+    return f"--- the end of {output}\n{read_end(output, TAIL_BYTES).strip()}"
 
 
 def print_next_steps(experiments: Sequence[Experiment]) -> None:
@@ -86,14 +102,13 @@ def print_launches(
 ) -> None:
     """`still` tells where those are that have not ended."""
     table = Table(title="Launches")
-    for column in ("Outcome", "Launched", "Launch", "Reason"):
+    for column in ("Outcome", "Launch", "Reason"):
         table.add_column(column, overflow="fold")
     for own in experiments:
         ended = own in readings
         outcome = _styled(readings[own].outcome) if ended else Text("none yet")
-        when = f"{datetime.fromisoformat(own.launched):%Y-%m-%d %H:%M}"
         reason = readings[own].reason if ended else still[own]
-        table.add_row(outcome, when, Text(_relative(own.folder)), Text(reason))
+        table.add_row(outcome, Text(_relative(own.folder)), Text(reason))
     report_console(highlight=False).print(table)
 
 

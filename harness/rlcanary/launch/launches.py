@@ -12,7 +12,7 @@ from rlcanary.bisect.outcomes import Outcome, Reading
 from rlcanary.bisect.process import Interrupted, Interrupts
 from rlcanary.bisect.verdict_file import read_verdict_file
 from rlcanary.errors import UserError
-from rlcanary.launch.display import print_end, print_launches, show_states
+from rlcanary.launch.display import Watcher, end_of, print_launches
 from rlcanary.launch.experiment import Experiment
 from rlcanary.launch.record import Record, find_launches, read_record
 from rlcanary.launch.submission import Submission
@@ -39,25 +39,29 @@ def launches(launches: Sequence[Path], watch: bool, cancel: bool, folder: Path |
     readings = _verdicts(records)
     still: dict[Experiment, str] = {}
     try:
-        with Interrupts() as interrupts:
+        with Interrupts() as interrupts, Watcher() as watcher:
+            seen, ended = (watcher.seen, watcher.ended) if watch else (_ignore, _ignore)
             for submission in _submissions([record for record in records if record.experiment not in readings]):
                 if cancel:
                     submission.cancel()
-                seen = show_states() if watch else lambda waiting: None
-                readings |= submission.judge(interrupts, seen, lambda *end: None, wait=watch or cancel)
+                readings |= submission.judge(interrupts, seen, ended, wait=watch or cancel)
                 still |= {own: submission.describe_open(own) for own in submission.ids if own not in readings}
     except Interrupted as interruption:
         click.echo("the jobs go on; --cancel ends them", err=True)
         return interruption.exit_code
     shown = [record.experiment for record in records]
-    for own in shown if launches else ():
-        if own in readings and readings[own].outcome is not Outcome.GOOD:
-            print_end(own.last_output)
+    for own in shown if launches and not watch else ():
+        if own in readings and readings[own].outcome is not Outcome.GOOD and own.last_output is not None:
+            click.echo(end_of(own.last_output), err=True)
     print_launches(shown, readings, still)
     found = combine(list(readings.values())) if readings else None
     if found is None or (still and found.outcome is not Outcome.BAD):
         return NOT_ENDED
     return EXIT_CODES[found.outcome]
+
+
+def _ignore(*seen: object) -> None:
+    """Where nobody waits, the table at the end is enough."""
 
 
 def _find(folder: Path | None) -> Sequence[Path]:

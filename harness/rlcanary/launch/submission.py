@@ -38,7 +38,7 @@ class Submission:
             try:
                 new = self._executor.submit(list(jobs.values()))
             except Rejected as error:
-                raise UserError(f"the job was rejected: {error}") from None
+                raise UserError(f"the job was rejected: {error} (EXECUTOR=local runs it on this machine)") from None
             for (experiment, job), identity in zip(jobs.items(), new, strict=True):
                 self.ids[experiment].append(identity)
                 self._jobs[identity] = job

@@ -194,6 +194,6 @@ def _slurm(*command: str, environment: Mapping[str, str] | None = None) -> str:
         raise QueryFailed(f"{command[0]}: {error.strerror}") from None
     if finished.returncode:
         lines = [line.strip() for line in finished.stderr.splitlines() if line.strip()]
-        why = lines[-1].removeprefix(f"{command[0]}: error: ") if lines else f"exit code {finished.returncode}"
+        why = re.sub(rf"^{command[0]}: (error|fatal): ", "", lines[-1]) if lines else f"exit code {finished.returncode}"
         raise QueryFailed(f"{command[0]}: {why}")
     return finished.stdout
