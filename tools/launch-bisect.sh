@@ -16,7 +16,7 @@ abort() {
   exit 128
 }
 
-[[ $# == 1 ]] || abort "name one test script, as in tools/launch-bisect.sh tests/test_suites/llm/grpo-tiny.sh"
+[[ $# == 1 ]] || abort "name one test script, as in tools/launch-bisect.sh tests/test_suites/llm/grpo-sums-1n0g-transformers.sh"
 
 executor=${EXECUTOR:-auto}
 if [[ $executor == auto ]]; then

@@ -265,7 +265,7 @@ def test_options_have_defaults_in_pyproject_and_the_outcome_table_counts(tmp_pat
     assert found(result) == "change 9 [wip]"
     assert "printed 'lost the node'" in result.stderr
     aborted = refusal(bisect(repository, *ends, "--", "sh", "-c", "exit 4"))
-    assert "stopped by the outcome table: exit 4" in aborted
+    assert "stopped: exit 4" in aborted
     assert "; resume with: rlcanary bisect --replay" in aborted
 
 

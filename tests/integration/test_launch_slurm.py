@@ -140,6 +140,7 @@ def test_rejected_job_aborts_and_says_why(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "the job was rejected: sbatch: " in result.stderr.splitlines()[-1]
     assert "nvalid partition" in result.stderr
+    assert list(tmp_path.glob("p/launches/grpo-*")) == []
 
 
 def test_job_that_asks_for_too_much_is_rejected_and_its_batch_cancelled(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ class Session:
         if observation is None:
             return
         if observation.outcome is Outcome.ABORT:
-            raise Aborted(f"stopped by the outcome table: {observation.reason} on {result.commit.short}")
+            raise Aborted(f"stopped: {observation.reason} on {result.commit.short}")
         if observation.outcome is not Outcome.INFRA:
             self._take_up(observation)
         elif self._spent() is None:

@@ -121,7 +121,7 @@ def _run(
             with Watcher() as watcher:
                 readings = submission.judge(interrupts, watcher.seen, watcher.ended)
         except (Stopped, UserError):
-            submission.cancel()
+            submission.withdraw()
             raise
     print_verdicts(readings)
     return combine(list(readings.values()))

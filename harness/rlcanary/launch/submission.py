@@ -1,5 +1,6 @@
 """Jobs of several scripts: submitted together, those of one script one after another, all cancelled together."""
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -83,6 +84,13 @@ class Submission:
         )
         run = f"run {number} of {len(own)}: " if len(own) > 1 else ""
         return f"{run}job {identity} {self._states[identity].name}"
+
+    def withdraw(self) -> None:
+        """Cancel, and leave nothing of the scripts of which no job was submitted. Raises UserError, as `cancel` does."""
+        self.cancel()
+        for experiment, own in self.ids.items():
+            if not own:
+                shutil.rmtree(experiment.folder)
 
     def cancel(self) -> None:
         """Raises UserError for jobs that could not be cancelled."""
