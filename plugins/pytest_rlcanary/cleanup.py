@@ -43,6 +43,7 @@ GREW = pytest.StashKey[list[dict[str, Any]]]()
 MEASURED: pytest.StashKey[Resources] = pytest.StashKey()
 # Attributes of a report travel from a worker of xdist to its controller.
 LEFT_ATTRIBUTE, GREW_ATTRIBUTE = "rlcanary_left", "rlcanary_grew"
+LEFT_ATTACHER, LEFT_REPORTER = "rlcanary-left-attacher", "rlcanary-left"
 GPU_LEAK_BYTES = 2**20
 UNMARKED_LIMITS = {"gpu_mb": 1, "processes": 0, "threads": 0, "ray_actors": 0}
 
@@ -69,19 +70,24 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "leak_check(gpu_mb=, rss_mb=, processes=, threads=, fds=, ray_actors=): fail the test if it leaves more than this",
     )
-    config.pluginmanager.register(LeftReporter(config), "rlcanary-left")
     if runs_tests_here(config):
         config.pluginmanager.register(Cleanup(config), "rlcanary-cleanup-hooks")
+    if is_controller(config) or config.getoption("leak_report"):
+        config.pluginmanager.register(LeftReporter(config), LEFT_REPORTER)
 
 
 def runs_tests_here(config: pytest.Config) -> bool:
     """Whether this process runs tests: not when it only lists them, and not as the controller of xdist."""
     option = config.option
     listing = option.collectonly or option.showfixtures or option.show_fixtures_per_test
-    is_controller = getattr(option, "numprocesses", None) and not hasattr(config, "workerinput")
-    return not (
-        listing or is_controller or (getattr(option, "dist", "no") != "no" and not hasattr(config, "workerinput"))
-    )
+    return not (listing or is_controller(config))
+
+
+def is_controller(config: pytest.Config) -> bool:
+    """Whether this process hands tests to workers of xdist."""
+    option = config.option
+    distributes = getattr(option, "numprocesses", None) or getattr(option, "dist", "no") != "no"
+    return bool(distributes) and not hasattr(config, "workerinput")
 
 
 class Cleanup:
@@ -115,8 +121,8 @@ class Cleanup:
             self.ray_folder = f"{tempfile.gettempdir()}/rlc-{os.getpid()}-{os.urandom(2).hex()}"
             os.environ["RAY_TMPDIR"] = self.ray_folder
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self.item = item
         self.belongings.begin()
         self.gpu_bytes = gpu_bytes_allocated()
@@ -124,7 +130,6 @@ class Cleanup:
             from rlcanary.cleanup.leaks import measure
 
             item.stash[MEASURED] = measure()
-        return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
@@ -154,6 +159,9 @@ class Cleanup:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
+        # Pytest keeps the exception of this test's call there, that of an expected failure too.
+        if (error := getattr(sys, "last_value", None)) is not None:
+            self.let_go(error)
         try:
             result = yield
         finally:
@@ -177,21 +185,26 @@ class Cleanup:
             broken = exceeded(before, after, allowed_growth(item))
         if left := self.belongings.end_left():
             item.stash[LEFT] = left
+        if LEFT in item.stash or GREW in item.stash:
+            self.report_left()
         return broken
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        if call.excinfo is not None and not self.keeps_tracebacks:
-            clear_tracebacks(call.excinfo.value)
-        if call.when == "teardown":
-            if left := item.stash.get(LEFT, None):
-                setattr(report, LEFT_ATTRIBUTE, left)
-            if grew := item.stash.get(GREW, None):
-                setattr(report, GREW_ATTRIBUTE, grew)
-        return report
+    @pytest.hookimpl(trylast=True)
+    def pytest_exception_interact(self, call: pytest.CallInfo[None]) -> None:
+        if call.excinfo is not None:
+            self.let_go(call.excinfo.value)
+
+    def let_go(self, error: BaseException) -> None:
+        if not self.keeps_tracebacks:
+            clear_tracebacks(error)
+
+    def report_left(self) -> None:
+        """Have the reports say what tests left; most sessions, in which none does, need not pay for these hooks."""
+        manager = self.config.pluginmanager
+        if not manager.hasplugin(LEFT_ATTACHER):
+            manager.register(LeftAttacher(), LEFT_ATTACHER)
+        if not manager.hasplugin(LEFT_REPORTER):
+            manager.register(LeftReporter(self.config), LEFT_REPORTER)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -221,6 +234,22 @@ def allowed_growth(item: pytest.Item) -> dict[str, float]:
     if unknown or marker.args:
         raise pytest.UsageError(f"{item.nodeid}: leak_check takes {', '.join(f'{name}=' for name in NOTABLE)}")
     return dict(marker.kwargs or UNMARKED_LIMITS)
+
+
+class LeftAttacher:
+    """Puts what a test left on the report of its tear-down; in the process that runs tests."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.when == "teardown":
+            if left := item.stash.get(LEFT, None):
+                setattr(report, LEFT_ATTRIBUTE, left)
+            if grew := item.stash.get(GREW, None):
+                setattr(report, GREW_ATTRIBUTE, grew)
+        return report
 
 
 class LeftReporter:

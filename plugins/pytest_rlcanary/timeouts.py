@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_SECONDS = "300"
 LAST_WORDS_SECONDS = 15
 EXPIRY = pytest.StashKey[Expiry]()
+STACKS = "rlcanary-timeout-stacks"
 
 
 class TestTimedOut(Failed):
@@ -77,26 +78,21 @@ def interruptible(when: str) -> Any:
             return (yield)
         if when == "teardown" and self.item is item and self.settings is not None:
             watchdog.start(item.nodeid, max(self.settings.timeout, self.fixture_limit))
-        error: BaseException | None = None
         try:
             try:
                 watchdog.allow_interruption()
                 result = yield
             finally:
                 watchdog.forbid_interruption()
-        except BaseException as raised:  # noqa: BLE001 - judged below
-            error = raised
+        except BaseException as error:
+            expiry = watchdog.take_expiry()
+            if expiry is None:
+                raise
+            failure = self.failure(item, expiry).with_traceback(above_ray(error.__traceback__))
+            raise failure from (None if is_our_doing(error) else error)
         expiry = watchdog.take_expiry()
         if expiry is not None:
-            watchdog.stop()
-            item.stash[EXPIRY] = expiry
-            message = f"{expiry.what} was still running after {expiry.limit:g} seconds, its limit ({when})"
-            failure = TestTimedOut(message)
-            if error is not None:
-                failure.with_traceback(above_ray(error.__traceback__))
-            raise failure from (None if error is None or is_our_doing(error) else error)
-        if error is not None:
-            raise error
+            raise self.failure(item, expiry)
         return result
 
     return hook
@@ -150,16 +146,14 @@ class Timeouts:
                 fixturedef.cached_result = (None, fixturedef.cache_key(request), (failure, None))
                 raise
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        expiry = item.stash.get(EXPIRY, None)
-        if expiry is not None and call.excinfo is not None and call.excinfo.errisinstance(TestTimedOut):
-            del item.stash[EXPIRY]
-            add_stacks(report, expiry)
-        return report
+    def failure(self, item: pytest.Item, expiry: Expiry) -> TestTimedOut:
+        """The failure of a test whose limit has passed, the stacks of which its report will show."""
+        assert self.watchdog is not None
+        self.watchdog.stop()
+        item.stash[EXPIRY] = expiry
+        if not self.config.pluginmanager.hasplugin(STACKS):
+            self.config.pluginmanager.register(Stacks(), STACKS)
+        return TestTimedOut(f"{expiry.what} was still running after {expiry.limit:g} seconds, its limit ({self.when})")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None]:
@@ -235,6 +229,21 @@ class Timeouts:
         data.db = DB(str(Path(data.rootdir) / get_data_file_path()))
         plugin.testmon.discard_current()
         plugin.pytest_keyboard_interrupt(None)
+
+
+class Stacks:
+    """Shows the stacks of tests that timed out; a session without one does not pay for this hook."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        expiry = item.stash.get(EXPIRY, None)
+        if expiry is not None and call.excinfo is not None and call.excinfo.errisinstance(TestTimedOut):
+            del item.stash[EXPIRY]
+            add_stacks(report, expiry)
+        return report
 
 
 def is_our_doing(error: BaseException) -> bool:

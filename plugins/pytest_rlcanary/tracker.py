@@ -13,7 +13,6 @@ import pytest
 
 from rlcanary.errors import UserError
 from rlcanary.results.keys import qualified_keys
-from rlcanary.results.outcomes import Phase
 from rlcanary.results.recorder import ProcessRecorder, RunRecorder
 from rlcanary.results.store import default_results_file
 
@@ -103,7 +102,7 @@ class RunReporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if type(report) is pytest.TestReport:  # a subtest's report is part of its test's
             xfail = hasattr(report, "wasxfail")
-            self.run.add_phase(Phase(report.nodeid, str(report.when), report.outcome, xfail, report.duration))
+            self.run.add_phase(report.nodeid, str(report.when), report.outcome, xfail, report.duration)
 
     @pytest.hookimpl(
         wrapper=True, tryfirst=True

@@ -160,6 +160,49 @@ def test_processes_of_a_killed_pytest_are_gone_within_five_seconds(tmp_path: Pat
     assert [child for child in alive if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
 
 
+FAILING = """
+import gc, weakref
+import pytest
+
+class Tensor:
+    pass
+
+gc.disable()
+KEPT = {}
+
+def fails(name, how):
+    tensor = Tensor()
+    KEPT[name] = weakref.ref(tensor)
+    how()
+
+def raises():
+    raise ValueError("wrong")
+
+def asserts():
+    assert not "wrong"
+
+@pytest.fixture
+def broken():
+    fails("in a fixture", raises)
+
+def test_raises(): fails("raised", raises)
+def test_asserts(): fails("asserted", asserts)
+def test_gives_up(): fails("gave up", pytest.fail)
+def test_is_set_up_wrongly(broken): pass
+@pytest.mark.xfail
+def test_is_expected_to_fail(): fails("as expected", raises)
+
+def test_nothing_is_left():
+    assert len(KEPT) == 5
+    assert [name for name, tensor in KEPT.items() if tensor() is not None] == []
+"""
+
+
+def test_failed_tests_let_go_of_their_tensors_at_once(tmp_path: Path) -> None:
+    run = run_session(tmp_path, FAILING)
+    assert run.cases["test_nothing_is_left"].outcome == "passed", run.output
+
+
 def test_listing_tests_starts_no_process(tmp_path: Path) -> None:
     conftest = (
         "import subprocess\ndef refuse(*args, **options): raise AssertionError(args)\nsubprocess.Popen = refuse\n"

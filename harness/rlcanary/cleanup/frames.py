@@ -18,7 +18,12 @@ def clear_tracebacks(error: BaseException) -> None:
         if current is None or id(current) in seen:
             continue
         seen.add(id(current))
-        traceback.clear_frames(current.__traceback__)
+        for frame, _ in traceback.walk_tb(current.__traceback__):
+            try:
+                frame.clear()
+            except RuntimeError:  # it has not finished
+                continue
+            frame.f_locals  # noqa: B018 - brings the copy up to date that Python 3.11 and 3.12 keep of an earlier look
         waiting += [current.__cause__, current.__context__]
         if isinstance(current, BaseExceptionGroup):
             waiting += current.exceptions

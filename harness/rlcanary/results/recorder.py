@@ -25,7 +25,7 @@ from rlcanary.files import temporary_pattern, write_whole
 from rlcanary.results.gpus import open_gpus
 from rlcanary.results.journal import Journal, JournalContents, Record, file_lock, lock, read_journal
 from rlcanary.results.keys import metric_key
-from rlcanary.results.outcomes import OutcomeLog, Phase
+from rlcanary.results.outcomes import OutcomeLog
 from rlcanary.results.provenance import environment_key, git_commit, installed_versions
 from rlcanary.results.store import SCHEMA, history_folder, results_text
 
@@ -113,11 +113,12 @@ class RunRecorder(ProcessRecorder):
         recorder.problems = problems + recovery.problems
         return recorder
 
-    def add_phase(self, phase: Phase) -> None:
-        outcome = self._outcomes.add(phase)
-        if outcome:
-            nodeid, result, duration_s = outcome
-            self.journal.append({"record": "outcome", "nodeid": nodeid, "outcome": result, "duration_s": duration_s})
+    def add_phase(self, nodeid: str, when: str, outcome: str, xfail: bool, duration_s: float) -> None:
+        """Journals a test's outcome once its last phase is in, see `OutcomeLog.add`."""
+        over = self._outcomes.add(nodeid, when, outcome, xfail, duration_s)
+        if over:
+            result, spent_s = over
+            self.journal.append({"record": "outcome", "nodeid": nodeid, "outcome": result, "duration_s": spent_s})
 
     def finish(self, exit_status: int, coverage: float | None) -> list[str]:
         """Merges the journals of all processes into the results file and its copy in the history; returns what
