@@ -30,6 +30,26 @@ def test_script_passes_and_prints_its_metric_checks(
     assert list(tmp_path.glob("rlcanary-run-*")) == []
 
 
+def test_nightly_judges_what_the_trainer_logs(tmp_path: Path) -> None:
+    """Two steps teach nothing, and every check has its numbers."""
+    nightly = "tests/test_suites/llm/grpo-sums-1n0g-transformers.sh"
+    steps = "s/^MAX_STEPS=.*/MAX_STEPS=2/\ns/^STEPS_PER_RUN=.*/STEPS_PER_RUN=2/"
+    launched = subprocess.run(
+        [sys.executable, "-m", "rlcanary", "launch", nightly],
+        cwd=ROOT,
+        env=os.environ
+        | {"EXECUTOR": "local", "SED_CLAUSES": steps, "LAUNCH_DIR": str(tmp_path)}
+        | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert launched.returncode == 1, launched.stdout + launched.stderr
+    (output,) = tmp_path.glob("grpo-*/run1/output.log")
+    assert "there is no" not in output.read_text()
+    assert output.read_text().count("PASS") == 3
+
+
 def test_training_that_learns_nothing_fails() -> None:
     finished = typed("tests/functional/grpo.sh", "--set", "run.steps=10", "--set", "optimizer.learning_rate=1.0e-9")
     assert finished.returncode == 1, finished.stdout + finished.stderr

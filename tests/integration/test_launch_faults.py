@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launch_repositories import SCRIPT, fake_programs, launch, make_project, script
+from launch_repositories import SCRIPT, fake_programs, launch, make_project, script, typed
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 
@@ -59,6 +59,27 @@ def test_job_that_nobody_knows_any_more_is_no_verdict(tmp_path: Path) -> None:
     result = launch_with(tmp_path, sbatch=LOSES, squeue=invalid)
     assert result.returncode == 137, result.stderr
     assert "job LOST" in result.stdout
+
+
+@pytest.mark.parametrize(("loss", "code"), [("0.5", 0), ("1.5", 1)])
+def test_result_still_counts_when_the_scheduler_has_forgotten_the_job(tmp_path: Path, loss: str, code: int) -> None:
+    """As a Slurm without accounting has, some minutes later."""
+    forgotten = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    fakes = fake_programs(tmp_path / "bin", {"sbatch": RUNS, "sacct": NO_ACCOUNTING, "squeue": forgotten})
+    path = f"{fakes}{os.pathsep}{os.environ['PATH']}"
+    project = make_project(tmp_path / "p", loss, **{"grpo-tiny": script()})
+    assert launch(project, SCRIPT, EXECUTOR="slurm", PATH=path, WATCH="0").returncode == 0
+    assert typed(project, "launches", PATH=path).returncode == code
+
+
+def test_launch_of_which_nothing_is_heard_has_no_verdict(tmp_path: Path) -> None:
+    fakes = fake_programs(tmp_path / "bin", {"sbatch": LOSES, "sacct": NO_ACCOUNTING, "squeue": FAILS})
+    path = f"{fakes}{os.pathsep}{os.environ['PATH']}"
+    project = make_project(tmp_path / "p", **{"grpo-tiny": script()})
+    assert launch(project, SCRIPT, EXECUTOR="slurm", PATH=path, WATCH="0").returncode == 0
+    asked = typed(project, "launches", PATH=path)
+    assert (asked.returncode, "the scheduler gives no answer" in asked.stderr) == (2, True), asked.stdout
+    assert list(project.glob("launches/*/verdict.json")) == []
 
 
 @pytest.mark.parametrize(("loss", "code"), [("0.5", 0), ("1.5", 1)])

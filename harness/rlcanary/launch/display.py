@@ -20,7 +20,7 @@ from rlcanary.launch.experiment import Experiment
 from rlcanary.launch.suite import Configuration
 
 STYLES = {Outcome.GOOD: "green", Outcome.BAD: "bold red"}
-TAIL_BYTES = 2000
+TAIL_BYTES = 4000
 
 
 def exactly(hours: Fraction) -> str:
@@ -78,8 +78,11 @@ class Watcher:
 
 
 def end_of(output: Path) -> str:
-    """What a job printed last."""
-    return f"--- the end of {output}\n{read_end(output, TAIL_BYTES).strip()}"
+    """The last whole lines that a job printed."""
+    text = read_end(output, TAIL_BYTES)
+    if output.is_file() and output.stat().st_size > TAIL_BYTES:
+        text = text.partition("\n")[2]
+    return f"--- the end of {output}\n{text.strip()}"
 
 
 def print_next_steps(experiments: Sequence[Experiment]) -> None:
