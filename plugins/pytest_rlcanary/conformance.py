@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rlcanary.adapters import Adapter
     from rlcanary.checks import Check, Result
 
+CHOSEN = pytest.StashKey[set[str]]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rlcanary")
@@ -37,9 +39,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Keep the ids of checks among the arguments, such as one pasted from a failure, from being looked for as files."""
+    arguments = session.config.args
+    chosen = {argument for argument in arguments if argument.startswith("canary[")}
+    if chosen:
+        session.config.stash[CHOSEN] = chosen
+        session.config.args = [argument for argument in arguments if argument not in chosen]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add the checks before any other plugin selects among the items."""
     specs: list[str] = config.getoption("canary")
+    chosen = config.stash.get(CHOSEN, set())
+    if chosen and not specs:
+        raise pytest.UsageError(f"{min(chosen)} is a check: say with --canary=ADAPTER of which adapter")
     if not specs:
         return
     sys.path.insert(0, str(Path.cwd()))
@@ -58,9 +73,13 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         parent = CanaryChecks.from_parent(session, name=f"canary[{adapter.name}]", nodeid=f"canary[{adapter.name}]")
         for check in all_checks():
             item = CanaryItem.from_parent(parent, name=check.id, check=check, adapter=adapter, spec=spec)
+            if chosen and item.nodeid not in chosen:
+                continue
             if check.id in expected:
                 item.add_marker(pytest.mark.xfail(reason=expected[check.id], strict=True))
             items.append(item)
+    if unknown := chosen - {item.nodeid for item in items}:
+        raise pytest.UsageError(f"there is no check {min(unknown)}; docs/checks.md lists them")
 
 
 class CanaryChecks(pytest.Collector):

@@ -32,6 +32,20 @@ def test_keyword_and_marker_select_checks(pytester: pytest.Pytester) -> None:
     assert chosen.ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+def test_id_of_a_failure_can_be_pasted_back(pytester: pytest.Pytester) -> None:
+    check = "canary[reference]::kl.declared_estimator"
+    pytester.makepyfile(test_own="def test_own(): pass")
+    pytester.runpytest_subprocess("--canary", "reference", check).assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("--canary", "reference", check, "test_own.py").assert_outcomes(passed=2)
+    for arguments, problem in (
+        ((check,), f"ERROR: {check} is a check: say with --canary=ADAPTER of which adapter"),
+        (("--canary", "reference", f"{check}s"), f"ERROR: there is no check {check}s; docs/checks.md lists them"),
+    ):
+        result = pytester.runpytest_subprocess(*arguments)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert problem in result.errlines
+
+
 def test_failure_names_the_property_and_shows_the_snippet(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(mine=WRONG_MEAN)
     result = pytester.runpytest_subprocess("--canary", "mine", "-k", "advantage", "-rs")
