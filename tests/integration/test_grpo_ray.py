@@ -1,14 +1,23 @@
 """The bundled trainer with its samplers in Ray actors, on a cluster of two nodes that run on this machine."""
 
+import asyncio
+import itertools
+import os
+import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_grpo_ahead import groups_of, require_balance, used
 from test_grpo_train import a_plan, log_of
 
+from rlcanary.batch import Completion
+from rlcanary.cleanup.ray_cluster import actors
 from rlcanary.errors import UserError
-from rlcanary.grpo.sync import SyncError
+from rlcanary.grpo.engine_pool import EnginesLost
+from rlcanary.grpo.runtime import RemoteEngine
 from rlcanary.grpo.train import train
 
 ray = pytest.importorskip("ray")
@@ -34,8 +43,6 @@ def cluster() -> Iterator[Any]:
 
 
 def live_actors() -> int:
-    from rlcanary.cleanup.ray_cluster import actors
-
     return len(actors())
 
 
@@ -63,19 +70,59 @@ def test_a_run_that_fails_leaves_no_actor(cluster: Any, tmp_path: Path) -> None:
     assert live_actors() == 0
 
 
-def test_a_node_that_is_removed_ends_the_run_which_is_resumed_to_the_same_numbers(cluster: Any, tmp_path: Path) -> None:
+LONG = {"sampling__max_new_tokens": 50, "sampling__eos_token_ids": [], "run__checkpoint_every": 1}
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine that is given the ninth request is killed while it answers: in the third step, each having four."""
+    send, requests = RemoteEngine.agenerate, itertools.count(1)
+
+    async def send_and_kill(engine: RemoteEngine, *request: Any) -> list[Completion]:
+        answer = asyncio.ensure_future(send(engine, *request))
+        if next(requests) == 9:
+            await asyncio.sleep(0.05)
+            os.kill(actors()[engine.actor._actor_id.hex()].pid, signal.SIGKILL)
+        return await answer
+
+    monkeypatch.setattr(RemoteEngine, "agenerate", send_and_kill)
+
+
+def test_an_engine_killed_while_it_generates_is_given_up_and_the_run_goes_on(
+    cluster: Any, killed: None, tmp_path: Path
+) -> None:
+    outcome = train(a_plan(tmp_path, 4, schedule__max_staleness=1, **REPLICAS | LONG))
+    assert [line["step"] for line in log_of(tmp_path)] == list(range(4))
+    fates = require_balance(tmp_path, outcome)
+    assert fates["failed"] >= 1
+    assert fates["used"] == 4 * 4
+    epochs = Counter(line["epoch"] for line in log_of(tmp_path))
+    assert max(Counter(used(tmp_path)).values()) <= len(epochs)
+    assert live_actors() == 0
+
+
+def test_the_only_engine_killed_while_it_generates_ends_the_run_which_is_resumed_to_the_same_numbers(
+    cluster: Any, killed: None, tmp_path: Path
+) -> None:
+    train(a_plan(tmp_path / "whole", 4, **LONG))
+    alone = {"runtime__kind": "ray", "roles__sampler": {"cpus": 1.0}}
+    with pytest.raises(EnginesLost, match="no engine is left: EngineDied"):
+        train(a_plan(tmp_path / "stopped", 4, **alone | LONG))
+    assert [line["step"] for line in log_of(tmp_path / "stopped")] == [0, 1]
+    assert {group["fate"] for group in groups_of(tmp_path / "stopped") if group["step"] == 2} == {"failed"}
+    outcome = train(a_plan(tmp_path / "stopped", 4, **LONG), resume=True)
+    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
+    assert require_balance(tmp_path / "stopped", outcome) == {"used": 4 * 4}
+
+
+def test_a_run_goes_on_without_a_node_that_is_removed(cluster: Any, tmp_path: Path) -> None:
     """The last test of the module: the cluster has one node afterwards."""
-    changes = REPLICAS | {"run__checkpoint_every": 1}
-    train(a_plan(tmp_path / "whole", 4, **changes))
 
     def remove(step: int, metrics: Any) -> None:
         if step == 1:
             (node,) = list(cluster.worker_nodes)
             cluster.remove_node(node)
 
-    with pytest.raises(SyncError, match=r"engine . did not take the weights of version 3"):
-        train(a_plan(tmp_path / "stopped", 4, **changes), on_step=remove)
-    assert [line["step"] for line in log_of(tmp_path / "stopped")] == [0, 1]
-    local = {key: value for key, value in changes.items() if not key.startswith(("runtime", "roles"))}
-    train(a_plan(tmp_path / "stopped", 4, **local), resume=True)
-    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
+    outcome = train(a_plan(tmp_path, 4, **REPLICAS), on_step=remove)
+    assert [line["step"] for line in log_of(tmp_path)] == [0, 1, 2, 3]
+    assert require_balance(tmp_path, outcome)["used"] == 4 * 4

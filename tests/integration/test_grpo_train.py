@@ -26,7 +26,10 @@ def a_plan(folder: Path, steps: int = 4, **changes: Any) -> Plan:
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")
-        given.setdefault(section, {})[name] = value
+        if name:
+            given.setdefault(section, {})[name] = value
+        else:
+            given[section] = value
     return plan_of(given)
 
 

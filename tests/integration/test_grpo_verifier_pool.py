@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
+from test_grpo_ahead import groups_of, require_balance
 from test_grpo_train import a_plan, log_of
 
 from rlcanary.errors import UserError
+from rlcanary.grpo.rewards import by_name
 from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.rewards.pool import VerifierPool
 from rlcanary.grpo.train import train
@@ -179,3 +181,40 @@ def test_run_with_verifiers_on_ray_traces_each_call_and_logs_what_a_local_run_lo
     verified = [span for span in spans if span["name"] == "verify"]
     assert len(verified) == 2 * 16
     assert {(span["verifier"], span["worker"]) for span in verified} == {("exact", 0)}
+
+
+def hangs_on_eight():
+    """As `obedient`, a class that workers can take."""
+    import time
+
+    from rlcanary.grpo.rewards.exact import ExactVerifier
+
+    class HangsOnEight(ExactVerifier):
+        def verify(self, completion, target):
+            if target == "8":
+                time.sleep(3600)
+            return super().verify(completion, target)
+
+    return HangsOnEight
+
+
+def test_run_goes_on_without_the_item_that_a_verifier_hangs_on(ray_cluster, tmp_path, monkeypatch):
+    monkeypatch.setitem(by_name.VERIFIERS, "exact", hangs_on_eight())
+    rows = [{"id": str(number), "prompt": f"{number}=", "target": str(number)} for number in range(3, 9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = a_plan(
+        tmp_path / "run",
+        3,
+        data__datasets=[{"name": str(tmp_path / "rows.jsonl")}],
+        schedule={"prompts_per_step": 3, "group_size": 2, "max_staleness": 1},
+        runtime__kind="ray",
+        roles={"verifier": {"workers": 2, "timeout_s": 1.0}, "sampler": {"cpus": 0.5}},
+    )
+    outcome = train(plan)
+    fates = require_balance(tmp_path / "run", outcome)
+    assert fates["used"] == 3 * 3
+    unscored = [group["item_id"] for group in groups_of(tmp_path / "run") if group["fate"] == "unscored"]
+    assert len(unscored) >= 3
+    assert len(set(unscored)) == 1
+    assert unscored[0].endswith("/8")
+    assert sum(line.get("verifier/timeout", 0) for line in log_of(tmp_path / "run")) >= 3

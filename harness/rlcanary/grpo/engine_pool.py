@@ -22,7 +22,11 @@ log.addHandler(logging.NullHandler())
 
 
 class EnginesLost(RuntimeError):
-    """Every replica failed so often in a row that it was given up; the last error is the cause."""
+    """Every replica died, or failed so often in a row that it was given up; the last error is the cause."""
+
+
+class EngineDied(Exception):
+    """The engine's process is gone: no request to it will ever succeed."""
 
 
 class RequestFailed(Exception):
@@ -64,7 +68,7 @@ class EnginePool:
             engines: the replicas; each is a `rlcanary.engine.Engine`.
             slots: requests that a replica takes at once.
             request_timeout_s: a request that takes longer has failed; None waits for ever.
-            patience: failures in a row after which a replica is given up.
+            patience: failures in a row after which a replica is given up; one that died (`EngineDied`) is so at once.
             counts: where to count; None starts a new one.
         """
         self.counts: Counter[str] = Counter() if counts is None else counts
@@ -90,6 +94,11 @@ class EnginePool:
         """
         self.require_alive()
         return min(self._engines[replica].version for replica in self._router.alive)
+
+    @property
+    def alive(self) -> list[int]:
+        """The replicas that were not given up, by their index."""
+        return self._router.alive
 
     @property
     def is_paused(self) -> bool:
@@ -202,8 +211,8 @@ class EnginePool:
         self.counts["failed request"] += 1
         self._failures_in_a_row[replica] += 1
         self._last_error = error
-        if self._failures_in_a_row[replica] == self._patience:
-            log.error("replica %d is given up after %d failures in a row", replica, self._patience)
+        if isinstance(error, EngineDied) or self._failures_in_a_row[replica] == self._patience:
+            log.error("replica %d is given up after %d failures in a row", replica, self._failures_in_a_row[replica])
             self._router.remove(replica)
 
 

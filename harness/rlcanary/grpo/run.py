@@ -20,7 +20,7 @@ from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.rollout import Rollout
 from rlcanary.grpo.run_log import LOG, RunLog
 from rlcanary.grpo.samplers import Samplers, eos_ids, start_samplers
-from rlcanary.grpo.sync import sync_weights
+from rlcanary.grpo.sync import Endpoint, sync_weights
 from rlcanary.grpo.trace import Trace
 from rlcanary.grpo.trainer import LearnerState, new_state, refresh_reference
 
@@ -52,6 +52,11 @@ class Run:
     trace: Trace
     pad_token_id: int
     thread: ThreadPoolExecutor
+
+    @property
+    def live_endpoints(self) -> list[Endpoint]:
+        """Those of the engines that were not given up."""
+        return [self.samplers.endpoints[replica] for replica in self.collector.pool.alive]
 
     async def compute(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function in the trainer's own thread, while the event loop serves samplers and verifiers."""

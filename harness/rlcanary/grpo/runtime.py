@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.batch import Completion
 from rlcanary.engine import Engine
 from rlcanary.errors import UserError
+from rlcanary.grpo.engine_pool import EngineDied
 from rlcanary.grpo.plan import Plan
 from rlcanary.grpo.sync import Endpoint, Expected
 from rlcanary.grpo.transports import Transport
@@ -84,7 +85,12 @@ class RemoteEngine:
         return found
 
     async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
-        completions: list[Completion] = await self.actor.generate.remote(prompt, sampling)
+        import ray
+
+        try:
+            completions: list[Completion] = await self.actor.generate.remote(prompt, sampling)
+        except ray.exceptions.ActorDiedError as error:
+            raise EngineDied(str(error).partition("\n")[0]) from error
         return completions
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:

@@ -39,7 +39,7 @@ class Samplers:
     @property
     def version(self) -> int:
         """Weight syncs that were completed."""
-        return self.endpoints[0].version
+        return max(endpoint.version for endpoint in self.endpoints)
 
 
 @contextmanager

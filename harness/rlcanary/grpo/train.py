@@ -111,7 +111,7 @@ async def take_step(run: Run) -> dict[str, float]:
     if schedule.syncs_after(step):
         with run.trace.span("sync", step=step):
             async with run.collector.paused():
-                sync_weights(state.model, run.samplers.endpoints, run.samplers.transport)
+                sync_weights(state.model, run.live_endpoints, run.samplers.transport)
     return {
         **{name: fmean(update[name] for update in updates) for name in updates[0]},
         **reward_metrics(groups),
