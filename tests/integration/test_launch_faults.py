@@ -1,5 +1,6 @@
 """What a real Slurm does not do on demand: programs of these names on the PATH answer as a broken one would."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -61,15 +62,25 @@ def test_job_that_nobody_knows_any_more_is_no_verdict(tmp_path: Path) -> None:
     assert "job LOST" in result.stdout
 
 
-@pytest.mark.parametrize(("loss", "code"), [("0.5", 0), ("1.5", 1)])
-def test_result_still_counts_when_the_scheduler_has_forgotten_the_job(tmp_path: Path, loss: str, code: int) -> None:
+def test_result_still_counts_when_the_scheduler_has_forgotten_the_job(tmp_path: Path) -> None:
     """As a Slurm without accounting has, some minutes later."""
     forgotten = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
     fakes = fake_programs(tmp_path / "bin", {"sbatch": RUNS, "sacct": NO_ACCOUNTING, "squeue": forgotten})
     path = f"{fakes}{os.pathsep}{os.environ['PATH']}"
-    project = make_project(tmp_path / "p", loss, **{"grpo-tiny": script()})
+    project = make_project(tmp_path / "p", "1.5", **{"grpo-tiny": script()})
     assert launch(project, SCRIPT, EXECUTOR="slurm", PATH=path, WATCH="0").returncode == 0
-    assert typed(project, "launches", PATH=path).returncode == code
+    assert typed(project, "launches", PATH=path).returncode == 1
+
+
+def test_launch_that_was_killed_while_it_submitted_has_no_verdict(tmp_path: Path) -> None:
+    fakes = fake_programs(tmp_path / "bin", {"sbatch": RUNS, "sacct": "echo '42|COMPLETED'"})
+    path = f"{fakes}{os.pathsep}{os.environ['PATH']}"
+    project = make_project(tmp_path / "p", **{"grpo-tiny": script(runs=2)})
+    launch(project, SCRIPT, EXECUTOR="slurm", PATH=path, WATCH="0")
+    (record,) = project.glob("launches/*/launch.json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"jobs": ["42"]}))
+    asked = typed(project, "launches", PATH=path)
+    assert (asked.returncode, "1 of 2 runs were submitted" in asked.stdout) == (137, True), asked.stderr
 
 
 def test_launch_of_which_nothing_is_heard_has_no_verdict(tmp_path: Path) -> None:

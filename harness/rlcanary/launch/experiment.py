@@ -82,6 +82,8 @@ class Experiment:
 
     def read(self, ends: Sequence[JobEnd]) -> Reading:
         """The last run judges the metrics, of an experiment none of whose runs was lost on the way."""
+        if len(ends) < self.configuration.runs:
+            return Reading(Outcome.INFRA, f"{len(ends)} of {self.configuration.runs} runs were submitted")
         readings = [read_verdict(end, self.checks) for end in ends]
         lost = [(number, own) for number, own in enumerate(readings, start=1) if own.outcome is Outcome.INFRA]
         if not lost:

@@ -13,7 +13,7 @@ from rlcanary.launch.experiment import Experiment
 from rlcanary.launch.record import Record
 
 CANCEL_ATTEMPTS = 3
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 5.0
 """How long a scheduler is asked where nobody waits for the jobs."""
 
 
@@ -23,7 +23,7 @@ class Submission:
         self._executor = executor
         self.ids = {experiment: list(own) for experiment, own in ids.items()}
         self._jobs: dict[str, Job] = {}
-        self._states: Mapping[str, State] = {}
+        self._open: Mapping[str, State] = {}
         for experiment, own in self.ids.items():
             for number, (after, identity) in enumerate(zip([None, *own], own, strict=False), start=1):
                 self._jobs[identity] = experiment.job(number, (), {}, after)
@@ -67,7 +67,7 @@ class Submission:
             raise UserError(f"the job was rejected: {error}") from None
         except NoAnswer as error:
             raise UserError(f"the scheduler gives {error}; the jobs may still run: {', '.join(waiting.open)}") from None
-        self._states = waiting.states
+        self._open = {identity: waiting.states[identity] for identity in waiting.open if identity in waiting.states}
         return {
             experiment: self._read(experiment, [ends[identity] for identity in own])
             for experiment, own in self.ids.items()
@@ -78,12 +78,10 @@ class Submission:
         """Where a script is whose jobs had not all ended when it was judged."""
         own = self.ids[experiment]
         number, identity = next(
-            (number, identity)
-            for number, identity in enumerate(own, start=1)
-            if identity in self._states and not self._states[identity].is_final
+            (number, identity) for number, identity in enumerate(own, start=1) if identity in self._open
         )
         run = f"run {number} of {len(own)}: " if len(own) > 1 else ""
-        return f"{run}job {identity} {self._states[identity].name}"
+        return f"{run}job {identity} {self._open[identity].name}"
 
     def withdraw(self) -> None:
         """Cancel, and leave nothing of the scripts of which no job was submitted. Raises UserError, as `cancel` does."""
