@@ -24,6 +24,8 @@ class Completion:
         finish_reason: "stop" (an end-of-sequence id or a stop string), "length" (truncated) or "abort".
         token_versions: the policy version that sampled each id; None means the group's version throughout.
         text: the ids as the engine decoded them; None if nobody did.
+        sampled: which ids the policy sampled, false on what others wrote in between, such as the reply of a tool; None means
+            all of them.
     """
 
     token_ids: Sequence[int]
@@ -31,6 +33,7 @@ class Completion:
     finish_reason: str = "stop"
     token_versions: Sequence[int] | None = None
     text: str | None = None
+    sampled: Sequence[bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class CollatedBatch:
         position_ids: [B, S] position of each token in its own sequence, 0 on padding.
         completion_starts: [B] index in input_ids of each row's first completion token.
         completion_ids: [B, T] the completion alone, padded on the right.
-        completion_mask: [B, T] bool, true on completion tokens that exist, from lengths and never from ids.
+        completion_mask: [B, T] bool, true on completion tokens that exist and were sampled, from lengths and never from ids.
         rewards: [B].
         group_ids: [B] index of the group that each row belongs to.
         old_logprobs: [B, T] the sampler's logprobs, NaN on padding; None if no completion has any.

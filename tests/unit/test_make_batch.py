@@ -369,3 +369,13 @@ def test_every_token_that_fits_is_in_its_place(groups, seq_len_buckets, completi
         assert batch.input_ids[row][batch.attention_mask[row]].tolist() == [*prompt, *kept]
         assert batch.input_ids[row, start - len(prompt) : start + len(kept)].tolist() == [*prompt, *kept]
         assert stats.seq_lens[row] == len(prompt) + len(kept) == int(batch.attention_mask[row].sum())
+
+
+def test_what_the_policy_did_not_write_is_read_and_not_trained():
+    turns = Completion([5, 6, 7, 2], [-0.1, math.nan, math.nan, -0.2], sampled=[True, False, False, True])
+    batch, stats = make_batch([Group([11], [turns, Completion([8], [-0.3])], [1.0, 0.0])], 0)
+    assert batch.completion_mask.tolist() == [[True, False, False, True], [True, False, False, False]]
+    assert batch.attention_mask.tolist() == [[True] * 5, [True, True, False, False, False]]
+    assert stats.completion_lens == [4, 1]
+    with pytest.raises(ValueError, match="4 tokens with 3 marks of what was sampled"):
+        make_batch([Group([11], [replace(turns, sampled=[True] * 3)], [1.0])], 0)

@@ -41,7 +41,7 @@ class Collector:
     def __init__(
         self,
         engines: Sequence[AsyncEngine],
-        items: ItemIterator[Item],
+        items: ItemIterator[Any],
         sampling: Mapping[str, Any],
         *,
         slots: int = 8,

@@ -6,13 +6,41 @@ from collections.abc import AsyncGenerator, Hashable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.grpo.collector import as_completed, retried, seeded
+from rlcanary.batch import Group
+from rlcanary.grpo.collector import Collector, Lost, as_completed, retried, seeded
 from rlcanary.grpo.engine_pool import EnginePool, RequestFailed
 from rlcanary.grpo.items import ItemIterator
 
 if TYPE_CHECKING:
     from rlcanary.grpo.datasets import Row
     from rlcanary.grpo.environment import ChatEnvironment, Conversation
+
+
+class ConversationCollector(Collector):
+    """A `Collector` whose groups are the conversations about the rows of an environment."""
+
+    def __init__(self, environment: ChatEnvironment, *arguments: Any, **settings: Any) -> None:
+        """As for a `Collector`, with the rows of the environment as its items."""
+        super().__init__(*arguments, **settings)
+        self._environment = environment
+
+    async def groups(
+        self, limit: int | None = None, *, yield_completed_trajectories: bool = False
+    ) -> AsyncGenerator[Group, None]:
+        """As for a `Collector`, each completion a whole conversation behind its first prompt."""
+        stream = conversations(
+            self._environment,
+            self.items,
+            self.pool,
+            self._sampling,
+            yield_completed_trajectories=yield_completed_trajectories,
+            ahead=self._ahead,
+            limit=limit,
+            lost=self.lost,
+        )
+        async with aclosing(stream):
+            async for of_row in stream:
+                yield self._environment.group(of_row, self.items.epoch)
 
 
 async def conversations(
@@ -24,6 +52,7 @@ async def conversations(
     yield_completed_trajectories: bool = False,
     ahead: int = 8,
     limit: int | None = None,
+    lost: list[Lost] | None = None,
 ) -> AsyncGenerator[list[Conversation], None]:
     """`sampling["n"]` conversations about each row, see `as_completed`: rows that are over make room for others.
 
@@ -39,6 +68,7 @@ async def conversations(
             A row that fails may have yielded some before.
         ahead: rows under way at once.
         limit: rows.
+        lost: where to note the rows that fail.
 
     Raises:
         EnginesLost: there is no engine left.
@@ -53,17 +83,17 @@ async def conversations(
             raise RequestFailed(f"the conversation could not be scored: {conversation.score}", pool.version, "unscored")
         return conversation
 
-    async def sample(row: Row, index: int) -> Conversation:
-        return await retried(items.retries, lambda attempt: play(row, index, attempt))
+    async def sample(row: Row, index: int) -> tuple[int, Conversation]:
+        return index, await retried(items.retries, lambda attempt: play(row, index, attempt))
 
-    waiting: dict[Hashable, list[Conversation]] = {}
-    stream = as_completed(items, sample, pool, per_item=n, ahead=ahead, limit=limit)
+    waiting: dict[Hashable, dict[int, Conversation]] = {}
+    stream = as_completed(items, sample, pool, per_item=n, ahead=ahead, limit=limit, lost=lost)
     async with aclosing(stream):
-        async for conversation in stream:
+        async for index, conversation in stream:
             if yield_completed_trajectories:
                 yield [conversation]
                 continue
-            of_row = waiting.setdefault(conversation.row.id, [])
-            of_row.append(conversation)
+            of_row = waiting.setdefault(conversation.row.id, {})
+            of_row[index] = conversation
             if len(of_row) == n:
-                yield waiting.pop(conversation.row.id)
+                yield [each for _, each in sorted(waiting.pop(conversation.row.id).items())]

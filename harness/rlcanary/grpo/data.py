@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlcanary.contract import Item
 from rlcanary.errors import UserError
 from rlcanary.grpo import datasets
 from rlcanary.grpo.datasets import Row
+from rlcanary.grpo.environment import ChatEnvironment, Tool
 from rlcanary.grpo.items import ItemIterator
 from rlcanary.grpo.plan import DataSettings, Plan
+from rlcanary.grpo.python_tool import PythonTool
 from rlcanary.grpo.rewards.verifier import Verifier
+
+TOOLS: dict[str, Callable[..., Tool]] = {"python": PythonTool}
 
 
 def load_rows(settings: DataSettings) -> dict[str, list[Row]]:
@@ -34,8 +37,8 @@ def load_rows(settings: DataSettings) -> dict[str, list[Row]]:
     return rows
 
 
-def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier]) -> ItemIterator[Item]:
-    """The items of a plan in their order, none of them dealt out yet.
+def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier]) -> ItemIterator[Any]:
+    """The items of a plan in their order, none of them dealt out yet; with an environment they are the rows themselves.
 
     Raises:
         UserError: a dataset is unknown, a verifier is missing, the tokenizer has no chat template where one is needed, or
@@ -44,13 +47,12 @@ def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier])
     rows = load_rows(plan.data)
     encode = _encoder(plan.data, tokenizer)
     joined = datasets.join(rows)
-    items = []
     for row in joined:
         if row.verifier not in verifiers:
             raise UserError(
                 f"data.datasets: {row.id} asks for the verifier {row.verifier!r}, there are {', '.join(sorted(verifiers))}"
             )
-        items.append(datasets.to_item(row, encode, verifiers[row.verifier]))
+    items = joined if plan.environment else [datasets.to_item(row, encode, verifiers[row.verifier]) for row in joined]
     ids = datasets.ids_of(joined)
     try:
         if plan.data.mixing == "weighted":
@@ -60,6 +62,38 @@ def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier])
     except UserError as error:
         raise UserError(f"data.weights: {error}") from error
     return ItemIterator(items, order, most_in_flight=plan.schedule.prompts_ahead or None)
+
+
+def chat_environment(
+    plan: Plan, items: ItemIterator[Row], tokenizer: Any, verifiers: Mapping[str, Verifier]
+) -> ChatEnvironment:
+    """The environment of a plan that has one, on its items.
+
+    Raises:
+        UserError: an unknown tool or option, or turns that do not suffice.
+    """
+    settings = plan.environment
+    assert settings is not None
+    tools = []
+    for name, options in settings.tools.items():
+        if name not in TOOLS:
+            raise UserError(f"environment.tools: no tool {name}; there are {', '.join(TOOLS)}")
+        try:
+            tools.append(TOOLS[name](**(options or {})))
+        except (TypeError, UserError) as error:
+            raise UserError(f"environment.tools.{name}: {error}") from error
+    try:
+        return ChatEnvironment(
+            list(items.items.values()),
+            tokenizer,
+            verifiers,
+            system_prompt=plan.data.system_prompt,
+            tools=tools,
+            max_turns=settings.max_turns,
+            tool_role=settings.tool_role,
+        )
+    except UserError as error:
+        raise UserError(f"environment: {error}") from error
 
 
 def _encoder(settings: DataSettings, tokenizer: Any) -> Any:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any, Literal, Protocol
 
-from rlcanary.batch import Completion
+from rlcanary.batch import Completion, Group
 from rlcanary.errors import UserError
 from rlcanary.grpo import datasets
 from rlcanary.grpo.chat import prompt_ids, render_chats, require_chat_template, sampled_message
 from rlcanary.grpo.containers import ChatHistory
 from rlcanary.grpo.datasets import Row
-from rlcanary.grpo.group_assembler import Trajectory
+from rlcanary.grpo.group_assembler import GroupAssembler, Trajectory
 from rlcanary.grpo.rewards.verifier import Score, Verifier, judge
 from rlcanary.reference.rollout import AsyncEngine
 
@@ -173,6 +173,13 @@ class ChatEnvironment:
             conversation = await asyncio.to_thread(self.step, conversation, completion)
         return conversation
 
+    def group(self, conversations: Sequence[Conversation], epoch: int) -> Group:
+        """All conversations about a row, which are over, as one group; one row of it each, in order."""
+        assembler = GroupAssembler(len(conversations))
+        assembled = [assembler.add(trajectory(each, self._tokenizer, epoch)) for each in conversations][-1]
+        assert assembled is not None
+        return assembled.group
+
     def _ended(
         self, conversation: Conversation, why: Literal["answered", "truncated", "turns"], answer: str
     ) -> Conversation:
@@ -183,9 +190,9 @@ class ChatEnvironment:
 def trajectory(conversation: Conversation, tokenizer: Any, epoch: int = 0, policy_version: int = 0) -> Trajectory:
     """A conversation that is over, for `GroupAssembler`: a step is a turn of the policy with the reply to it.
 
-    The completion is all that follows the first prompt. Tokens that the policy did not write have no logprob (NaN), so that
-    a loss which forgets the assistant mask of `render_chats` raises instead of training on them. They count as old as the
-    token before them.
+    The completion is all that follows the first prompt. Tokens that the policy did not write are marked as such and have no
+    logprob (NaN), so that a loss which forgets the mask raises instead of training on them. They count as old as the token
+    before them.
 
     Args:
         conversation: that is over.
@@ -211,7 +218,11 @@ def trajectory(conversation: Conversation, tokenizer: Any, epoch: int = 0, polic
         conversation.row.id,
         chats.tokens.prompt[0].tolist(),
         Completion(
-            response.tolist(), logprobs.tolist(), "length" if conversation.ended == "truncated" else "stop", versions
+            response.tolist(),
+            logprobs.tolist(),
+            "length" if conversation.ended == "truncated" else "stop",
+            versions,
+            sampled=chats.masks.response[0].tolist(),
         ),
         rewards,
         [end - start for start, end in zip(starts, ends, strict=True)],

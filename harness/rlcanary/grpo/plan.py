@@ -92,6 +92,21 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
+class EnvironmentSettings:
+    """Conversations instead of single answers.
+
+    Attributes:
+        max_turns: answers of the policy in a conversation.
+        tools: that answers can use, by name, each with its options; "python" runs the ```python blocks of an answer.
+        tool_role: of the tools' messages; some chat templates know only "user".
+    """
+
+    max_turns: int = 2
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    tool_role: str = "tool"
+
+
+@dataclass(frozen=True)
 class SamplerRole:
     """The engines that sample.
 
@@ -172,6 +187,7 @@ class Plan:
     model: ModelSettings
     data: DataSettings
     schedule: Schedule
+    environment: EnvironmentSettings | None = None
     sampling: GenerationParameters = field(default_factory=GenerationParameters)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     conventions: Conventions = field(default_factory=Conventions)
@@ -197,6 +213,8 @@ class Plan:
             )
         if local and self.roles.verifier.workers:
             raise UserError(f"roles.verifier.workers is {self.roles.verifier.workers}, which needs runtime.kind ray")
+        if self.environment and not self.data.chat_template:
+            raise UserError("environment is set, which needs data.chat_template: conversations are written by it")
         if self.sampling.temperature == 0:
             raise UserError("sampling.temperature is 0: a greedy group has one completion and nothing to learn from")
         if self.sampling.logprobs is None and self.conventions.old_logprobs == "sampler":

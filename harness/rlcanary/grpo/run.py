@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
+from rlcanary.engine import Engine
 from rlcanary.errors import UserError
 from rlcanary.grpo.buffer import GroupBuffer, RemoteBuffer, start_buffer
 from rlcanary.grpo.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
 from rlcanary.grpo.collector import Collector
-from rlcanary.grpo.data import item_iterator
+from rlcanary.grpo.conversations import ConversationCollector
+from rlcanary.grpo.data import chat_environment, item_iterator
+from rlcanary.grpo.items import ItemIterator
 from rlcanary.grpo.models import load_model, pad_id
 from rlcanary.grpo.plan import Plan
 from rlcanary.grpo.rewards.by_name import VerifiersByName
@@ -152,10 +155,7 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         samplers = stack.enter_context(start_samplers(plan, model, tokenizer))
         sampling = replace(plan.sampling, num_return_sequences=plan.schedule.group_size, seed=plan.run.seed)
         request = sampling.with_ends(eos_ids(model, tokenizer)).for_in_process()
-        sampler = plan.roles.sampler
-        collector = Collector(
-            samplers.engines, data, request, slots=sampler.slots, request_timeout_s=sampler.request_timeout_s
-        )
+        collector = _collector(plan, tokenizer, verifiers, samplers.engines, data, request)
         buffer = stack.enter_context(_buffer(plan, checkpoint and checkpoint["groups"]))
         rollout = Rollout(collector, buffer, plan.schedule, log)
         thread = stack.enter_context(ThreadPoolExecutor(1, "trainer"))
@@ -191,8 +191,27 @@ def check_plan(plan: Plan) -> tuple[Any, Any]:
     """
     model, tokenizer = load_model(plan.model, plan.run.seed)
     pad_id(tokenizer)
-    item_iterator(plan, tokenizer, _verifiers(plan, workers=0))
+    verifiers = _verifiers(plan, workers=0)
+    data = item_iterator(plan, tokenizer, verifiers)
+    if plan.environment:
+        chat_environment(plan, data, tokenizer, verifiers)
     return model, tokenizer
+
+
+def _collector(
+    plan: Plan,
+    tokenizer: Any,
+    verifiers: VerifiersByName,
+    engines: Sequence[Engine],
+    data: ItemIterator[Any],
+    request: Mapping[str, Any],
+) -> Collector:
+    sampler = plan.roles.sampler
+    settings: dict[str, Any] = {"slots": sampler.slots, "request_timeout_s": sampler.request_timeout_s}
+    if not plan.environment:
+        return Collector(engines, data, request, **settings)
+    environment = chat_environment(plan, data, tokenizer, verifiers)
+    return ConversationCollector(environment, engines, data, request, **settings)
 
 
 def _verifiers(plan: Plan, workers: int) -> VerifiersByName:

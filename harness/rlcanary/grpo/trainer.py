@@ -235,7 +235,8 @@ def trimmed(batch: CollatedBatch, rows: Tensor, schedule: Schedule) -> CollatedB
     chosen = select(batch, rows)
     positions_S = torch.arange(1, chosen.input_ids.shape[1] + 1, device=chosen.input_ids.device)
     length = int((positions_S * chosen.attention_mask).max())
-    width = int(chosen.completion_mask.sum(dim=1).max())
+    places_T = torch.arange(1, chosen.completion_ids.shape[1] + 1, device=chosen.input_ids.device)
+    width = int((places_T * chosen.completion_mask).max())
     length = _bucket(length, schedule.seq_len_buckets, chosen.input_ids.shape[1])
     width = _bucket(width, schedule.completion_len_buckets, chosen.completion_ids.shape[1])
     changes: dict[str, Any] = {}

@@ -160,7 +160,7 @@ def make_batch(
         position_ids=(attention_mask_BS.long().cumsum(dim=1) - 1).clamp(min=0) * attention_mask_BS,
         completion_starts=starts_B,
         completion_ids=completion_ids_BT,
-        completion_mask=lengths_to_mask(kept_lens_B, width),
+        completion_mask=lengths_to_mask(kept_lens_B, width) & _sampled([completion for _, completion in rows], width),
         rewards=torch.tensor([reward for group in groups for reward in group.rewards], dtype=torch.float32),
         group_ids=torch.repeat_interleave(
             torch.arange(len(groups)), torch.tensor([len(group.completions) for group in groups])
@@ -198,6 +198,7 @@ def _check(groups: Sequence[Group]) -> None:
         for completion in group.completions:
             per_token.append(("sampler logprobs", completion.logprobs, completion))
             per_token.append(("token versions", completion.token_versions, completion))
+            per_token.append(("marks of what was sampled", completion.sampled, completion))
         if group.ref_logprobs is not None:
             if len(group.ref_logprobs) != size:
                 raise ValueError(f"group {index} has {size} completions and {len(group.ref_logprobs)} reference rows")
@@ -215,6 +216,16 @@ def _bucket(needed: int, buckets: Sequence[int] | None) -> int:
     if not buckets:
         return max(needed, 1)
     return min((bucket for bucket in buckets if bucket >= needed), default=max(buckets))
+
+
+def _sampled(completions: Sequence[Completion], width: int) -> Tensor:
+    """[B, width] bool, false where a completion says that the policy did not write the token."""
+    sampled_BT = torch.ones(len(completions), width, dtype=torch.bool)
+    for row, completion in enumerate(completions):
+        if completion.sampled is not None:
+            kept = torch.tensor(list(completion.sampled[:width]), dtype=torch.bool)
+            sampled_BT[row, : len(kept)] = kept
+    return sampled_BT
 
 
 def _oldest_version(group: Group, completion: Completion) -> int:
