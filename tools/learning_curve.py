@@ -11,7 +11,7 @@ SMOOTHING = 9
 
 def points(values: list[float]) -> str:
     """The values as coordinates, rewards from 0 to 1."""
-    across = (WIDTH - LEFT - RIGHT) / max(1, len(values) - 1)
+    across = (WIDTH - LEFT - RIGHT) / len(values)
     down = HEIGHT - TOP - BOTTOM
     return " ".join(f"{LEFT + index * across:.1f},{TOP + (1 - value) * down:.1f}" for index, value in enumerate(values))
 
@@ -21,6 +21,12 @@ def smoothed(values: list[float]) -> list[float]:
     half = SMOOTHING // 2
     windows = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
     return [sum(window) / len(window) for window in windows]
+
+
+def ticks(steps: int, most: int = 8) -> range:
+    """Round numbers from 0 to at most `steps`."""
+    spacings = (base * 10**power for power in range(9) for base in (1, 2, 5))
+    return range(0, steps + 1, next(spacing for spacing in spacings if steps // spacing < most))
 
 
 def draw(records: list[dict[str, float]]) -> str:
@@ -41,11 +47,9 @@ def draw(records: list[dict[str, float]]) -> str:
         y = TOP + (1 - tick) * (down - TOP)
         lines.append(f'<line x1="{LEFT}" y1="{y}" x2="{right}" y2="{y}" stroke="#dddddd"/>')
         lines.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:g}</text>')
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x = LEFT + share * (right - LEFT)
-        lines.append(
-            f'<text x="{x}" y="{down + 18}" text-anchor="middle">{round(share * (len(rewards) - 1)) + 1}</text>'
-        )
+    for step in ticks(len(rewards)):
+        x = LEFT + step / len(rewards) * (right - LEFT)
+        lines.append(f'<text x="{x:.1f}" y="{down + 18}" text-anchor="middle">{step}</text>')
     lines += [
         f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">step</text>',
         f'<polyline points="{points(rewards)}" fill="none" stroke="#9ecae1"/>',
