@@ -15,13 +15,8 @@ from typing import Any
 
 import pytest
 from bisect_repositories import bisect, contents, found, make_history, numbered, refusal, started_search, wait_for
-from launch_repositories import SCRIPT, launch, make_project, script
+from launch_repositories import SCRIPT, launch, make_project, script, typed
 from slurm_cluster import free_ports
-
-from rlcanary.bisect.executors.choose import ray_address
-from rlcanary.bisect.executors.job import Job
-from rlcanary.bisect.executors.ray_jobs import RayExecutor
-from rlcanary.bisect.executors.waiting import JobEnd, Waiting
 
 ENDS = "--good", "c11", "--bad", "c15", "--deterministic"
 
@@ -156,18 +151,21 @@ class TestRay:
         result = launch(nightly, SCRIPT, EXECUTOR="ray")
         assert result.returncode == 0, result.stderr
 
-    def test_stopped_job_is_no_verdict(self, tmp_path: Path) -> None:
-        executor = RayExecutor(ray_address())
-        started = tmp_path / "started"
-        command = ["sh", "-c", f"touch {started}; sleep 100"]
-        job = Job("x", command, tmp_path, tmp_path / "job", tmp_path / "out", dict(os.environ))
-        (identity,) = executor.submit([job])
-        wait_for(started.exists, 60)
-        RayExecutor(ray_address()).cancel([identity])
-        waiting = Waiting(executor, {identity: job})
-        ends: dict[str, JobEnd] = {}
-        wait_for(lambda: ends.update(waiting.look()) or ends, 30)
-        assert (ends[identity].state, ends[identity].result) == ("CANCELLED", None)
+    def test_job_outlives_a_launch_that_was_killed_and_is_no_verdict_when_it_is_cancelled(
+        self, plain_git: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        nightly = make_project(tmp_path / "p", **{"grpo-tiny": script("touch $EXP_DIR/running; sleep 100")})
+        command = [sys.executable, "-m", "rlcanary", "launch", SCRIPT]
+        environment = os.environ | {"EXECUTOR": "ray"}
+        with subprocess.Popen(command, cwd=nightly, env=environment, stderr=subprocess.DEVNULL) as process:
+            wait_for(lambda: list(nightly.glob("launches/*/running")), 60)
+            process.kill()
+        (folder,) = map(str, nightly.glob("launches/grpo-tiny-*"))
+        monkeypatch.delenv("RAY_API_SERVER_ADDRESS")  # The launch's folder has it.
+        runs = typed(nightly, "launches", folder)
+        assert (runs.returncode, "RUNNING" in runs.stdout) == (75, True), runs.stderr
+        ended = typed(nightly, "launches", "--cancel", folder)
+        assert (ended.returncode, "job CANCELLED: no result" in ended.stdout) == (137, True), ended.stderr
 
 
 def test_cluster_that_does_not_answer_aborts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
