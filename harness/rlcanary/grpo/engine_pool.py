@@ -25,8 +25,8 @@ class EnginesLost(RuntimeError):
     """Every replica died, or failed so often in a row that it was given up; the last error is the cause."""
 
 
-class EngineDied(Exception):
-    """The engine's process is gone: no request to it will ever succeed."""
+class EngineDied(RuntimeError):
+    """The engine's process is gone; no request to it will ever be answered."""
 
 
 class RequestFailed(Exception):

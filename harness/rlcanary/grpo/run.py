@@ -58,7 +58,12 @@ class Run:
 
     @property
     def live_endpoints(self) -> list[Endpoint]:
-        """Those of the engines that were not given up."""
+        """Those of the engines that were not given up.
+
+        Raises:
+            EnginesLost: there is none.
+        """
+        self.collector.pool.require_alive()
         return [self.samplers.endpoints[replica] for replica in self.collector.pool.alive]
 
     async def compute(self, function: Callable[..., Result], *arguments: Any) -> Result:

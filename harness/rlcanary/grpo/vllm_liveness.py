@@ -7,13 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from rlcanary.grpo.engine_pool import EngineDied
+
 Result = TypeVar("Result")
 # Seconds between two looks at the engine while it is busy.
 LOOK = 0.2
-
-
-class EngineDied(RuntimeError):
-    """The engine's process is gone; no request to it will ever be answered."""
 
 
 def while_alive(llm: Any, call: Callable[[], Result]) -> Result:

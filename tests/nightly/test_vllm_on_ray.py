@@ -1,0 +1,53 @@
+"""vLLM in a Ray actor, where the plan's roles and resources put it."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from test_e2e_smoke import LIMIT, log_of, the_plan
+
+from rlcanary.cleanup import processes
+from rlcanary.grpo.train import ENDINGS, train
+
+pytestmark = [pytest.mark.vllm, pytest.mark.ray]
+
+ON_RAY = {
+    "runtime__kind": "ray",
+    "roles__sampler": {"engine": "vllm", "cpus": 1.0, "options": {"max_model_len": 160}},
+}
+AHEAD = {"schedule__max_staleness": 1, "conventions__old_logprobs": "sampler"}
+
+
+def test_an_engine_in_an_actor_takes_each_version_and_agrees_with_the_trainer(tmp_path: Path) -> None:
+    before = processes.children()
+    outcome = train(the_plan(tmp_path, 4, **ON_RAY))
+    log = log_of(tmp_path)
+    assert [line["policy_version"] for line in log] == [1, 2, 3, 4]
+    assert max(line["mult_prob_error"] for line in log) <= LIMIT
+    assert outcome.account.fates["used"] == outcome.account.entered == 4 * 25
+    assert processes.children() - before == set()
+
+
+def engine_cores() -> list[psutil.Process]:
+    """vLLM's own processes, which are children of the actor's."""
+    descendants = psutil.Process().children(recursive=True)
+    return [process for process in descendants if "EngineCore" in processes.command_line(process.pid)]
+
+
+def test_an_engine_that_is_killed_in_its_actor_while_it_samples_ahead_ends_the_run(tmp_path: Path) -> None:
+    def kill(step: int, metrics: Any) -> None:
+        if step == 1:
+            (core,) = engine_cores()
+            core.kill()
+
+    with pytest.raises(ENDINGS, match=r"no engine is left|engine 0 did not take the weights"):
+        train(the_plan(tmp_path, 6, **ON_RAY, **AHEAD), on_step=kill)
+    groups = [json.loads(line) for line in (tmp_path / "groups.ndjson").read_text().splitlines()]
+    assert sorted(group["number"] for group in groups) == list(range(len(groups)))
+    log = log_of(tmp_path)
+    assert Counter(group["fate"] for group in groups)["used"] >= len(log) * 25
+    assert max(line["staleness"] for line in log) == 1
+    assert engine_cores() == []
