@@ -88,6 +88,44 @@ def stop_at(step: int) -> Any:
     return watch
 
 
+HELD_OUT = {"datasets": [{"name": "arithmetic", "count": 5, "seed": 1}], "every": 2}
+
+
+def test_an_evaluation_is_logged_when_it_is_due_and_changes_nothing_else(tmp_path: Path) -> None:
+    train(a_plan(tmp_path / "without", 5))
+    train(a_plan(tmp_path / "with", 5, evaluation=HELD_OUT))
+    log = log_of(tmp_path / "with")
+    assert [line["step"] for line in log if "evaluation/reward" in line] == [0, 2, 4]
+    # Problems of verifiers are counted wherever they come up.
+    own = ("evaluation/", "verifier/")
+    with_and_without = [
+        [{name: value for name, value in line.items() if not name.startswith(own)} for line in lines]
+        for lines in (log, log_of(tmp_path / "without"))
+    ]
+    assert with_and_without[0] == with_and_without[1]
+
+
+def test_an_evaluation_is_resumed_to_the_same_numbers(tmp_path: Path) -> None:
+    changes = {
+        "evaluation": HELD_OUT,
+        "run__checkpoint_every": 1,
+        "conventions__evaluation_temperature": 1.0,
+        "roles__verifier": {"options": {"exact": {"partial": True}}},
+    }
+    train(a_plan(tmp_path / "whole", 3, **changes))
+    with pytest.raises(KeyboardInterrupt):
+        train(a_plan(tmp_path / "stopped", 3, **changes), on_step=stop_at(1))
+    train(a_plan(tmp_path / "stopped", 3, **changes), resume=True)
+    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
+    assert log_of(tmp_path / "whole")[2]["evaluation/reward"] > 0
+
+
+def test_a_dataset_that_is_held_out_and_not_there_is_named_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"evaluation\.datasets\[0\]: unknown dataset 'sums'"):
+        train(a_plan(tmp_path / "run", evaluation={"datasets": [{"name": "sums"}]}))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
     train(a_plan(tmp_path, 1))
     with pytest.raises(UserError, match="holds a run already"):

@@ -61,6 +61,8 @@ def given(**changes: Any) -> dict[str, Any]:
             {"schedule__max_staleness": 1, "conventions": {"old_logprobs": "trainer"}},
             r"schedule\.max_staleness lets sampling run 1 versions ahead",
         ),
+        ({"evaluation": {"datasets": []}}, "evaluation: datasets is empty"),
+        ({"evaluation": {"datasets": [{"name": "arithmetic"}], "every": 0}}, "evaluation: every is 0"),
         ({"sampling": [1]}, r"sampling is \[1\], it has to be a mapping"),
     ],
 )

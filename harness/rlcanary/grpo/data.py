@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcanary.errors import UserError
@@ -17,22 +17,22 @@ from rlcanary.grpo.rewards.verifier import Verifier
 TOOLS: dict[str, Callable[..., Tool]] = {"python": PythonTool}
 
 
-def load_rows(settings: DataSettings) -> dict[str, list[Row]]:
-    """The rows of each dataset, by its name.
+def load_rows(settings: Sequence[Mapping[str, Any]], key: str = "data.datasets") -> dict[str, list[Row]]:
+    """The rows of each dataset, by its name; `key` is where they stand in the plan.
 
     Raises:
         UserError: an unknown dataset or option, named by its key.
     """
     rows: dict[str, list[Row]] = {}
-    for index, given in enumerate(settings.datasets):
+    for index, given in enumerate(settings):
         options = dict(given)
         name = options.pop("name")
         try:
             loaded = datasets.load(name, **options)
         except UserError as error:
-            raise UserError(f"data.datasets[{index}]: {error}") from error
+            raise UserError(f"{key}[{index}]: {error}") from error
         if name in rows:
-            raise UserError(f"data.datasets[{index}].name is {name!r}, which an earlier dataset has")
+            raise UserError(f"{key}[{index}].name is {name!r}, which an earlier dataset has")
         rows[name] = loaded
     return rows
 
@@ -44,16 +44,9 @@ def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier])
         UserError: a dataset is unknown, a verifier is missing, the tokenizer has no chat template where one is needed, or
             a mixture makes no sense.
     """
-    rows = load_rows(plan.data)
-    encode = _encoder(plan.data, tokenizer)
-    joined = datasets.join(rows)
-    for row in joined:
-        if row.verifier not in verifiers:
-            raise UserError(
-                f"data.datasets: {row.id} asks for the verifier {row.verifier!r}, there are {', '.join(sorted(verifiers))}"
-            )
-    items = joined if plan.environment else [datasets.to_item(row, encode, verifiers[row.verifier]) for row in joined]
-    ids = datasets.ids_of(joined)
+    rows = datasets.join(load_rows(plan.data.datasets))
+    items = _items(plan, rows, "data.datasets", tokenizer, verifiers)
+    ids = datasets.ids_of(rows)
     try:
         if plan.data.mixing == "weighted":
             order = datasets.weighted(ids, plan.data.weights or dict.fromkeys(ids, 1.0), plan.run.seed)
@@ -62,6 +55,32 @@ def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier])
     except UserError as error:
         raise UserError(f"data.weights: {error}") from error
     return ItemIterator(items, order, most_in_flight=plan.schedule.prompts_ahead or None)
+
+
+def evaluation_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier]) -> ItemIterator[Any]:
+    """The items of the evaluation of a plan that has one, all of them in every epoch.
+
+    Raises:
+        UserError: as `item_iterator`.
+    """
+    assert plan.evaluation is not None
+    key = "evaluation.datasets"
+    rows = datasets.join(load_rows(plan.evaluation.datasets, key))
+    return ItemIterator(_items(plan, rows, key, tokenizer, verifiers))
+
+
+def _items(
+    plan: Plan, rows: Sequence[Row], key: str, tokenizer: Any, verifiers: Mapping[str, Verifier]
+) -> Sequence[Any]:
+    encode = _encoder(plan.data, tokenizer)
+    for row in rows:
+        if row.verifier not in verifiers:
+            raise UserError(
+                f"{key}: {row.id} asks for the verifier {row.verifier!r}, there are {', '.join(sorted(verifiers))}"
+            )
+    if plan.environment:
+        return rows
+    return [datasets.to_item(row, encode, verifiers[row.verifier]) for row in rows]
 
 
 def chat_environment(

@@ -84,11 +84,33 @@ class DataSettings:
     chat_template: bool = True
 
     def __post_init__(self) -> None:
-        if not self.datasets:
-            raise ValueError("datasets is empty")
-        for index, dataset in enumerate(self.datasets):
-            if not isinstance(dataset.get("name"), str):
-                raise ValueError(f"datasets[{index}].name is missing")
+        _check_datasets(self.datasets)
+
+
+def _check_datasets(datasets: Sequence[Mapping[str, Any]]) -> None:
+    if not datasets:
+        raise ValueError("datasets is empty")
+    for index, dataset in enumerate(datasets):
+        if not isinstance(dataset.get("name"), str):
+            raise ValueError(f"datasets[{index}].name is missing")
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What the policy is tried on as it trains, once per prompt, at the temperature of `conventions.evaluation_temperature`.
+
+    Attributes:
+        datasets: that are held out, as `data.datasets` lists those to train on; prompts are written alike.
+        every: steps between two evaluations; the first one is before the first update.
+    """
+
+    datasets: tuple[Mapping[str, Any], ...]
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        _check_datasets(self.datasets)
+        if self.every < 1:
+            raise ValueError(f"every is {self.every}, it has to be at least 1")
 
 
 @dataclass(frozen=True)
@@ -188,6 +210,7 @@ class Plan:
     data: DataSettings
     schedule: Schedule
     environment: EnvironmentSettings | None = None
+    evaluation: EvaluationSettings | None = None
     sampling: GenerationParameters = field(default_factory=GenerationParameters)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     conventions: Conventions = field(default_factory=Conventions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +15,8 @@ from rlcanary.grpo.buffer import GroupBuffer, RemoteBuffer, start_buffer
 from rlcanary.grpo.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
 from rlcanary.grpo.collector import Collector
 from rlcanary.grpo.conversations import ConversationCollector
-from rlcanary.grpo.data import chat_environment, item_iterator
+from rlcanary.grpo.data import chat_environment, evaluation_iterator, item_iterator
+from rlcanary.grpo.generation import GenerationParameters
 from rlcanary.grpo.items import ItemIterator
 from rlcanary.grpo.models import load_model, pad_id
 from rlcanary.grpo.plan import Plan
@@ -40,6 +41,7 @@ class Run:
         collector: samples the items of the plan's datasets with `samplers`.
         verifiers: judge what was sampled.
         rollout: brings it to the trainer.
+        evaluation: samples what the plan holds out; None where it holds out nothing.
         pad_token_id: fills the padding of batches.
         thread: the trainer's own.
     """
@@ -51,6 +53,7 @@ class Run:
     collector: Collector
     verifiers: VerifiersByName
     rollout: Rollout
+    evaluation: Collector | None
     log: RunLog
     trace: Trace
     pad_token_id: int
@@ -158,14 +161,19 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         stack.callback(verifiers.close)
         data = item_iterator(plan, tokenizer, verifiers)
         samplers = stack.enter_context(start_samplers(plan, model, tokenizer))
-        sampling = replace(plan.sampling, num_return_sequences=plan.schedule.group_size, seed=plan.run.seed)
-        request = sampling.with_ends(eos_ids(model, tokenizer)).for_in_process()
-        collector = _collector(plan, tokenizer, verifiers, samplers.engines, data, request)
+        sampling = replace(plan.sampling, seed=plan.run.seed).with_ends(eos_ids(model, tokenizer))
+        grouped = replace(sampling, num_return_sequences=plan.schedule.group_size)
+        collector = _collector(plan, tokenizer, verifiers, samplers.engines, data, grouped)
+        evaluation = None
+        if plan.evaluation:
+            held_out = evaluation_iterator(plan, tokenizer, verifiers)
+            alone = replace(sampling, temperature=plan.conventions.evaluation_temperature)
+            evaluation = _collector(plan, tokenizer, verifiers, samplers.engines, held_out, alone)
         buffer = stack.enter_context(_buffer(plan, checkpoint and checkpoint["groups"]))
         rollout = Rollout(collector, buffer, plan.schedule, log)
         thread = stack.enter_context(ThreadPoolExecutor(1, "trainer"))
         trace = Trace(folder / TRACE)
-        run = Run(plan, 0, state, samplers, collector, verifiers, rollout, log, trace, pad_token_id, thread)
+        run = Run(plan, 0, state, samplers, collector, verifiers, rollout, evaluation, log, trace, pad_token_id, thread)
         if checkpoint:
             run.restore(checkpoint)
         yield run
@@ -200,6 +208,8 @@ def check_plan(plan: Plan) -> tuple[Any, Any]:
     data = item_iterator(plan, tokenizer, verifiers)
     if plan.environment:
         chat_environment(plan, data, tokenizer, verifiers)
+    if plan.evaluation:
+        evaluation_iterator(plan, tokenizer, verifiers)
     return model, tokenizer
 
 
@@ -209,9 +219,9 @@ def _collector(
     verifiers: VerifiersByName,
     engines: Sequence[Engine],
     data: ItemIterator[Any],
-    request: Mapping[str, Any],
+    sampling: GenerationParameters,
 ) -> Collector:
-    sampler = plan.roles.sampler
+    sampler, request = plan.roles.sampler, sampling.for_in_process()
     settings: dict[str, Any] = {"slots": sampler.slots, "request_timeout_s": sampler.request_timeout_s}
     if not plan.environment:
         return Collector(engines, data, request, **settings)
@@ -241,5 +251,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
     """What has to be the same when a run goes on; it may be longer, and its engines may be others."""
     sections = asdict(plan)
     seed = sections["run"]["seed"]
-    kept = {name: repr(value) for name, value in sections.items() if name not in ("run", "roles", "runtime")}
+    kept = {
+        name: repr(value) for name, value in sections.items() if name not in ("run", "evaluation", "roles", "runtime")
+    }
     return {**kept, "run.seed": repr(seed)}

@@ -82,6 +82,8 @@ async def take_step(run: Run) -> dict[str, float]:
     """
     schedule, conventions, state, step = run.plan.schedule, run.plan.conventions, run.state, run.step
 
+    evaluation = await evaluate(run)
+
     # Sample and score. Completions are rewarded as they come back, while others are still being drawn.
     version = run.samplers.version
     with run.trace.span("sample", step=step):
@@ -114,6 +116,7 @@ async def take_step(run: Run) -> dict[str, float]:
                 sync_weights(state.model, run.live_endpoints, run.samplers.transport)
     return {
         **{name: fmean(update[name] for update in updates) for name in updates[0]},
+        **evaluation,
         **reward_metrics(groups),
         **length_metrics(batch, stats),
         **incidents(run),
@@ -123,6 +126,25 @@ async def take_step(run: Run) -> dict[str, float]:
         "epoch": run.collector.items.epoch,
         **{f"seconds/{name}": seconds for name, seconds in run.trace.take_seconds().items()},
     }
+
+
+async def evaluate(run: Run) -> dict[str, float]:
+    """The policy on the prompts that are held out, as it is before the update of a step in which that is due."""
+    settings, collector = run.plan.evaluation, run.evaluation
+    if settings is None or collector is None or run.step % settings.every:
+        return {}
+    with run.trace.span("evaluation", step=run.step):
+        # The epoch is part of the requests' seeds: a run that is resumed draws what it would have drawn.
+        collector.items.epoch = run.step - 1
+        collector.items.start_epoch()
+        groups = await collector.collect(len(collector.items.items))
+        for group in groups:
+            collector.items.mark_done(group.item_id)
+    failures = collector.items.failures()
+    if not groups:
+        raise NothingSampled(f"none of the items that are held out could be sampled and scored: {failures}")
+    rewards = [reward for group in groups for reward in group.rewards]
+    return {"evaluation/reward": fmean(rewards), "evaluation/failed": len(failures)}
 
 
 def incidents(run: Run) -> dict[str, float]:
