@@ -203,19 +203,26 @@ def test_books_are_gone_on_with_and_what_waited_was_dropped():
         await buffer.settle("flat", 0, "filtered")
         await buffer.take(1, 0)
         await buffer.drain_records()
+        await buffer.settle("hung", 0, "unscored")
         later = GroupBuffer(8, 1, state=await buffer.state())
         assert [(record.item_id, record.fate) for record in await later.drain_records()] == [
+            ("hung", "unscored"),
             ("b", "dropped"),
             ("c", "dropped"),
         ]
         await later.put(group_of("d"))
         await later.take(1, 0)
-        assert [record.number for record in await later.drain_records()] == [4]
+        assert [record.number for record in await later.drain_records()] == [5]
         return await balance(later)
 
     account = run(scenario())
-    assert (account.entered, account.waiting) == (5, 0)
-    assert {fate: count for fate, count in account.fates.items() if count} == {"used": 2, "dropped": 2, "filtered": 1}
+    assert (account.entered, account.waiting) == (6, 0)
+    assert {fate: count for fate, count in account.fates.items() if count} == {
+        "used": 2,
+        "dropped": 2,
+        "filtered": 1,
+        "unscored": 1,
+    }
 
 
 def test_closing_wakes_everyone():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, get_args
 
 from rlcanary.batch import Completion, Group
@@ -112,6 +112,7 @@ class GroupBuffer:
             self._entered = state["entered"]
             for version, fate, count in state["fates"]:
                 self._by_version.setdefault(version, Counter())[fate] = count
+            self._records = [FateRecord(*record) for record in state["records"]]
             for number, item_id, version in state["waiting"]:
                 self._record(FateRecord(number, item_id, version, "dropped"))
 
@@ -210,12 +211,13 @@ class GroupBuffer:
         return records
 
     async def state(self) -> dict[str, Any]:
-        """The books, for a checkpoint; JSON if the ids are."""
+        """The books, with the records that nobody has drained, for a checkpoint; JSON if the ids are."""
         counts = sorted(self._by_version.items())
         unread = [entry for entry in self._entries if not entry.reads]
         return {
             "entered": self._entered,
             "fates": [[version, fate, count] for version, fates in counts for fate, count in fates.items()],
+            "records": [list(astuple(record)) for record in self._records],
             "waiting": [[entry.number, entry.group.item_id, entry.group.policy_version] for entry in unread],
         }
 

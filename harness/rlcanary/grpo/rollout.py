@@ -85,7 +85,7 @@ class Rollout:
         """
         if self._producer:
             self._producer.cancel()
-            await asyncio.wait({self._producer})
+            await asyncio.gather(self._producer, return_exceptions=True)
         await self.buffer.close()
         await self.buffer.reset()
         await self.report(step)
