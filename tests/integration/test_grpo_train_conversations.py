@@ -66,8 +66,9 @@ def the_plan(taught: Path, folder: Path, *overrides: str) -> Plan:
     return read_plan(EXAMPLE, [*changes, *overrides])
 
 
+@pytest.mark.parametrize("engine", ["in_process", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.nightly])])
 def test_the_example_is_trained_on_turns_and_not_on_the_replies_of_the_tool(
-    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     trained: list[CollatedBatch] = []
     select = loop.select
@@ -77,7 +78,7 @@ def test_the_example_is_trained_on_turns_and_not_on_the_replies_of_the_tool(
         return select(batch, rows)
 
     monkeypatch.setattr(loop, "select", watched)
-    outcome = train(the_plan(taught, tmp_path / "run"))
+    outcome = train(the_plan(taught, tmp_path / "run", f"roles.sampler.engine={engine}"))
     log = log_of(tmp_path / "run")
     # Every verifier of the three rows says that most conversations end with the right sum.
     assert log[0]["reward"] > 0.6

@@ -10,7 +10,7 @@ from rlcanary.batch import Completion
 from rlcanary.contract import Item
 from rlcanary.engine import InProcessEngine
 from rlcanary.grpo.collector import Collector
-from rlcanary.grpo.engine_pool import EnginesLost
+from rlcanary.grpo.engine_pool import EngineDied, EnginesLost
 from rlcanary.grpo.items import ItemIterator
 from rlcanary.tiny_models import EOS_ID, tiny_llama
 
@@ -264,6 +264,21 @@ def test_dead_replica_is_given_up_and_the_others_take_its_items():
     groups = run(all_groups(Collector([dead, alive], items, {"n": 1}, slots=2, patience=3)))
     assert sorted(ids(groups)) == sorted(f"i{index}" for index in range(20))
     assert len(dead.sent) <= 4
+
+
+def test_replica_that_died_is_given_up_at_once():
+    class Dead(FakeEngine):
+        async def agenerate(self, prompt, sampling):
+            await super().agenerate(prompt, sampling)
+            raise EngineDied("its process is gone")
+
+    dead, alive = Dead(), FakeEngine()
+    collector = Collector([dead, alive], iterator_of(10), {"n": 1}, slots=1, patience=3)
+    assert len(run(all_groups(collector))) == 10
+    assert len(dead.sent) == 1
+    assert collector.pool.alive == [1]
+    ((_, failure),) = collector.take_lost()
+    assert (failure.fate, failure.version, collector.take_lost()) == ("failed", 0, [])
 
 
 def test_replica_that_fails_now_and_then_is_kept():
