@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 TEST = """
@@ -104,6 +105,15 @@ def test_regression_is_shown_with_its_size_and_commits(project: Path, commits: l
     assert "steady" not in shown
 
 
+@pytest.mark.parametrize("columns", [80, 60])
+def test_narrow_terminal_cuts_nothing_off(project: Path, commits: list[str], columns: int) -> None:
+    shown = click.unstyle(run(f"FORCE_COLOR=1 COLUMNS={columns} rlcanary regress '*loss'", project, code=1).stdout)
+    table = shown[: shown.index("└")]
+    assert max(map(len, table.splitlines())) <= columns
+    for part in (NAME, "0.5 → 0.8", "+60 %", "lower", "2025-03-07", f"{commits[3][:10]} … {commits[6][:10]}"):
+        assert part in table
+
+
 def test_printed_command_finds_the_commit(project: Path, commits: list[str]) -> None:
     (found,) = json.loads(run("rlcanary regress --json '*loss'", project, code=1).stdout)
     assert (found["metric"], found["status"], found["better"]) == (NAME, "worse", "lower")
@@ -145,6 +155,19 @@ def test_change_without_a_change_of_the_code_says_so(project: Path, commits: lis
     assert f"both runs are of commit {commits[11][:10]}" in shown
 
 
+def test_two_tests_under_one_key_are_named(project: Path, commits: list[str]) -> None:
+    tests = {f"other/{NODEID}": {"outcome": "passed", "duration": 1.0, "key": NAME.rpartition(".")[0]}}
+    write_run(project, 12, commits[11], 0.8, tests=tests)
+    shown = run("rlcanary regress '*loss'", project, code=1).stdout
+    assert f"was measured by more than one test: {NODEID} (12 runs), other/{NODEID} (1 run)" in shown
+
+
+def test_text_is_not_counted_as_judged(project: Path, commits: list[str]) -> None:
+    for number in range(12):
+        write_run(project, number, commits[0], 0.5, metrics={"test_loss::test_policy": {"note": "text"}})
+    assert run("rlcanary regress", project).stdout == "Nothing was judged.\n"
+
+
 def test_nothing_worse_is_exit_0(project: Path) -> None:
     assert "Nothing is worse in the newest 12 of 12 runs" in run("rlcanary regress '*steady'", project).stdout
 
@@ -163,7 +186,7 @@ def test_mistake_is_one_line_and_exit_2(project: Path, command: str, message: st
     assert message in error
 
 
-@pytest.mark.parametrize("command", ["trend", "regress", "report"])
+@pytest.mark.parametrize("command", ["trend", "trend --jq .git_commit", "regress", "report"])
 def test_history_of_another_project_is_recognised(project: Path, tmp_path: Path, command: str) -> None:
     other = tmp_path / "other"
     other.mkdir()

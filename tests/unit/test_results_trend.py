@@ -1,6 +1,7 @@
 """`rlcanary trend`, as people type it."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,14 @@ def test_trend_without_a_metric_lists_them(project: Path) -> None:
     assert answer.returncode == 0
     assert METRIC in answer.stdout
     assert json.loads(rlcanary("trend", "--json", cwd=project).stdout)[METRIC] == 20
+
+
+def test_runs_that_tracked_nothing_say_what_would(tmp_path: Path) -> None:
+    folder = tmp_path / "tests/unit/unit_results"
+    write_run(folder, 0, {})
+    answer = rlcanary("trend", cwd=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == "No test tracked anything in 1 run; a test that takes the `tracker` fixture does.\n"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +163,14 @@ def test_truncated_file_costs_one_warning_and_nothing_else(project: Path, argume
     assert answer.stdout == whole.stdout
     assert len(answer.stderr.splitlines()) == 1
     assert "run05.json: not valid JSON" in answer.stderr
+
+
+@pytest.mark.parametrize("arguments", [[METRIC], ["--jq", ".git_commit"]], ids=["metric", "jq"])
+def test_pipe_among_the_files_is_not_waited_for(project: Path, arguments: list[str]) -> None:
+    os.mkfifo(project / "tests/unit/unit_results/pipe.json")
+    answer = rlcanary("trend", *arguments, cwd=project)
+    assert answer.returncode == 0
+    assert "pipe.json: a pipe and not a file" in answer.stderr
 
 
 def test_nan_from_another_tool_is_shown_as_such(project: Path) -> None:

@@ -35,7 +35,7 @@ def check_metrics(file: Path, checks: tuple[str, ...], record: Path | None, as_j
     Exit codes: 0 every check passes, 1 one fails, 2 the file or a check could not be read.
     """
     parsed = [Check(text) for text in checks]
-    read = read_json(file)
+    read = read_json(file, pipes=True)  # as in `rlcanary check-metrics <(…)`
     if isinstance(read, str):
         raise UserError(f"cannot read {file}: {read}")
     if not isinstance(read.document, dict):

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcanary.console import report_console
-from rlcanary.errors import UserError
-from rlcanary.results.history import History, find_history, load_history, metric_name, results_files
+from rlcanary.results.history import History, counted, find_history, load_history, metric_name, results_files
 from rlcanary.results.repository import require_own_project
 
 MOST_WARNINGS = 20
@@ -90,7 +89,7 @@ def trend(
     if expression is not None:
         if metric is not None or as_json:
             raise click.UsageError("--jq stands alone: the expression says what to print")
-        return print_query(expression, folder or find_history(Path.cwd()))
+        return print_query(expression, folder or find_history(Path.cwd()), any_project)
     with open_history(folder, any_project) as history:
         if metric is None:
             list_metrics(history, as_json)
@@ -105,8 +104,7 @@ def show_trend(history: History, name: str, as_json: bool, last: int) -> None:
     trend = Trend(history.series(name))
     series = trend.series
     if len(series.nodeids) > 1:
-        tests = ", ".join(f"{nodeid} ({runs} runs)" for nodeid, runs in series.nodeids.items())
-        warn([f"{series.key} was measured by more than one test: {tests}"])
+        warn([series.mixed_tests])
     if as_json:
         click.echo(json.dumps(trend_document(trend), indent=2))
         return
@@ -127,22 +125,27 @@ def list_metrics(history: History, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(metrics, indent=2))
         return
-    table = Table(title=f"Metrics of {len(history.runs)} runs")
+    runs = counted(len(history.runs), "run")
+    if not metrics:
+        click.echo(f"No test tracked anything in {runs}; a test that takes the `tracker` fixture does.")
+        return
+    table = Table(title=f"Metrics of {runs}")
     table.add_column("Metric", overflow="fold")
     table.add_column("Runs", justify="right")
-    for name, runs in metrics.items():
-        table.add_row(Text(name), str(runs))
+    for name, count in metrics.items():
+        table.add_row(Text(name), str(count))
     report_console().print(table)
 
 
-def print_query(expression: str, folder: Path) -> int:
+def print_query(expression: str, folder: Path, any_project: bool) -> int:
     from rlcanary.results.jq_query import QueryError, run_query
 
-    files = results_files(folder)
-    if not files:
-        raise UserError(f"{folder} holds no results of a run; run pytest first, or name another folder with --dir")
+    results = run_query(expression, results_files(folder))
+    with load_history(folder, read_with_progress) as history:
+        if not any_project:
+            require_own_project(history, Path.cwd())
     status = 0
-    for result in run_query(expression, files):
+    for result in results:
         if isinstance(result, str):
             click.echo(result)
             continue

@@ -56,6 +56,12 @@ class Series:
     def name(self) -> str:
         return metric_name(self.key, self.metric)
 
+    @property
+    def mixed_tests(self) -> str:
+        """Which tests measured the metric, where these are several."""
+        tests = ", ".join(f"{nodeid} ({counted(runs, 'run')})" for nodeid, runs in self.nodeids.items())
+        return f"{self.key} was measured by more than one test: {tests}"
+
     def point(self, index: int) -> Point:
         return Point(self.runs[index], self.values[index])
 
@@ -229,6 +235,10 @@ def load_history(folder: Path, watch: Watch = unwatched) -> History:
 def results_files(folder: Path) -> list[Path]:
     """The results files in the order of a shell's `folder/*.json`."""
     return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def metric_name(key: str, metric: str) -> str:

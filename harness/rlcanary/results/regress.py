@@ -11,12 +11,12 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from rlcanary.console import report_console
+from rlcanary.console import PLAIN_WIDTH, report_console
 from rlcanary.errors import UserError
 from rlcanary.results.changepoints import MIN_RUNS
 from rlcanary.results.command import Callback, history_options, open_history, with_progress
 from rlcanary.results.directions import Direction, Rule, direction_of, matches, parse_rules
-from rlcanary.results.history import History, metric_name, nearest_names
+from rlcanary.results.history import History, counted, metric_name, nearest_names
 from rlcanary.results.keys import plain_key
 from rlcanary.results.provenance import environment_change
 from rlcanary.results.regressions import Regression, Status, find_regression, too_short
@@ -79,10 +79,11 @@ def regress(
     rules += parse_rules(settings.lines("rlcanary_directions"))
     with open_history(folder, any_project) as history:
         pairs = wanted_metrics(history, patterns)
-        found, short = [], 0
+        found, short, others = [], 0, 0
         for pair in with_progress(pairs, "looking for changes", many=50):
             series = history.numbers(*pair)
             if series is None:
+                others += 1
                 continue
             short += too_short(series)
             regression = find_regression(series, direction_of(*pair, rules), newest, least_change / 100)
@@ -94,8 +95,9 @@ def regress(
         click.echo(json.dumps([document(*entry) for entry in zip(found, notes, strict=True)], indent=2))
     else:
         runs = min(newest, len(history.runs))
-        extent = f"the newest {runs} of {len(history.runs)} runs, {len(pairs) - short} metrics"
-        print_report(found, notes, extent, short, judged=short < len(pairs))
+        judged = len(pairs) - short - others
+        extent = f"the newest {runs} of {counted(len(history.runs), 'run')}, {counted(judged, 'metric')}"
+        print_report(found, notes, extent, short, judged)
     return int(any(regression.status is Status.WORSE for regression in found))
 
 
@@ -111,7 +113,9 @@ def wanted_metrics(history: History, patterns: tuple[str, ...]) -> list[tuple[st
 
 
 class Notes(dict[str, str]):
-    """What else there is to say of a regression: `command`, or `no_command` (why there is none), and `environment`."""
+    """What else there is to say of a regression: `command`, or `no_command` (why there is none), and, where there is
+    something to say, `environment` and `tests` (which tests share the key).
+    """
 
 
 def notes_on(regression: Regression, history: History, settings: Settings) -> Notes:
@@ -120,6 +124,8 @@ def notes_on(regression: Regression, history: History, settings: Settings) -> No
     if good.environment and bad.environment and good.environment != bad.environment:
         documents = [read_json(history.folder / run.file) for run in (good, bad)]
         notes["environment"] = environment_change(*(getattr(read, "document", {}) for read in documents))
+    if len(regression.series.nodeids) > 1:
+        notes["tests"] = regression.series.mixed_tests
     if not (good.git_commit and bad.git_commit):
         notes["no_command"] = "no commit was recorded, so there is nothing to bisect"
     elif good.git_commit == bad.git_commit:
@@ -160,43 +166,54 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def print_report(found: list[Regression], notes: list[Notes], extent: str, short: int, judged: bool) -> None:
-    """`short`: how many metrics have too few runs. `judged`: whether any has enough."""
+def print_report(found: list[Regression], notes: list[Notes], extent: str, short: int, judged: int) -> None:
+    """`short`: how many metrics have too few runs. `judged`: how many have enough."""
     console = report_console(highlight=False)
     if not judged and not found:
         console.print("Nothing was judged.")
     elif not found:
         console.print(f"Nothing is worse in {extent}.")
     else:
-        table = Table(title=f"Changes in {extent}")
-        table.add_column("Status", no_wrap=True)
-        table.add_column("Metric", overflow="fold")
-        table.add_column("Better", no_wrap=True)
-        table.add_column("Before → now", justify="right")
-        table.add_column("Change", justify="right")
-        table.add_column("Since (UTC)", no_wrap=True)
-        table.add_column("Last good … first bad", no_wrap=True)
-        for regression in found:
-            table.add_row(
-                Text(regression.status, style=STYLES[regression.status]),
-                Text(regression.series.name),
-                BETTER[regression.direction],
-                f"{regression.before:.4g} → {'not finite' if regression.after is None else f'{regression.after:.4g}'}",
-                size_text(regression),
-                f"{regression.first_bad.run.start:%Y-%m-%d}",
-                f"{commit_text(regression.last_good.run)} … {commit_text(regression.first_bad.run)}",
-            )
-        console.print(table)
+        console.print(regression_table(found, f"Changes in {extent}", console.width))
         for regression, note in zip(found, notes, strict=True):
             console.print(Text(regression.series.name, style="bold"))
             for line in note_lines(regression, note):
                 console.print(f"  {line}", soft_wrap=True, markup=False)
     if short:
-        console.print(f"{short} metrics have too few runs to judge a change (fewer than {MIN_RUNS}).")
+        have = "has" if short == 1 else "have"
+        console.print(f"{counted(short, 'metric')} {have} too few runs to judge a change (fewer than {MIN_RUNS}).")
+
+
+def regression_table(found: list[Regression], title: str, width: int) -> Table:
+    """A row for each regression. On a narrow terminal one column holds all but its status, so that nothing is cut off."""
+    narrow = width < PLAIN_WIDTH
+    table = Table(title=title)
+    table.add_column("Status", no_wrap=True)
+    if narrow:
+        table.add_column("Change", overflow="fold")
+    else:
+        table.add_column("Metric", overflow="fold")
+        table.add_column("Better", no_wrap=True)
+        table.add_column("Before → now", justify="right", overflow="fold")
+        table.add_column("Change", justify="right", overflow="fold")
+        table.add_column("Since (UTC)", no_wrap=True)
+        table.add_column("Last good … first bad", no_wrap=True)
+    for regression in found:
+        name, better, size = regression.series.name, BETTER[regression.direction], size_text(regression)
+        values = f"{regression.before:.4g} → {'not finite' if regression.after is None else f'{regression.after:.4g}'}"
+        since = f"{regression.first_bad.run.start:%Y-%m-%d}"
+        commits = f"{commit_text(regression.last_good.run)} … {commit_text(regression.first_bad.run)}"
+        cells = [name, better, values, size, since, commits]
+        if narrow:
+            cells = [f"{name}\n{values}  {size}\nbetter: {better}\n{since}  {commits}"]
+        table.add_row(Text(regression.status, style=STYLES[regression.status]), *map(Text, cells))
+    return table
 
 
 def note_lines(regression: Regression, notes: Notes) -> list[str]:
     lines = [f"the environment changed in between: {notes['environment']}"] if "environment" in notes else []
+    if "tests" in notes:
+        lines.append(notes["tests"])
     if regression.status is Status.UNCONFIRMED:
         lines.append("only the newest runs are out of line; run the test again to tell a change from an outlier")
     if regression.status is Status.MOVED:

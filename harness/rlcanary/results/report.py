@@ -15,7 +15,7 @@ from rlcanary.files import require_writable, write_whole
 from rlcanary.results.changepoints import ChangePoint
 from rlcanary.results.command import history_options, open_history, with_progress
 from rlcanary.results.directions import Direction, direction_of, parse_rules
-from rlcanary.results.history import History, Series
+from rlcanary.results.history import History, Series, counted
 from rlcanary.results.regressions import is_worse
 from rlcanary.results.settings import pytest_settings
 from rlcanary.results.trends import Trend, relative_size, step_size
@@ -60,8 +60,8 @@ def report(folder: Path | None, any_project: bool, output: Path | None, last: in
         document = report_document(history, metrics, last, f"Metrics of {settings.root.resolve().name}")
     write_whole(page, fill_page(document))
     others = len(pairs) - len(metrics)
-    left_out = f"; {others} metrics that are not numbers are left out" if others else ""
-    click.echo(f"{page}: {len(metrics)} metrics of {len(history.runs)} runs{left_out}")
+    left_out = f"; without {counted(others, 'metric')} of text or other values that are not numbers" if others else ""
+    click.echo(f"{page}: {counted(len(metrics), 'metric')} of {counted(len(history.runs), 'run')}{left_out}")
     return 0
 
 

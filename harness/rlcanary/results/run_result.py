@@ -53,9 +53,11 @@ class JsonFile(NamedTuple):
     text: str
 
 
-def read_json(path: Path) -> JsonFile | str:
-    """A JSON file, or the reason why it cannot be read."""
+def read_json(path: Path, pipes: bool = False) -> JsonFile | str:
+    """A JSON file, or the reason why it cannot be read. A pipe, which may never end, is read only if `pipes` says so."""
     try:
+        if not pipes and path.is_fifo():
+            return "a pipe and not a file"
         text = path.read_text(encoding="utf-8")
         return JsonFile(json.loads(text), text)
     except OSError as error:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcanary.results.changepoints import ChangePoint, change_points
-from rlcanary.results.history import Run, Series
+from rlcanary.results.history import Run, Series, counted
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 60
@@ -63,11 +63,11 @@ def trend_table(trend: Trend, last: int) -> Table:
     total = len(series.values)
     first = max(0, total - last) if last else 0
     table = Table(title=Text(f"{series.name} ({_shown_of(total - first, total)})"))
-    table.add_column("Date (UTC)", no_wrap=True)
+    table.add_column("Date (UTC)", overflow="fold")
     table.add_column("Commit", no_wrap=True)
-    table.add_column("Value", justify="right")
-    table.add_column("Change", justify="right")
-    table.add_column("Step")
+    table.add_column("Value", justify="right", no_wrap=True)
+    table.add_column("Change", justify="right", no_wrap=True)
+    table.add_column("Step", overflow="fold")
     previous = series.values[first - 1] if first else None
     for index, (run, value) in enumerate(zip(series.runs[first:], series.values[first:], strict=True), start=first):
         step = trend.steps.get(index)
@@ -113,7 +113,7 @@ def commit_text(run: Run) -> str:
 
 
 def _shown_of(shown: int, total: int) -> str:
-    runs = f"{total} run" if total == 1 else f"{total} runs"
+    runs = counted(total, "run")
     return runs if shown == total else f"newest {shown} of {runs}"
 
 
