@@ -32,7 +32,9 @@ def require_writable(path: Path) -> None:
     """Refuse a file that could not be written in the end, before the work that it is to hold.
 
     Raises:
-        UserError: its folder is missing or closed to us.
+        UserError: its folder is missing or closed to us, or it is a folder or a device itself.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"cannot write {path}: it is there and not a file")
     if not os.access(path.absolute().parent, os.W_OK):
         raise UserError(f"cannot write {path}: its folder does not exist or is not writable")

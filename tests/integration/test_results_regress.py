@@ -176,6 +176,8 @@ def test_nothing_worse_is_exit_0(project: Path) -> None:
     ("command", "message"),
     [
         ("rlcanary regress test_los", "no metric matches 'test_los'; the nearest are"),
+        ("rlcanary regress --higher '*.entropi'", "no metric matches '*.entropi'"),
+        ("rlcanary report --output tests", "cannot write tests: it is there and not a file"),
         ("rlcanary regress --dir nowhere", "there is no results folder nowhere"),
         ("echo '[pytest]\nrlcanary_directions = x' > pytest.ini; rlcanary regress", "PATTERN = DIRECTION"),
     ],

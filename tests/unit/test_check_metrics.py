@@ -222,6 +222,18 @@ def test_file_without_metrics_is_a_mistake_and_not_a_failed_check(run_file: Path
     assert isinstance(ask(run_file, 'data["loss"]["9"] < 1').exception, UserError)
 
 
+def test_record_that_cannot_be_written_is_a_mistake(run_file: Path, tmp_path: Path) -> None:
+    answer = ask(run_file, 'data["loss"]["9"] < 1500', "--record", tmp_path / "nowhere/record.jsonl")
+    assert isinstance(answer.exception, UserError)
+    assert "its folder does not exist" in str(answer.exception)
+
+
+def test_run_may_come_through_a_pipe(run_file: Path) -> None:
+    with subprocess.Popen(["cat", run_file], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert ask(f"/dev/fd/{process.stdout.fileno()}", 'data["loss"]["9"] < 1500').return_value == 0
+
+
 def test_known_spelling_is_kept(run_file: Path) -> None:
     def script(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(SCRIPT), *map(str, arguments)]

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
+from rlcanary.files import require_writable
 from rlcanary.results.metric_checks import Check, Verdict, shown
 from rlcanary.results.run_result import read_json
 from rlcanary.results.windows import is_finite
@@ -35,6 +36,8 @@ def check_metrics(file: Path, checks: tuple[str, ...], record: Path | None, as_j
     Exit codes: 0 every check passes, 1 one fails, 2 the file or a check could not be read.
     """
     parsed = [Check(text) for text in checks]
+    if record is not None:
+        require_writable(record)
     read = read_json(file, pipes=True)  # as in `rlcanary check-metrics <(…)`
     if isinstance(read, str):
         raise UserError(f"cannot read {file}: {read}")

@@ -75,10 +75,14 @@ def regress(
     Exit codes: 0 nothing is worse, 1 something is, 2 the question was not understood.
     """
     settings = pytest_settings(Path.cwd())
-    rules = [Rule(pattern, Direction(name)) for name, listed in declared.items() for pattern in listed]
-    rules += parse_rules(settings.lines("rlcanary_directions"))
+    options = [Rule(pattern, Direction(name)) for name, listed in declared.items() for pattern in listed]
+    rules = options + parse_rules(settings.lines("rlcanary_directions"))
     with open_history(folder, any_project) as history:
-        pairs = wanted_metrics(history, patterns)
+        known = list(history.metrics())
+        require_matches([*patterns, *(rule.pattern for rule in options)], known)
+        pairs = [
+            pair for pair in known if not patterns or any(matches(pattern, metric_name(*pair)) for pattern in patterns)
+        ]
         found, short, others = [], 0, 0
         for pair in with_progress(pairs, "looking for changes", many=50):
             series = history.numbers(*pair)
@@ -101,15 +105,13 @@ def regress(
     return int(any(regression.status is Status.WORSE for regression in found))
 
 
-def wanted_metrics(history: History, patterns: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The metrics that match a pattern, all without one. Raises UserError for a pattern that matches none."""
-    known = list(history.metrics())
+def require_matches(patterns: list[str], known: list[tuple[str, str]]) -> None:
+    """Raises UserError for a pattern that matches no metric."""
     for pattern in patterns:
         if not any(matches(pattern, metric_name(*pair)) for pair in known):
             nearest = nearest_names(pattern, [metric_name(*pair) for pair in known])
             hint = f"the nearest are {', '.join(nearest)}" if nearest else "`rlcanary trend` lists them all"
             raise UserError(f"no metric matches {pattern!r}; {hint}")
-    return [pair for pair in known if not patterns or any(matches(pattern, metric_name(*pair)) for pattern in patterns)]
 
 
 class Notes(dict[str, str]):
