@@ -16,6 +16,7 @@ from test_grpo_train import a_plan, log_of
 from rlcanary.batch import Completion
 from rlcanary.cleanup.ray_cluster import actors
 from rlcanary.errors import UserError
+from rlcanary.grpo.buffer import BufferClosed
 from rlcanary.grpo.engine_pool import EnginesLost
 from rlcanary.grpo.runtime import RemoteEngine
 from rlcanary.grpo.train import train
@@ -113,6 +114,17 @@ def test_the_only_engine_killed_while_it_generates_ends_the_run_which_is_resumed
     outcome = train(a_plan(tmp_path / "stopped", 4, **LONG), resume=True)
     assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
     assert require_balance(tmp_path / "stopped", outcome) == {"used": 4 * 4}
+
+
+def test_a_buffer_whose_actor_is_killed_ends_the_run(cluster: Any, tmp_path: Path) -> None:
+    def kill(step: int, metrics: Any) -> None:
+        (buffer,) = [actor for actor in actors().values() if actor.class_name == "GroupBuffer"]
+        os.kill(buffer.pid, signal.SIGKILL)
+
+    with pytest.raises(BufferClosed, match="the buffer's actor is gone"):
+        train(a_plan(tmp_path, 4, schedule__max_staleness=1, **REPLICAS), on_step=kill)
+    assert [line["step"] for line in log_of(tmp_path)] == [0]
+    assert live_actors() == 0
 
 
 def test_a_run_goes_on_without_a_node_that_is_removed(cluster: Any, tmp_path: Path) -> None:

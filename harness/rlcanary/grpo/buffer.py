@@ -272,7 +272,8 @@ class RemoteBuffer:
             try:
                 return await getattr(self.actor, method).remote(*arguments)
             except ray.exceptions.RayActorError as error:
-                raise BufferClosed(f"the buffer's actor is gone: {error}") from error
+                reason = str(error).partition("\n")[0]
+                raise BufferClosed(f"the buffer's actor is gone: {reason}") from error
 
         return ask
 

@@ -85,12 +85,8 @@ class RemoteEngine:
         return found
 
     async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
-        import ray
-
-        try:
+        with _death_in_one_line():
             completions: list[Completion] = await self.actor.generate.remote(prompt, sampling)
-        except ray.exceptions.ActorDiedError as error:
-            raise EngineDied(str(error).partition("\n")[0]) from error
         return completions
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -114,7 +110,23 @@ class RemoteEngine:
     def _ask(self, method: str, *arguments: Any) -> Any:
         import ray
 
-        return ray.get(getattr(self.actor, method).remote(*arguments), timeout=self._timeout_s)
+        with _death_in_one_line():
+            return ray.get(getattr(self.actor, method).remote(*arguments), timeout=self._timeout_s)
+
+
+@contextmanager
+def _death_in_one_line() -> Iterator[None]:
+    """Ray describes an actor that died at length.
+
+    Raises:
+        EngineDied: the actor is gone.
+    """
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.ActorDiedError as error:
+        raise EngineDied(str(error).partition("\n")[0]) from error
 
 
 @contextmanager
