@@ -165,6 +165,16 @@ def test_truncated_file_costs_one_warning_and_nothing_else(project: Path, argume
     assert "run05.json: not valid JSON" in answer.stderr
 
 
+def test_text_in_one_run_costs_that_run_only(project: Path) -> None:
+    write_run(project / "tests/unit/unit_results", 20, {"mean_lps": "failed"})
+    answer = rlcanary("trend", METRIC, cwd=project)
+    assert answer.returncode == 0
+    assert "(20 runs)" in answer.stdout
+    assert f"{METRIC} was not a number in 1 run, left out here (the newest: 'failed' in run70.json)" in answer.stderr
+    for command in ("regress", "report"):
+        assert f"{METRIC} was not a number in 1 run" in rlcanary(command, cwd=project).stderr
+
+
 @pytest.mark.parametrize("arguments", [[METRIC], ["--jq", ".git_commit"]], ids=["metric", "jq"])
 def test_pipe_among_the_files_is_not_waited_for(project: Path, arguments: list[str]) -> None:
     os.mkfifo(project / "tests/unit/unit_results/pipe.json")

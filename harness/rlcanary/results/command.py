@@ -103,6 +103,8 @@ def show_trend(history: History, name: str, as_json: bool, last: int) -> None:
 
     trend = Trend(history.series(name))
     series = trend.series
+    if series.left_out:
+        warn([series.left_out])
     if len(series.nodeids) > 1:
         warn([series.mixed_tests])
     if as_json:

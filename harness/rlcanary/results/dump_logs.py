@@ -11,6 +11,7 @@ from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.files import require_writable, write_whole
 from rlcanary.results.command import warn, with_progress
+from rlcanary.results.history import counted
 from rlcanary.results.run_logs import MergedLogs, log_files, merge
 
 SHOWN_CONFLICTS = 20
@@ -45,10 +46,10 @@ def dump_logs(folder: Path, output: Path, prefixes: tuple[str, ...], error_on_co
     if merged.conflicts:
         console.print(conflicts_table(merged, folder))
     if merged.conflicts and error_on_conflicts:
-        console.print(f"{len(merged.conflicts)} conflicts; {output} is not written")
+        console.print(f"{counted(len(merged.conflicts), 'conflict')}; {output} is not written")
         return 1
     write_whole(output, json.dumps(merged.document(), indent=2, allow_nan=False) + "\n")
-    console.print(f"{len(merged.values)} metrics in {output}", soft_wrap=True)
+    console.print(f"{counted(len(merged.values), 'metric')} in {output}", soft_wrap=True)
     return 0
 
 

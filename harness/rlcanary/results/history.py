@@ -43,7 +43,7 @@ class Series:
     """One metric over the runs that measured it, oldest first: a value for each, None where it was not a finite number.
 
     nodeids counts the runs by the test that measured the metric. More than one means that the history mixes tests (or
-    that one was moved); the last is that of the newest run.
+    that one was moved); the last is that of the newest run. left_out says in which runs the metric was text or the like.
     """
 
     key: str
@@ -51,6 +51,7 @@ class Series:
     values: list[float | None]
     runs: Sequence[Run]
     nodeids: dict[str, int]
+    left_out: str = ""
 
     @property
     def name(self) -> str:
@@ -139,26 +140,31 @@ class History:
         Raises UserError for an unknown name and for a metric that is not a number.
         """
         key, metric = self._resolve(name)
-        number = self._index.metrics()[key, metric]
-        other = self._index.other(number)
-        if other is not None:
+        series = self.numbers(key, metric)
+        if series is None:
+            glimpse, file = self._index.others(self._index.metrics()[key, metric])[0]
             raise UserError(
-                f"{name} is not a number ({other[0]} in {other[1]}), so it has no trend; "
+                f"{name} is not a number ({glimpse} in {file}), so it has no trend; "
                 "look at it with `rlcanary trend --jq EXPR`"
             )
-        return self._series(key, metric, number)
+        return series
 
     def numbers(self, key: str, metric: str) -> Series | None:
-        """The series of a metric that the history holds, None if it is not a number."""
+        """The series of a metric that the history holds, None if it never was a number."""
         number = self._index.metrics()[key, metric]
-        return self._series(key, metric, number) if self._index.other(number) is None else None
-
-    def _series(self, key: str, metric: str, number: int) -> Series:
         values = self._index.values(number)
+        others = self._index.others(number)
+        left_out = ""
+        if others:
+            if all(value is None for value in values.values()):
+                return None
+            glimpse, file = others[0]
+            runs = counted(len(others), "run")
+            newest = f"the newest: {glimpse} in {file}"
+            left_out = f"{metric_name(key, metric)} was not a number in {runs}, left out here ({newest})"
         measured = [run for run in self._numbers if run in values]
-        return Series(
-            key, metric, [values[run] for run in measured], self.runs.only(measured), self._index.nodeids(number)
-        )
+        known = [values[run] for run in measured]
+        return Series(key, metric, known, self.runs.only(measured), self._index.nodeids(number), left_out)
 
     def _resolve(self, name: str) -> tuple[str, str]:
         # Keys and metric names may both hold dots, so a name is looked up rather than split.

@@ -118,13 +118,16 @@ class Index:
         return {(key, metric): runs for key, metric, runs in rows}
 
     def values(self, metric: int) -> dict[int, float | None]:
-        """A metric by number of the run; None where it was not a finite number."""
-        return dict(self._ask("SELECT file, value FROM measurements WHERE metric = ?", metric))
+        """A metric by number of the run; None where it was not a finite number. Runs where it was no number are left out."""
+        return dict(self._ask("SELECT file, value FROM measurements WHERE metric = ? AND other IS NULL", metric))
 
-    def other(self, metric: int) -> tuple[str, str] | None:
-        """A glimpse of the metric in some file where it is not a number at all, and the file's name."""
-        query = "SELECT other, name FROM measurements JOIN files ON id = file WHERE metric = ? AND other IS NOT NULL LIMIT 1"
-        return next(iter(self._ask(query, metric)), None)
+    def others(self, metric: int) -> list[tuple[str, str]]:
+        """A glimpse of the metric in each file where it is not a number at all, and the file's name; the newest first."""
+        return self._ask(
+            "SELECT other, name FROM measurements JOIN files ON id = file WHERE metric = ? AND other IS NOT NULL "
+            "ORDER BY started_s DESC",
+            metric,
+        )
 
     def nodeids(self, metric: int) -> dict[str, int]:
         """How many files have the metric from which test; the test of the newest run comes last."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from rlcanary.console import PLAIN_WIDTH, report_console
 from rlcanary.errors import UserError
 from rlcanary.results.changepoints import MIN_RUNS
-from rlcanary.results.command import Callback, history_options, open_history, with_progress
+from rlcanary.results.command import Callback, history_options, open_history, warn, with_progress
 from rlcanary.results.directions import Direction, Rule, direction_of, matches, parse_rules
 from rlcanary.results.history import History, counted, metric_name, nearest_names
 from rlcanary.results.keys import plain_key
@@ -83,18 +83,21 @@ def regress(
         pairs = [
             pair for pair in known if not patterns or any(matches(pattern, metric_name(*pair)) for pattern in patterns)
         ]
-        found, short, others = [], 0, 0
+        found, left_out, short, others = [], [], 0, 0
         for pair in with_progress(pairs, "looking for changes", many=50):
             series = history.numbers(*pair)
             if series is None:
                 others += 1
                 continue
+            if series.left_out:
+                left_out.append(series.left_out)
             short += too_short(series)
             regression = find_regression(series, direction_of(*pair, rules), newest, least_change / 100)
             if regression is not None:
                 found.append(regression)
         found.sort(key=lambda regression: (list(Status).index(regression.status), regression.series.name))
         notes = [notes_on(regression, history, settings) for regression in found]
+    warn(left_out)
     if as_json:
         click.echo(json.dumps([document(*entry) for entry in zip(found, notes, strict=True)], indent=2))
     else:

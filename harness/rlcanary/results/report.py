@@ -13,7 +13,7 @@ import click
 from rlcanary.errors import UserError
 from rlcanary.files import require_writable, write_whole
 from rlcanary.results.changepoints import ChangePoint
-from rlcanary.results.command import history_options, open_history, with_progress
+from rlcanary.results.command import history_options, open_history, warn, with_progress
 from rlcanary.results.directions import Direction, direction_of, parse_rules
 from rlcanary.results.history import History, Series, counted
 from rlcanary.results.regressions import is_worse
@@ -50,18 +50,21 @@ def report(folder: Path | None, any_project: bool, output: Path | None, last: in
         page = output or history.folder.with_name(f"{history.folder.name}.html")
         require_writable(page)
         pairs = list(history.metrics())
-        metrics = []
+        metrics, left_out = [], []
         for pair in with_progress(pairs, "drawing", many=50):
             series = history.numbers(*pair)
             if series is not None:
+                if series.left_out:
+                    left_out.append(series.left_out)
                 metrics.append((series, direction_of(*pair, rules)))
         if not metrics:
             raise UserError(f"no metric in {history.folder} is a number, so there is nothing to plot")
         document = report_document(history, metrics, last, f"Metrics of {settings.root.resolve().name}")
     write_whole(page, fill_page(document))
     others = len(pairs) - len(metrics)
-    left_out = f"; without {counted(others, 'metric')} of text or other values that are not numbers" if others else ""
-    click.echo(f"{page}: {counted(len(metrics), 'metric')} of {counted(len(history.runs), 'run')}{left_out}")
+    warn(left_out)
+    without = f"; without {counted(others, 'metric')} of text or other values that are not numbers" if others else ""
+    click.echo(f"{page}: {counted(len(metrics), 'metric')} of {counted(len(history.runs), 'run')}{without}")
     return 0
 
 
