@@ -1,6 +1,7 @@
 """The `rlcanary` command. Each subcommand lives beside the code it runs and is imported when it is used."""
 
 import importlib
+import io
 import sys
 import traceback
 from typing import NamedTuple
@@ -70,6 +71,8 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: runs the command line and turns every user's mistake into one line on stderr and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an arrow that the locale has no byte for is no reason to fail
     try:
         code = cli.main(standalone_mode=False)
     except UserError as error:

@@ -114,6 +114,10 @@ def test_narrow_terminal_cuts_nothing_off(project: Path, commits: list[str], col
         assert part in table
 
 
+def test_locale_without_arrows_gets_the_same_verdict(project: Path) -> None:
+    assert "0.5 ? 0.8" in run("PYTHONIOENCODING=ascii rlcanary regress '*loss'", project, code=1).stdout
+
+
 def test_printed_command_finds_the_commit(project: Path, commits: list[str]) -> None:
     (found,) = json.loads(run("rlcanary regress --json '*loss'", project, code=1).stdout)
     assert (found["metric"], found["status"], found["better"]) == (NAME, "worse", "lower")
