@@ -16,14 +16,20 @@ from rlcanary.bisect.search import Contradiction, Refusal, Verdict
 from rlcanary.bisect.untestable import chance_testable
 
 CONFIDENCE = 0.95
+LED_ASTRAY = 2.7
+"""How fast the doubt that may be left at the end shrinks with what a run tells."""
 CERTAINTY = 1 - 1e-6
 """The confidence of a search that believes every run."""
 OUTSIDE = 0.02
 """The probability beforehand that GOOD is bad already, and as much that BAD is not bad."""
-ALIKE = 0.1
+ALIKE = 0.015
 """The probability beforehand that every commit is alike: the command fails now and then, whatever the commit."""
-HALVING_SHARE = 0.9
+HALVING_SHARE = 0.92
 """The middle is taken while nothing contradicts and its information is this share of the best."""
+END_SHARE, END_SHARE_QUIET = 0.185, 0.16
+"""GOOD or BAD is run again where its information is this share of the best; the second while no two runs contradict each
+other. Information about the culprit counts only what this one run tells, and what GOOD and BAD teach about the noise helps
+with all later runs as well."""
 READY_SHARE = 0.35
 """A commit whose environment is built is taken where its information is this share of the best: a build often takes longer
 than a run."""
@@ -210,10 +216,12 @@ class Bayesian:
         best = int(worth_C.argmax())
         if worth_C[best] <= LEAST_INFORMATION:
             return None
-        choice = best
-        middle = self._middle
-        if middle is not None and not running and worth_C[middle] >= HALVING_SHARE * worth_C[best]:
+        choice, middle = best, self._middle
+        end = max((0, len(self._commits)), key=lambda candidate: float(worth_C[candidate]))
+        if not running and middle is not None and worth_C[middle] >= HALVING_SHARE * worth_C[best]:
             choice = middle
+        elif not running and worth_C[end] >= self._end_share * worth_C[best]:
+            choice = end
         if ready and self._sha(choice) not in ready:
             enough = READY_SHARE * worth_C[best]
             near = [self._candidate(sha) for sha in ready if sha in self._position]
@@ -263,12 +271,26 @@ class Bayesian:
         self._group_N = np.concatenate([[0], np.cumsum(separates_N[:-1])])
         mass_G = np.bincount(self._group_N, weights=self._posterior_N)
         self._likeliest_group = int(mass_G.argmax())
-        self._is_certain_enough = bool(mass_G[self._likeliest_group] >= self._confidence)
+        self._is_certain_enough = bool(mass_G[self._likeliest_group] >= self._demanded)
         self._chance_C = np.concatenate([[float(GOOD in self._ends.asked)], chance_N])
         self._chance_C[-1] *= BAD in self._ends.asked
         gaps = np.bincount(self._place_H[1:-1], minlength=len(tested) + 1)
         self._relapse_odds = float(np.exp(min(self._likelihood.log_odds_relapse(readings, gaps.tolist()), 50.0)))
         self._inferred = True
+
+    @property
+    def _demanded(self) -> float:
+        """The probability of the culprit at which the search stops.
+
+        The noisier the runs, the likelier a search stops at a wrong commit before any two contradict each other. Those that
+        go on make up for it. Numbers differ from the first two runs on.
+        """
+        if not self._likelihood.reads_outcomes:
+            return self._confidence
+        good_K, bad_K = self._prediction.chances_S2K[self._place_H[1 + int(self._posterior_N.argmax())]]
+        tells = float(np.abs(good_K - bad_K).sum() / 2)
+        demanded: float = 1 - (1 - self._confidence) * tells**LED_ASTRAY
+        return demanded
 
     @property
     def _relapse(self) -> tuple[str, str] | None:
@@ -302,6 +324,11 @@ class Bayesian:
         good = max((index for index, values in self._readings.items() if GOOD in values), default=-1)
         bad = min((index for index, values in self._readings.items() if BAD in values), default=len(self._commits) - 1)
         return good, bad
+
+    @property
+    def _end_share(self) -> float:
+        good, bad = self._bounds
+        return END_SHARE_QUIET if self._likelihood.reads_outcomes and good < bad else END_SHARE
 
     def _information(self, running: Sequence[int]) -> Array:
         """Expected information in bits, about which commit is the culprit if any is, of a run of each candidate.
