@@ -51,7 +51,8 @@ def format_log(header: Header, observations: Iterable[Observation], commit: Call
         comment("good", header.good),
         f"git bisect start --first-parent '{header.bad}' '{header.good}'",
     ]
-    for observation in observations:
+    # For git the last bad commit counts, so runs of the ends, which may come again late, go first. Searches do not mind.
+    for observation in sorted(observations, key=lambda run: run.commit not in (header.good, header.bad)):
         lines.append(OURS + json.dumps(asdict(observation)))
         if (term := TERMS.get(observation.outcome)) is not None:
             lines += [comment(term, observation.commit), f"git bisect {term} {observation.commit}"]
