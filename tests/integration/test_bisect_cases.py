@@ -142,7 +142,7 @@ def test_search_goes_on_with_the_same_commits_after_new_ones_landed(history: Pat
     resumed = subprocess.run(hint, shell=True, cwd=history, capture_output=True, text=True, timeout=60, check=False)
     assert found(resumed) == "change 63 [wip]"
     assert f"BAD  {git(history, 'rev-parse', '--short=10', 'c100')}" in resumed.stderr
-    assert set(values(counter)[:4]) & set(values(counter)[4:]) <= {1, 100}  # The ends run again to verify them.
+    assert not set(values(counter)[:4]) & set(values(counter)[4:])
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -496,7 +496,7 @@ def test_signal_stops_at_once_saves_a_log_and_the_log_resumes(
     assert found(resumed) == "change 63 [wip]"
     before, after = values(counter)[:3], values(counter)[4:]
     assert values(counter)[3] == after[0]
-    assert set(before) & set(after) <= {1, 100}  # The ends run again to verify them.
+    assert not set(before) & set(after)
 
 
 def test_interruption_of_the_good_check_is_called_one(history: Path, tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ def test_same_command_continues_after_sigkill_and_clears_up(history: Path, tmp_p
     assert "continuing the search that was cut short, 3 outcomes known" in result.stderr
     assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
     assert len(git(history, "worktree", "list").splitlines()) == 1
-    assert set(values(counter)[:3]) & set(values(counter)[4:]) <= {1, 100}  # The ends run again to verify them.
+    assert not set(values(counter)[:3]) & set(values(counter)[4:])
     again = bisect(history, "--good", "c1", "--bad", "c100", "--", *command)
     assert "continuing" not in again.stderr
 

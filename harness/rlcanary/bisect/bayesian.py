@@ -16,20 +16,17 @@ from rlcanary.bisect.search import Contradiction, Refusal, Verdict
 from rlcanary.bisect.untestable import chance_testable
 
 CONFIDENCE = 0.95
-LED_ASTRAY = 2.7
-"""How fast the doubt that may be left at the end shrinks with what a run tells."""
 CERTAINTY = 1 - 1e-6
 """The confidence of a search that believes every run."""
 OUTSIDE = 0.02
 """The probability beforehand that GOOD is bad already, and as much that BAD is not bad."""
-ALIKE = 0.015
+ALIKE = 0.1
 """The probability beforehand that every commit is alike: the command fails now and then, whatever the commit."""
-HALVING_SHARE = 0.92
+HALVING_SHARE = 0.9
 """The middle is taken while nothing contradicts and its information is this share of the best."""
-END_SHARE, END_SHARE_QUIET = 0.185, 0.16
-"""GOOD or BAD is run again where its information is this share of the best; the second while no two runs contradict each
-other. Information about the culprit counts only what this one run tells, and what GOOD and BAD teach about the noise helps
-with all later runs as well."""
+END_SHARE = 0.6
+"""GOOD or BAD is run again where its information is this share of the best. Information counts only what this one run tells;
+what GOOD and BAD teach about the noise helps with all later runs as well."""
 READY_SHARE = 0.35
 """A commit whose environment is built is taken where its information is this share of the best: a build often takes longer
 than a run."""
@@ -220,7 +217,7 @@ class Bayesian:
         end = max((0, len(self._commits)), key=lambda candidate: float(worth_C[candidate]))
         if not running and middle is not None and worth_C[middle] >= HALVING_SHARE * worth_C[best]:
             choice = middle
-        elif not running and worth_C[end] >= self._end_share * worth_C[best]:
+        elif not running and worth_C[end] >= END_SHARE * worth_C[best]:
             choice = end
         if ready and self._sha(choice) not in ready:
             enough = READY_SHARE * worth_C[best]
@@ -289,8 +286,7 @@ class Bayesian:
             return self._confidence
         good_K, bad_K = self._prediction.chances_S2K[self._place_H[1 + int(self._posterior_N.argmax())]]
         tells = float(np.abs(good_K - bad_K).sum() / 2)
-        demanded: float = 1 - (1 - self._confidence) * tells**LED_ASTRAY
-        return demanded
+        return 1 - (1 - self._confidence) * tells
 
     @property
     def _relapse(self) -> tuple[str, str] | None:
@@ -324,11 +320,6 @@ class Bayesian:
         good = max((index for index, values in self._readings.items() if GOOD in values), default=-1)
         bad = min((index for index, values in self._readings.items() if BAD in values), default=len(self._commits) - 1)
         return good, bad
-
-    @property
-    def _end_share(self) -> float:
-        good, bad = self._bounds
-        return END_SHARE_QUIET if self._likelihood.reads_outcomes and good < bad else END_SHARE
 
     def _information(self, running: Sequence[int]) -> Array:
         """Expected information in bits, about which commit is the culprit if any is, of a run of each candidate.

@@ -7,30 +7,23 @@ more often than a good one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import comb, lgamma
 
 import numpy as np
 
 from rlcanary.bisect.likelihood import Array, Prediction
 
-NOT_FLAKY = 0.0005
-"""The rate that stands for never."""
-LEVELS = (0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.36, 0.42, 0.5, 0.6, 0.7, 0.8)
-"""Rates of the grid."""
+LEVELS = (0.0005, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.36, 0.42, 0.5, 0.6, 0.7, 0.8)
+"""Rates of the grid; the first stands for a command that is not flaky."""
 LARGEST_ALIKE = 0.4
 """Rates that are equal on both sides stay below this: at 0.5 GOOD and BAD look alike."""
-ANYHOW_LEVELS = (0.03, 0.15, 0.3, 0.42, 0.6, 0.7)
 LARGEST_SUM = 0.75
 
-NEVER, ONE_WAY, BOTH_ALIKE, ANYHOW = 0.7, 0.65, 1.2, 0.07
-"""Weights of the ways to be flaky against each other; ONE_WAY is that of each direction."""
-ONE_WAY_DECAY, ONE_WAY_HIGH = 2.0, 0.12
-"""Of a command that is flaky in one direction, high rates are rarer by exp(-decay * rate), and from 0.5 on by HIGH."""
-ALIKE_GROWTH, SLIGHTLY = 1.6, 3.0
-"""Of one that is flaky in both alike, many are so slightly, around USUAL, and of the others the weight grows by
-exp(growth * rate)."""
-USUAL, USUAL_SPREAD = 0.07, 0.7
+NEVER, FALSE_FAIL_ONLY, FALSE_PASS_ONLY, BOTH_ALIKE, ANYHOW = 0.12, 0.25, 0.15, 0.45, 0.03
+"""Weights of the ways to be flaky."""
+ONE_WAY_DECAY = 2.5
+"""Of a command that is flaky in one direction, high rates are rarer by exp(-decay * rate)."""
+ALIKE_GROWTH = 1.5
 CERTAIN = 1e-9
 """The rate of a command that is taken never to lie."""
 
@@ -159,20 +152,15 @@ def _counts(readings: Sequence[Sequence[float]]) -> tuple[Array, Array]:
 def _prior() -> tuple[Array, Array, Array]:
     """Weight, false-fail rate and false-pass rate of every grid point that has any weight."""
     rate_L = np.array(LEVELS)
-    edges = np.concatenate([[0.004], (rate_L[:-1] + rate_L[1:]) / 2, [0.85]])
-    width_L = np.diff(edges)
-    one_way_L = width_L * np.exp(-ONE_WAY_DECAY * rate_L) * np.where(rate_L < 0.5, 1.0, ONE_WAY_HIGH)
-    one_way_L *= ONE_WAY / one_way_L.sum()
-    slightly_L = SLIGHTLY * np.exp(-((np.log(rate_L / USUAL) / USUAL_SPREAD) ** 2) / 2)
-    alike_L = width_L * (slightly_L + np.exp(ALIKE_GROWTH * (rate_L - 0.25))) * (rate_L < LARGEST_ALIKE)
-    alike_L *= BOTH_ALIKE / alike_L.sum()
-    anyhow = [pair for pair in product(ANYHOW_LEVELS, repeat=2) if sum(pair) < LARGEST_SUM]
-    points = [
-        (NEVER, NOT_FLAKY, NOT_FLAKY),
-        *((weight, rate, NOT_FLAKY) for weight, rate in zip(one_way_L, LEVELS, strict=True)),
-        *((weight, NOT_FLAKY, rate) for weight, rate in zip(one_way_L, LEVELS, strict=True)),
-        *((weight, rate, rate) for weight, rate in zip(alike_L, LEVELS, strict=True) if weight),
-        *((ANYHOW / len(anyhow), *pair) for pair in anyhow),
-    ]
-    weight_R, false_fail_R, false_pass_R = np.array(points).T
-    return weight_R / weight_R.sum(), false_fail_R, false_pass_R
+    edges = np.concatenate([[0.004], (rate_L[1:-1] + rate_L[2:]) / 2, [0.85]])
+    width_L = np.diff(edges)  # Of the levels above the first.
+    one_way_L = width_L * np.exp(-ONE_WAY_DECAY * rate_L[1:])
+    alike_L = np.where(rate_L[1:] < LARGEST_ALIKE, width_L * np.exp(ALIKE_GROWTH * rate_L[1:]), 0.0)
+    anyhow_LL = np.outer(width_L, width_L) * (rate_L[1:, None] + rate_L[1:] < LARGEST_SUM)
+    weight_LL = np.zeros((len(rate_L), len(rate_L)))
+    weight_LL[0, 0] = NEVER
+    weight_LL[1:, 0] = FALSE_FAIL_ONLY * one_way_L / one_way_L.sum()
+    weight_LL[0, 1:] = FALSE_PASS_ONLY * one_way_L / one_way_L.sum()
+    weight_LL[1:, 1:] = ANYHOW * anyhow_LL / anyhow_LL.sum() + np.diag(BOTH_ALIKE * alike_L / alike_L.sum())
+    fail_G, pass_G = np.nonzero(weight_LL)
+    return weight_LL[fail_G, pass_G], rate_L[fail_G], rate_L[pass_G]

@@ -12,7 +12,7 @@ from rlcanary.bisect.plan import Plan
 
 SCHEMA = 2
 NEXT_BEST = 3
-WORTH_NAMING = 0.001
+WORTH_NAMING = 0.005
 """Suspects of less probability are not named."""
 
 
