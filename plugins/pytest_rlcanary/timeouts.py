@@ -124,8 +124,9 @@ class Timeouts:
             own_faulthandler = float(self.config.getini("faulthandler_timeout") or 0) == 0
             stderr = self.stderr if own_faulthandler else None
             self.watchdog = Watchdog(self.release, self.give_up, self.is_debugged, stderr)
+            self.cancel = self.watchdog.stop  # one for all tests: each keeps it
         self.item, self.settings = item, settings
-        item.cancel_timeout = self.watchdog.stop  # type: ignore[attr-defined]
+        item.cancel_timeout = self.cancel  # type: ignore[attr-defined]
         self.watchdog.start(item.nodeid, settings.timeout)
         return True
 
