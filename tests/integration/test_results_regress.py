@@ -211,7 +211,9 @@ def test_history_of_a_shallow_clone_is_taken_at_its_word(project: Path, tmp_path
     (project / "tests/unit/unit_results").rename(tmp_path / "shallow/tests/unit/unit_results")
     for path in (tmp_path / "shallow/tests/unit/unit_results").glob("*.json"):
         path.write_text(path.read_text().replace(run("git rev-parse HEAD", project).stdout.strip(), "0" * 40))
-    run("rlcanary trend", tmp_path / "shallow")
+    trend = run("rlcanary trend", tmp_path / "shallow")
+    assert trend.stdout
+    assert "another project" not in trend.stderr
 
 
 def test_too_few_runs_are_no_verdict(template: Path, tmp_path: Path) -> None:
