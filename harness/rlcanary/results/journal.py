@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcanary.errors import UserError
+from rlcanary.results.json_text import json_text
 
 Record = dict[str, Any]
-ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class Journal:
@@ -35,7 +35,11 @@ class Journal:
         lock(self._descriptor, path)
 
     def append(self, record: Record) -> None:
-        line = ENCODER.encode(record).encode() + b"\n"
+        self.append_line(json_text(record))
+
+    def append_line(self, text: str) -> None:
+        """For a record whose JSON is known without an encoder."""
+        line = text.encode() + b"\n"
         written = os.write(self._descriptor, line)
         if written != len(line):
             raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes could be written", str(self.path))

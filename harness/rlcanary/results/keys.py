@@ -20,9 +20,10 @@ def qualified_keys(nodeids: Iterable[str]) -> dict[str, str]:
     collected first.
     """
     unique = dict.fromkeys(nodeids)
-    counts = Counter(map(plain_key, unique))
-    if len(counts) == len(unique):
+    files = {nodeid.partition("::")[0] for nodeid in unique}
+    if len(set(map(plain_key, files))) == len(files):
         return {}
+    counts = Counter(map(plain_key, unique))
     return {nodeid: nodeid for nodeid in unique if counts[plain_key(nodeid)] > 1}
 
 

@@ -1,15 +1,18 @@
 """One outcome for each test, from the reports of its phases."""
 
-NOTHING_YET = ("passed", 0.0)
+Outcome = tuple[str, float]
+"""How a test ended, and its duration in seconds."""
+
+NOTHING_YET: Outcome = ("passed", 0.0)
 
 
 class OutcomeLog:
     """Combines the phases of each test as they arrive; under xdist those of several tests interleave."""
 
     def __init__(self) -> None:
-        self._unfinished: dict[str, tuple[str, float]] = {}
+        self._unfinished: dict[str, Outcome] = {}
 
-    def add(self, nodeid: str, when: str, outcome: str, xfail: bool, duration_s: float) -> tuple[str, float] | None:
+    def add(self, nodeid: str, when: str, outcome: str, xfail: bool, duration_s: float) -> Outcome | None:
         """The test's outcome and its duration in seconds once its last phase is in, else None.
 
         The outcome is "passed", "failed", "error" (in set-up or tear-down), "skipped", "xfailed" or "xpassed".

@@ -3,7 +3,7 @@ killed.
 
     unit_results.json                    the newest run; its exit_status is null until that run ends
     unit_results/<run id>.json           a copy of every run
-    unit_results/.journals/<run id>/     the journals of a run that has not ended, one for each process
+    unit_results/.journals/<run id>/     the journals of a run that has not ended, one for each process and one of outcomes
     unit_results/.journals/lock          held while a run starts or ends
 
 A run id is the UTC time, the commit and random digits, so that two runs in one second have two names. Names that
@@ -24,8 +24,9 @@ from rlcanary.errors import UserError
 from rlcanary.files import temporary_pattern, write_whole
 from rlcanary.results.gpus import open_gpus
 from rlcanary.results.journal import Journal, JournalContents, Record, file_lock, lock, read_journal
+from rlcanary.results.json_text import quoted
 from rlcanary.results.keys import metric_key
-from rlcanary.results.outcomes import OutcomeLog
+from rlcanary.results.outcomes import Outcome, OutcomeLog
 from rlcanary.results.provenance import environment_key, git_commit, installed_versions
 from rlcanary.results.store import SCHEMA, history_folder, results_text
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rlcanary.results.tracker import Tracker
 
 CONTROLLER = "controller"
+OUTCOMES = "outcomes"
 LOCK_NAME = "lock"
 # Tells a pytest that a test of this run starts, in this process or another one, that this run is alive.
 RUN_ID_VARIABLE = "RLCANARY_RUN_ID"
@@ -80,7 +82,10 @@ class RunRecorder(ProcessRecorder):
         self.header = header
         self.recovered: list[Path] = []
         self.problems: list[str] = []
-        self._outcomes = OutcomeLog()
+        self._outcome_log = OutcomeLog()
+        # What has been journalled, so that a run that comes to its end need not read it back.
+        self._outcomes: dict[str, Outcome] = {}
+        self._outcome_journal = Journal(run_folder / f"{OUTCOMES}.jsonl")
         self._pid = os.getpid()
         self._outer_run_id = os.environ.get(RUN_ID_VARIABLE)
         os.environ[RUN_ID_VARIABLE] = header["run_id"]
@@ -115,10 +120,15 @@ class RunRecorder(ProcessRecorder):
 
     def add_phase(self, nodeid: str, when: str, outcome: str, xfail: bool, duration_s: float) -> None:
         """Journals a test's outcome once its last phase is in, see `OutcomeLog.add`."""
-        over = self._outcomes.add(nodeid, when, outcome, xfail, duration_s)
-        if over:
-            result, spent_s = over
-            self.journal.append({"record": "outcome", "nodeid": nodeid, "outcome": result, "duration_s": spent_s})
+        over = self._outcome_log.add(nodeid, when, outcome, xfail, duration_s)
+        if over is None:
+            return
+        result, spent_s = over
+        # Every test has this record, and with an encoder it would take four times as long.
+        self._outcome_journal.append_line(
+            f'{{"record": "outcome", "nodeid": {quoted(nodeid)}, "outcome": "{result}", "duration_s": {spent_s:.6f}}}'
+        )
+        self._outcomes[nodeid] = over
 
     def finish(self, exit_status: int, coverage: float | None) -> list[str]:
         """Merges the journals of all processes into the results file and its copy in the history; returns what
@@ -128,8 +138,8 @@ class RunRecorder(ProcessRecorder):
             return []  # a child that a test forked came all the way out of pytest; the run is its parent's
         history = history_folder(self.results_file)
         with file_lock(history / ".journals" / LOCK_NAME):
-            records, torn = read_run_folder(self.run_folder)
-            text = results_text(assemble(self.header, records, exit_status, coverage))
+            records, torn = read_run_folder(self.run_folder, without=OUTCOMES)
+            text = results_text(assemble(self.header, records, exit_status, coverage, self._outcomes))
             for path in (history / f"{self.header['run_id']}.json", self.results_file):
                 write_whole(path, text)
             self.close()
@@ -140,6 +150,7 @@ class RunRecorder(ProcessRecorder):
         if self.closed:
             return
         super().close()
+        self._outcome_journal.close()
         if self._outer_run_id is None:
             os.environ.pop(RUN_ID_VARIABLE, None)
         else:
@@ -172,14 +183,20 @@ def describe_run(root: Path) -> tuple[Record, list[str]]:
     return header, problems
 
 
-def assemble(header: Record, records: list[Record], exit_status: int | None, coverage: float | None) -> dict[str, Any]:
-    """The results file of a run from the records of all its journals.
+def assemble(
+    header: Record,
+    records: list[Record],
+    exit_status: int | None,
+    coverage: float | None,
+    outcomes: Mapping[str, Outcome] = {},
+) -> dict[str, Any]:
+    """The results file of a run from the records of its journals, and the outcomes that are known without a record.
 
     A test that ran several times counts with its last time.
     """
+    ended = dict(outcomes)
     qualified: dict[str, str] = {}
     tracked: dict[str, dict[str, Record]] = {}
-    tests: dict[str, dict[str, Any]] = {}
     gpu_types = set(header["gpu_types"])
     for record in records:
         match record["record"]:
@@ -192,12 +209,15 @@ def assemble(header: Record, records: list[Record], exit_status: int | None, cov
             case "metric":
                 tracked.setdefault(record["nodeid"], {})[record["name"]] = record
             case "outcome":
-                tests[record["nodeid"]] = {"outcome": record["outcome"], "duration": round(record["duration_s"], 6)}
+                ended[record["nodeid"]] = (record["outcome"], record["duration_s"])
+    tests: dict[str, dict[str, Any]] = {
+        nodeid: {"outcome": outcome, "duration": round(duration_s, 6), "key": metric_key(nodeid, qualified)}
+        for nodeid, (outcome, duration_s) in ended.items()
+    }
     # A test without an outcome was running when the run was killed.
     for nodeid in tracked:
-        tests.setdefault(nodeid, {"outcome": None, "duration": None})
-    for nodeid, test in tests.items():
-        test["key"] = metric_key(nodeid, qualified)
+        if nodeid not in tests:
+            tests[nodeid] = {"outcome": None, "duration": None, "key": metric_key(nodeid, qualified)}
     return {
         "exit_status": exit_status,
         "git_commit": header["git_commit"],
@@ -220,9 +240,10 @@ def assemble(header: Record, records: list[Record], exit_status: int | None, cov
     }
 
 
-def read_run_folder(run_folder: Path) -> JournalContents:
-    """The records of all journals of a run, the controller's first."""
-    paths = sorted(run_folder.glob("*.jsonl"), key=lambda path: (path.stem != CONTROLLER, path.name))
+def read_run_folder(run_folder: Path, without: str | None = None) -> JournalContents:
+    """The records of all journals of a run but one, the controller's first."""
+    found = (path for path in run_folder.glob("*.jsonl") if path.stem != without)
+    paths = sorted(found, key=lambda path: (path.stem != CONTROLLER, path.name))
     journals = [read_journal(path) for path in paths]
     return JournalContents(
         [record for journal in journals for record in journal.records],

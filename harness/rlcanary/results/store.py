@@ -1,11 +1,11 @@
 """Results files: where one lies and how it is laid out."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlcanary.errors import UserError
+from rlcanary.results.json_text import json_text
 
 SCHEMA = 1
 RESULTS_NAME = "unit_results.json"
@@ -38,13 +38,10 @@ def results_text(document: Mapping[str, Any]) -> str:
 
     Raises ValueError for NaN and infinities, TypeError for what has no JSON form.
     """
-    return "{\n" + ",\n".join(f"  {_compact(key)}: {_spread(value)}" for key, value in document.items()) + "\n}\n"
-
-
-_compact = json.JSONEncoder(allow_nan=False).encode
+    return "{\n" + ",\n".join(f"  {json_text(key)}: {_spread(value)}" for key, value in document.items()) + "\n}\n"
 
 
 def _spread(value: Any) -> str:
     if not (isinstance(value, dict) and value):
-        return _compact(value)
-    return "{\n" + ",\n".join(f"    {_compact(key)}: {_compact(item)}" for key, item in value.items()) + "\n  }"
+        return json_text(value)
+    return "{\n" + ",\n".join(f"    {json_text(key)}: {json_text(item)}" for key, item in value.items()) + "\n  }"
