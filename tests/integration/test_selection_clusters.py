@@ -219,3 +219,49 @@ def test_several_nodes_and_an_uploaded_working_dir(tmp_path: Path) -> None:
         assert selected(folder) == {"test_task"}
     with edited(folder, "work/rate.json", "1", "2"):
         assert selected(folder) == {"test_task"}
+
+
+PREPARED = """
+    import pytest
+    import ray
+
+    @pytest.fixture(scope="session", autouse=True)
+    def cluster():
+        ray.init(num_cpus=2, include_dashboard=False, logging_level="error", {options})
+        yield
+        ray.shutdown()
+    """
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        'runtime_env={"worker_process_setup_hook": "work.prepare.prepare"}',
+        '_system_config={"preload_python_modules": ["work.prepare"]}',
+    ],
+    ids=["hook", "preload"],
+)
+def test_what_a_worker_runs_before_its_first_task(tmp_path: Path, options: str) -> None:
+    folder = project(
+        tmp_path,
+        one="""
+            import ray
+
+            @ray.remote
+            def task():
+                return 2
+
+            def test_task():
+                assert ray.get(task.remote()) == 2
+
+            def test_here():
+                pass
+            """,
+    )
+    (folder / "conftest.py").write_text(textwrap.dedent(PREPARED.replace("{options}", options)))
+    prepare = "from work.second import second\n\ndef prepare():\n    second(1)\n\nprepare()\n"
+    (folder / "work/prepare.py").write_text(prepare)
+    run = run_testmon(folder, PYTHONPATH=str(folder))
+    assert run.returncode == 0, run.stdout
+    with edited(folder, "work/second.py", "return x", "return x + 0"):
+        assert selected(folder) == {"test_task"}

@@ -1,5 +1,5 @@
 """Records, in every process of a test run, which project code ran for which test. Needs the standard library only.
 
 The same files serve the pytest process, where they are part of rlcanary, and processes whose environment has no rlcanary:
-those find them on PYTHONPATH, or receive their text together with the first Ray function that they load.
+those find them on PYTHONPATH, or receive them compiled together with the first Ray function that they load.
 """

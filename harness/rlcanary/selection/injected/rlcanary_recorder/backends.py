@@ -59,12 +59,14 @@ class Monitoring:
 
     def start(self) -> None:
         monitoring, events, recorder = self.monitoring, self.monitoring.events, self.recorder
+        is_project_file, is_project, not_again = recorder.is_project_file, recorder.is_project, monitoring.DISABLE
 
         def find(code: CodeType, offset: int) -> Any:
-            if recorder.is_project(code.co_filename):
+            known = is_project_file.get(code.co_filename)
+            if known or (known is None and is_project(code.co_filename)):
                 monitoring.set_local_events(WATCHER, code, self.watched)
                 watch(code, offset)
-            return monitoring.DISABLE
+            return not_again
 
         def watch(code: CodeType, offset: int) -> None:
             if recorder.hit(code):

@@ -33,6 +33,7 @@ from typing import Any
 
 from .backends import choose_backend
 
+PACKAGE = "rlcanary_recorder"
 SETTINGS = "RLCANARY_SELECTION"
 CONTEXT = "RLCANARY_SELECTION_CONTEXT"
 UNKNOWN = "unknown"

@@ -8,10 +8,9 @@ from typing import Any
 
 from .children import PATCHES as CHILD_PATCHES
 from .children import START
-from .core import CONTEXT, SETTINGS, Recorder
+from .core import CONTEXT, PACKAGE, SETTINGS, Recorder
 from .threads import PATCHES as THREAD_PATCHES
 
-PACKAGE = "rlcanary_recorder"
 RAY_MODULES = (
     "ray.actor",
     "ray.remote_function",

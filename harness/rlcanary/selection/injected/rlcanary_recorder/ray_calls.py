@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import marshal
 import os
 import pickle
 import sys
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from .core import MODULE_PREFIX, UNKNOWN, Recorder, current
+from .core import MODULE_PREFIX, PACKAGE, UNKNOWN, Recorder, current
 
 TAG = " rlc:"
 START = "start"
@@ -25,18 +26,18 @@ MODULES = ("backends", "core", "children", "threads", "ray_calls", "process")
 # Evaluated where a function or class is unpickled, with nothing of ours installed there.
 UNPICKLE = "exec(bootstrap) or received"
 BOOTSTRAP = """
-import pickle, sys, types
+import marshal, pickle, sys, types
 try:
     if "rlcanary_recorder" not in sys.modules:
         package = sys.modules["rlcanary_recorder"] = types.ModuleType("rlcanary_recorder")
         package.__path__ = []
-        for name, source in sources.items():
+        for name, code in codes.items():
             full = "rlcanary_recorder." + name
             module = sys.modules[full] = types.ModuleType(full)
             module.__package__ = "rlcanary_recorder"
-            exec(compile(source, "<" + full + ">", "exec"), module.__dict__)
+            exec(marshal.loads(code), module.__dict__)
             setattr(package, name, module)
-        package.sources = sources
+        package.codes = codes
     from rlcanary_recorder.process import start_in_ray_worker
     from rlcanary_recorder.ray_calls import receive
     recorder = start_in_ray_worker(folder, root, injected)
@@ -54,7 +55,7 @@ class Carried:
     def __init__(self, recorder: Recorder, callee: str, pickled: bytes) -> None:
         self.names = {
             "bootstrap": BOOTSTRAP,
-            "sources": sources(),
+            "codes": codes(),
             "folder": recorder.folder,
             "root": recorder.root,
             "injected": recorder.injected,
@@ -67,17 +68,16 @@ class Carried:
 
 
 @functools.cache
-def sources() -> dict[str, str]:
-    """The text of this package, read from its files, or as it came where there are none."""
-    texts = {}
+def codes() -> dict[str, bytes]:
+    """This package compiled, so that no worker does it again; as it came where there are no files."""
+    compiled = {}
     for name in MODULES:
-        module = sys.modules[f"{__package__}.{name}"]
-        file = getattr(module, "__file__", None)
+        file = getattr(sys.modules[f"{__package__}.{name}"], "__file__", None)
         if file is None:
-            return dict(sys.modules[__package__ or ""].sources)
+            return dict(sys.modules[PACKAGE].codes)
         with open(file, encoding="utf-8") as stream:
-            texts[name] = stream.read()
-    return texts
+            compiled[name] = marshal.dumps(compile(stream.read(), f"<{PACKAGE}.{name}>", "exec", dont_inherit=True))
+    return compiled
 
 
 def receive(recorder: Recorder, callee: str, pickled: bytes) -> Any:
