@@ -26,6 +26,7 @@ from pytest_rlcanary.fixtures import (  # noqa: F401 - the fixtures of this plug
     vllm_engine,
     vllm_engine_options,
 )
+from pytest_rlcanary.marks import closest_mark
 from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches, gpu_bytes_allocated
 from rlcanary.cleanup.frames import clear_tracebacks
 from rlcanary.cleanup.gpu_shares import take_share
@@ -40,7 +41,6 @@ BELONGINGS = pytest.StashKey[Belongings]()
 GIVEN_UP = pytest.StashKey[bool]()
 LEFT = pytest.StashKey[list[str]]()
 GREW = pytest.StashKey[list[dict[str, Any]]]()
-MEASURED: pytest.StashKey[Resources] = pytest.StashKey()
 # Attributes of a report travel from a worker of xdist to its controller.
 LEFT_ATTRIBUTE, GREW_ATTRIBUTE = "rlcanary_left", "rlcanary_grew"
 LEFT_ATTACHER, LEFT_REPORTER = "rlcanary-left-attacher", "rlcanary-left"
@@ -97,7 +97,8 @@ class Cleanup:
         self.config = config
         self.guardian: SessionGuardian | None = None
         self.ray_folder: str | None = None
-        self.item: pytest.Item | None = None
+        # What there was before the test, if what grows during it is measured.
+        self.before: Resources | None = None
         self.in_shared_setup = False
         self.measures_all: bool = config.getoption("leak_report")
         self.keeps_tracebacks: bool = config.getoption("usepdb")
@@ -123,13 +124,13 @@ class Cleanup:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self.item = item
         self.belongings.begin()
         self.gpu_bytes = gpu_bytes_allocated()
-        if self.measures_all or "leak_check" in item.keywords:
+        self.before = None
+        if self.measures_all or closest_mark(item, "leak_check") is not None:
             from rlcanary.cleanup.leaks import measure
 
-            item.stash[MEASURED] = measure()
+            self.before = measure()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
@@ -145,8 +146,7 @@ class Cleanup:
     @contextmanager
     def measured_apart(self) -> Iterator[None]:
         """What comes into being in here is not the growth of the test that happens to need it first."""
-        item = self.item
-        if item is None or MEASURED not in item.stash:
+        if self.before is None:
             yield
             return
         from rlcanary.cleanup.leaks import measure
@@ -155,7 +155,7 @@ class Cleanup:
         try:
             yield
         finally:
-            item.stash[MEASURED] = item.stash[MEASURED].with_growth(before, measure())
+            self.before = self.before.with_growth(before, measure())
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
@@ -175,7 +175,7 @@ class Cleanup:
         if gpu_bytes_allocated() - self.gpu_bytes > GPU_LEAK_BYTES:
             gc.collect()
             empty_gpu_caches()
-        before = item.stash.get(MEASURED, None)
+        before, self.before = self.before, None
         if before is not None:
             from rlcanary.cleanup.leaks import exceeded, growth, measure
 
@@ -185,7 +185,7 @@ class Cleanup:
             broken = exceeded(before, after, allowed_growth(item))
         if left := self.belongings.end_left():
             item.stash[LEFT] = left
-        if LEFT in item.stash or GREW in item.stash:
+        if left or before is not None:
             self.report_left()
         return broken
 
@@ -225,7 +225,7 @@ class Cleanup:
 
 def allowed_growth(item: pytest.Item) -> dict[str, float]:
     """The limits of the closest `leak_check` marker; none without one."""
-    marker = item.get_closest_marker("leak_check")
+    marker = closest_mark(item, "leak_check")
     if marker is None:
         return {}
     from rlcanary.cleanup.leaks import NOTABLE

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_rlcanary.marks import marks
 from rlcanary.errors import UserError
 from rlcanary.files import write_whole
 from rlcanary.gates import BUILT_IN, MARKERS, REPORT_OPTION, Gate, Machine, Mark, check_flags, held_back, read_gates
@@ -88,13 +89,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     held: dict[str, list[dict[str, str]]] = {}
     first: list[pytest.Item] = []
     for item in items:
-        marks = [Mark(mark.name, mark.args) for mark in item.iter_markers() if mark.name in gated]
-        if not marks and not has_only:
+        found = [Mark(mark.name, mark.args) for mark in marks(item) if mark.name in gated]
+        if not found and not has_only:
             continue
-        first += [item] if any(mark.name == "run_first" for mark in marks) else []
+        first += [item] if any(mark.name == "run_first" for mark in found) else []
         machine = machine or Machine.here()
         try:
-            reasons = held_back(marks, active, on, machine)
+            reasons = held_back(found, active, on, machine)
         except UserError as error:
             raise pytest.UsageError(f"{item.nodeid}: {error}") from error
         if reasons:

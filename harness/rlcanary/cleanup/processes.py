@@ -77,7 +77,7 @@ class LastProcess:
                 self._file = None
 
     def id(self) -> bytes | None:
-        return None if self._file is None else os.pread(self._file, 128, 0).split()[-1]
+        return None if self._file is None else os.pread(self._file, 128, 0).rpartition(b" ")[2]
 
     def close(self) -> None:
         if self._file is not None:

@@ -86,10 +86,13 @@ class Holdings(NamedTuple):
         return Holdings(self.actors - other.actors, self.placement_groups - other.placement_groups)
 
 
+NOTHING = Holdings()
+
+
 def holdings() -> Holdings:
     """What is in the cluster now; nothing without a connection."""
     if not connected():
-        return Holdings()
+        return NOTHING
     return Holdings(frozenset(actors()), frozenset(placement_groups()))
 
 
