@@ -1,8 +1,8 @@
 """A limit for every test that holds inside `ray.get`, locks, subprocesses and native code.
 
 pytest-timeout reads `--timeout`, the `timeout` marker and the ini file; this plugin takes over its timer (the hooks that it
-offers for this). A test has 300 seconds for set-up and call unless told otherwise, shared fixtures have a limit of their
-own, and tear-down has the test's limit again, because a test that timed out is still cleaned up.
+offers for this). A test for which none of them sets a limit has one of 300 seconds for set-up and call, shared fixtures
+have a limit of their own, and tear-down has the test's limit again, because a test that timed out is still cleaned up.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pytest
 from _pytest.outcomes import Failed  # what pytest.fail raises, under a name that can be subclassed
 
 from pytest_rlcanary.cleanup import BELONGINGS, GIVEN_UP
+from pytest_rlcanary.marks import closest_mark
 from rlcanary.cleanup import ray_cluster
 from rlcanary.cleanup.watchdog import Expiry, TimedOut, Watchdog
 
@@ -52,11 +53,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("timeout"):
         return
+    from pytest_timeout import get_env_settings
+
     default = seconds(config, "rlcanary_timeout")
     fixtures = seconds(config, "rlcanary_fixture_timeout")
-    if config.option.timeout is None and "PYTEST_TIMEOUT" not in os.environ and not config.getini("timeout"):
-        config.option.timeout = default
-    config.pluginmanager.register(Timeouts(config, fixtures), "rlcanary-timeout-hooks")
+    settings = get_env_settings(config)
+    if settings.timeout is not None:
+        default = 0
+    elif not (settings.method == "signal" and settings.func_only is False and in_main_thread()):
+        config.option.timeout, default = default, 0
+    config.pluginmanager.register(
+        Timeouts(config, settings._replace(timeout=default), fixtures), "rlcanary-timeout-hooks"
+    )
 
 
 def seconds(config: pytest.Config, name: str) -> float:
@@ -66,31 +74,42 @@ def seconds(config: pytest.Config, name: str) -> float:
         raise pytest.UsageError(f"{name} must be a number of seconds, got {config.getini(name)!r}") from error
 
 
+def in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def has_own_limit(item: pytest.Item) -> bool:
+    mark = closest_mark(item, "timeout")
+    return mark is not None and (*mark.args, mark.kwargs.get("timeout"))[0] is not None
+
+
 def interruptible(when: str) -> Any:
     """The hook of a phase, which runs it so that it can be interrupted, and makes a failure of what that led to."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def hook(self: Timeouts, item: pytest.Item) -> Generator[None]:
         __tracebackhide__ = True
-        watchdog = self.watchdog
         self.when = when
+        if when == "setup" and self.default.timeout > 0 and not has_own_limit(item):
+            self.start(item, self.default)
+        watchdog = self.watchdog
         if watchdog is None:
             return (yield)
-        if when == "teardown" and self.item is item and self.settings is not None:
-            watchdog.start(item.nodeid, max(self.settings.timeout, self.fixture_limit))
+        if when == "teardown" and self.item is item:
+            watchdog.start(self.nodeid, max(self.settings.timeout, self.fixture_limit))
         try:
-            try:
-                watchdog.allow_interruption()
-                result = yield
-            finally:
-                watchdog.forbid_interruption()
+            watchdog.allow_interruption()
+            result = yield
+            expiry = watchdog.forbid_interruption()
         except BaseException as error:
-            expiry = watchdog.take_expiry()
+            expiry = watchdog.forbid_interruption()
             if expiry is None:
                 raise
             failure = self.failure(item, expiry).with_traceback(above_ray(error.__traceback__))
             raise failure from (None if is_our_doing(error) else error)
-        expiry = watchdog.take_expiry()
+        finally:
+            if when == "teardown" and self.settings is self.default:
+                watchdog.stop()
         if expiry is not None:
             raise self.failure(item, expiry)
         return result
@@ -99,14 +118,18 @@ def interruptible(when: str) -> Any:
 
 
 class Timeouts:
-    """The hooks of a session in which pytest-timeout is active."""
+    """The hooks of a session in which pytest-timeout is active.
 
-    def __init__(self, config: pytest.Config, fixture_limit: float) -> None:
+    default: the limit of tests for which pytest-timeout sets none, because its hooks take longer than all the rest; 0: none.
+    """
+
+    def __init__(self, config: pytest.Config, default: pytest_timeout.Settings, fixture_limit: float) -> None:
         self.config = config
+        self.default = self.settings = default
         self.fixture_limit = fixture_limit
         self.watchdog: Watchdog | None = None
         self.item: pytest.Item | None = None
-        self.settings: pytest_timeout.Settings | None = None
+        self.nodeid = ""
         self.session: pytest.Session | None = None
         self.when = "setup"
         # pytest suspends its capture around this moment, so that this is the terminal.
@@ -116,19 +139,30 @@ class Timeouts:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.session = session
 
+    def pytest_report_header(self) -> str | None:
+        return f"timeout: {self.default.timeout}s" if self.default.timeout > 0 else None
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
-        if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
+        if settings.method != "signal" or not in_main_thread():
             return None  # pytest-timeout's own timer
+        self.start(item, settings)
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
+        if self.watchdog is None or self.item is not item:
+            return None
+        self.watchdog.stop()
+        return True
+
+    def start(self, item: pytest.Item, settings: pytest_timeout.Settings) -> None:
         if self.watchdog is None:
             own_faulthandler = float(self.config.getini("faulthandler_timeout") or 0) == 0
             stderr = self.stderr if own_faulthandler else None
             self.watchdog = Watchdog(self.release, self.give_up, self.is_debugged, stderr)
-            self.cancel = self.watchdog.stop  # one for all tests: each keeps it
-        self.item, self.settings = item, settings
-        item.cancel_timeout = self.cancel  # type: ignore[attr-defined]
-        self.watchdog.start(item.nodeid, settings.timeout)
-        return True
+        self.item, self.settings, self.nodeid = item, settings, item.nodeid
+        self.watchdog.start(self.nodeid, settings.timeout)
 
     pytest_runtest_setup = interruptible("setup")
     pytest_runtest_call = interruptible("call")
@@ -167,7 +201,6 @@ class Timeouts:
     def is_debugged(self) -> bool:
         from pytest_timeout import is_debugging
 
-        assert self.settings is not None
         return not self.settings.disable_debugger_detection and bool(is_debugging())
 
     def release(self, frame: FrameType | None) -> Mapping[str, str]:

@@ -123,12 +123,19 @@ def test_test_without_a_limit_has_five_minutes(tmp_path: Path) -> None:
         (["-o", "rlcanary_timeout=0.3"], "", "0.3"),
         (["-o", "rlcanary_timeout=50", "--timeout=0.3"], "", "0.3"),
         (["--timeout=50"], "@pytest.mark.timeout(0.3)", "0.3"),
+        (["-o", "rlcanary_timeout=50"], "@pytest.mark.timeout(0.3)", "0.3"),
+        (["-o", "rlcanary_timeout=0.3"], "@pytest.mark.timeout(method='signal')", "0.3"),
     ],
-    ids=["ini", "command line", "marker"],
+    ids=["ini", "command line", "marker", "marker above ini", "ini below a marker without a time"],
 )
 def test_limit_can_be_set_by(tmp_path: Path, options: list[str], marker: str, limit: str) -> None:
     tests = f"import pytest, time\n{marker}\ndef test_sleeps(): time.sleep(60)\n"
     assert f"still running after {limit} seconds" in run_session(tmp_path, tests, *options).cases["test_sleeps"].text
+
+
+def test_marker_of_zero_means_no_limit(tmp_path: Path) -> None:
+    tests = "import pytest, time\n@pytest.mark.timeout(0)\ndef test_sleeps(): time.sleep(0.5)\n"
+    assert run_session(tmp_path, tests, "-o", "rlcanary_timeout=0.2").cases["test_sleeps"].outcome == "passed"
 
 
 DEADLOCK = """

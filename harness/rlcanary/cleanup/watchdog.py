@@ -70,7 +70,8 @@ class Watchdog:
     ) -> None:
         self._release, self._give_up, self._is_debugged = release, give_up, is_debugged
         self._stderr = stderr
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._deadline: float | None = None
         self._wakes = float("inf")
         self._what, self._limit = "", 0.0
@@ -95,19 +96,19 @@ class Watchdog:
     def start(self, what: str, limit: float) -> None:
         """From now on `what` has `limit` seconds."""
         self._what, self._limit, self._expiry, self._heard = what, limit, None, False
-        self._set(time.monotonic() + limit)
+        self._set_deadline(time.monotonic() + limit)
 
     def stop(self) -> None:
-        self._set(None)
+        with self._lock:
+            self._deadline = None
 
-    def _set(self, deadline: float | None) -> None:
-        with self._changed:
+    def _set_deadline(self, deadline: float) -> None:
+        with self._lock:
             self._deadline = deadline
             # Nothing to tell a thread that wakes before the new deadline: it looks again by itself.
-            if deadline is not None and deadline < self._wakes:
+            if deadline < self._wakes:
                 self._changed.notify()
-        if deadline is not None:
-            self._guard_frozen(deadline)
+        self._guard_frozen(deadline)
 
     def _guard_frozen(self, deadline: float) -> None:
         """Let faulthandler's timer, a thread of its own, end a process that does not run Python at the deadline.
@@ -141,7 +142,7 @@ class Watchdog:
         finally:
             if self._expiry is None:
                 self._what, self._limit = before
-                self._set(deadline + time.monotonic() - began)
+                self._set_deadline(deadline + time.monotonic() - began)
 
     def allow_interruption(self) -> None:
         """TimedOut is raised only from here on, at once if the limit has passed before."""
@@ -149,13 +150,12 @@ class Watchdog:
         if self._expiry is not None:
             raise TimedOut(self._expiry.what)
 
-    def forbid_interruption(self) -> None:
+    def forbid_interruption(self) -> Expiry | None:
+        """From here on TimedOut is not raised; the limit that was passed since `start`, once, when all is known of it."""
         self._interruptible = False
-
-    def take_expiry(self) -> Expiry | None:
-        """The limit that was passed since `start`, once, when all that is to be known of it is known."""
-        if self._expiry is not None:
-            self._released.wait()
+        if self._expiry is None:
+            return None
+        self._released.wait()
         expiry, self._expiry = self._expiry, None
         return expiry
 
