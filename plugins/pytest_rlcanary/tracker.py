@@ -13,6 +13,7 @@ import pytest
 
 from rlcanary.errors import UserError
 from rlcanary.results.keys import qualified_keys
+from rlcanary.results.outcomes import OutcomeLog
 from rlcanary.results.recorder import ProcessRecorder, RunRecorder
 from rlcanary.results.store import default_results_file
 
@@ -82,6 +83,7 @@ class RunReporter:
     def __init__(self, run: RunRecorder, session: pytest.Session) -> None:
         self.run = run
         self.session = session
+        self.outcomes = OutcomeLog()
         self.was_finished = False
 
     @pytest.hookimpl(optionalhook=True)
@@ -102,7 +104,9 @@ class RunReporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if type(report) is pytest.TestReport:  # a subtest's report is part of its test's
             xfail = hasattr(report, "wasxfail")
-            self.run.add_phase(report.nodeid, str(report.when), report.outcome, xfail, report.duration)
+            over = self.outcomes.add(report.nodeid, str(report.when), report.outcome, xfail, report.duration)
+            if over is not None:
+                self.run.add_outcome(report.nodeid, over)
 
     @pytest.hookimpl(
         wrapper=True, tryfirst=True

@@ -8,6 +8,12 @@ quoted = encoder.encode_basestring_ascii
 """The JSON of a string."""
 
 
+class JsonText(str):
+    """JSON text that goes into a results file as it is."""
+
+    __slots__ = ()
+
+
 def _encoder() -> Callable[[object], str]:
     """`json.JSONEncoder(allow_nan=False).encode`, which makes its encoder in C anew at each call; a short record takes as
     long to encode.

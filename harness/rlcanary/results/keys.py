@@ -1,5 +1,6 @@
 """The names under which tests appear in `metrics`."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -9,8 +10,13 @@ def plain_key(nodeid: str) -> str:
     stem, then the rest of the node id.
     """
     path, separator, rest = nodeid.partition("::")  # only the path is free of "::", parameter ids may hold anything
+    return f"{_stem(path)}{separator}{rest}"
+
+
+@functools.cache  # a file has many tests
+def _stem(path: str) -> str:
     name = path.rpartition("/")[2]
-    return f"{name.rpartition('.')[0] or name}{separator}{rest}"
+    return name.rpartition(".")[0] or name
 
 
 def qualified_keys(nodeids: Iterable[str]) -> dict[str, str]:

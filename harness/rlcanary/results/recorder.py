@@ -24,9 +24,9 @@ from rlcanary.errors import UserError
 from rlcanary.files import temporary_pattern, write_whole
 from rlcanary.results.gpus import open_gpus
 from rlcanary.results.journal import Journal, JournalContents, Record, file_lock, lock, read_journal
-from rlcanary.results.json_text import quoted
+from rlcanary.results.json_text import JsonText, json_text, quoted
 from rlcanary.results.keys import metric_key
-from rlcanary.results.outcomes import Outcome, OutcomeLog
+from rlcanary.results.outcomes import Outcome
 from rlcanary.results.provenance import environment_key, git_commit, installed_versions
 from rlcanary.results.store import SCHEMA, history_folder, results_text
 
@@ -82,7 +82,6 @@ class RunRecorder(ProcessRecorder):
         self.header = header
         self.recovered: list[Path] = []
         self.problems: list[str] = []
-        self._outcome_log = OutcomeLog()
         # What has been journalled, so that a run that comes to its end need not read it back.
         self._outcomes: dict[str, Outcome] = {}
         self._outcome_journal = Journal(run_folder / f"{OUTCOMES}.jsonl")
@@ -118,15 +117,12 @@ class RunRecorder(ProcessRecorder):
         recorder.problems = problems + recovery.problems
         return recorder
 
-    def add_phase(self, nodeid: str, when: str, outcome: str, xfail: bool, duration_s: float) -> None:
-        """Journals a test's outcome once its last phase is in, see `OutcomeLog.add`."""
-        over = self._outcome_log.add(nodeid, when, outcome, xfail, duration_s)
-        if over is None:
-            return
-        result, spent_s = over
+    def add_outcome(self, nodeid: str, over: Outcome) -> None:
+        """Journals how a test ended."""
+        outcome, duration_s = over
         # Every test has this record, and with an encoder it would take four times as long.
         self._outcome_journal.append_line(
-            f'{{"record": "outcome", "nodeid": {quoted(nodeid)}, "outcome": "{result}", "duration_s": {spent_s:.6f}}}'
+            f'{{"record": "outcome", "nodeid": {quoted(nodeid)}, "outcome": "{outcome}", "duration_s": {duration_s:.6f}}}'
         )
         self._outcomes[nodeid] = over
 
@@ -210,20 +206,24 @@ def assemble(
                 tracked.setdefault(record["nodeid"], {})[record["name"]] = record
             case "outcome":
                 ended[record["nodeid"]] = (record["outcome"], record["duration_s"])
-    tests: dict[str, dict[str, Any]] = {
-        nodeid: {"outcome": outcome, "duration": round(duration_s, 6), "key": metric_key(nodeid, qualified)}
+    # By hand, because there may be thousands, and with an encoder each would take three times as long.
+    tests = {
+        nodeid: JsonText(
+            f'{{"outcome": "{outcome}", "duration": {duration_s:.6f}, "key": {quoted(metric_key(nodeid, qualified))}}}'
+        )
         for nodeid, (outcome, duration_s) in ended.items()
     }
+    keys = {nodeid: metric_key(nodeid, qualified) for nodeid in tracked}
     # A test without an outcome was running when the run was killed.
-    for nodeid in tracked:
+    for nodeid, key in keys.items():
         if nodeid not in tests:
-            tests[nodeid] = {"outcome": None, "duration": None, "key": metric_key(nodeid, qualified)}
+            tests[nodeid] = JsonText(json_text({"outcome": None, "duration": None, "key": key}))
     return {
         "exit_status": exit_status,
         "git_commit": header["git_commit"],
         "start_time": header["start_time"],
         "metrics": {
-            tests[nodeid]["key"]: {name: record["value"] for name, record in metrics.items()}
+            keys[nodeid]: {name: record["value"] for name, record in metrics.items()}
             for nodeid, metrics in tracked.items()
         },
         "gpu_types": sorted(gpu_types),
@@ -231,7 +231,7 @@ def assemble(
         "schema": SCHEMA,
         **{name: header[name] for name in ("start_time_utc", "run_id", "host", "dirty", "versions", "environment")},
         "nonfinite": [
-            {"key": tests[nodeid]["key"], "metric": name, **entry}
+            {"key": keys[nodeid], "metric": name, **entry}
             for nodeid, metrics in tracked.items()
             for name, record in metrics.items()
             for entry in record["nonfinite"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcanary.errors import UserError
-from rlcanary.results.json_text import json_text
+from rlcanary.results.json_text import JsonText, json_text, quoted
 
 SCHEMA = 1
 RESULTS_NAME = "unit_results.json"
@@ -33,8 +33,8 @@ def history_folder(results_file: Path) -> Path:
 
 
 def results_text(document: Mapping[str, Any]) -> str:
-    """The JSON of a results file: a line for each key, and for each entry of an object under it. (`json.dumps` with an
-    indent takes ten times as long.)
+    """The JSON of a results file: a line for each key, and for each entry of an object under it, which may be JSON text
+    already. (`json.dumps` with an indent takes ten times as long.)
 
     Raises ValueError for NaN and infinities, TypeError for what has no JSON form.
     """
@@ -44,4 +44,7 @@ def results_text(document: Mapping[str, Any]) -> str:
 def _spread(value: Any) -> str:
     if not (isinstance(value, dict) and value):
         return json_text(value)
-    return "{\n" + ",\n".join(f"    {json_text(key)}: {json_text(item)}" for key, item in value.items()) + "\n  }"
+    lines = [
+        f"    {quoted(key)}: {item if isinstance(item, JsonText) else json_text(item)}" for key, item in value.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n  }"
