@@ -132,9 +132,9 @@ def cuda_is_up() -> bool:
 
 def gpu_bytes_allocated() -> int:
     """Bytes that tensors of this process hold on all visible GPUs; 0 before CUDA is used."""
-    if not cuda_is_up():
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is None or not cuda.is_initialized():
         return 0
-    cuda = sys.modules["torch.cuda"]
     return sum(int(cuda.memory_allocated(device)) for device in range(cuda.device_count()))
 
 
