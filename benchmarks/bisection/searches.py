@@ -41,8 +41,8 @@ class Trial:
     """Without those on the ends."""
     ends: int = 0
     """Runs of GOOD and BAD."""
-    rounds: float = 0
-    """The time it took, the ends included, where a run takes 1 in the mean."""
+    time: float = 0
+    """That it took, where a run takes 1 in the mean."""
     builds: int = 0
 
 
@@ -71,21 +71,29 @@ def search(
     run: Callable[[int], Reading],
     jobs: int = 1,
     ready: Callable[[], Collection[str]] = tuple,
+    in_step: bool = False,
 ) -> Trial:
-    """Every result is used as it comes; a run takes between 0.8 and 1.2. Runs that are ended as worthless count as well."""
+    """Every result is used as it comes; a run takes between 0.8 and 1.2. Runs that are ended as worthless count as well.
+
+    `in_step`: all runs take 1, and the ends are taken on trust, so that the time is the number of rounds.
+    """
     good, last = "-1", command.commits - 1
-    line = Bayesian(good, [str(index) for index in range(command.commits)], likelihood)
+    trusted = (good, str(last)) if in_step else ()
+    line = Bayesian(good, [str(index) for index in range(command.commits)], likelihood, trusted=trusted)
     under_way: list[tuple[float, str]] = []
     runs, ends, clock = 0, 0, 0.0
     while runs + ends < MOST_RUNS:
         for commit in line.next_commits(jobs - len(under_way), [commit for _, commit in under_way], ready()):
-            heapq.heappush(under_way, (clock + command.random.uniform(0.8, 1.2), commit))
+            takes = 1.0 if in_step else command.random.uniform(0.8, 1.2)
+            heapq.heappush(under_way, (clock + takes, commit))
             ends += int(commit) in (-1, last)
             runs += int(commit) not in (-1, last)
         if not under_way:
             break
-        clock, commit = heapq.heappop(under_way)
-        line.record(commit, *run(int(commit)))
+        clock = under_way[0][0]
+        while under_way and under_way[0][0] == clock:
+            commit = heapq.heappop(under_way)[1]
+            line.record(commit, *run(int(commit)))
         for worthless in line.worthless([commit for _, commit in under_way]):
             under_way.remove(next(entry for entry in under_way if entry[1] == worthless))
         heapq.heapify(under_way)
@@ -97,14 +105,20 @@ def outcome(is_bad: bool) -> Reading:
     return (Outcome.BAD if is_bad else Outcome.GOOD), None
 
 
-def flaky(seed: int, false_fail: float, false_pass: float, with_history: bool, jobs: int = 1) -> Trial:
+def flaky(
+    seed: int, false_fail: float, false_pass: float, with_history: bool, jobs: int = 1, in_step: bool = False
+) -> Trial:
     command = Command(seed, COMMITS)
     history = None
     if with_history:
         good_failed = int(command.random.binomial(PAST_GOOD, false_fail))
         bad_passed = int(command.random.binomial(PAST_BAD, false_pass))
         history = History(PAST_GOOD - good_failed, good_failed, bad_passed, PAST_BAD - bad_passed)
-    return search(command, PassFail(history), lambda index: outcome(command.fails(index, false_fail, false_pass)), jobs)
+
+    def run(index: int) -> Reading:
+        return outcome(command.fails(index, false_fail, false_pass))
+
+    return search(command, PassFail(history), run, jobs, in_step=in_step)
 
 
 def environments(seed: int, false_fail: float, false_pass: float) -> Trial:
@@ -121,13 +135,12 @@ def environments(seed: int, false_fail: float, false_pass: float) -> Trial:
         return {str(index) for index in np.flatnonzero(np.isin(key_of, list(built)))}
 
     trial = search(command, PassFail(), run, ready=ready)
-    return Trial(trial.right, trial.runs, trial.ends, trial.rounds, len(built))
+    return Trial(trial.right, trial.runs, trial.ends, trial.time, len(built))
 
 
-def metric(seed: int, step: float, with_history: bool) -> Trial:
+def metric(seed: int, step: float) -> Trial:
     command = Command(seed, METRIC_COMMITS)
-    past = [command.value(-1, step) for _ in range(PAST_GOOD)] if with_history else []
-    return search(command, Levels(-1, past), lambda index: (Outcome.BAD, command.value(index, step)))
+    return search(command, Levels(-1), lambda index: (Outcome.BAD, command.value(index, step)))
 
 
 def git_bisect(seed: int, false_fail: float, false_pass: float) -> Trial:

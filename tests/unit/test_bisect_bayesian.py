@@ -276,16 +276,16 @@ def test_metric_without_any_noise_is_searched_by_halving() -> None:
     assert runs <= 6 + 12
 
 
-def test_one_wild_value_among_the_past_does_not_drown_the_step() -> None:
+def test_one_wild_value_does_not_drown_the_step() -> None:
     random = np.random.default_rng(9)
-    past = [*(100 + 2 * random.normal(size=20)), 0.0]
-    search = Bayesian("-1", commits(64), Levels(-1, past))
+    search = Bayesian("-1", commits(64), Levels(-1))
     runs = 0
     while chosen := search.next_commits(1):
         runs += 1
-        search.record(chosen[0], Outcome.GOOD, (90.0 if int(chosen[0]) >= 40 else 100.0) + 2.0 * random.normal())
+        value = (90.0 if int(chosen[0]) >= 40 else 100.0) + 2.0 * random.normal()
+        search.record(chosen[0], Outcome.GOOD, 0.0 if runs == 8 else value)
     assert search.result().culprit == "40"
-    assert runs <= 25
+    assert runs <= 40
 
 
 def test_value_that_is_no_number_is_no_evidence() -> None:

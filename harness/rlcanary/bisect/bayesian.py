@@ -30,6 +30,8 @@ what GOOD and BAD teach about the noise helps with all later runs as well."""
 READY_SHARE = 0.35
 """A commit whose environment is built is taken where its information is this share of the best: a build often takes longer
 than a run."""
+CLEAR = 0.8
+"""Where a good and a bad commit differ by this much in their chances to fail, the search stops at the asked confidence."""
 WORTHLESS_SHARE = 0.05
 """A run under way is not worth waiting for below this share of the best information."""
 LEAST_INFORMATION = 1e-6
@@ -286,7 +288,7 @@ class Bayesian:
             return self._confidence
         good_K, bad_K = self._prediction.chances_S2K[self._place_H[1 + int(self._posterior_N.argmax())]]
         tells = float(np.abs(good_K - bad_K).sum() / 2)
-        return 1 - (1 - self._confidence) * tells
+        return 1 - (1 - self._confidence) * min(1.0, tells / CLEAR) ** 2
 
     @property
     def _relapse(self) -> tuple[str, str] | None:

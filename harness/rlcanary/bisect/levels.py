@@ -40,10 +40,8 @@ class Levels:
     end_runs = 3
     refusal_runs = 3
 
-    def __init__(self, worse: int, past: Sequence[float] = ()) -> None:
-        """`past`: values from before the culprit, as of nightly runs."""
+    def __init__(self, worse: int) -> None:
         self._worse = worse
-        self._past = tuple(past)
         step_GG, precision_GG = np.meshgrid(STEPS, PRECISIONS, indexing="ij")
         self._step_G = step_GG.ravel()
         self._precision_G = precision_GG.ravel()
@@ -51,8 +49,8 @@ class Levels:
         self._log_prior_G = np.log(weight_G * len(PRECISIONS) / weight_G.sum())
 
     def predict(self, readings: Sequence[Sequence[float]]) -> Prediction:
-        data = _Data([self._past, *readings], self._worse)
-        log_weight_SG = data.log_likelihood(self._step_G, self._precision_G)[1:] + self._log_prior_G
+        data = _Data(readings, self._worse)
+        log_weight_SG = data.log_likelihood(self._step_G, self._precision_G) + self._log_prior_G
         largest_S = log_weight_SG.max(axis=1)
         weight_SG = np.exp(log_weight_SG - largest_S[:, None])
         evidence_S = weight_SG.sum(axis=1)
@@ -61,7 +59,7 @@ class Levels:
         weight_SG, step_G, precision_G = weight_SG[:, kept_G], self._step_G[kept_G], self._precision_G[kept_G]
         # In units of the readings' standard deviation, from their mean.
         spread_G = np.sqrt(1 + 1 / max(data.count, 1)) / precision_G
-        good_SG = -step_G / precision_G * data.bad_share_S[1:, None]
+        good_SG = -step_G / precision_G * data.bad_share_S[:, None]
         bad_SG = good_SG + step_G / precision_G
         level_SGZ = np.stack([good_SG, bad_SG], axis=2)
         share_G = weight_SG.mean(axis=0)
@@ -93,7 +91,7 @@ class Levels:
         places_S = np.add.reduceat(np.array(gaps, dtype=float)[: len(readings)], starts)
         with np.errstate(divide="ignore"):
             log_places_S = np.log(np.append(places_S, gaps[-1]))
-        data = _Data([self._past, *blocks], self._worse)
+        data = _Data(blocks, self._worse)
         coarse = np.zeros((len(STEPS), len(PRECISIONS)), dtype=bool)
         coarse[::2, ::2] = True
         step_G, precision_G, log_prior_G = (
@@ -103,7 +101,7 @@ class Levels:
         def log_evidence(places_X: Sequence[NDArray[np.int64]]) -> float:
             """Of changes at the places of each row, the first for the worse, the second back, and so on."""
             log_ways_X = sum((log_places_S[places] for places in places_X), np.zeros(len(places_X[0])))
-            log_weight_XG = data.log_likelihood(step_G, precision_G, [places + 1 for places in places_X]) + log_prior_G
+            log_weight_XG = data.log_likelihood(step_G, precision_G, places_X) + log_prior_G
             return float(np.logaddexp.reduce(np.logaddexp.reduce(log_weight_XG, axis=1) + log_ways_X))
 
         once = np.arange(len(log_places_S))
