@@ -236,6 +236,10 @@ def test_search_goes_along_the_first_parents_and_then_into_the_guilty_merge(tmp_
     assert found(result) == "wip 13"
     merge = git(repository, "rev-parse", "--short=10", "main~16")
     assert f"It came in with the merge {merge} merge 13" in result.stdout
+    for look in ("status", "visualize"):
+        shown = bisect(repository, look).stdout
+        assert f"inside the merge {merge} merge 13" in shown
+        assert "wip 13" in shown
     assert found(bisect(repository, "--good", "c1", "--bad", "main", "--first-parent", "--", *command)) == "merge 13"
 
 

@@ -2,9 +2,10 @@
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from rlcanary.errors import UserError
 if TYPE_CHECKING:
     from rlcanary.bisect.git import Commit, Repository
     from rlcanary.bisect.journal import Header, Journal, Record
+    from rlcanary.bisect.merges import Inside
+    from rlcanary.bisect.plan import Request
     from rlcanary.bisect.searches import Stage
 
 
@@ -57,7 +60,7 @@ def mark(ref: str, outcome: str) -> None:
         if last.header.metric and outcome != "skip":
             raise UserError("this search is for a metric, whose commits have values: only skip can be marked")
         commit = last.repository.commit(last.repository.resolve(ref, "the commit"))
-        if commit.sha not in {last.header.good, *(c.sha for c in last.commits)}:
+        if commit.sha not in {c.sha for stage in last.stages for c in (stage.good, *stage.commits)}:
             raise UserError(f"{commit.short} is not in the range of the search: see `rlcanary bisect status`")
         journal.record(Observation(commit.sha, outcomes[outcome], "marked by hand", time=now()))
         click.echo(f"marked {outcome}: {commit.short} {commit.subject}")
@@ -75,16 +78,16 @@ def status() -> None:
     holder = lock_holder(last.repository.git_dir / "rlcanary" / "bisect.lock")
     state = f"running, {holder}" if holder else "finished" if last.record.is_finished else "cut short"
     console = report_console(highlight=False)
-    verdict = last.stage.search.result()
-    names = {commit.sha: commit for commit in last.commits}
-    good = last.repository.commit(last.header.good)
-    left = last.stage.search.tests_left()
+    outermost, stage = last.stages[0], last.stages[-1]
+    verdict = stage.search.result()
+    names = {commit.sha: commit for commit in stage.commits}
     lines = [
         f"search {state}: {' '.join(last.header.command)}",
-        f"GOOD {good.short} {good.subject}",
-        f"BAD  {last.commits[-1].short} {last.commits[-1].subject}",
-        f"{len(last.record.observations())} outcomes known, about {left} runs left",
-        f"{len(verdict.suspects)} of {len(last.commits)} commits hold {verdict.probability:.1%} of the probability:",
+        f"GOOD {outermost.good.short} {outermost.good.subject}",
+        f"BAD  {outermost.bad.short} {outermost.bad.subject}",
+        f"{len(last.record.observations())} outcomes known, about {stage.search.tests_left()} runs left",
+        *(f"inside the merge {merge.short} {merge.subject}" for merge in last.merges),
+        f"{len(verdict.suspects)} of {len(stage.commits)} commits hold {verdict.probability:.1%} of the probability:",
     ]
     for line in lines:
         console.print(Text(line), soft_wrap=True)
@@ -103,13 +106,22 @@ def visualize() -> None:
     from rlcanary.console import report_console
 
     last = _last_search()
-    posterior = last.stage.search.result().posterior
-    shares = [posterior[commit.sha] for commit in last.commits]
     console = report_console(highlight=False)
-    console.print(Text(f"GOOD {posterior_bar(shares, console.width - 12)} BAD"))
     of: dict[str, list[Text]] = {}
     for observation in last.record.observations():
         of.setdefault(observation.commit, []).append(Text(observation.outcome, style=STYLES[observation.outcome]))
+    with console.pager(styles=True) if console.is_terminal else _unpaged():
+        for merge, stage in zip((None, *last.merges), last.stages, strict=True):
+            if merge is not None:
+                console.print(Text(f"\ninside the merge {merge.short} {merge.subject}"), soft_wrap=True)
+            posterior = stage.search.result().posterior
+            shares = [posterior[commit.sha] for commit in stage.commits]
+            console.print(Text(f"GOOD {posterior_bar(shares, console.width - 12)} BAD"))
+            console.print(_chart(stage, shares, of))
+
+
+def _chart(stage: "Stage", shares: Sequence[float], of: Mapping[str, Sequence[Text]]) -> Table:
+    """A row for each commit, oldest first."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("commit")
     table.add_column("probability", justify="right")
@@ -117,14 +129,12 @@ def visualize() -> None:
     table.add_column("outcomes")
     table.add_column("subject", overflow="fold")
     top = max(shares)
-    good = last.repository.commit(last.header.good)
-    table.add_row(good.short, "", "", Text(", ").join(of.get(good.sha, [])), Text(good.subject))
-    for commit, share in zip(last.commits, shares, strict=True):
+    table.add_row(stage.good.short, "", "", Text(", ").join(of.get(stage.good.sha, [])), Text(stage.good.subject))
+    for commit, share in zip(stage.commits, shares, strict=True):
         bar = Text("█" * round(10 * share / top), style="cyan")
         shown = f"{share:.1%}" if share >= 0.0005 else ""
         table.add_row(commit.short, shown, bar, Text(", ").join(of.get(commit.sha, [])), Text(commit.subject))
-    with console.pager(styles=True) if console.is_terminal else _unpaged():
-        console.print(table)
+    return table
 
 
 @dataclass(frozen=True)
@@ -134,8 +144,9 @@ class LastSearch:
     repository: "Repository"
     record: "Record"
     header: "Header"
-    stage: "Stage"
-    commits: "tuple[Commit, ...]"
+    stages: "tuple[Stage, ...]"
+    """Along the first parents, then inside each of `merges`."""
+    merges: "tuple[Commit, ...]"
     options: tuple[str, ...]
 
 
@@ -152,16 +163,46 @@ def _last_search() -> LastSearch:
         header, start = record.header, record.last("start")
         if header is None or start is None or start["checkout"] != str(repository.toplevel):
             continue
-        commits = tuple(repository.commits("--first-parent", "--reverse", f"{header.good}..{header.bad}"))
+        options = tuple(start["options"])
         metric, _, worse = header.metric.rpartition(" ")
-        request = Request(header.command, metric=metric or None, worse=worse or None)
-        stage = make_stage(request, repository, repository.commit(header.good), "GOOD", commits)
-        in_range = {header.good, *(commit.sha for commit in commits)}
-        for observation in record.observations():
-            if observation.commit in in_range:
-                stage.search.record(observation.commit, observation.outcome, observation.value)
-        return LastSearch(repository, record, header, stage, commits, tuple(start["options"]))
+        request = Request(
+            header.command,
+            metric=metric or None,
+            worse=worse or None,
+            deterministic="--deterministic" in options,
+            first_parent="--first-parent" in options,
+            confidence=float(dict(pairwise(options)).get("--confidence", Request.confidence)),
+        )
+        commits = repository.commits("--first-parent", "--reverse", f"{header.good}..{header.bad}")
+        stages = [make_stage(request, repository, repository.commit(header.good), "GOOD", commits)]
+        merges: list[Commit] = []
+        _record(stages[-1], record)
+        while (inside := _guilty_merge(request, repository, stages[-1])) is not None:
+            stage = make_stage(request, repository, inside.good, "the commit that the branch left", inside.commits)
+            _record(stage, record)
+            if stage.search.refusal is not None:
+                break  # The merge itself is the culprit.
+            stages.append(stage)
+            merges.append(inside.merge)
+        return LastSearch(repository, record, header, tuple(stages), tuple(merges), options)
     raise UserError("there was no search here yet: start one with `rlcanary bisect --good A --bad B -- CMD`")
+
+
+def _record(stage: "Stage", record: "Record") -> None:
+    in_range = {commit.sha for commit in (stage.good, *stage.commits)}
+    for observation in record.observations():
+        if observation.commit in in_range:
+            stage.search.record(observation.commit, observation.outcome, observation.value)
+
+
+def _guilty_merge(request: "Request", repository: "Repository", stage: "Stage") -> "Inside | None":
+    """What the culprit of a search that is over brought in."""
+    from rlcanary.bisect.merges import look_inside
+
+    if request.first_parent or stage.search.tests_left() or stage.search.refusal is not None:
+        return None
+    culprit = stage.search.result().culprit
+    return None if culprit is None else look_inside(repository, repository.commit(culprit))
 
 
 @contextmanager
