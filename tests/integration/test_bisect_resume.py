@@ -1,0 +1,218 @@
+"""`rlcanary bisect` interrupted, killed, timed out, and taken up again. B01 to B53 name the cases of the issue."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from bisect_repositories import (
+    BUG,
+    DRIVER,
+    bisect,
+    counting,
+    found,
+    git,
+    log_of,
+    make_history,
+    numbered,
+    refusal,
+    started_search,
+    values,
+    wait_for,
+)
+
+pytestmark = pytest.mark.usefixtures("plain_git")
+
+
+def slow_from_the_fourth_run(counter: Path) -> tuple[str, ...]:
+    """Hangs, with a child, on its fourth run; later runs are quick."""
+    hang = f"if [ $(wc -l < '{counter}') = 4 ]; then sleep 61 & echo $! > '{counter}.child'; wait; fi"
+    return counting(counter, f"{hang}; test $(cat value) -lt 63")
+
+
+@pytest.mark.parametrize("to_group", [False, True])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_stops_at_once_saves_a_log_and_the_log_resumes(
+    history: Path, tmp_path: Path, signum: signal.Signals, to_group: bool
+) -> None:
+    """B28-B31, B44, B45"""
+    counter, child = tmp_path / "runs", tmp_path / "runs.child"
+    command = slow_from_the_fourth_run(counter)
+    with started_search(history, "--good", "c1", "--bad", "c100", "--", *command) as search:
+        wait_for(lambda: child.exists() and child.read_text().strip())
+        began = time.monotonic()
+        (os.killpg if to_group else os.kill)(search.pid, signum)
+        _, errors = search.communicate(timeout=20)
+        stopped_in = time.monotonic() - began
+    assert search.returncode == 128 + signum
+    assert stopped_in < 5
+    assert f"interrupted by {signum.name}" in errors
+    assert not psutil.pid_exists(int(child.read_text())) or psutil.Process(int(child.read_text())).status() == "zombie"
+    assert len(git(history, "worktree", "list").splitlines()) == 1
+    assert len(list((history / "bisect-logs").glob("*.log"))) == 1
+    hint = errors.splitlines()[-1].split("resume with: ")[1]
+    resumed = subprocess.run(hint, shell=True, cwd=history, capture_output=True, text=True, timeout=60)
+    assert found(resumed) == "change 63 [wip]"
+    before, after = values(counter)[:3], values(counter)[4:]
+    assert values(counter)[3] == after[0]
+    assert not set(before) & set(after)
+
+
+def test_interruption_of_the_good_check_is_called_one(history: Path, tmp_path: Path) -> None:
+    """B33"""
+    with started_search(
+        history, "--good", "c1", "--bad", "c100", "--", "sh", "-c", f"touch '{tmp_path}/on'; sleep 60"
+    ) as search:
+        wait_for((tmp_path / "on").exists)
+        search.send_signal(signal.SIGINT)
+        _, errors = search.communicate(timeout=20)
+    assert search.returncode == 130
+    assert "interrupted by SIGINT" in errors
+    assert "fails" not in errors
+
+
+def test_same_command_continues_after_sigkill_and_clears_up(history: Path, tmp_path: Path) -> None:
+    """B32"""
+    counter, child = tmp_path / "runs", tmp_path / "runs.child"
+    command = slow_from_the_fourth_run(counter)
+    with started_search(history, "--good", "c1", "--bad", "c100", "--", *command) as search:
+        wait_for(lambda: child.exists() and child.read_text().strip())
+        search.kill()
+        search.communicate()
+    orphan = psutil.Process(int(child.read_text()))
+    assert orphan.status() != psutil.STATUS_ZOMBIE
+    assert len(git(history, "worktree", "list").splitlines()) == 2
+    result = bisect(history, "--good", "c1", "--bad", "c100", "--", *command)
+    assert found(result) == "change 63 [wip]"
+    assert "continuing the search that was cut short, 3 outcomes known" in result.stderr
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+    assert len(git(history, "worktree", "list").splitlines()) == 1
+    assert not set(values(counter)[:3]) & set(values(counter)[4:])
+    again = bisect(history, "--good", "c1", "--bad", "c100", "--", *command)
+    assert "continuing" not in again.stderr
+
+
+def test_second_start_is_refused_and_the_first_finishes(history: Path, tmp_path: Path) -> None:
+    """B34"""
+    counter, gate = tmp_path / "runs", tmp_path / "gate"
+    command = counting(counter, f"while [ ! -e '{gate}' ]; do sleep 0.02; done; test $(cat value) -lt 63")
+    with started_search(history, "--good", "c1", "--bad", "c100", "--", *command) as first:
+        wait_for(counter.exists)
+        assert f"already running in this checkout (process {first.pid}" in refusal(
+            bisect(history, "--good", "c1", "--bad", "c100", "--", *BUG)
+        )
+        gate.touch()
+        out, errors = first.communicate(timeout=60)
+    assert first.returncode == 0, errors
+    assert "change 63 [wip]" in out
+
+
+def test_timeout_ends_the_whole_process_group_and_is_retried_as_infrastructure(history: Path, tmp_path: Path) -> None:
+    """B51: the commit that hangs, c50, is tried three times and stepped around."""
+    counter = tmp_path / "runs"
+    hang = f"[ $(cat value) = 50 ] && {{ sleep 62 & echo $! >> '{tmp_path}/children'; wait; }}"
+    command = counting(counter, f"{hang}; test $(cat value) -lt 63")
+    result = bisect(history, "--good", "c1", "--bad", "c100", "--timeout", "0.3", "--", *command)
+    assert found(result) == "change 63 [wip]"
+    assert values(counter).count(50) == 3
+    assert "timed out after 0.3" in result.stdout
+    assert " s, 3 times" in result.stdout
+    children = [int(line) for line in (tmp_path / "children").read_text().split()]
+    assert len(children) == 3
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in children)
+
+
+def test_run_that_the_machine_killed_is_tried_again(history: Path, tmp_path: Path) -> None:
+    """B08"""
+    once = f"[ $(cat value) = 50 ] && [ ! -e '{tmp_path}/once' ] && touch '{tmp_path}/once' && kill -9 $$"
+    result = bisect(history, "--good", "c1", "--bad", "c100", "--", "sh", "-c", f"{once}; test $(cat value) -lt 63")
+    assert found(result) == "change 63 [wip]"
+    assert result.stderr.count("infra") == 1
+    assert "killed by SIGKILL" in result.stderr
+
+
+@pytest.mark.parametrize("ending", ["exit 2", "exit 130", "exit 139", "exit 255", "kill -SEGV $$", "kill -ABRT $$"])
+def test_every_other_way_to_fail_is_bad_and_stops_nothing(tmp_path: Path, ending: str) -> None:
+    """B06, B08"""
+    repository = make_history(tmp_path / "r", 16, numbered)
+    command = "sh", "-c", f"test $(cat value) -lt 9 || {ending}"
+    assert found(bisect(repository, "--good", "c1", "--bad", "c16", "--", *command)) == "change 9 [wip]"
+
+
+def test_log_of_git_bisect_is_taken_over_with_the_commits_it_meant(history: Path, tmp_path: Path) -> None:
+    """B21: the log says HEAD, and HEAD has moved since."""
+    git(history, "checkout", "--quiet", "c90")
+    git(history, "bisect", "start", "HEAD", "c1")
+    git(history, "bisect", "good", "c40")
+    log = tmp_path / "git.log"
+    log.write_text(git(history, "bisect", "log") + "\n")
+    git(history, "bisect", "reset")
+    git(history, "checkout", "--quiet", "main")
+    counter = tmp_path / "runs"
+    result = bisect(history, "--replay", str(log), "--", *counting(counter, "test $(cat value) -lt 63"))
+    assert found(result) == "change 63 [wip]"
+    assert f"BAD  {git(history, 'rev-parse', '--short=10', 'c90')}" in result.stderr
+    assert all(40 < value < 90 for value in values(counter))
+
+
+def test_our_log_replays_without_a_run_and_git_can_read_it(history: Path, tmp_path: Path) -> None:
+    """B48"""
+    counter = tmp_path / "runs"
+    command = counting(counter, "test $(cat value) -lt 63")
+    found(bisect(history, "--good", "c1", "--bad", "c100", "--", *command))
+    log, runs = log_of(history), len(values(counter))
+    assert found(bisect(history, "--replay", str(log), "--", *command)) == "change 63 [wip]"
+    assert len(values(counter)) == runs
+    assert "is the first bad commit" in git(history, "bisect", "replay", str(log))
+
+
+def test_edited_log_is_taken_at_its_word(history: Path) -> None:
+    """B46: a verdict turned into skip, another dropped, one added at the end."""
+    found(bisect(history, "--good", "c1", "--bad", "c100", "--", *BUG))
+    log = log_of(history)
+    sha = git(history, "rev-parse", "c63")
+    text = log.read_text().replace(f"git bisect bad {sha}", f"git bisect skip {sha}")
+    log.write_text(text + "git bisect skip c64\n")
+    result = bisect(history, "--replay", str(log), "--", *BUG)
+    assert result.returncode == 1
+    assert "one of these 3 commits is the first bad one" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "git bisect bad 1234567890123456789012345678901234567890",
+            "line 5: 1234567890.* is not a commit in this repository",
+        ),
+        ("git bisct bad c5", "line 5: 'git bisct bad c5' is not a `git bisect` command"),
+        ("git bisect good c90\ngit bisect bad c30", "the runs contradict each other: .* is good, but"),
+        ('# rlcanary {"root": "1111111111111111111111111111111111111111"}', "belongs to another repository"),
+    ],
+)
+def test_log_that_cannot_be_right_is_refused(history: Path, tmp_path: Path, line: str, message: str) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(f"# a comment\n\ngit bisect start c100 c1\ngit bisect good c2\n{line}\n")
+    assert re.search(message, refusal(bisect(history, "--replay", str(log), "--deterministic", "--", *BUG)))
+
+
+def test_worktree_is_kept_at_the_culprit_on_request(history: Path) -> None:
+    """BISECT_NO_RESET"""
+    result = subprocess.run(
+        [DRIVER, *BUG],
+        cwd=history,
+        env=os.environ | {"GOOD": "c1", "BAD": "c100", "BISECT_NO_RESET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found(result)
+    line = next(line for line in result.stderr.splitlines() if line.startswith("worktree kept"))
+    kept = Path(git(history, "worktree", "list", "--porcelain").split("worktree ")[2].splitlines()[0])
+    assert (kept / "value").read_text() == "63\n"
+    subprocess.run(line.split("delete it with: ")[1], shell=True, cwd=history, check=True)
+    kept.parent.rmdir()
