@@ -86,7 +86,10 @@ def status() -> None:
         f"GOOD {outermost.good.short} {outermost.good.subject}",
         f"BAD  {outermost.bad.short} {outermost.bad.subject}",
         f"{len(last.record.observations())} outcomes known, about {stage.search.tests_left()} runs left",
-        *(f"inside the merge {merge.short} {merge.subject}" for merge in last.merges),
+        *(
+            f"inside the merge {merge.short} {merge.subject}, which has {outer.search.result().probability:.1%}:"
+            for merge, outer in zip(last.merges, last.stages, strict=False)
+        ),
         f"{len(verdict.suspects)} of {len(stage.commits)} commits hold {verdict.probability:.1%} of the probability:",
     ]
     for line in lines:
@@ -154,7 +157,7 @@ def _last_search() -> LastSearch:
     from rlcanary.bisect.git import Repository
     from rlcanary.bisect.journal import Record
     from rlcanary.bisect.plan import Request
-    from rlcanary.bisect.searches import make_stage
+    from rlcanary.bisect.searches import make_stage, make_stage_inside
 
     repository = Repository.around(Path.cwd())
     store = repository.common_dir / "rlcanary" / "bisect"
@@ -178,7 +181,7 @@ def _last_search() -> LastSearch:
         merges: list[Commit] = []
         _record(stages[-1], record)
         while (inside := _guilty_merge(request, repository, stages[-1])) is not None:
-            stage = make_stage(request, repository, inside.good, "the commit that the branch left", inside.commits)
+            stage = make_stage_inside(request, repository, inside)
             _record(stage, record)
             if stage.search.refusal is not None:
                 break  # The merge itself is the culprit.

@@ -7,6 +7,7 @@ from rlcanary.bisect.bayesian import Bayesian
 from rlcanary.bisect.git import Commit, Repository
 from rlcanary.bisect.levels import Levels
 from rlcanary.bisect.likelihood import Likelihood
+from rlcanary.bisect.merges import Inside
 from rlcanary.bisect.past_runs import past_runs
 from rlcanary.bisect.plan import Request
 from rlcanary.bisect.rates import Believed, PassFail
@@ -45,3 +46,8 @@ def make_stage(
     names = [commit.sha for commit in commits]
     search = Bayesian(good.sha, names, likelihood, confidence=request.confidence, trusted=trusted)
     return Stage(good, good_name, tuple(commits), search)
+
+
+def make_stage_inside(request: Request, repository: Repository, inside: Inside) -> Stage:
+    """The search over the branch that a guilty merge brought in."""
+    return make_stage(request, repository, inside.good, "the commit that the branch left", inside.commits)

@@ -23,7 +23,7 @@ from rlcanary.bisect.refusals import NOT_FOUND, Refused, explain
 from rlcanary.bisect.report import Merge, Report
 from rlcanary.bisect.resume import clear_up, resume_line, save_log
 from rlcanary.bisect.search import Contradiction, Refusal, Verdict
-from rlcanary.bisect.searches import make_stage
+from rlcanary.bisect.searches import make_stage, make_stage_inside
 from rlcanary.errors import UserError
 
 RETRIES = 2
@@ -179,8 +179,8 @@ class Session:
         self._display.notice(
             f"{inside.merge.short} is a merge: looking at the {len(inside.commits)} commits that it brought in"
         )
-        name = "the commit that the branch left"
-        self._stage = make_stage(self._request, self._plan.repository, inside.good, name, inside.commits)
+        self._stage = make_stage_inside(self._request, self._plan.repository, inside)
+        name = self._stage.good_name
         self._run_stage()
         refusal = self._stage.search.refusal
         if refusal is None:

@@ -24,7 +24,7 @@ from rlcanary.errors import UserError
 from rlcanary.files import temporary_pattern, write_whole
 from rlcanary.results.gpus import open_gpus
 from rlcanary.results.journal import Journal, JournalContents, Record, file_lock, lock, read_journal
-from rlcanary.results.json_text import JsonText, json_text, quoted
+from rlcanary.results.json_text import JsonText, quoted
 from rlcanary.results.keys import metric_key
 from rlcanary.results.outcomes import Outcome
 from rlcanary.results.provenance import environment_key, git_commit, installed_versions
@@ -207,7 +207,7 @@ def assemble(
             case "outcome":
                 ended[record["nodeid"]] = (record["outcome"], record["duration_s"])
     # By hand, because there may be thousands, and with an encoder each would take three times as long.
-    tests = {
+    tests: dict[str, JsonText | dict[str, str | None]] = {
         nodeid: JsonText(
             f'{{"outcome": "{outcome}", "duration": {duration_s:.6f}, "key": {quoted(metric_key(nodeid, qualified))}}}'
         )
@@ -216,8 +216,7 @@ def assemble(
     keys = {nodeid: metric_key(nodeid, qualified) for nodeid in tracked}
     # A test without an outcome was running when the run was killed.
     for nodeid, key in keys.items():
-        if nodeid not in tests:
-            tests[nodeid] = JsonText(json_text({"outcome": None, "duration": None, "key": key}))
+        tests.setdefault(nodeid, {"outcome": None, "duration": None, "key": key})
     return {
         "exit_status": exit_status,
         "git_commit": header["git_commit"],
