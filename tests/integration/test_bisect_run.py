@@ -225,8 +225,10 @@ def test_search_goes_along_the_first_parents_and_then_into_the_guilty_merge(tmp_
         tip = git(repository, "commit-tree", "-p", tip, "-p", inner, "-m", f"merge {i}", trees[1])
     git(repository, "update-ref", "refs/heads/main", tip)
     command = "sh", "-c", "test $(cat value) -lt 13"
-    result = bisect(repository, "--good", "c1", "--bad", "main", "--", *command)
+    document = tmp_path / "result.json"
+    result = bisect(repository, "--good", "c1", "--bad", "main", "--json", str(document), "--", *command)
     assert found(result) == "wip 13"
+    assert json.loads(document.read_text())["probability"] >= 0.95
     merge = git(repository, "rev-parse", "--short=10", "main~16")
     assert f"It came in with the merge {merge} merge 13" in result.stdout
     for look in ("status", "visualize"):

@@ -4,7 +4,7 @@ Every commit is the culprit with some probability. The next run goes where its o
 one it is; the noise is learned from the same runs (rates.py, levels.py). While no run contradicts another this is halving.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -66,11 +66,13 @@ class Bayesian:
         likelihood: Likelihood,
         *,
         confidence: float = CONFIDENCE,
+        confidence_of: Mapping[str, float] | None = None,
         trusted: Collection[str] = (),
     ) -> None:
         """`commits`: oldest first; `good` is the parent of the first, the last one is BAD.
 
         `confidence`: the probability of the culprit at which the search stops, in (0, 1).
+        `confidence_of`: the same for commits of which another probability is asked.
         `trusted`: those of the two ends that need not be run.
         """
         self._commits = tuple(commits)
@@ -78,6 +80,7 @@ class Bayesian:
         self._position = {sha: index for index, sha in enumerate(commits)} | {good: -1}
         self._likelihood = likelihood
         self._confidence = CERTAINTY if likelihood.believes else confidence
+        self._confidence_of = {} if likelihood.believes else dict(confidence_of or {})
         self._end_of = {good: GOOD, self._bad: BAD}
         self._commit_of_end = {GOOD: good, BAD: self._bad}
         self._ends = Ends(likelihood, [self._end_of[sha] for sha in trusted])
@@ -284,11 +287,13 @@ class Bayesian:
         The noisier the runs, the likelier a search stops at a wrong commit before any two contradict each other. Those that
         go on make up for it. Numbers differ from the first two runs on.
         """
+        likeliest = int(self._posterior_N.argmax())
+        asked = self._confidence_of.get(self._commits[likeliest], self._confidence)
         if not self._likelihood.reads_outcomes:
-            return self._confidence
-        good_K, bad_K = self._prediction.chances_S2K[self._place_H[1 + int(self._posterior_N.argmax())]]
+            return asked
+        good_K, bad_K = self._prediction.chances_S2K[self._place_H[1 + likeliest]]
         tells = float(np.abs(good_K - bad_K).sum() / 2)
-        return 1 - (1 - self._confidence) * min(1.0, tells / CLEAR) ** 2
+        return 1 - (1 - asked) * min(1.0, tells / CLEAR) ** 2
 
     @property
     def _relapse(self) -> tuple[str, str] | None:

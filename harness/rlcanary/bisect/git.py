@@ -161,6 +161,10 @@ class Repository:
     def commit(self, sha: str) -> Commit:
         return self.commits("-1", sha)[0]
 
+    def merges(self, good: str, bad: str) -> list[str]:
+        """The SHAs of the merges on the first-parent line from `good` to `bad`."""
+        return self.git("rev-list", "--first-parent", "--min-parents=2", f"{good}..{bad}").split()
+
     def parents(self, sha: str) -> list[str]:
         return self.git("rev-parse", f"{sha}^@").split()
 

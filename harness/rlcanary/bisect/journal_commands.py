@@ -179,9 +179,11 @@ def _last_search() -> LastSearch:
         commits = repository.commits("--first-parent", "--reverse", f"{header.good}..{header.bad}")
         stages = [make_stage(request, repository, repository.commit(header.good), "GOOD", commits)]
         merges: list[Commit] = []
+        probability = 1.0
         _record(stages[-1], record)
         while (inside := _guilty_merge(request, repository, stages[-1])) is not None:
-            stage = make_stage_inside(request, repository, inside)
+            probability *= stages[-1].search.result().probability
+            stage = make_stage_inside(request, repository, inside, probability)
             _record(stage, record)
             if stage.search.refusal is not None:
                 break  # The merge itself is the culprit.

@@ -16,7 +16,7 @@ from rlcanary.bisect.likelihood import Array, Prediction
 
 STEPS = tuple(0.6 * 1.35**k for k in range(14))
 """Sizes of the step in units of the noise, 0.6 to about 30."""
-USUAL_STEP, USUAL_SPREAD = 2.5, 0.6
+USUAL_STEP, USUAL_SPREAD = 1.8, 0.8
 """Most steps are around this size: the logarithm of the size has this standard deviation. Smaller ones go unnoticed, larger
 ones need no search by value."""
 PRECISIONS = tuple(0.2 * 1.16**k for k in range(36))

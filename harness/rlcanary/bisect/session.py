@@ -162,15 +162,15 @@ class Session:
             inside = look_inside(self._plan.repository, self._names[verdict.culprit])
             if inside is None:
                 break
-            found = self._search_inside(inside)
+            found = self._search_inside(inside, verdict.probability)
             if found is None:
                 break
             certainty, relapse = verdict.probability * found.probability, found.relapse or verdict.relapse
             verdict = replace(found, probability=certainty, relapse=relapse)
         return verdict
 
-    def _search_inside(self, inside: Inside) -> Verdict | None:
-        """The verdict on the branch that a merge brought in; None where it is the merge itself."""
+    def _search_inside(self, inside: Inside, probability: float) -> Verdict | None:
+        """The verdict on the branch that a merge brought in, itself as probable; None where it is the merge itself."""
         outer = self._stage
         self._names |= {commit.sha: commit for commit in (inside.good, *inside.commits)}
         if self._environments is not None and self._plan.builder is not None:
@@ -179,7 +179,7 @@ class Session:
         self._display.notice(
             f"{inside.merge.short} is a merge: looking at the {len(inside.commits)} commits that it brought in"
         )
-        self._stage = make_stage_inside(self._request, self._plan.repository, inside)
+        self._stage = make_stage_inside(self._request, self._plan.repository, inside, probability)
         name = self._stage.good_name
         self._run_stage()
         refusal = self._stage.search.refusal
