@@ -43,6 +43,11 @@ def cluster() -> Iterator[Any]:
     cluster.shutdown()
 
 
+def numbers_of(folder: Path) -> list[Any]:
+    """The log, up to rounding: BLAS promises the last bit of a product to no second process."""
+    return [pytest.approx(line, rel=1e-6, abs=1e-7) for line in log_of(folder)]
+
+
 def live_actors() -> int:
     return len(actors())
 
@@ -50,7 +55,7 @@ def live_actors() -> int:
 def test_two_replicas_on_two_nodes_log_what_one_engine_in_this_process_logs(cluster: Any, tmp_path: Path) -> None:
     train(a_plan(tmp_path / "local", 3))
     train(a_plan(tmp_path / "ray", 3, **REPLICAS))
-    assert log_of(tmp_path / "ray") == log_of(tmp_path / "local")
+    assert log_of(tmp_path / "ray") == numbers_of(tmp_path / "local")
     assert live_actors() == 0
 
 
@@ -112,7 +117,7 @@ def test_the_only_engine_killed_while_it_generates_ends_the_run_which_is_resumed
     assert [line["step"] for line in log_of(tmp_path / "stopped")] == [0, 1]
     assert {group["fate"] for group in groups_of(tmp_path / "stopped") if group["step"] == 2} == {"failed"}
     outcome = train(a_plan(tmp_path / "stopped", 4, **LONG), resume=True)
-    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
+    assert log_of(tmp_path / "stopped") == numbers_of(tmp_path / "whole")
     assert require_balance(tmp_path / "stopped", outcome) == {"used": 4 * 4}
 
 
