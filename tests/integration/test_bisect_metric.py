@@ -66,6 +66,17 @@ def test_value_comes_from_the_results_file_of_a_real_pytest_with_the_tracker(tmp
     options = "--metric", "test_x::test_y.reward", "--worse", "lower"
     result = bisect(repository, "--good", "c1", "--bad", "c9", *options, "--", *command)
     assert found(result) == "change 6 [wip]"
+    misspelt = "--metric", "test_x::test_y.rewrad", "--worse", "lower"
+    refused = refusal(bisect(repository, "--good", "c1", "--bad", "c9", *misspelt, "--", *command))
+    assert "no value of test_x::test_y.rewrad, but one of test_x::test_y.reward" in refused
+    assert "check the name after --metric" in refused
+
+
+def test_metric_that_moved_the_other_way_is_refused_with_the_way_it_moved(repository: Path, tmp_path: Path) -> None:
+    step = f"print(json.dumps({{'loss': 1 + 8 * (i >= {CULPRIT}) + z}}))"
+    command = measuring(tmp_path, step)
+    result = bisect(repository, *ENDS, "--metric", "t::t.loss", "--worse", "lower", "--", *command)
+    assert "BAD is higher, and --worse lower was asked for: GOOD measured " in refusal(result)
 
 
 def test_metric_that_does_not_move_is_refused_with_what_was_measured(repository: Path, tmp_path: Path) -> None:

@@ -211,49 +211,6 @@ def test_diverged_good_is_replaced_by_the_merge_base(history: Path) -> None:
     assert "GOOD holds a fix" in refused
 
 
-def test_search_goes_along_the_first_parents_and_then_into_the_guilty_merge(tmp_path: Path) -> None:
-    """B42: commits that are broken inside a branch do not lead the search astray."""
-    repository = make_history(tmp_path / "r", 1, numbered)
-    tip = git(repository, "rev-parse", "main")
-    for i in range(2, 30):
-        trees = []
-        for value in ("broken", str(i)):
-            (repository / "value").write_text(f"{value}\n")
-            git(repository, "add", "value")
-            trees.append(git(repository, "write-tree"))
-        inner = git(repository, "commit-tree", "-p", tip, "-m", f"wip {i}", trees[0])
-        tip = git(repository, "commit-tree", "-p", tip, "-p", inner, "-m", f"merge {i}", trees[1])
-    git(repository, "update-ref", "refs/heads/main", tip)
-    command = "sh", "-c", "test $(cat value) -lt 13"
-    document = tmp_path / "result.json"
-    result = bisect(repository, "--good", "c1", "--bad", "main", "--json", str(document), "--", *command)
-    assert found(result) == "wip 13"
-    assert json.loads(document.read_text())["probability"] >= 0.95
-    merge = git(repository, "rev-parse", "--short=10", "main~16")
-    assert f"It came in with the merge {merge} merge 13" in result.stdout
-    for look in ("status", "visualize"):
-        shown = bisect(repository, look).stdout
-        assert f"inside the merge {merge} merge 13" in shown
-        assert "wip 13" in shown
-    assert found(bisect(repository, "--good", "c1", "--bad", "main", "--first-parent", "--", *command)) == "merge 13"
-
-
-def test_merge_of_two_sides_that_pass_is_itself_the_culprit(tmp_path: Path) -> None:
-    repository = make_history(tmp_path / "r", 8, lambda i: {"left": "old\n" if i < 5 else "new\n", "value": f"{i}\n"})
-    git(repository, "checkout", "--quiet", "-b", "side", "c3")
-    (repository / "right").write_text("new\n")
-    git(repository, "add", "right")
-    git(repository, "commit", "--quiet", "-m", "right side")
-    git(repository, "checkout", "--quiet", "main")
-    git(repository, "merge", "--quiet", "--no-ff", "-m", "the merge", "side")
-    (repository / "value").write_text("9\n")
-    git(repository, "commit", "--quiet", "-am", "after")
-    command = "sh", "-c", "! { test -e right && grep -q new left; }"
-    result = bisect(repository, "--good", "c1", "--bad", "main", "--", *command)
-    assert found(result) == "the merge"
-    assert "both sides pass, and what they make together fails" in result.stdout
-
-
 def test_untestable_stretch_is_reported_as_a_range_with_its_own_exit_code(history: Path, tmp_path: Path) -> None:
     """B09"""
     command = "sh", "-c", "v=$(cat value); [ $v -ge 55 ] && [ $v -le 70 ] && exit 125; test $v -lt 63"

@@ -306,6 +306,34 @@ def test_outcomes_are_shown_taken_back_and_given_by_hand(history: Path, tmp_path
     assert "search cut short" in rlcanary(history, "status").stdout
 
 
+def test_refused_start_does_not_take_the_place_of_the_last_search(history: Path) -> None:
+    bisect(history, *ENDS, "--budget-runs", "4", "--", *BUG)
+    refusal(bisect(history, *ENDS, "--", "true"))
+    status = rlcanary(history, "status").stdout
+    assert status.startswith("the last start was refused: ")
+    assert "4 outcomes known" in status
+    assert "marked bad" in rlcanary(history, "mark", "c90", "bad").stdout
+    assert "4 outcomes known" not in rlcanary(history, "status").stdout
+    assert "5 outcomes known" in bisect(history, *ENDS, "--", *BUG).stderr
+
+
+def test_fresh_start_gives_up_the_search_that_was_cut_short(history: Path) -> None:
+    bisect(history, *ENDS, "--budget-runs", "4", "--", *BUG)
+    rlcanary(history, "mark", "c20", "bad")
+    assert found(bisect(history, *ENDS, "--fresh", "--", *BUG)) == "change 63 [wip]"
+    again = bisect(history, *ENDS, "--", *BUG)
+    assert found(again) == "change 63 [wip]"
+    assert "outcomes known" not in again.stderr
+
+
+def test_likeliest_of_many_suspects_are_the_ones_that_are_listed(history: Path) -> None:
+    result = bisect(history, *ENDS, "--budget-runs", "7", "--", *BUG)
+    for shown in (result.stdout, rlcanary(history, "status").stdout):
+        assert "change 63 [wip]" in shown
+        assert "and " in shown
+        assert "change 3 [wip]" not in shown
+
+
 def test_corrections_that_cannot_be_made_cost_one_line(history: Path, tmp_path: Path) -> None:
     assert "there was no search here yet" in rlcanary(history, "status").stderr
     bisect(history, "--good", "c10", "--bad", "c20", "--", "true")

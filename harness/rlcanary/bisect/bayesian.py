@@ -165,6 +165,15 @@ class Bayesian:
         probability = float(self._posterior_N[member_N].sum())
         return Verdict(suspects, probability, posterior, self._estimate(), self._relapse)
 
+    def sides(self, culprit: str, without: Collection[str] = ()) -> tuple[list[float], list[float]]:
+        """The readings of the commits before the culprit, and of those from it on. `without`: commits to leave out."""
+        left_out = {self._position[sha] for sha in without if sha in self._position}
+        sides: tuple[list[float], list[float]] = ([], [])
+        for index, values in self._readings.items():
+            if index not in left_out:
+                sides[index >= self._position[culprit]].extend(values)
+        return sides
+
     def tests_left(self) -> int:
         """About how many more runs the search takes, 0 when it is over."""
         self._infer()
@@ -306,12 +315,7 @@ class Bayesian:
         return self._commits[bad], self._commits[good]
 
     def _estimate(self) -> dict[str, float]:
-        """Of the readings on either side of the likeliest culprit."""
-        culprit = int(self._posterior_N.argmax())
-        sides: tuple[list[float], list[float]] = ([], [])
-        for index, values in self._readings.items():
-            sides[index >= culprit].extend(values)
-        return dict(self._likelihood.estimate(*sides))
+        return dict(self._likelihood.estimate(*self.sides(self._commits[int(self._posterior_N.argmax())])))
 
     @property
     def _middle(self) -> int | None:

@@ -1,5 +1,7 @@
 """`rlcanary bisect`."""
 
+import shutil
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,9 @@ class BisectGroup(click.Group):
     ) -> click.Context:
         if args and args[0] in self.commands:
             return super().make_context(info_name, args, parent, **extra)
+        is_word = len(args) == 1 and args[0].isalpha() and shutil.which(args[0]) is None
+        if is_word and (close := get_close_matches(args[0], self.commands, n=1)):
+            raise UserError(f"{args[0]!r} is no subcommand of bisect: did you mean {close[0]!r}?")
         extra.setdefault("default_map", _defaults())
         return search.make_context(info_name, args, parent, **extra)
 

@@ -136,6 +136,12 @@ class Record:
         last = self.last("end", "observation", "undo")
         return last is not None and last["event"] == "end"
 
+    @property
+    def checkout(self) -> str | None:
+        """The root of the checkout that the search was started in; None for a journal that cannot be read."""
+        start = self.last("start")
+        return None if self.header is None or start is None else str(start["checkout"])
+
     def last(self, *names: str) -> dict[str, Any] | None:
         """The latest event of one of these names."""
         return next((e for e in reversed(self.events()) if e["event"] in names), None)

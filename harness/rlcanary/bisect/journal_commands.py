@@ -16,10 +16,9 @@ from rich.text import Text
 from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
-    from rlcanary.bisect.git import Commit, Repository
+    from rlcanary.bisect.descent import Descent
+    from rlcanary.bisect.git import Repository
     from rlcanary.bisect.journal import Header, Journal, Record
-    from rlcanary.bisect.merges import Inside
-    from rlcanary.bisect.plan import Request
     from rlcanary.bisect.searches import Stage
 
 
@@ -60,7 +59,7 @@ def mark(ref: str, outcome: str) -> None:
         if last.header.metric and outcome != "skip":
             raise UserError("this search is for a metric, whose commits have values: only skip can be marked")
         commit = last.repository.commit(last.repository.resolve(ref, "the commit"))
-        if commit.sha not in {c.sha for stage in last.stages for c in (stage.good, *stage.commits)}:
+        if not any(commit.sha in stage.range for stage in last.descent.stages):
             raise UserError(f"{commit.short} is not in the range of the search: see `rlcanary bisect status`")
         journal.record(Observation(commit.sha, outcomes[outcome], "marked by hand", time=now()))
         click.echo(f"marked {outcome}: {commit.short} {commit.subject}")
@@ -78,23 +77,25 @@ def status() -> None:
     holder = lock_holder(last.repository.git_dir / "rlcanary" / "bisect.lock")
     state = f"running, {holder}" if holder else "finished" if last.record.is_finished else "cut short"
     console = report_console(highlight=False)
-    outermost, stage = last.stages[0], last.stages[-1]
-    verdict = stage.search.result()
+    stages = last.descent.stages
+    outermost, stage = stages[0], stages[-1]
+    verdict = last.descent.verdict()
     names = {commit.sha: commit for commit in stage.commits}
     lines = [
+        *([] if last.refused is None else [f"the last start was refused: {last.refused}"]),
         f"search {state}: {' '.join(last.header.command)}",
         f"GOOD {outermost.good.short} {outermost.good.subject}",
         f"BAD  {outermost.bad.short} {outermost.bad.subject}",
         f"{len(last.record.observations())} outcomes known, about {stage.search.tests_left()} runs left",
         *(
             f"inside the merge {merge.short} {merge.subject}, which has {outer.search.result().probability:.1%}:"
-            for merge, outer in zip(last.merges, last.stages, strict=False)
+            for merge, outer in zip(last.descent.merges, stages, strict=False)
         ),
         f"{len(verdict.suspects)} of {len(stage.commits)} commits hold {verdict.probability:.1%} of the probability:",
     ]
     for line in lines:
         console.print(Text(line), soft_wrap=True)
-    for sha in verdict.suspects[:LISTED_SUSPECTS]:
+    for sha in verdict.likeliest(LISTED_SUSPECTS):
         console.print(Text(f"  {verdict.posterior[sha]:6.1%}  {names[sha].short} {names[sha].subject}"), soft_wrap=True)
     if (more := len(verdict.suspects) - LISTED_SUSPECTS) > 0:
         console.print(f"  and {more} more")
@@ -113,8 +114,9 @@ def visualize() -> None:
     of: dict[str, list[Text]] = {}
     for observation in last.record.observations():
         of.setdefault(observation.commit, []).append(Text(observation.outcome, style=STYLES[observation.outcome]))
+    os.environ.setdefault("LESS", "FRX")  # As git does: colours, and no pager for what fits the screen.
     with console.pager(styles=True) if console.is_terminal else _unpaged():
-        for merge, stage in zip((None, *last.merges), last.stages, strict=True):
+        for merge, stage in zip((None, *last.descent.merges), last.descent.stages, strict=True):
             if merge is not None:
                 console.print(Text(f"\ninside the merge {merge.short} {merge.subject}"), soft_wrap=True)
             posterior = stage.search.result().posterior
@@ -147,67 +149,56 @@ class LastSearch:
     repository: "Repository"
     record: "Record"
     header: "Header"
-    stages: "tuple[Stage, ...]"
-    """Along the first parents, then inside each of `merges`."""
-    merges: "tuple[Commit, ...]"
+    descent: "Descent"
     options: tuple[str, ...]
+    refused: str | None
+    """Why the newest start was refused, where it was."""
+
+
+def _refusal(record: "Record") -> str | None:
+    """Why a search could not start; None for others, and for one whose outcomes were corrected since."""
+    end = record.last("end", "observation", "undo") or {}
+    return end["reason"] if end.get("status") == "refused" else None
 
 
 def _last_search() -> LastSearch:
+    """The newest one. One that could not start is it only where there is no other."""
+    from rlcanary.bisect.descent import Descent
     from rlcanary.bisect.git import Repository
     from rlcanary.bisect.journal import Record
     from rlcanary.bisect.plan import Request
-    from rlcanary.bisect.searches import make_stage, make_stage_inside
+    from rlcanary.bisect.searches import make_stage
 
     repository = Repository.around(Path.cwd())
     store = repository.common_dir / "rlcanary" / "bisect"
-    for path in sorted(store.glob("*/journal.jsonl"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        record = Record(path)
-        header, start = record.header, record.last("start")
-        if header is None or start is None or start["checkout"] != str(repository.toplevel):
-            continue
-        options = tuple(start["options"])
-        metric, _, worse = header.metric.rpartition(" ")
-        request = Request(
-            header.command,
-            metric=metric or None,
-            worse=worse or None,
-            deterministic="--deterministic" in options,
-            first_parent="--first-parent" in options,
-            confidence=float(dict(pairwise(options)).get("--confidence", Request.confidence)),
-        )
-        commits = repository.commits("--first-parent", "--reverse", f"{header.good}..{header.bad}")
-        stages = [make_stage(request, repository, repository.commit(header.good), "GOOD", commits)]
-        merges: list[Commit] = []
-        probability = 1.0
-        _record(stages[-1], record)
-        while (inside := _guilty_merge(request, repository, stages[-1])) is not None:
-            probability *= stages[-1].search.result().probability
-            stage = make_stage_inside(request, repository, inside, probability)
-            _record(stage, record)
-            if stage.search.refusal is not None:
-                break  # The merge itself is the culprit.
-            stages.append(stage)
-            merges.append(inside.merge)
-        return LastSearch(repository, record, header, tuple(stages), tuple(merges), options)
-    raise UserError("there was no search here yet: start one with `rlcanary bisect --good A --bad B -- CMD`")
-
-
-def _record(stage: "Stage", record: "Record") -> None:
-    in_range = {commit.sha for commit in (stage.good, *stage.commits)}
+    paths = sorted(store.glob("*/journal.jsonl"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    records = [record for record in map(Record, paths) if record.checkout == str(repository.toplevel)]
+    if not records:
+        raise UserError("there was no search here yet: start one with `rlcanary bisect --good A --bad B -- CMD`")
+    refused = _refusal(records[0])
+    record = next((record for record in records if _refusal(record) is None), records[0])
+    header, start = record.header, record.last("start")
+    assert header is not None
+    assert start is not None
+    options = tuple(start["options"])
+    metric, _, worse = header.metric.rpartition(" ")
+    request = Request(
+        header.command,
+        metric=metric or None,
+        worse=worse or None,
+        deterministic="--deterministic" in options,
+        first_parent="--first-parent" in options,
+        confidence=float(dict(pairwise(options)).get("--confidence", Request.confidence)),
+    )
+    commits = repository.commits("--first-parent", "--reverse", f"{header.good}..{header.bad}")
+    good = repository.commit(header.good)
+    trusted = {good.sha} if "--skip-good-check" in options else set()
+    descent = Descent(request, repository, make_stage(request, repository, good, "GOOD", commits, trusted=trusted))
     for observation in record.observations():
-        if observation.commit in in_range:
-            stage.search.record(observation.commit, observation.outcome, observation.value)
-
-
-def _guilty_merge(request: "Request", repository: "Repository", stage: "Stage") -> "Inside | None":
-    """What the culprit of a search that is over brought in."""
-    from rlcanary.bisect.merges import look_inside
-
-    if request.first_parent or stage.search.tests_left() or stage.search.refusal is not None:
-        return None
-    culprit = stage.search.result().culprit
-    return None if culprit is None else look_inside(repository, repository.commit(culprit))
+        descent.record(observation)
+    while not descent.stage.search.next_commits(1) and descent.advance():
+        pass
+    return LastSearch(repository, record, header, descent, options, refused)
 
 
 @contextmanager

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rlcanary.errors import UserError
+from rlcanary.results.history import nearest_names
 from rlcanary.results.run_result import UnreadableFile, read_run
 from rlcanary.results.settings import pytest_settings
 from rlcanary.results.store import RESULTS_NAME
+
+NO_VALUE = "it left no value of"
 
 
 class NotMeasured(Exception):
@@ -26,7 +29,11 @@ def read_metric(name: str, checkout: Path, directory: Path, since_ns: int, outpu
     found = [value for path in _results_files(checkout, directory, since_ns) for value in _in_file(path, name)]
     found = found or list(_in_output(output, name))
     if not found:
-        raise NotMeasured(f"it left no value of {name}")
+        left = sorted(
+            {known for path in _results_files(checkout, directory, since_ns) for known in _names_in_file(path)}
+        )
+        close = nearest_names(name, left)
+        raise NotMeasured(f"{NO_VALUE} {name}" + (f", but one of {', '.join(close)}" if close else ""))
     value = found[-1]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise NotMeasured(f"{name} is {'not finite' if value is None else repr(value)}, not a number")
@@ -53,6 +60,12 @@ def _in_file(path: Path, name: str) -> Iterator[Any]:
         for metric, value in metrics.items():
             if f"{key}.{metric}" == name:
                 yield value
+
+
+def _names_in_file(path: Path) -> Iterator[str]:
+    result = read_run(path)
+    if not isinstance(result, UnreadableFile):
+        yield from (f"{key}.{metric}" for key, metrics in result.metrics.items() for metric in metrics)
 
 
 def _in_output(output: str, name: str) -> Iterator[Any]:

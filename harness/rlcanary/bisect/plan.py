@@ -174,10 +174,13 @@ def _environments(
             "environment; --env pip or --env 'COMMAND' builds one for each"
         )
         return None, {}
-    notices.append(
-        f"the dependencies change in this range ({count} sets): each gets an environment of its own, built with "
-        f"{builder.name} when it is needed and kept (--env none uses yours for all)"
-    )
+    if count == 1:
+        notices.append(f"all commits have the same dependencies: one environment, built with {builder.name} and kept")
+    else:
+        notices.append(
+            f"the dependencies change in this range ({count} sets): each gets an environment of its own, built with "
+            f"{builder.name} when it is needed and kept (--env none uses yours for all)"
+        )
     return builder, keys
 
 

@@ -6,7 +6,7 @@ more often than a good one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import comb, lgamma
 
 import numpy as np
@@ -37,6 +37,9 @@ class History:
     good_failed: int = 0
     bad_passed: int = 0
     bad_failed: int = 0
+
+    def __add__(self, other: "History") -> "History":
+        return History(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def counts_4(self) -> Array:

@@ -2,6 +2,8 @@
 
 from rlcanary.bisect.git import Commit
 from rlcanary.bisect.journal import Journal, Observation
+from rlcanary.bisect.merges import Inside
+from rlcanary.bisect.metric import NO_VALUE
 from rlcanary.bisect.outcomes import Outcome
 from rlcanary.bisect.search import Refusal
 
@@ -12,11 +14,16 @@ class Refused(Exception):
     """The search cannot start from these ends."""
 
 
-def explain(refusal: Refusal, good: Commit, good_name: str, bad: Commit, journal: Journal) -> str:
+def explain(
+    refusal: Refusal, good: Commit, good_name: str, bad: Commit, journal: Journal, worse: str | None = None
+) -> str:
+    """`worse`: which way a metric gets worse, lower or higher, where one is searched."""
     observations = journal.observations()
     of_good = [observation for observation in observations if observation.commit == good.sha]
     of_bad = [observation for observation in observations if observation.commit == bad.sha]
     if refusal is Refusal.ALIKE:
+        if worse and (opposite := _is_opposite(of_good, of_bad, worse)):
+            return f"BAD is {opposite}, and --worse {worse} was asked for: GOOD {_tally(of_good)}, BAD {_tally(of_bad)}"
         return (
             f"GOOD and BAD cannot be told apart: GOOD {_tally(of_good)}, BAD {_tally(of_bad)}; give ends that differ more, "
             "or a command that tells them apart"
@@ -39,11 +46,22 @@ def explain(refusal: Refusal, good: Commit, good_name: str, bad: Commit, journal
     return f"{title} fails ({how}): give an older commit where the command passes"
 
 
+def explain_merge(refusal: Refusal, inside: Inside, good_name: str, journal: Journal) -> str:
+    """Why the search ended at a merge in place of a commit that it brought in."""
+    if refusal is Refusal.BAD_PASSES:
+        return "both sides pass, and what they make together fails"
+    if refusal is Refusal.ALIKE:
+        return "its branch is no worse than the commit that it left, and what both sides make together is"
+    return explain(refusal, inside.good, good_name, inside.commits[-1], journal)
+
+
 def _advice(of_good: list[Observation], of_bad: list[Observation], last: Observation) -> str:
     if all(runs and runs[-1].reason.startswith(NOT_FOUND) for runs in (of_good, of_bad)):
         return "neither can BAD: the command itself is wrong; check its spelling, its PATH and that it is executable"
     if last.reason.startswith(NOT_FOUND):
         return "give a commit that has it (--good-when-added PATH finds one), or believe GOOD with --skip-good-check"
+    if NO_VALUE in last.reason:
+        return "check the name after --metric, or choose another commit near it"
     if "timed out" in last.reason:
         return "give a longer --timeout; if the hang is what you search for, add --on-timeout bad"
     if last.reason.startswith("killed by"):
@@ -51,6 +69,17 @@ def _advice(of_good: list[Observation], of_bad: list[Observation], last: Observa
     if "environment" in last.reason:
         return "mend that, name a build command with --env 'COMMAND', or use your own environment with --env none"
     return "choose another commit near it"
+
+
+def _is_opposite(of_good: list[Observation], of_bad: list[Observation], worse: str) -> str | None:
+    """The way that the metric went if it is plainly not the one that was asked for."""
+    good = [run.value for run in of_good if run.value is not None]
+    bad = [run.value for run in of_bad if run.value is not None]
+    if worse == "lower" and good and bad and min(bad) > max(good):
+        return "higher"
+    if worse == "higher" and good and bad and max(bad) < min(good):
+        return "lower"
+    return None
 
 
 def _tally(runs: list[Observation]) -> str:

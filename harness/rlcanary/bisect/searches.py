@@ -3,15 +3,17 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rlcanary.bisect.bayesian import Bayesian
 from rlcanary.bisect.git import Commit, Repository
+from rlcanary.bisect.journal import Observation
 from rlcanary.bisect.levels import Levels
-from rlcanary.bisect.likelihood import Likelihood
+from rlcanary.bisect.likelihood import BAD, GOOD, Likelihood
 from rlcanary.bisect.merges import Inside
 from rlcanary.bisect.past_runs import past_runs
 from rlcanary.bisect.plan import Request
-from rlcanary.bisect.rates import Believed, PassFail
+from rlcanary.bisect.rates import Believed, History, PassFail
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,21 @@ class Stage:
     good_name: str
     commits: tuple[Commit, ...]
     search: Bayesian
+    confidence: float
 
     @property
     def bad(self) -> Commit:
         return self.commits[-1]
+
+    @cached_property
+    def range(self) -> frozenset[str]:
+        """The SHAs of all commits that can run."""
+        return frozenset({self.good.sha, *(commit.sha for commit in self.commits)})
+
+    def record(self, observation: Observation) -> None:
+        """Where the commit is one of this search's. Raises what `Bayesian.record` raises."""
+        if observation.commit in self.range:
+            self.search.record(observation.commit, observation.outcome, observation.value)
 
 
 def make_stage(
@@ -34,33 +47,48 @@ def make_stage(
     good: Commit,
     good_name: str,
     commits: Sequence[Commit],
+    *,
     trusted: Collection[str] = (),
     confidence: float | None = None,
+    known: History | None = None,
 ) -> Stage:
-    """`trusted`: the SHAs of the ends that need no run. `confidence`: where it is not that of the request.
+    """The search over a line of commits.
 
-    At a merge the search asks for the root of its confidence, so that what is left is asked for inside.
+    At a merge it asks for the root of its confidence: so much is left for the search inside.
+
+    `trusted`: the SHAs of the ends that need no run. `confidence`: where it is not that of the request. `known`: what other
+    runs say about how flaky the command is, besides the tracker's history.
     """
+    confidence = request.confidence if confidence is None else confidence
+    names = [commit.sha for commit in commits]
     likelihood: Likelihood
     if request.metric is not None:
         likelihood = Levels(1 if request.worse == "higher" else -1)
     elif request.deterministic:
         likelihood = Believed()
     else:
-        likelihood = PassFail(past_runs(request.command, repository, good.sha, commits[-1].sha))
-    names = [commit.sha for commit in commits]
-    confidence = request.confidence if confidence is None else confidence
+        past = past_runs(request.command, repository, good.sha, names[-1])
+        likelihood = PassFail(past + known if past and known else past or known)
     merges = () if request.first_parent else repository.merges(good.sha, names[-1])
     asked = dict.fromkeys(merges, math.sqrt(confidence))
     search = Bayesian(good.sha, names, likelihood, confidence=confidence, confidence_of=asked, trusted=trusted)
-    return Stage(good, good_name, tuple(commits), search)
+    return Stage(good, good_name, tuple(commits), search, confidence)
 
 
-def make_stage_inside(request: Request, repository: Repository, inside: Inside, probability: float) -> Stage:
-    """The search over the branch that a merge brought in, which is guilty with this probability.
+def make_stage_inside(request: Request, repository: Repository, inside: Inside, outer: Stage) -> Stage:
+    """The search over the branch that a merge brought in, at which the search `outer` ended.
 
-    The probability of what it finds is the product of both: so much is asked that it reaches the confidence of the request.
+    The probability of what it finds is that of both together. The runs of the outer one say how flaky the command is.
     """
-    confidence = min(request.confidence / probability, math.sqrt(request.confidence))
-    name = "the commit that the branch left"
-    return make_stage(request, repository, inside.good, name, inside.commits, confidence=confidence)
+    shared = {inside.good.sha, *(commit.sha for commit in inside.commits)}
+    good, bad = outer.search.sides(inside.merge.sha, without=shared)
+    counts = good.count(GOOD), good.count(BAD), bad.count(GOOD), bad.count(BAD)
+    return make_stage(
+        request,
+        repository,
+        inside.good,
+        "the commit that the branch left",
+        inside.commits,
+        confidence=math.sqrt(outer.confidence),
+        known=None if request.metric else History(*counts),
+    )

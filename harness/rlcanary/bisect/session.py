@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from rlcanary.bisect.descent import Descent
 from rlcanary.bisect.display import Display, Progress
 from rlcanary.bisect.environments import EnvironmentCache, default_cache_folder, environment_keys
 from rlcanary.bisect.git import Commit, GitError
 from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle, set_test_variables
-from rlcanary.bisect.merges import Inside, look_inside
+from rlcanary.bisect.merges import Inside
 from rlcanary.bisect.open_places import open_places
 from rlcanary.bisect.outcomes import EVIDENCE, Outcome
 from rlcanary.bisect.places import Place
@@ -19,11 +20,11 @@ from rlcanary.bisect.plan import Plan, Request
 from rlcanary.bisect.pool import Finished, Pool
 from rlcanary.bisect.preparation import prepare
 from rlcanary.bisect.process import Interrupted, Interrupts
-from rlcanary.bisect.refusals import NOT_FOUND, Refused, explain
+from rlcanary.bisect.refusals import NOT_FOUND, Refused, explain, explain_merge
 from rlcanary.bisect.report import Merge, Report
 from rlcanary.bisect.resume import clear_up, resume_line, save_log
 from rlcanary.bisect.search import Contradiction, Refusal, Verdict
-from rlcanary.bisect.searches import make_stage, make_stage_inside
+from rlcanary.bisect.searches import make_stage
 from rlcanary.errors import UserError
 
 RETRIES = 2
@@ -52,7 +53,7 @@ class Session:
         self._took: list[float] = []
         self._began = time.monotonic()
         self._failures: Counter[str] = Counter()
-        self._merges: list[Merge] = []
+        self._entered: set[str] = set()
 
     def run(self) -> Report:
         """Search, and report. Raises UserError; whatever happens, the places are gone and what was learned is saved."""
@@ -90,7 +91,8 @@ class Session:
     def _report(self, reused: int, places: Sequence[Place]) -> Report:
         plan = self._plan
         trusted = plan.trusted & {plan.good.sha, plan.bad.sha}
-        self._stage = make_stage(self._request, plan.repository, plan.good, plan.good_name, plan.commits, trusted)
+        first = make_stage(self._request, plan.repository, plan.good, plan.good_name, plan.commits, trusted=trusted)
+        self._descent = Descent(self._request, plan.repository, first)
         verdict = Verdict(tuple(commit.sha for commit in plan.commits))
         message = ""
         try:
@@ -112,9 +114,8 @@ class Session:
             status = "found" if verdict.culprit else "relapse" if verdict.relapse else "range"
             code = 0 if verdict.culprit else 1
         self._stop()
-        if status == "budget":
-            verdict = self._stage.search.result()
         if status in CUT_SHORT:
+            verdict = self._descent.verdict()
             self._journal.append("interrupted", reason=message)
         else:
             self._journal.append("end", status=status, reason=message, suspects=list(verdict.suspects))
@@ -141,7 +142,7 @@ class Session:
             relapse=None
             if verdict.relapse is None
             else (self._names[verdict.relapse[0]], self._names[verdict.relapse[1]]),
-            merges=tuple(self._merges),
+            merges=self._merges(),
             environments_built=0 if self._environments is None else self._environments.builds,
             commits=self._names,
         )
@@ -154,24 +155,27 @@ class Session:
 
     def _search(self) -> Verdict:
         """Along the first parents, then into the guilty merge."""
+        descent = self._descent
+        for observation in self._journal.observations():
+            self._take_up(observation)
         self._run_stage()
-        if (refusal := self._stage.search.refusal) is not None:
+        depth = 0
+        while self._advance():
+            if len(descent.insides) < depth:
+                self._display.notice("what ran inside speaks against the merge: back to the search that ended at it")
+            elif descent.insides:
+                self._enter(descent.insides[-1])
+            depth = len(descent.insides)
+            self._run_stage()
+        if (refusal := descent.stage.search.refusal) is not None:
             self._refuse(refusal)
-        verdict = self._stage.search.result()
-        while verdict.culprit is not None and not self._request.first_parent:
-            inside = look_inside(self._plan.repository, self._names[verdict.culprit])
-            if inside is None:
-                break
-            found = self._search_inside(inside, verdict.probability)
-            if found is None:
-                break
-            certainty, relapse = verdict.probability * found.probability, found.relapse or verdict.relapse
-            verdict = replace(found, probability=certainty, relapse=relapse)
-        return verdict
+        return descent.verdict()
 
-    def _search_inside(self, inside: Inside, probability: float) -> Verdict | None:
-        """The verdict on the branch that a merge brought in, itself as probable; None where it is the merge itself."""
-        outer = self._stage
+    def _enter(self, inside: Inside) -> None:
+        """Make ready to test the commits that a merge brought in."""
+        if inside.merge.sha in self._entered:
+            return
+        self._entered.add(inside.merge.sha)
         self._names |= {commit.sha: commit for commit in (inside.good, *inside.commits)}
         if self._environments is not None and self._plan.builder is not None:
             keys = environment_keys(self._plan.builder, self._plan.repository, inside.good, inside.commits)
@@ -179,28 +183,18 @@ class Session:
         self._display.notice(
             f"{inside.merge.short} is a merge: looking at the {len(inside.commits)} commits that it brought in"
         )
-        self._stage = make_stage_inside(self._request, self._plan.repository, inside, probability)
-        name = self._stage.good_name
-        self._run_stage()
-        refusal = self._stage.search.refusal
-        if refusal is None:
-            self._merges.append(Merge(inside.merge, ""))
-            return self._stage.search.result()
-        self._stage = outer
-        if refusal is Refusal.BAD_PASSES:
-            note = "both sides pass, and what they make together fails"
-        else:
-            note = explain(refusal, inside.good, name, inside.commits[-1], self._journal)
-        self._merges.append(Merge(inside.merge, note))
-        return None
+
+    def _merges(self) -> tuple[Merge, ...]:
+        """The guilty merges, outermost first."""
+        merges = [Merge(merge, "") for merge in self._descent.merges]
+        if (fault := self._descent.own_fault) is not None:
+            note = explain_merge(fault.refusal, fault.inside, fault.stage.good_name, self._journal)
+            merges.append(Merge(fault.inside.merge, note))
+        return tuple(merges)
 
     def _run_stage(self) -> None:
-        """Probe until the search of this stage is over."""
-        stage, pool = self._stage, self._pool
-        in_range = {stage.good.sha, *(commit.sha for commit in stage.commits)}
-        for observation in self._journal.observations():
-            if observation.commit in in_range:
-                self._take_up(observation)
+        """Probe until the innermost search is over, or one above it goes on."""
+        pool = self._pool
         changed = True
         while True:
             self._interrupts.check()
@@ -209,7 +203,7 @@ class Session:
             if changed:
                 for sha in self._cancel_worthless(running):
                     running.remove(sha)
-                if pool.free:
+                if pool.free and self._descent.reopened is None:
                     self._start_more(running)
                 self._show_progress()
             if pool.is_idle:
@@ -221,7 +215,7 @@ class Session:
 
     def _start_more(self, running: list[str]) -> None:
         ready = () if self._environments is None else self._environments.built()
-        wanted = self._stage.search.next_commits(self._pool.free, running, ready)
+        wanted = self._descent.stage.search.next_commits(self._pool.free, running, ready)
         for sha in wanted:
             if (spent := self._spent()) is not None:
                 if self._pool.is_idle:
@@ -237,7 +231,7 @@ class Session:
     def _cancel_worthless(self, running: Sequence[str]) -> list[str]:
         if not running:
             return []
-        worthless = Counter(self._stage.search.worthless(running))
+        worthless = Counter(self._descent.stage.search.worthless(running))
         cancelled: list[str] = []
         for probe in self._pool.running:
             if worthless[probe.commit.sha] > 0:
@@ -295,29 +289,35 @@ class Session:
 
     def _take_up(self, observation: Observation) -> None:
         try:
-            self._stage.search.record(observation.commit, observation.outcome, observation.value)
+            self._descent.record(observation)
         except Contradiction as contradiction:
-            raise Refused(
-                f"the runs contradict each other: {contradiction}; leave --deterministic out, or edit the log and replay it"
-            ) from None
+            raise _contradicted(contradiction) from None
+
+    def _advance(self) -> bool:
+        try:
+            return self._descent.advance()
+        except Contradiction as contradiction:
+            raise _contradicted(contradiction) from None
 
     def _refuse(self, refusal: Refusal) -> None:
-        stage = self._stage
+        stage = self._descent.stage
         end, name = (stage.good, stage.good_name) if refusal.startswith("good") else (stage.bad, "BAD")
         if refusal is Refusal.GOOD_UNTESTABLE:
             self._try_other_end()
         outputs = [o.output for o in self._journal.observations() if o.commit == end.sha and o.output]
         if outputs and refusal is not Refusal.ALIKE:
             self._display.tail(Path(outputs[-1]), f"output on {name}")
-        message = explain(refusal, stage.good, stage.good_name, stage.bad, self._journal)
+        message = explain(refusal, stage.good, stage.good_name, stage.bad, self._journal, self._request.worse)
         if self._environments is not None and refusal is Refusal.GOOD_FAILS:
             message += f". It ran in an environment built with {self._environments.builder}: --env none uses yours"
         raise Refused(message)
 
     def _try_other_end(self) -> None:
         """Is it only GOOD that lacks the command? One run of BAD tells a missing file from a misspelt command."""
-        bad, observations = self._stage.bad, self._journal.observations()
-        reasons = [observation.reason for observation in observations if observation.commit == self._stage.good.sha]
+        bad, observations = self._descent.stage.bad, self._journal.observations()
+        reasons = [
+            observation.reason for observation in observations if observation.commit == self._descent.stage.good.sha
+        ]
         if any(o.commit == bad.sha for o in observations) or not reasons[-1].startswith(NOT_FOUND):
             return
         self._start(bad)
@@ -327,13 +327,15 @@ class Session:
                 self._keep(result)
 
     def _show_progress(self) -> None:
-        search = self._stage.search
+        search = self._descent.stage.search
         left = search.tests_left()
         seconds = sum(self._took) / len(self._took) * left / self._request.jobs if self._took else None
         running = tuple(probe.commit for probe in self._pool.running)
         verdict = search.result()
         self._display.progress(
-            Progress(running, self._runs, left, seconds, sum(self._took), self._stage.commits, verdict.posterior)
+            Progress(
+                running, self._runs, left, seconds, sum(self._took), self._descent.stage.commits, verdict.posterior
+            )
         )
 
     def _open_journal(self, store: Path) -> Journal:
@@ -347,10 +349,13 @@ class Session:
                 advice = f"an earlier search could not be cleared up: {error}; delete the folder by hand"
             if advice is not None:
                 self._display.notice(f"warning: {advice}")
-            if same is None and continues and not journal.is_finished and journal.header == self._header:
+            is_same = not journal.is_finished and journal.header == self._header
+            if same is None and continues and is_same:
                 same = journal
-            else:
-                journal.close()
+                continue
+            if is_same and self._request.fresh:
+                journal.append("end", status="given up", reason="--fresh", suspects=[])
+            journal.close()
         if same is not None:
             if (known := len(same.observations())) > 0:
                 self._display.notice(
@@ -365,3 +370,9 @@ class Session:
     def _next_number(self) -> int:
         numbers = [event["run"] for event in self._journal.events() if event["event"] in ("run", "observation")]
         return 1 + max(numbers, default=0)
+
+
+def _contradicted(contradiction: Contradiction) -> Refused:
+    return Refused(
+        f"the runs contradict each other: {contradiction}; leave --deterministic out, or edit the log and replay it"
+    )

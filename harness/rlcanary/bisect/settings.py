@@ -10,8 +10,9 @@ from typing import Any
 from rlcanary.bisect.outcomes import RUNNERS, SLURM_STATES, TIMEOUT, Outcome, OutcomeTable, Pattern
 from rlcanary.errors import UserError
 
-OPTIONS = ("confidence", "env", "env-dir", "jobs", "on-timeout", "timeout")
-"""Options of the command line that may have a default here."""
+OPTIONS = {"confidence": float, "env": str, "env-dir": str, "jobs": int, "on-timeout": str, "timeout": float}
+"""Options of the command line that may have a default here, and what they are."""
+KINDS = {float: "a number above 0", int: "a whole number above 0", str: "a text"}
 CHOICES = (Outcome.GOOD, Outcome.BAD, Outcome.UNTESTABLE, Outcome.INFRA, Outcome.ABORT)
 
 
@@ -42,8 +43,16 @@ def read_settings(toplevel: Path) -> BisectSettings:
     patterns = tuple(
         Pattern(_expression(text, path), _outcome(text, word, path)) for text, word in table.get("patterns", {}).items()
     )
-    options = {name.replace("-", "_"): table[name] for name in OPTIONS if name in table}
+    options = {name.replace("-", "_"): _option(name, table[name], path) for name in OPTIONS if name in table}
     return BisectSettings(OutcomeTable(own, patterns), options)
+
+
+def _option(name: str, value: object, path: Path) -> object:
+    kind = OPTIONS[name]
+    numbers = (int, float) if kind is float else (kind,)
+    if isinstance(value, bool) or not isinstance(value, numbers) or (isinstance(value, int | float) and value <= 0):
+        raise UserError(f"{path}: {name} in [tool.rlcanary.bisect] is {value!r}, not {KINDS[kind]}")
+    return value
 
 
 def _condition(name: str, path: Path) -> str:

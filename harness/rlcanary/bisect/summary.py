@@ -72,11 +72,12 @@ def _print_suspects(console: Console, report: Report) -> None:
     count = len(report.suspects)
     sure = f", with probability {report.probability:.1%}" if report.posterior else ""
     _say(console, f"\none of these {count} commits is the first bad one{sure}", "bold yellow")
-    for commit in report.suspects[:LISTED_SUSPECTS]:
+    ranked = sorted(report.suspects, key=lambda commit: -report.posterior.get(commit.sha, 0.0))[:LISTED_SUSPECTS]
+    for commit in (commit for commit in report.suspects if commit in ranked):
         share = f"{report.posterior[commit.sha]:6.1%}  " if commit.sha in report.posterior else ""
         _say(console, f"  {share}{commit.sha}  {commit.subject}")
     if (more := count - LISTED_SUSPECTS) > 0:
-        _say(console, f"  and {more} more up to {report.suspects[-1].sha}")
+        _say(console, f"  and {more} more of {report.suspects[0].short} to {report.suspects[-1].short}")
     if report.status == "range":
         untestable = {o.commit for o in report.observations if o.outcome is Outcome.UNTESTABLE}
         tested = {observation.commit for observation in report.observations}
