@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bisect_repositories import bisect, found, git, make_history, numbered
+from bisect_repositories import bisect, found, git, make_history, numbered, started_search, wait_for
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 
@@ -181,3 +181,23 @@ def test_budget_spent_inside_a_merge_leaves_the_probability_of_both_searches(tmp
     assert answer["merges"] == complete["merges"]
     assert sum(answer["posterior"].values()) < 0.995
     assert answer["probability"] == pytest.approx(sum(answer["posterior"][c["sha"]] for c in answer["suspects"]))
+
+
+def test_search_that_is_killed_inside_merges_goes_on_from_all_finished_runs(tmp_path: Path) -> None:
+    folder = nested(tmp_path / "r", 2).folder
+    arguments = "--good", "start", "--bad", "main", "--jobs", "2", "--", *flaky(5)
+
+    def finished_runs() -> int:
+        journals = (folder / ".git/rlcanary/bisect").glob("*/journal.jsonl")
+        return sum(journal.read_text().count('"event": "observation"') for journal in journals)
+
+    for runs in range(3, 28, 3):
+        with started_search(folder, *arguments) as search:
+            wait_for(lambda runs=runs: finished_runs() >= runs)
+            search.kill()
+    known = finished_runs()
+    answer = answer_of(folder, *arguments)
+    assert answer["reused"] == known
+    assert answer["first_bad"]["subject"] == "the bug"
+    assert answer["probability"] >= 0.95
+    assert f"hold {answer['probability']:.1%} of the probability" in bisect(folder, "status").stdout
