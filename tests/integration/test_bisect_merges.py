@@ -201,3 +201,57 @@ def test_search_that_is_killed_inside_merges_goes_on_from_all_finished_runs(tmp_
     assert answer["first_bad"]["subject"] == "the bug"
     assert answer["probability"] >= 0.95
     assert f"hold {answer['probability']:.1%} of the probability" in bisect(folder, "status").stdout
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Path:
+    """A merged branch of five commits, the third of which breaks the command; each commit's name is in the file `number`."""
+    line = Line(tmp_path / "merged")
+    base = line.run_of("main", 4, line.commit("start"))
+    side = line.commit("main-side", base)
+    tip = line.run_of("branch", 2, base)
+    line.files["bug"] = ""
+    tip = line.run_of("broken", 3, tip)
+    tip = line.run_of("after", 3, line.commit("merge", side, tip))
+    git(line.folder, "update-ref", "refs/heads/main", tip)
+    git(line.folder, "reset", "--hard", "--quiet", "main")
+    return line.folder
+
+
+def unless(*untestable: str) -> tuple[str, ...]:
+    """Fails where the bug is; these commits cannot be tested."""
+    return "sh", "-c", f"grep -q -x -e {' -e '.join(untestable)} number && exit 125; test ! -e bug"
+
+
+def test_untestable_commit_that_the_branch_left_is_no_obstacle(merged: Path) -> None:
+    answer = answer_of(merged, "--good", "start", "--bad", "main", "--", *unless("main-3"))
+    assert answer["first_bad"]["subject"] == "broken-0"
+
+
+def test_branch_whose_tip_is_untestable_is_suspect_as_a_whole(merged: Path) -> None:
+    result = bisect(merged, "--good", "start", "--bad", "main", "--", *unless("broken-2"))
+    assert result.returncode == 1
+    assert "is the first bad commit" not in result.stdout
+    suspects = ["branch-0", "branch-1", "broken-0", "broken-1", "broken-2", "merge"]
+    listed = re.findall("^  .*[0-9a-f]{40}  (.*)$", result.stdout, re.MULTILINE)
+    assert listed == suspects
+    status = bisect(merged, "status").stdout
+    assert all(name in status for name in suspects)
+
+
+def test_search_inside_a_branch_that_holds_good_starts_at_good(merged: Path) -> None:
+    """What lies before GOOD is no suspect."""
+    result = bisect(merged, "--good", "branch-1", "--bad", "main", "--", "sh", "-c", "test ! -e bug")
+    assert found(result) == "broken-0"
+    assert "looking at the 3 commits that it brought in" in result.stderr
+
+
+def test_status_knows_the_options_of_the_search_that_went_on(merged: Path) -> None:
+    ends = "--good", "start", "--bad", "main"
+    command = "sh", "-c", "test ! -e bug"
+    bisect(merged, *ends, "--first-parent", "--deterministic", "--budget-runs", "4", "--", *command)
+    answer = answer_of(merged, *ends, "--confidence", "0.999", "--", *command)
+    assert answer["first_bad"]["subject"] == "broken-0"
+    status = bisect(merged, "status").stdout
+    assert "inside the merge" in status
+    assert f"hold {answer['probability']:.1%} of the probability" in status

@@ -306,6 +306,22 @@ def test_outcomes_are_shown_taken_back_and_given_by_hand(history: Path, tmp_path
     assert "search cut short" in rlcanary(history, "status").stdout
 
 
+def test_contradiction_loses_no_run_and_can_be_taken_back(history: Path) -> None:
+    believed = *ENDS, "--deterministic"
+    bisect(history, *believed, "--budget-runs", "4", "--", *BUG)
+    rlcanary(history, "mark", "c2", "bad")
+    assert "the runs contradict each other: " in refusal(bisect(history, *believed, "--", *BUG))
+    for look in ("status", "visualize"):
+        shown = rlcanary(history, look)
+        assert (shown.returncode, len(shown.stderr.splitlines())) == (2, 1)
+        assert "take the last one back with `rlcanary bisect undo`" in shown.stderr
+    assert "git bisect bad" in rlcanary(history, "log").stdout
+    assert "taken back: bad" in rlcanary(history, "undo").stdout
+    result = bisect(history, *believed, "--", *BUG)
+    assert found(result) == "change 63 [wip]"
+    assert "4 outcomes known" in result.stderr
+
+
 def test_refused_start_does_not_take_the_place_of_the_last_search(history: Path) -> None:
     bisect(history, *ENDS, "--budget-runs", "4", "--", *BUG)
     refusal(bisect(history, *ENDS, "--", "true"))

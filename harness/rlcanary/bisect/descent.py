@@ -12,12 +12,16 @@ from rlcanary.bisect.searches import Stage, make_stage_inside
 
 
 @dataclass(frozen=True)
-class OwnFault:
-    """A merge that is itself the culprit: why the search inside it could not start."""
+class Closed:
+    """A merge that the search could not go into, and why. Most often it is itself the culprit."""
 
     inside: Inside
-    stage: Stage
     refusal: Refusal
+
+    @property
+    def is_untestable(self) -> bool:
+        """Whether nobody can tell if the culprit lies inside."""
+        return self.refusal in (Refusal.GOOD_UNTESTABLE, Refusal.BAD_UNTESTABLE)
 
 
 class Descent:
@@ -33,7 +37,7 @@ class Descent:
         self.stages = [first]
         self.insides: list[Inside] = []
         """The merge between each search and the next one."""
-        self.own_fault: OwnFault | None = None
+        self.closed: Closed | None = None
         self._observations: list[Observation] = []
 
     @property
@@ -67,12 +71,13 @@ class Descent:
             return True
         if (refusal := self.stage.search.refusal) is not None:
             if self.insides:
-                self.own_fault = OwnFault(self.insides.pop(), self.stages.pop(), refusal)
+                self.closed = Closed(self.insides.pop(), refusal)
+                self.stages.pop()
             return False
         culprit = self.stage.search.result().culprit
         if culprit is None or self._request.first_parent:
             return False
-        inside = look_inside(self._repository, self._repository.commit(culprit))
+        inside = look_inside(self._repository, self._repository.commit(culprit), self.stages[0].good.sha)
         if inside is None:
             return False
         stage = make_stage_inside(self._request, self._repository, inside, self.stage)
@@ -83,9 +88,15 @@ class Descent:
         return True
 
     def verdict(self) -> Verdict:
-        """Of the innermost search, where every probability is multiplied by those of the merges."""
+        """Of the innermost search, where every probability is multiplied by those of the merges.
+
+        All that a merge brought in is suspect where its branch cannot be tested.
+        """
         *outer, innermost = [stage.search.result() for stage in self.stages]
         share = math.prod(verdict.probability for verdict in outer)
+        if self.closed is not None and self.closed.is_untestable:
+            brought = tuple(commit.sha for commit in self.closed.inside.commits)
+            innermost = replace(innermost, suspects=(*brought, *innermost.suspects))
         return replace(
             innermost,
             probability=share * innermost.probability,

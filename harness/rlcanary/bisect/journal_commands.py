@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rlcanary.bisect.descent import Descent
     from rlcanary.bisect.git import Repository
     from rlcanary.bisect.journal import Header, Journal, Record
+    from rlcanary.bisect.plan import Request
     from rlcanary.bisect.searches import Stage
 
 
@@ -81,6 +83,8 @@ def status() -> None:
     outermost, stage = stages[0], stages[-1]
     verdict = last.descent.verdict()
     names = {commit.sha: commit for commit in stage.commits}
+    if last.descent.closed is not None:
+        names |= {commit.sha: commit for commit in last.descent.closed.inside.commits}
     lines = [
         *([] if last.refused is None else [f"the last start was refused: {last.refused}"]),
         f"search {state}: {' '.join(last.header.command)}",
@@ -96,7 +100,8 @@ def status() -> None:
     for line in lines:
         console.print(Text(line), soft_wrap=True)
     for sha in verdict.likeliest(LISTED_SUSPECTS):
-        console.print(Text(f"  {verdict.posterior[sha]:6.1%}  {names[sha].short} {names[sha].subject}"), soft_wrap=True)
+        share = f"{verdict.posterior[sha]:6.1%}" if sha in verdict.posterior else "inside"
+        console.print(Text(f"  {share}  {names[sha].short} {names[sha].subject}"), soft_wrap=True)
     if (more := len(verdict.suspects) - LISTED_SUSPECTS) > 0:
         console.print(f"  and {more} more")
     console.print(Text(f"journal: {last.record.path}"), soft_wrap=True)
@@ -149,10 +154,37 @@ class LastSearch:
     repository: "Repository"
     record: "Record"
     header: "Header"
-    descent: "Descent"
+    request: "Request"
+    trusted: Sequence[str]
+    """The SHAs of the ends that need no run."""
     options: tuple[str, ...]
     refused: str | None
     """Why the newest start was refused, where it was."""
+
+    @cached_property
+    def descent(self) -> "Descent":
+        """What the searches make of the runs."""
+        from rlcanary.bisect.descent import Descent
+        from rlcanary.bisect.search import Contradiction
+        from rlcanary.bisect.searches import make_stage
+
+        repository, header = self.repository, self.header
+        good = repository.commit(header.good)
+        commits = repository.commits("--first-parent", "--reverse", f"{header.good}..{header.bad}")
+        descent = Descent(
+            self.request, repository, make_stage(self.request, repository, good, "GOOD", commits, trusted=self.trusted)
+        )
+        try:
+            for observation in self.record.observations():
+                descent.record(observation)
+            while not descent.stage.search.next_commits(1) and descent.advance():
+                pass
+        except Contradiction as contradiction:
+            raise UserError(
+                f"the runs contradict each other: {contradiction}; take the last one back with `rlcanary bisect undo`, "
+                "or go on without --deterministic"
+            ) from None
+        return descent
 
 
 def _refusal(record: "Record") -> str | None:
@@ -163,11 +195,9 @@ def _refusal(record: "Record") -> str | None:
 
 def _last_search() -> LastSearch:
     """The newest one. One that could not start is it only where there is no other."""
-    from rlcanary.bisect.descent import Descent
     from rlcanary.bisect.git import Repository
     from rlcanary.bisect.journal import Record
     from rlcanary.bisect.plan import Request
-    from rlcanary.bisect.searches import make_stage
 
     repository = Repository.around(Path.cwd())
     store = repository.common_dir / "rlcanary" / "bisect"
@@ -177,7 +207,7 @@ def _last_search() -> LastSearch:
         raise UserError("there was no search here yet: start one with `rlcanary bisect --good A --bad B -- CMD`")
     refused = _refusal(records[0])
     record = next((record for record in records if _refusal(record) is None), records[0])
-    header, start = record.header, record.last("start")
+    header, start = record.header, record.last("options", "start")
     assert header is not None
     assert start is not None
     options = tuple(start["options"])
@@ -190,15 +220,7 @@ def _last_search() -> LastSearch:
         first_parent="--first-parent" in options,
         confidence=float(dict(pairwise(options)).get("--confidence", Request.confidence)),
     )
-    commits = repository.commits("--first-parent", "--reverse", f"{header.good}..{header.bad}")
-    good = repository.commit(header.good)
-    trusted = {good.sha} if "--skip-good-check" in options else set()
-    descent = Descent(request, repository, make_stage(request, repository, good, "GOOD", commits, trusted=trusted))
-    for observation in record.observations():
-        descent.record(observation)
-    while not descent.stage.search.next_commits(1) and descent.advance():
-        pass
-    return LastSearch(repository, record, header, descent, options, refused)
+    return LastSearch(repository, record, header, request, start.get("trusted", ()), options, refused)
 
 
 @contextmanager

@@ -9,18 +9,22 @@ from rlcanary.bisect.git import Commit, Repository
 class Inside:
     merge: Commit
     good: Commit
-    """Where the branch left the line that was searched."""
+    """Where the branch left the line that was searched, or GOOD where the branch holds it."""
     commits: tuple[Commit, ...]
     """Of the branch, by first parents, oldest first; the last one is the merge's second parent."""
 
 
-def look_inside(repository: Repository, commit: Commit) -> Inside | None:
-    """What a merge of two brought in; None for other commits, and where the sides have no common ancestor."""
+def look_inside(repository: Repository, commit: Commit, good: str) -> Inside | None:
+    """What a merge of two brought in; None for other commits, and where the sides have no common ancestor.
+
+    `good`: the SHA of GOOD, whose ancestors are left out.
+    """
     parents = repository.parents(commit.sha)
     if len(parents) != 2:
         return None
     base = repository.merge_base(*parents)
     if base is None or base == parents[1]:
         return None
-    line = repository.commits("--first-parent", "--reverse", f"{base}..{parents[1]}")
-    return Inside(commit, repository.commit(base), tuple(line))
+    holds_good = repository.is_ancestor(good, parents[1]) and not repository.is_ancestor(good, base)
+    line = repository.commits("--first-parent", "--reverse", parents[1], f"^{base}", f"^{good}")
+    return Inside(commit, repository.commit(good if holds_good else base), tuple(line)) if line else None

@@ -5,13 +5,23 @@ from rlcanary.bisect.journal import Journal, Observation
 from rlcanary.bisect.merges import Inside
 from rlcanary.bisect.metric import NO_VALUE
 from rlcanary.bisect.outcomes import Outcome
-from rlcanary.bisect.search import Refusal
+from rlcanary.bisect.search import Contradiction, Refusal
 
 NOT_FOUND = ("exit 126", "exit 127")
 
 
 class Refused(Exception):
     """The search cannot start from these ends."""
+
+
+class Contradicted(Refused):
+    """The search believes every run, and two runs contradict each other."""
+
+    @classmethod
+    def by(cls, contradiction: Contradiction) -> "Contradicted":
+        return cls(
+            f"the runs contradict each other: {contradiction}; leave --deterministic out, or edit the log and replay it"
+        )
 
 
 def explain(
@@ -46,13 +56,20 @@ def explain(
     return f"{title} fails ({how}): give an older commit where the command passes"
 
 
-def explain_merge(refusal: Refusal, inside: Inside, good_name: str, journal: Journal) -> str:
+def explain_merge(refusal: Refusal, inside: Inside, journal: Journal) -> str:
     """Why the search ended at a merge in place of a commit that it brought in."""
+    tip, base = inside.commits[-1], inside.good
     if refusal is Refusal.BAD_PASSES:
         return "both sides pass, and what they make together fails"
     if refusal is Refusal.ALIKE:
         return "its branch is no worse than the commit that it left, and what both sides make together is"
-    return explain(refusal, inside.good, good_name, inside.commits[-1], journal)
+    if refusal is Refusal.GOOD_FAILS:
+        return f"the commit that its branch left ({base.short} {base.subject}) fails as well: no run tells what broke inside"
+    end, name = (base, "the commit that its branch left") if refusal is Refusal.GOOD_UNTESTABLE else (tip, "its branch")
+    reason = [observation.reason for observation in journal.observations() if observation.commit == end.sha][-1]
+    return (
+        f"{name} ({end.short} {end.subject}) cannot be tested: {reason}. Any commit that it brought in may be the one"
+    )
 
 
 def _advice(of_good: list[Observation], of_bad: list[Observation], last: Observation) -> str:

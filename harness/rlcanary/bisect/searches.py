@@ -78,7 +78,8 @@ def make_stage(
 def make_stage_inside(request: Request, repository: Repository, inside: Inside, outer: Stage) -> Stage:
     """The search over the branch that a merge brought in, at which the search `outer` ended.
 
-    The probability of what it finds is that of both together. The runs of the outer one say how flaky the command is.
+    The probability of what it finds is that of both together. The runs of the outer one say how flaky the command is, and
+    that the commit which the branch left is good, where it is among theirs.
     """
     shared = {inside.good.sha, *(commit.sha for commit in inside.commits)}
     good, bad = outer.search.sides(inside.merge.sha, without=shared)
@@ -89,6 +90,7 @@ def make_stage_inside(request: Request, repository: Repository, inside: Inside, 
         inside.good,
         "the commit that the branch left",
         inside.commits,
+        trusted={inside.good.sha} & outer.range,
         confidence=math.sqrt(outer.confidence),
         known=None if request.metric else History(*counts),
     )

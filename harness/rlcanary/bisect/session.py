@@ -20,7 +20,7 @@ from rlcanary.bisect.plan import Plan, Request
 from rlcanary.bisect.pool import Finished, Pool
 from rlcanary.bisect.preparation import prepare
 from rlcanary.bisect.process import Interrupted, Interrupts
-from rlcanary.bisect.refusals import NOT_FOUND, Refused, explain, explain_merge
+from rlcanary.bisect.refusals import NOT_FOUND, Contradicted, Refused, explain, explain_merge
 from rlcanary.bisect.report import Merge, Report
 from rlcanary.bisect.resume import clear_up, resume_line, save_log
 from rlcanary.bisect.search import Contradiction, Refusal, Verdict
@@ -54,6 +54,7 @@ class Session:
         self._began = time.monotonic()
         self._failures: Counter[str] = Counter()
         self._entered: set[str] = set()
+        self._trusted = plan.trusted & {plan.good.sha, plan.bad.sha}
 
     def run(self) -> Report:
         """Search, and report. Raises UserError; whatever happens, the places are gone and what was learned is saved."""
@@ -90,8 +91,9 @@ class Session:
 
     def _report(self, reused: int, places: Sequence[Place]) -> Report:
         plan = self._plan
-        trusted = plan.trusted & {plan.good.sha, plan.bad.sha}
-        first = make_stage(self._request, plan.repository, plan.good, plan.good_name, plan.commits, trusted=trusted)
+        first = make_stage(
+            self._request, plan.repository, plan.good, plan.good_name, plan.commits, trusted=self._trusted
+        )
         self._descent = Descent(self._request, plan.repository, first)
         verdict = Verdict(tuple(commit.sha for commit in plan.commits))
         message = ""
@@ -103,6 +105,8 @@ class Session:
             status, message, code = "budget", str(spent), 1
         except Aborted as abortion:
             status, message, code = "aborted", str(abortion), 2
+        except Contradicted as contradiction:
+            status, message, code = "contradicted", str(contradiction), 2
         except Refused as refusal:
             status, message, code = "refused", str(refusal), 2
         except (GitError, OSError) as error:
@@ -117,8 +121,10 @@ class Session:
         if status in CUT_SHORT:
             verdict = self._descent.verdict()
             self._journal.append("interrupted", reason=message)
-        else:
+        elif status != "contradicted":
             self._journal.append("end", status=status, reason=message, suspects=list(verdict.suspects))
+        if status == "contradicted":
+            status = "refused"  # Of its runs none is lost: without --deterministic the search goes on.
         saved = None if status == "refused" else save_log(plan, self._header, self._journal)
         if status in CUT_SHORT and saved is not None:
             message = f"{message}; resume with: {resume_line(self._request, saved)}"
@@ -187,9 +193,9 @@ class Session:
     def _merges(self) -> tuple[Merge, ...]:
         """The guilty merges, outermost first."""
         merges = [Merge(merge, "") for merge in self._descent.merges]
-        if (fault := self._descent.own_fault) is not None:
-            note = explain_merge(fault.refusal, fault.inside, fault.stage.good_name, self._journal)
-            merges.append(Merge(fault.inside.merge, note))
+        if (closed := self._descent.closed) is not None:
+            note = explain_merge(closed.refusal, closed.inside, self._journal)
+            merges.append(Merge(closed.inside.merge, note))
         return tuple(merges)
 
     def _run_stage(self) -> None:
@@ -291,13 +297,13 @@ class Session:
         try:
             self._descent.record(observation)
         except Contradiction as contradiction:
-            raise _contradicted(contradiction) from None
+            raise Contradicted.by(contradiction) from None
 
     def _advance(self) -> bool:
         try:
             return self._descent.advance()
         except Contradiction as contradiction:
-            raise _contradicted(contradiction) from None
+            raise Contradicted.by(contradiction) from None
 
     def _refuse(self, refusal: Refusal) -> None:
         stage = self._descent.stage
@@ -352,6 +358,7 @@ class Session:
             is_same = not journal.is_finished and journal.header == self._header
             if same is None and continues and is_same:
                 same = journal
+                journal.append("options", options=self._request.options(), trusted=sorted(self._trusted))
                 continue
             if is_same and self._request.fresh:
                 journal.append("end", status="given up", reason="--fresh", suspects=[])
@@ -363,6 +370,7 @@ class Session:
                 )
             return same
         journal = Journal.create(store, self._header, self._plan.repository.toplevel, self._request.options())
+        journal.append("options", options=self._request.options(), trusted=sorted(self._trusted))
         for mark in self._plan.marks:
             journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
         return journal
@@ -370,9 +378,3 @@ class Session:
     def _next_number(self) -> int:
         numbers = [event["run"] for event in self._journal.events() if event["event"] in ("run", "observation")]
         return 1 + max(numbers, default=0)
-
-
-def _contradicted(contradiction: Contradiction) -> Refused:
-    return Refused(
-        f"the runs contradict each other: {contradiction}; leave --deterministic out, or edit the log and replay it"
-    )

@@ -13,6 +13,7 @@ from rlcanary.errors import UserError
 OPTIONS = {"confidence": float, "env": str, "env-dir": str, "jobs": int, "on-timeout": str, "timeout": float}
 """Options of the command line that may have a default here, and what they are."""
 KINDS = {float: "a number above 0", int: "a whole number above 0", str: "a text"}
+TABLE = ("tool", "rlcanary", "bisect")
 CHOICES = (Outcome.GOOD, Outcome.BAD, Outcome.UNTESTABLE, Outcome.INFRA, Outcome.ABORT)
 
 
@@ -32,19 +33,30 @@ def read_settings(toplevel: Path) -> BisectSettings:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    table = document.get("tool", {}).get("rlcanary", {}).get("bisect", {})
-    if not isinstance(table, dict):
-        raise UserError(f"{path}: [tool.rlcanary.bisect] is {table!r}, not a table")
+    table = document
+    for name in TABLE:
+        table = _table(table, name, path)
     unknown = [name for name in table if name not in (*OPTIONS, "outcomes", "patterns")]
     if unknown:
         known = ", ".join((*OPTIONS, "outcomes", "patterns"))
         raise UserError(f"{path}: [tool.rlcanary.bisect] has no entry {unknown[0]!r}; there are {known}")
-    own = {_condition(str(name), path): _outcome(name, word, path) for name, word in table.get("outcomes", {}).items()}
+    own = {
+        _condition(str(name), path): _outcome(name, word, path)
+        for name, word in _table(table, "outcomes", path).items()
+    }
     patterns = tuple(
-        Pattern(_expression(text, path), _outcome(text, word, path)) for text, word in table.get("patterns", {}).items()
+        Pattern(_expression(text, path), _outcome(text, word, path))
+        for text, word in _table(table, "patterns", path).items()
     )
     options = {name.replace("-", "_"): _option(name, table[name], path) for name in OPTIONS if name in table}
     return BisectSettings(OutcomeTable(own, patterns), options)
+
+
+def _table(parent: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+    table = parent.get(name, {})
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: {name} is {table!r}, not a table")
+    return table
 
 
 def _option(name: str, value: object, path: Path) -> object:
