@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -180,18 +180,20 @@ class Journal:
             os.write(self._descriptor, b"\n")  # The line that a power cut tore stays alone.
 
     @classmethod
-    def create(cls, folder: Path, header: Header, checkout: Path, options: Sequence[str] = ()) -> "Journal":
-        """A journal in a new folder under `folder`, named for the time and the bad commit.
-
-        `options` are those of the command line that do not make it another search, for a reader that says how to go on.
-        """
+    def create(cls, folder: Path, header: Header, checkout: Path) -> "Journal":
+        """A journal in a new folder under `folder`, named for the time and the bad commit."""
         folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         journal = cls(Path(tempfile.mkdtemp(prefix=f"{stamp}-{header.bad[:10]}-", dir=folder)))
-        journal.append(
-            "start", schema=SCHEMA, pid=os.getpid(), checkout=str(checkout), options=options, **asdict(header)
-        )
+        journal.append("start", schema=SCHEMA, pid=os.getpid(), checkout=str(checkout), **asdict(header))
         return journal
+
+    def record_options(self, options: Sequence[str], trusted: Collection[str]) -> None:
+        """What of the command line does not make it another search, for a reader that says where it stands and how to go on.
+
+        `trusted`: the SHAs of the ends that need no run.
+        """
+        self.append("options", options=options, trusted=sorted(trusted))
 
     def append(self, event: str, **details: Any) -> None:
         """Write one event and wait until it is on disk."""

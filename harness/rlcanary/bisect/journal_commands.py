@@ -72,6 +72,7 @@ def mark(ref: str, outcome: str) -> None:
 def status() -> None:
     """Say where the last search stands."""
     from rlcanary.bisect.journal import lock_holder
+    from rlcanary.bisect.search import likeliest
     from rlcanary.bisect.summary import LISTED_SUSPECTS
     from rlcanary.console import report_console
 
@@ -99,7 +100,7 @@ def status() -> None:
     ]
     for line in lines:
         console.print(Text(line), soft_wrap=True)
-    for sha in verdict.likeliest(LISTED_SUSPECTS):
+    for sha in likeliest(verdict.suspects, verdict.posterior, LISTED_SUSPECTS):
         share = f"{verdict.posterior[sha]:6.1%}" if sha in verdict.posterior else "inside"
         console.print(Text(f"  {share}  {names[sha].short} {names[sha].subject}"), soft_wrap=True)
     if (more := len(verdict.suspects) - LISTED_SUSPECTS) > 0:
@@ -207,10 +208,10 @@ def _last_search() -> LastSearch:
         raise UserError("there was no search here yet: start one with `rlcanary bisect --good A --bad B -- CMD`")
     refused = _refusal(records[0])
     record = next((record for record in records if _refusal(record) is None), records[0])
-    header, start = record.header, record.last("options", "start")
+    header = record.header
     assert header is not None
-    assert start is not None
-    options = tuple(start["options"])
+    given = record.last("options") or {"options": (), "trusted": ()}  # A kill may come between the two first lines.
+    options = tuple(given["options"])
     metric, _, worse = header.metric.rpartition(" ")
     request = Request(
         header.command,
@@ -220,7 +221,7 @@ def _last_search() -> LastSearch:
         first_parent="--first-parent" in options,
         confidence=float(dict(pairwise(options)).get("--confidence", Request.confidence)),
     )
-    return LastSearch(repository, record, header, request, start.get("trusted", ()), options, refused)
+    return LastSearch(repository, record, header, request, given["trusted"], options, refused)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What a search comes to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -35,11 +35,12 @@ class Verdict:
     """A commit that is bad and a later one that is good, where the runs say that the history breaks more than once: the
     culprit is then one of several."""
 
-    def likeliest(self, count: int) -> list[str]:
-        """The likeliest suspects, oldest first."""
-        ranked = sorted(self.suspects, key=lambda sha: -self.posterior.get(sha, 0.0))[:count]
-        return [sha for sha in self.suspects if sha in ranked]
-
     @property
     def culprit(self) -> str | None:
         return self.suspects[0] if len(self.suspects) == 1 else None
+
+
+def likeliest(suspects: Sequence[str], posterior: Mapping[str, float], count: int) -> list[str]:
+    """So many suspects of the highest probability, in the order in which they are given."""
+    ranked = sorted(suspects, key=lambda sha: -posterior.get(sha, 0.0))[:count]
+    return [sha for sha in suspects if sha in ranked]

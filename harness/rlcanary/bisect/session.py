@@ -96,7 +96,7 @@ class Session:
         )
         self._descent = Descent(self._request, plan.repository, first)
         verdict = Verdict(tuple(commit.sha for commit in plan.commits))
-        message = ""
+        message, goes_on = "", False
         try:
             verdict = self._search()
         except Interrupted as interruption:
@@ -105,10 +105,9 @@ class Session:
             status, message, code = "budget", str(spent), 1
         except Aborted as abortion:
             status, message, code = "aborted", str(abortion), 2
-        except Contradicted as contradiction:
-            status, message, code = "contradicted", str(contradiction), 2
         except Refused as refusal:
             status, message, code = "refused", str(refusal), 2
+            goes_on = isinstance(refusal, Contradicted)  # Without --deterministic.
         except (GitError, OSError) as error:
             self._stop()
             log = save_log(plan, self._header, self._journal)
@@ -121,10 +120,8 @@ class Session:
         if status in CUT_SHORT:
             verdict = self._descent.verdict()
             self._journal.append("interrupted", reason=message)
-        elif status != "contradicted":
+        elif not goes_on:
             self._journal.append("end", status=status, reason=message, suspects=list(verdict.suspects))
-        if status == "contradicted":
-            status = "refused"  # Of its runs none is lost: without --deterministic the search goes on.
         saved = None if status == "refused" else save_log(plan, self._header, self._journal)
         if status in CUT_SHORT and saved is not None:
             message = f"{message}; resume with: {resume_line(self._request, saved)}"
@@ -358,19 +355,19 @@ class Session:
             is_same = not journal.is_finished and journal.header == self._header
             if same is None and continues and is_same:
                 same = journal
-                journal.append("options", options=self._request.options(), trusted=sorted(self._trusted))
                 continue
             if is_same and self._request.fresh:
                 journal.append("end", status="given up", reason="--fresh", suspects=[])
             journal.close()
         if same is not None:
+            same.record_options(self._request.options(), self._trusted)
             if (known := len(same.observations())) > 0:
                 self._display.notice(
                     f"continuing the search that was cut short, {known} outcomes known (--fresh starts anew)"
                 )
             return same
-        journal = Journal.create(store, self._header, self._plan.repository.toplevel, self._request.options())
-        journal.append("options", options=self._request.options(), trusted=sorted(self._trusted))
+        journal = Journal.create(store, self._header, self._plan.repository.toplevel)
+        journal.record_options(self._request.options(), self._trusted)
         for mark in self._plan.marks:
             journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
         return journal

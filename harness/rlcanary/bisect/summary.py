@@ -8,6 +8,7 @@ from rlcanary.bisect.display import STYLES, duration
 from rlcanary.bisect.git import Commit, Repository
 from rlcanary.bisect.outcomes import Outcome
 from rlcanary.bisect.report import Report, changed_files, evidence_by_commit
+from rlcanary.bisect.search import likeliest
 from rlcanary.console import report_console
 
 LISTED_SUSPECTS = 20
@@ -72,8 +73,8 @@ def _print_suspects(console: Console, report: Report) -> None:
     count = len(report.suspects)
     sure = f", with probability {report.probability:.1%}" if report.posterior else ""
     _say(console, f"\none of these {count} commits is the first bad one{sure}", "bold yellow")
-    ranked = sorted(report.suspects, key=lambda commit: -report.posterior.get(commit.sha, 0.0))[:LISTED_SUSPECTS]
-    for commit in (commit for commit in report.suspects if commit in ranked):
+    for sha in likeliest([commit.sha for commit in report.suspects], report.posterior, LISTED_SUSPECTS):
+        commit = report.commits[sha]
         share = f"{report.posterior[commit.sha]:6.1%}  " if commit.sha in report.posterior else ""
         _say(console, f"  {share}{commit.sha}  {commit.subject}")
     if (more := count - LISTED_SUSPECTS) > 0:
