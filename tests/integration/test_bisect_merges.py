@@ -158,7 +158,9 @@ def test_status_of_a_flaky_search_into_merges_is_the_result(tmp_path: Path, seed
     assert "about 0 runs left" in status
     assert f"hold {answer['probability']:.1%} of the probability" in status
     assert re.findall("inside the merge [0-9a-f]{10} (.*), which has", status) == ["merge 2", "merge 1"]
-    assert bisect(folder, "visualize").stdout.count("inside the merge") == 2
+    shown = bisect(folder, "visualize").stdout
+    assert shown.count("inside the merge") == 2
+    assert f"{answer['probability']:.1%}" in shown
 
 
 @pytest.mark.parametrize("seed", range(2))

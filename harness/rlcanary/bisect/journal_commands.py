@@ -121,12 +121,14 @@ def visualize() -> None:
     for observation in last.record.observations():
         of.setdefault(observation.commit, []).append(Text(observation.outcome, style=STYLES[observation.outcome]))
     os.environ.setdefault("LESS", "FRX")  # As git does: colours, and no pager for what fits the screen.
+    of_merge = 1.0
     with console.pager(styles=True) if console.is_terminal else _unpaged():
         for merge, stage in zip((None, *last.descent.merges), last.descent.stages, strict=True):
             if merge is not None:
                 console.print(Text(f"\ninside the merge {merge.short} {merge.subject}"), soft_wrap=True)
-            posterior = stage.search.result().posterior
-            shares = [posterior[commit.sha] for commit in stage.commits]
+            verdict = stage.search.result()
+            shares = [of_merge * verdict.posterior[commit.sha] for commit in stage.commits]
+            of_merge *= verdict.probability
             console.print(Text(f"GOOD {posterior_bar(shares, console.width - 12)} BAD"))
             console.print(_chart(stage, shares, of))
 
