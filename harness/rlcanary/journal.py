@@ -1,0 +1,280 @@
+"""Append-only journals: files of JSON lines that outlive the process that writes them.
+
+The first line names the kind of journal and its version, each line after it is a record:
+
+    {"journal": "results", "version": 1}
+    {"record": "metric", "name": "loss", "value": 0.5}
+
+A record is handed to the operating system as a whole line before `append` returns, so it survives `os._exit`, SIGKILL and a
+crash of the interpreter; with `sync` it also survives a power cut. A record that could not be written whole (a full disk) is
+an OSError for the caller, and the half line that it left is closed with `TORN` before the next record: it costs no other
+record, and it is never taken for one. Readers name every line that they cannot use.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlcanary.errors import UserError
+
+Record = dict[str, Any]
+Locking = Callable[[int, int], None]
+
+TORN = b" (torn)\n"
+"""Ends a half line. No JSON ends like this, so a record that lacks only its newline is not mistaken for a written one."""
+
+
+class UnreadableJournal(UserError):
+    """A file that is no journal of the kind and version that the reader knows. Names the file and the reason."""
+
+
+class Damage(NamedTuple):
+    """A line of a journal that holds no record."""
+
+    path: Path
+    line: int  # from 1
+    reason: str
+    text: bytes
+    unfinished: bool  # the last line, without its end: torn by a crash, or another process is writing it now
+
+    def __str__(self) -> str:
+        return f"{self.path} line {self.line} is damaged ({self.reason}): {self.text[:60]!r}"
+
+
+class Contents(NamedTuple):
+    records: list[Record]
+    damage: list[Damage]
+
+
+class Journal:
+    """One process's journal, open for appending, and locked while it is open. Threads may share it.
+
+    Args:
+        path: of the file, which is made if need be.
+        kind: of journal, such as `results`.
+        version: of the shape of its records.
+        new: refuse a file that exists.
+        locking: `fcntl.lockf`: the lock ends with this process, even if a forked child lives on, but also when this process
+            closes the file after reading it elsewhere; or `fcntl.flock`: the lock is shared with forked children.
+
+    Raises:
+        BlockingIOError: another process has the journal open.
+        FileExistsError: the file exists and should be new.
+        UnreadableJournal: the file is no journal of this kind and version.
+        OSError: the file cannot be written or locked, or the disk is full.
+    """
+
+    def __init__(
+        self, path: Path, kind: str, version: int, *, new: bool = False, locking: Locking = fcntl.lockf
+    ) -> None:
+        self.path = path
+        self._locking = locking
+        self._turn = threading.RLock()  # a signal handler may append while this thread does
+        self._pid = os.getpid()
+        self._in_doubt = True  # whether the last line has its end
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0), 0o644)
+        status = os.fstat(self._descriptor)
+        self._file = status.st_dev, status.st_ino
+        try:
+            try_lock(self._descriptor, path, locking)
+            self._begin(header_line(kind, version))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def _begin(self, header: str) -> None:
+        """Write the header of an empty file, or check that of another."""
+        first = os.pread(self._descriptor, 4096, 0).split(b"\n")[0]
+        size = os.fstat(self._descriptor).st_size
+        if size == len(first) and f"{header}\n".encode().startswith(
+            first
+        ):  # empty, or torn in the middle of its header
+            os.ftruncate(self._descriptor, 0)
+            try:
+                self.append_line(header)
+            except OSError:
+                self.path.unlink(missing_ok=True)
+                raise
+        elif problem := header_problem(first, header):
+            raise UnreadableJournal(f"{self.path}: {problem}")
+
+    @property
+    def closed(self) -> bool:
+        return self._descriptor < 0
+
+    def append(self, record: Mapping[str, Any], sync: bool = False) -> None:
+        """Write one record; with `sync`, wait until it is on disk.
+
+        Raises:
+            OSError: it could not be written whole, or the file was deleted. It counts as not written.
+            ValueError, TypeError: it has no JSON form.
+        """
+        self.append_line(_encode(record), sync)
+
+    def append_line(self, text: str, sync: bool = False) -> None:
+        """Write one record whose JSON text, on one line, is known already."""
+        line = text.encode() + b"\n"
+        if os.getpid() != self._pid:  # forked, perhaps while another thread held the lock
+            self._turn, self._pid, self._in_doubt = threading.RLock(), os.getpid(), True
+        with self._turn:
+            size = self._size()
+            if self._in_doubt and size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                line = TORN + line
+            self._in_doubt = True
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+            self._in_doubt = False
+            if sync:
+                os.fsync(self._descriptor)
+
+    def _size(self) -> int:
+        """Size of the file in bytes. Opens it again if code under test closed the descriptor, which was not its own."""
+        if self.closed:
+            raise ValueError(f"{self.path} is closed")
+        status = self._status()
+        if status is None:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND)
+            try_lock(self._descriptor, self.path, self._locking)
+            self._in_doubt = True
+            status = self._status()
+        if status is None or status.st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "the journal was deleted while it was open", str(self.path))
+        return status.st_size
+
+    def _status(self) -> os.stat_result | None:
+        """None if the descriptor is closed or another file's by now."""
+        try:
+            status = os.fstat(self._descriptor)
+        except OSError:
+            return None
+        return status if (status.st_dev, status.st_ino) == self._file else None
+
+    def sync(self) -> None:
+        """Wait until every record is on disk.
+
+        Raises:
+            OSError: the disk failed, or the file was deleted.
+        """
+        self._size()
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file, which also drops its lock."""
+        if not self.closed:
+            is_ours = self._status() is not None
+            descriptor, self._descriptor = self._descriptor, -1
+            if is_ours:
+                os.close(descriptor)
+
+
+def read_journal(path: Path, kind: str, version: int) -> Contents:
+    """All records of a journal, and all lines that hold none.
+
+    A journal whose header never reached the disk whole has no records.
+
+    Raises:
+        UnreadableJournal: the file is no journal of this kind and version.
+        OSError: it cannot be read.
+    """
+    header = header_line(kind, version)
+    first, newline, rest = path.read_bytes().partition(b"\n")
+    if not newline and header.encode().startswith(first):
+        return Contents([], [])
+    if problem := header_problem(first, header):
+        raise UnreadableJournal(f"{path}: {problem}")
+    return parse_records(path, rest, first_line=2)
+
+
+def parse_records(path: Path, text: bytes, first_line: int) -> Contents:
+    """The records in a part of a journal that begins with this line."""
+    records: list[Record] = []
+    damage: list[Damage] = []
+    *lines, rest = text.split(b"\n")
+    for number, line in enumerate(lines, start=first_line):
+        try:
+            record = _decode(line.decode())
+        except (ValueError, RecursionError) as error:
+            damage.append(Damage(path, number, str(error), line, unfinished=False))
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+        else:
+            damage.append(Damage(path, number, "not an object", line, unfinished=False))
+    if rest:
+        damage.append(Damage(path, first_line + len(lines), "it has no end", rest, unfinished=True))
+    return Contents(records, damage)
+
+
+def header_line(kind: str, version: int) -> str:
+    return json.dumps({"journal": kind, "version": version})
+
+
+def header_problem(line: bytes, expected: str) -> str | None:
+    """The reason why a journal with this first line cannot be read as one with the expected header."""
+    if line == expected.encode():
+        return None
+    known = json.loads(expected)
+    try:
+        header = _decode(line.decode())
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("journal") != known["journal"]:
+        return f"not a journal of {known['journal']}: it begins with {line[:60]!r}"
+    version = f"{header.get('version')!r:.20}"
+    return f"version {version} of a journal of {known['journal']}; this rlcanary reads version {known['version']}"
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_encode = json.JSONEncoder(allow_nan=False).encode
+_decode = json.JSONDecoder(parse_constant=_refuse).decode
+
+
+def try_lock(descriptor: int, path: Path, locking: Locking = fcntl.lockf) -> None:
+    """Lock an open file.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the file system has no locks.
+    """
+    try:
+        locking(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:  # EAGAIN or EACCES, as the system likes
+        raise BlockingIOError(error.errno, "locked by another process", str(path)) from error
+    except OSError as error:
+        raise OSError(error.errno, f"the file system cannot lock it: {error.strerror}", str(path)) from error
+
+
+@contextmanager
+def file_lock(path: Path, patience_s: float = 60.0) -> Iterator[None]:
+    """Hold the lock of a file, which is made if need be; for work that takes milliseconds or seconds.
+
+    Raises:
+        UserError: another process has held it for `patience_s` seconds.
+        OSError: the file cannot be made or locked.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + patience_s
+    try:
+        while True:
+            try:
+                try_lock(descriptor, path)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"another process has held {path} for {patience_s:.0f} s; end it and start again"
+                    ) from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
