@@ -146,7 +146,7 @@ def token_advantages(subject: Subject, rng: Generator) -> None:
 
 @check("loss.row_order", needs=("policy_loss",))
 def row_order(subject: Subject, rng: Generator) -> None:
-    """Shuffling the rows of the batch changes neither the loss nor any token's gradient.
+    """Shuffling the rows of the batch changes neither the loss, nor any token's gradient, nor a logged mean.
 
     Silent because data loaders shuffle anyway: the loss is merely of other pairs of completions and advantages. Look for
     a tensor that is indexed, filtered or sorted while its neighbours are not.
@@ -156,13 +156,7 @@ def row_order(subject: Subject, rng: Generator) -> None:
     before = subject.call("policy_loss", batch)
     shuffled = _leaf(batch.rows(order))
     call = subject.call("policy_loss", shuffled)
-    call.expect(before.value, "shuffling the rows changed the loss", derived=Derived(before))
-    call.expect_gradient(
-        before.gradient("logprobs")[order],
-        "shuffling the rows changed the gradient",
-        "logprobs",
-        derived=Derived(before, f"{{}}[{literal(order)}]"),
-    )
+    _expect_same(call, before, "shuffling the rows", f"{{}}[{literal(order)}]")
 
 
 @check("loss.padding_amount", needs=("policy_loss",))
@@ -175,43 +169,41 @@ def padding_amount(subject: Subject, rng: Generator) -> None:
     batch = cases.policy_batch(rng, 3, 3, (3, 1, 2))
     before = subject.call("policy_loss", batch)
     call = subject.call("policy_loss", _widened(batch, 4))
-    call.expect(before.value, "four more columns of padding changed the loss", derived=Derived(before))
-    call.expect_gradient(
-        torch.nn.functional.pad(before.gradient("logprobs"), (0, 4)),
-        "four more columns of padding changed the gradient",
-        "logprobs",
-        derived=Derived(before, "torch.nn.functional.pad({}, (0, 4))"),
-    )
-    for name in sorted(set(before.output.metrics) & set(call.output.metrics)):
-        told = "without the four more columns of padding"
-        call.expect_metric(name, before.output.metrics[name], told, before)
+    _expect_same(call, before, "four more columns of padding", "torch.nn.functional.pad({}, (0, 4))")
 
 
 @check("loss.masked_positions", needs=("policy_loss",))
 def masked_positions(subject: Subject, rng: Generator) -> None:
-    """What stands at masked positions, NaN and infinities included, changes neither the loss nor any gradient.
+    """What stands at masked positions, NaN and infinities included, changes neither the loss, nor any gradient, nor a logged mean.
 
     Silent because a mask by multiplication turns NaN × 0 into NaN for the whole batch, which a gradient-norm guard then
-    skips: updates vanish without a word. Padding is where garbage lives. Look for `x * mask`; `torch.where` or
+    skips: updates vanish without a word. `torch.where` behind the arithmetic saves the loss and not the gradient: NaN
+    comes back through the branch that was not taken, at the masked positions themselves, and from there reaches every
+    weight. Padding is where garbage lives. Look for `x * mask` and for `where` around the result; `torch.where` or
     `masked_fill` before the arithmetic is immune.
     """
     batch = cases.policy_batch(rng, 2, 3, (3, 1))
-    before = subject.call("policy_loss", batch)
-    gradient_BT = before.gradient("logprobs")
-    for name in ("logprobs", "old_logprobs", "ref_logprobs"):
-        for garbage in (-50.0, math.nan, math.inf):
-            values_BT = getattr(batch, name).detach().masked_fill(~batch.mask, garbage)
-            dirty = _leaf(replace(batch, **{name: values_BT}))
-            call = subject.call("policy_loss", dirty)
-            derived = Derived(before)
-            call.expect(before.value, f"{garbage} at the masked positions of {name} changed the loss", derived=derived)
-            call.expect_gradient(
-                gradient_BT,
-                f"{garbage} at the masked positions of {name} changed the gradient",
-                "logprobs",
-                where=batch.mask,
-                derived=derived,
-            )
+    for name in ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs", "entropy"):
+        with subject.attempt():
+            option = _reading(subject, name)
+            before = option.call("policy_loss", batch)
+            for garbage in (-50.0, math.nan, math.inf, -math.inf):
+                values_BT = getattr(batch, name).detach().masked_fill(~batch.mask, garbage)
+                call = option.call("policy_loss", _leaf(replace(batch, **{name: values_BT})))
+                _expect_same(call, before, f"{garbage} at the masked positions of {name}")
+
+
+def _reading(subject: Subject, name: str) -> Subject:
+    """The implementation with the term on that reads this field of the batch."""
+    conventions = subject.conventions
+    match name:
+        case "ref_logprobs" if conventions.kl_coef == 0 or conventions.kl_placement == "reward":
+            return subject.configured(kl_coef=0.5, kl_placement="loss")
+        case "sampler_logprobs" if conventions.importance_level == "none":
+            return subject.configured(importance_level="token", importance_high=1.2)
+        case "entropy" if conventions.entropy_coef == 0:
+            return subject.configured(entropy_coef=0.1)
+    return subject
 
 
 @check("loss.clipping", needs=("policy_loss",))
@@ -291,6 +283,22 @@ def nothing_trained(subject: Subject, rng: Generator) -> None:
 
 def _leaf(batch: PolicyBatch) -> PolicyBatch:
     return replace(batch, logprobs=batch.logprobs.detach().clone().requires_grad_())
+
+
+def _expect_same(call: Call, before: Call, told: str, form: str = "{}") -> None:
+    """Demand the loss, the gradient and the logged metrics of an earlier call.
+
+    Args:
+        call: the call under test.
+        before: the call that it has to agree with.
+        told: what was done to the batch between the two.
+        form: Python with {} where the gradient of the earlier call goes, for a batch of another layout.
+    """
+    gradient_BT = eval(form.format("gradient"), {"torch": torch, "gradient": before.gradient("logprobs")})
+    call.expect(before.value, f"{told} changed the loss", derived=Derived(before))
+    call.expect_gradient(gradient_BT, f"{told} changed the gradient", "logprobs", derived=Derived(before, form))
+    for name in sorted(set(before.output.metrics) & set(call.output.metrics)):
+        call.expect_metric(name, before.output.metrics[name], f"without {told}", before)
 
 
 def _widened(batch: PolicyBatch, columns: int) -> PolicyBatch:
