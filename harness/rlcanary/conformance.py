@@ -14,7 +14,9 @@ from rlcanary.errors import UserError
 from rlcanary.files import require_writable, write_whole
 
 
-@click.command(epilog="Exit codes: 0 no check failed, 1 some did, 2 the command was not understood.")
+@click.command(
+    epilog="Exit codes: 0 no check failed, 1 some did, 2 the command was not understood or nothing was checked."
+)
 @click.argument("adapter", metavar="ADAPTER")
 @click.option(
     "--only",
@@ -87,6 +89,9 @@ def check(
     show(report_console(), implementation.name, checks, results, comparison)
     for line in misspelt(implementation):
         click.echo(f"rlcanary: {line}", err=True)
-    if all(result.status == "not-provided" for result in results):
-        raise UserError(f"nothing was checked: {implementation.name} provides nothing that these checks need")
+    if all(result.status in ("not-provided", "not-compared") for result in results):
+        why = "what these checks called returned nothing to compare"
+        if all(result.status == "not-provided" for result in results):
+            why = f"{implementation.name} provides nothing that these checks need"
+        raise UserError(f"nothing was checked: {why}")
     ctx.exit(1 if comparison.is_red else 0)

@@ -30,7 +30,7 @@ def declared_formula(subject: Subject, rng: Generator) -> None:
     scaling option, at the axis and the reshape into groups, and at ddof.
     """
     for rewards_B, group_ids_B in cases.reward_groups(rng):
-        with subject.attempt():
+        with subject.case(rewards_B):
             call = subject.call("advantages", rewards_B, group_ids_B)
             expected_B = reference.advantages(rewards_B.double(), group_ids_B, subject.conventions)
             magnitude = float(rewards_B.abs().max())
@@ -80,7 +80,7 @@ def constant_reward_is_zero(subject: Subject, rng: Generator) -> None:
     for size in (2, 3, 5, 7, 8, 16):
         for reward in (0.9, 0.1, 1.0, 0.0, -0.3, 0.7, 0.95):
             rewards_B = torch.full((size,), reward)
-            with subject.attempt():
+            with subject.case(f"{size} rewards of {reward}"):
                 call = subject.call("advantages", rewards_B, torch.zeros(size, dtype=torch.long))
                 largest = float(call.value.abs().max())
                 call.expect_true(
@@ -184,7 +184,7 @@ def bounded(subject: Subject, rng: Generator) -> None:
     for size in (2, 3, 4):
         for pattern in range(1, 2**size - 1):
             rewards_B = torch.tensor([float(pattern >> bit & 1) for bit in range(size)])
-            with subject.attempt():
+            with subject.case(rewards_B.tolist()):
                 call = subject.call("advantages", rewards_B, torch.zeros(size, dtype=torch.long))
                 largest = float(call.value.abs().max())
                 call.expect_true(

@@ -39,6 +39,7 @@ def _rows() -> list[tuple[Group, Completion, float]]:
 
 
 def _expect_rows(call: Call, name: str, got: Sequence[object], expected: Sequence[object], expression: str) -> None:
+    call.subject.compared(len(expected))
     for row, (found, wanted) in enumerate(zip(got, expected, strict=True)):
         if found != wanted:
             lines = [
@@ -63,32 +64,37 @@ def tokens(subject: Subject, rng: Generator) -> None:
     ordinary token: masks come from lengths. Look for `ids != pad`, and for trimming at the first padding id.
     """
     for pad_token_id in (0, 2, 21):
-        call = subject.call("make_batch", GROUPS, pad_token_id)
-        batch: CollatedBatch = call.output
-        completions = [[int(token) for token in row] for row in _masked(batch.completion_ids, batch.completion_mask)]
-        _expect_rows(
-            call,
-            f"with pad id {pad_token_id} the completion",
-            completions,
-            [list(completion.token_ids) for _, completion, _ in _rows()],
-            "batch.completion_ids[row][batch.completion_mask[row].bool()].tolist()",
-        )
-        sequences = [[int(token) for token in row] for row in _masked(batch.input_ids, batch.attention_mask)]
-        _expect_rows(
-            call,
-            f"with pad id {pad_token_id} the sequence",
-            sequences,
-            [[*group.prompt_ids, *completion.token_ids] for group, completion, _ in _rows()],
-            "batch.input_ids[row][batch.attention_mask[row].bool()].tolist()",
-        )
-        at_start = [int(batch.input_ids[row, int(start)]) for row, start in enumerate(batch.completion_starts.tolist())]
-        _expect_rows(
-            call,
-            "at completion_starts the token",
-            at_start,
-            [completion.token_ids[0] for _, completion, _ in _rows()],
-            "int(batch.input_ids[row, int(batch.completion_starts[row])])",
-        )
+        with subject.case(f"padding id {pad_token_id}"):
+            call = subject.call("make_batch", GROUPS, pad_token_id)
+            batch: CollatedBatch = call.output
+            completions = [
+                [int(token) for token in row] for row in _masked(batch.completion_ids, batch.completion_mask)
+            ]
+            _expect_rows(
+                call,
+                f"with pad id {pad_token_id} the completion",
+                completions,
+                [list(completion.token_ids) for _, completion, _ in _rows()],
+                "batch.completion_ids[row][batch.completion_mask[row].bool()].tolist()",
+            )
+            sequences = [[int(token) for token in row] for row in _masked(batch.input_ids, batch.attention_mask)]
+            _expect_rows(
+                call,
+                f"with pad id {pad_token_id} the sequence",
+                sequences,
+                [[*group.prompt_ids, *completion.token_ids] for group, completion, _ in _rows()],
+                "batch.input_ids[row][batch.attention_mask[row].bool()].tolist()",
+            )
+            at_start = [
+                int(batch.input_ids[row, int(start)]) for row, start in enumerate(batch.completion_starts.tolist())
+            ]
+            _expect_rows(
+                call,
+                "at completion_starts the token",
+                at_start,
+                [completion.token_ids[0] for _, completion, _ in _rows()],
+                "int(batch.input_ids[row, int(batch.completion_starts[row])])",
+            )
 
 
 @check("batch.positions", needs=("make_batch",))
@@ -144,6 +150,7 @@ def nothing_lost(subject: Subject, rng: Generator) -> None:
     call = subject.call("make_batch", GROUPS, 2)
     sampled = sum(len(completion.token_ids) for _, completion, _ in _rows())
     trained = int(torch.as_tensor(call.output.completion_mask).sum())
+    subject.compared()
     if trained != sampled:
         lines = [f"assert int(adapter.make_batch(*arguments).completion_mask.sum()) == {sampled}"]
         raise Finding(f"{sampled} completion tokens were sampled, {trained} are trained", call.snippet(lines))

@@ -17,14 +17,14 @@ from rlcanary.checks.subject import Subject
 def _options(subject: Subject, *choices: dict[str, Any]) -> Iterator[Subject]:
     """The subject under each choice that its adapter can be set to."""
     for choice in choices:
-        with subject.attempt():
+        with subject.case(choice):
             yield subject.configured(**choice)
 
 
 def _expect_declared_loss(subject: Subject, rng: Generator, told: str) -> None:
     for rows, width, lengths in ((1, 1, (1,)), (2, 3, (3, 1)), cases.WITH_EMPTY_ROW):
         batch = cases.policy_batch(rng, rows, width, lengths)
-        with subject.attempt():
+        with subject.case(batch):
             loss, gradient_BT = exact_loss(batch, subject.conventions)
             call = subject.call("policy_loss", batch)
             call.expect(loss, f"with {told} the loss is another one")
@@ -48,7 +48,7 @@ def advantage_options(subject: Subject, rng: Generator) -> None:
         {"advantage_baseline": "leave_one_out", "advantage_scale": "none"},
         {"advantage_ddof": 1 - subject.conventions.advantage_ddof},
     ):
-        with subject.attempt():
+        with subject.case():
             call = option.call("advantages", rewards_B, group_ids_B)
             expected_B = reference.advantages(rewards_B.double(), group_ids_B, option.conventions)
             call.expect(expected_B, f"with {_told(option)} advantages follow another formula", scale=10)
@@ -144,7 +144,7 @@ def zero_is_off(subject: Subject, rng: Generator) -> None:
     batch = cases.policy_batch(rng, 2, 3, (3, 1))
     loss, gradient_BT = exact_loss(batch, off.conventions)
     for name in ("ref_logprobs", "sampler_logprobs", "entropy"):
-        with subject.attempt():
+        with subject.case(name):
             call = off.call("policy_loss", replace(batch, **{name: getattr(batch, name) - 3.0}))
             call.expect(loss, f"with its coefficient at 0 the loss depends on {name}")
             call.expect_gradient(gradient_BT, f"with its coefficient at 0 the gradient depends on {name}", "logprobs")

@@ -21,13 +21,14 @@ def is_shannon_entropy(subject: Subject, rng: Generator) -> None:
     placeholder of zeros, log2, and a mean where the sum over the vocabulary belongs.
     """
     for shape in ((1, 1, 2), (2, 2, 3), (2, 3, 7)):
-        logits_BTV = cases.logits(rng, *shape)
-        call = subject.call("entropy", logits_BTV)
-        call.expect(_exact(logits_BTV.detach()), "entropy differs from -Σ p log p")
-        if call.output.requires_grad:
-            leaf_BTV = logits_BTV.detach().double().requires_grad_()
-            (gradient,) = torch.autograd.grad(_exact(leaf_BTV).sum(), leaf_BTV)
-            call.expect_gradient(gradient, "the gradient of the entropy is not -p (log p + H)")
+        with subject.case(shape):
+            logits_BTV = cases.logits(rng, *shape)
+            call = subject.call("entropy", logits_BTV)
+            call.expect(_exact(logits_BTV.detach()), "entropy differs from -Σ p log p")
+            if call.output.requires_grad:
+                leaf_BTV = logits_BTV.detach().double().requires_grad_()
+                (gradient,) = torch.autograd.grad(_exact(leaf_BTV).sum(), leaf_BTV)
+                call.expect_gradient(gradient, "the gradient of the entropy is not -p (log p + H)")
 
 
 @check("entropy.filtered_logits", needs=("entropy",))

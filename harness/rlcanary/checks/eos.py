@@ -38,9 +38,10 @@ def truncated_completion_is_whole(subject: Subject, rng: Generator) -> None:
     """
     for completions in ([[21, 22, 23]], [[21, 22], [23]], [[21, 22, 23, 24], [25], [26, 27]]):
         for pad_token_id in (0, 2, completions[-1][-1]):
-            call = subject.call("make_batch", [_group(*completions)], pad_token_id)
-            told = f"with padding id {pad_token_id}, other tokens of the truncated completions are trained"
-            call.expect_equal(TRAINED, completions, told)
+            with subject.case(completions, f"padding id {pad_token_id}"):
+                call = subject.call("make_batch", [_group(*completions)], pad_token_id)
+                told = f"with padding id {pad_token_id}, other tokens of the truncated completions are trained"
+                call.expect_equal(TRAINED, completions, told)
 
 
 @check("eos.end_is_trained", needs=("make_batch",))
@@ -52,9 +53,12 @@ def end_is_trained(subject: Subject, rng: Generator) -> None:
     """
     for completions in ([[21, 2]], [[21, 2], [22, 23, 5]], [[2], [21, 22, 5], [21, 22, 23, 24]]):
         for pad_token_id in (0, 2, 5):
-            call = subject.call("make_batch", [_group(*completions)], pad_token_id)
-            told = f"with padding id {pad_token_id}, the completions do not end in training as they ended in sampling"
-            call.expect_equal(TRAINED, completions, told)
+            with subject.case(completions, f"padding id {pad_token_id}"):
+                call = subject.call("make_batch", [_group(*completions)], pad_token_id)
+                told = (
+                    f"with padding id {pad_token_id}, the completions do not end in training as they ended in sampling"
+                )
+                call.expect_equal(TRAINED, completions, told)
 
 
 @check("eos.end_within_a_completion", needs=("make_batch",))
@@ -66,8 +70,9 @@ def end_within_a_completion(subject: Subject, rng: Generator) -> None:
     """
     completions = [[21, 2, 22, 2], [21, 5, 23]]
     for pad_token_id in (0, 2):
-        call = subject.call("make_batch", [_group(*completions)], pad_token_id)
-        call.expect_equal(TRAINED, completions, "tokens that were sampled behind an EOS id are missing")
+        with subject.case(f"padding id {pad_token_id}"):
+            call = subject.call("make_batch", [_group(*completions)], pad_token_id)
+            call.expect_equal(TRAINED, completions, "tokens that were sampled behind an EOS id are missing")
 
 
 @check("eos.masks_agree", needs=("make_batch", "completion_mask"))
@@ -81,12 +86,17 @@ def masks_agree(subject: Subject, rng: Generator) -> None:
     completions = [[21, 22, 23, 2], [24, 5], [25, 26, 27, 28], [2]]
     expected = [[position < len(ids) for position in range(4)] for ids in completions]
     for pad_token_id in (0, 2, 21):
-        call = subject.call("make_batch", [_group(*completions)], pad_token_id)
-        call.expect_equal(
-            "output.completion_mask.bool().tolist()", expected, "the batch's mask is not that of the lengths"
-        )
-        searched = f"adapter.completion_mask(output.completion_ids, {list(EOS_IDS)}, {pad_token_id}).bool().tolist()"
-        call.expect_equal(searched, expected, "the mask that is searched in the batch's ids is not that of the lengths")
+        with subject.case(f"padding id {pad_token_id}"):
+            call = subject.call("make_batch", [_group(*completions)], pad_token_id)
+            call.expect_equal(
+                "output.completion_mask.bool().tolist()", expected, "the batch's mask is not that of the lengths"
+            )
+            searched = (
+                f"adapter.completion_mask(output.completion_ids, {list(EOS_IDS)}, {pad_token_id}).bool().tolist()"
+            )
+            call.expect_equal(
+                searched, expected, "the mask that is searched in the batch's ids is not that of the lengths"
+            )
 
 
 @check("eos.empty_completion", needs=("make_batch",))

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from rlcanary.checks.registry import check
-from rlcanary.checks.subject import Finding, Subject, close
+from rlcanary.checks.subject import Finding, NothingToCompare, Subject, close
 from rlcanary.checks.training import PAIR, build, new_state, nudged, reference_model, sampled, script
 from rlcanary.contract import NotProvided
 from rlcanary.conventions import Conventions
@@ -27,6 +27,7 @@ def changes_nothing(subject: Subject, rng: Generator) -> None:
     call = subject.call("evaluate", state)
     after = snapshot(state.value)
     different = changed(before, after)
+    subject.compared(len(before))
     if different:
         lines = script(
             "before = snapshot(arguments[0])",
@@ -47,14 +48,18 @@ def training_mode(subject: Subject, rng: Generator) -> None:
     that was not in training mode.
     """
     for mode in ("train", "eval"):
-        state = new_state(subject, f"tiny_llama().{mode}()", dressed="with_items({})")
-        before = modes(state.value)
-        call = subject.call("evaluate", state)
-        if modes(state.value) != before:
-            lines = script(
-                "before = modes(arguments[0])", "adapter.evaluate(*arguments)", "assert modes(arguments[0]) == before"
-            )
-            raise Finding(f"a model that was in {mode} mode before evaluation is not after it", call.snippet(lines))
+        with subject.case(mode):
+            state = new_state(subject, f"tiny_llama().{mode}()", dressed="with_items({})")
+            before = modes(state.value)
+            call = subject.call("evaluate", state)
+            subject.compared(len(before))
+            if modes(state.value) != before:
+                lines = script(
+                    "before = modes(arguments[0])",
+                    "adapter.evaluate(*arguments)",
+                    "assert modes(arguments[0]) == before",
+                )
+                raise Finding(f"a model that was in {mode} mode before evaluation is not after it", call.snippet(lines))
 
 
 @check("evaluation.random_state", needs=("evaluate",))
@@ -68,6 +73,7 @@ def random_state(subject: Subject, rng: Generator) -> None:
     before = random_states()
     call = subject.call("evaluate", state)
     drawn = changed(before, random_states())
+    subject.compared(len(before))
     if drawn:
         lines = script(
             "before = random_states()",
@@ -96,6 +102,7 @@ def repeatable(subject: Subject, rng: Generator) -> None:
     first = subject.call("evaluate", state).output
     call = subject.call("evaluate", state)
     different = changed(first, call.output, 1e-5)
+    subject.compared(len({*first, *call.output}))
     if different:
         lines = script(
             "first, second = adapter.evaluate(*arguments), adapter.evaluate(*arguments)",
@@ -130,6 +137,7 @@ def current_weights(subject: Subject, rng: Generator) -> None:
     expression = "with_items(adapter.new_state(nudged(tiny_llama()), None, 0.001))"
     expected = subject.adapter.evaluate(build(expression, adapter=subject.adapter))
     different = changed(expected, call.output, 1e-5)
+    subject.compared(len({*expected, *call.output}))
     if different:
         lines = script(
             "adapter.evaluate(*arguments)",
@@ -157,8 +165,9 @@ def reward(subject: Subject, rng: Generator) -> None:
         raise NotProvided("the state has no eval_items")
     call = subject.call("evaluate", state)
     if "reward" not in call.output:
-        raise NotProvided("evaluation logs no reward")
+        raise NothingToCompare("evaluation logs no reward")
     got = float(call.output["reward"])
+    subject.compared()
     if not abs(got - 0.25) < 1e-5:
         lines = script("got = adapter.evaluate(*arguments)['reward']", "assert abs(got - 0.25) < 1e-5, got")
         raise Finding(f"the rewards 0.75, 0.5, 0.25 and -0.5 were logged as {got:.4g}, not 0.25", call.snippet(lines))
@@ -181,6 +190,7 @@ def training_goes_on(subject: Subject, rng: Generator) -> None:
         call = subject.call("train_step", state, batch)
         ends.append(snapshot(state.value))
     different = changed(ends[0], ends[1], 1e-5)
+    subject.compared(len(ends[0]))
     if different:
         lines = script(
             f"other = {state.expression}",

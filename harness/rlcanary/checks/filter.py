@@ -17,7 +17,7 @@ def constant_group_is_dropped(subject: Subject, rng: Generator) -> None:
     """
     for size in (2, 3, 5, 7, 8, 16, 63):
         for reward in (0.9, 0.1, 1.0, 0.0, -0.3, 0.7, 0.95):
-            with subject.attempt():
+            with subject.case(f"{size} rewards of {reward}"):
                 call = subject.call("keep_group", torch.full((size,), reward))
                 told = f"a group of {size} completions that all earned {reward} is kept"
                 call.expect_true(not bool(call.output), told, "not bool(got)")
@@ -34,7 +34,7 @@ def varied_group_is_kept(subject: Subject, rng: Generator) -> None:
     winners = [[float(index == winner) for index in range(4)] for winner in range(4)]
     graded = [[0.5, 0.75], [0.5, 0.501], [-1.0, 1.0], [0.0, 2.0], [-2.0, -1.0, -1.0], [2.0, 3.0], [1000.0, 1000.5]]
     for rewards in ([1.0, 0.0], *winners, [1.0] * 15 + [0.0], *graded):
-        with subject.attempt():
+        with subject.case(rewards):
             call = subject.call("keep_group", torch.tensor(rewards))
             call.expect_true(bool(call.output), f"a group with the rewards {rewards} is dropped", "bool(got)")
 

@@ -108,8 +108,9 @@ def temperature(subject: Subject, rng: Generator) -> None:
     """
     batch, _ = reference.make_batch(GROUPS, pad_token_id=0)
     for value in (0.6, 1.5):
-        told = f"at temperature {value} the forward path scores another distribution"
-        _expect(subject, batch, told, "completion_logprobs", value)
+        with subject.case(f"temperature {value}"):
+            told = f"at temperature {value} the forward path scores another distribution"
+            _expect(subject, batch, told, "completion_logprobs", value)
 
 
 @check("forward.packing", needs=("packed_logprobs",))

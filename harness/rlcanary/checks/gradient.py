@@ -37,7 +37,7 @@ def finite_differences(subject: Subject, rng: Generator) -> None:
         # Ratios well inside every bound, so that no kink of the clipping lies within a step.
         near_BT = (batch.logprobs.detach() - cases.uniform(rng, rows, width, low=0.02, high=0.05)).round(decimals=2)
         batch = replace(batch, old_logprobs=near_BT)
-        with subject.attempt():
+        with subject.case(batch):
             call = subject.call("policy_loss", batch)
             gradient_BT = call.gradient("logprobs")
             for row, position in batch.mask.nonzero().tolist():
@@ -45,6 +45,7 @@ def finite_differences(subject: Subject, rng: Generator) -> None:
                     _shifted(subject, batch, row, position, STEP) - _shifted(subject, batch, row, position, -STEP)
                 ) / (2 * STEP)
                 got = float(gradient_BT[row, position])
+                subject.compared()
                 if abs(got - slope) > 0.02 * max(abs(slope), abs(got), 0.05):
                     raise Finding(
                         f"at row {row}, position {position} the gradient is {got:.4g}, the slope of the loss {slope:.4g}",
@@ -108,6 +109,7 @@ def is_the_policy_gradient(subject: Subject, rng: Generator) -> None:
     call = subject.call("policy_loss", batch)
     (got_TV,) = torch.autograd.grad(scored, leaf_TV, call.gradient("logprobs").to(scored.dtype))
     cosine = _cosine(-got_TV, wanted_TV)
+    subject.compared()
     if cosine < 0.999:
         lines = [
             f"logits = {literal(logits_TV)}.requires_grad_()",

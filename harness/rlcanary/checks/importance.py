@@ -20,14 +20,15 @@ def declared_weights(subject: Subject, rng: Generator) -> None:
     """
     for corrected in _corrections(subject):
         for rows, width, lengths in cases.SHAPES:
-            batch = cases.policy_batch(rng, rows, width, lengths)
-            assert batch.sampler_logprobs is not None
-            call = corrected.call("importance_weights", batch.old_logprobs, batch.sampler_logprobs, batch.mask)
-            expected_BT = reference.importance_weights(
-                batch.old_logprobs.double(), batch.sampler_logprobs.double(), batch.mask, corrected.conventions
-            )
-            level, mode = corrected.conventions.importance_level, corrected.conventions.importance_mode
-            call.expect(expected_BT, f"weights declared as {level}-level, {mode}, are other ones", where=batch.mask)
+            with subject.case(rows, width):
+                batch = cases.policy_batch(rng, rows, width, lengths)
+                assert batch.sampler_logprobs is not None
+                call = corrected.call("importance_weights", batch.old_logprobs, batch.sampler_logprobs, batch.mask)
+                expected_BT = reference.importance_weights(
+                    batch.old_logprobs.double(), batch.sampler_logprobs.double(), batch.mask, corrected.conventions
+                )
+                level, mode = corrected.conventions.importance_level, corrected.conventions.importance_mode
+                call.expect(expected_BT, f"weights declared as {level}-level, {mode}, are other ones", where=batch.mask)
 
 
 @check("importance.no_gradient", needs=("importance_weights",))
@@ -38,11 +39,12 @@ def no_gradient(subject: Subject, rng: Generator) -> None:
     log π = -1 and turns round below. Look for a missing `detach()`.
     """
     for corrected in _corrections(subject):
-        batch = cases.policy_batch(rng, 2, 2, (2, 1))
-        trainer_BT = batch.old_logprobs.clone().requires_grad_()
-        call = corrected.call("importance_weights", trainer_BT, batch.sampler_logprobs, batch.mask)
-        zero_BT = torch.zeros_like(trainer_BT)
-        call.expect_gradient(zero_BT, "the importance weights carry a gradient of the trainer's logprobs")
+        with subject.case():
+            batch = cases.policy_batch(rng, 2, 2, (2, 1))
+            trainer_BT = batch.old_logprobs.clone().requires_grad_()
+            call = corrected.call("importance_weights", trainer_BT, batch.sampler_logprobs, batch.mask)
+            zero_BT = torch.zeros_like(trainer_BT)
+            call.expect_gradient(zero_BT, "the importance weights carry a gradient of the trainer's logprobs")
 
 
 def _corrections(subject: Subject) -> Iterator[Subject]:
@@ -52,7 +54,7 @@ def _corrections(subject: Subject) -> Iterator[Subject]:
         return
     for level in ("token", "sequence"):
         for mode in ("truncate", "mask"):
-            with subject.attempt():
+            with subject.case(f"{level}, {mode}"):
                 yield subject.configured(
                     importance_level=level, importance_mode=mode, importance_low=0.5, importance_high=1.2
                 )

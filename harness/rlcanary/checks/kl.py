@@ -22,15 +22,16 @@ def declared_estimator(subject: Subject, rng: Generator) -> None:
     Look at which of the two logprobs is subtracted from which, and at clamps, beyond which the gradient is zero.
     """
     for rows, width in ((1, 1), (2, 2), (2, 3)):
-        logprobs_BT = cases.uniform(rng, rows, width, low=-3, high=-0.5).requires_grad_()
-        ref_BT = (logprobs_BT.detach() + cases.uniform(rng, rows, width, low=-1, high=1)).round(decimals=2)
-        exact_BT = logprobs_BT.detach().double().requires_grad_()
-        expected_BT = reference.kl(exact_BT, ref_BT.double(), subject.conventions)
-        (gradient_BT,) = torch.autograd.grad(expected_BT.sum(), exact_BT)
-        name = subject.conventions.kl_estimator
-        call = subject.call("kl", logprobs_BT, ref_BT)
-        call.expect(expected_BT, f"KL differs from the declared estimator {name}")
-        call.expect_gradient(gradient_BT, f"the gradient of the KL is not that of the declared estimator {name}")
+        with subject.case(rows, width):
+            logprobs_BT = cases.uniform(rng, rows, width, low=-3, high=-0.5).requires_grad_()
+            ref_BT = (logprobs_BT.detach() + cases.uniform(rng, rows, width, low=-1, high=1)).round(decimals=2)
+            exact_BT = logprobs_BT.detach().double().requires_grad_()
+            expected_BT = reference.kl(exact_BT, ref_BT.double(), subject.conventions)
+            (gradient_BT,) = torch.autograd.grad(expected_BT.sum(), exact_BT)
+            name = subject.conventions.kl_estimator
+            call = subject.call("kl", logprobs_BT, ref_BT)
+            call.expect(expected_BT, f"KL differs from the declared estimator {name}")
+            call.expect_gradient(gradient_BT, f"the gradient of the KL is not that of the declared estimator {name}")
 
 
 @check("kl.zero_at_reference", needs=("kl",))
@@ -88,7 +89,7 @@ def pulls_towards_reference(subject: Subject, rng: Generator) -> None:
         subject = subject.configured(kl_coef=0.5)
     for batch in cases.policy_batches(rng, on_policy=True):
         batch = replace(batch, advantages=torch.zeros_like(batch.advantages))
-        with subject.attempt():
+        with subject.case(batch):
             call = subject.call("policy_loss", batch)
             loss, gradient_BT = exact_loss(batch, subject.conventions)
             call.expect(loss, f"with zero advantages the loss is not {subject.conventions.kl_coef} times the KL")

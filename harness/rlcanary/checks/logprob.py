@@ -33,15 +33,16 @@ def is_log_softmax(subject: Subject, rng: Generator) -> None:
     ids (logits at t score the token at t + 1), and at anything that detaches or rescales the logits.
     """
     for shape in SHAPES:
-        logits_BTV, ids_BT = cases.logits(rng, *shape), cases.token_ids(rng, *shape)
-        weights_BT = cases.uniform(rng, *shape[:2], low=0.5, high=1.5)
-        call = subject.call("token_logprobs", logits_BTV, ids_BT, 1.0)
-        call.expect(_exact(logits_BTV, ids_BT, 1.0), "logprobs differ from log softmax at the token's id")
-        call.expect_gradient(
-            _exact_gradient(logits_BTV, ids_BT, 1.0, weights_BT),
-            "the gradient of the logprobs with respect to the logits is not onehot - softmax",
-            weights=weights_BT,
-        )
+        with subject.case(shape):
+            logits_BTV, ids_BT = cases.logits(rng, *shape), cases.token_ids(rng, *shape)
+            weights_BT = cases.uniform(rng, *shape[:2], low=0.5, high=1.5)
+            call = subject.call("token_logprobs", logits_BTV, ids_BT, 1.0)
+            call.expect(_exact(logits_BTV, ids_BT, 1.0), "logprobs differ from log softmax at the token's id")
+            call.expect_gradient(
+                _exact_gradient(logits_BTV, ids_BT, 1.0, weights_BT),
+                "the gradient of the logprobs with respect to the logits is not onehot - softmax",
+                weights=weights_BT,
+            )
 
 
 @check("logprob.temperature", needs=("token_logprobs",))
@@ -54,18 +55,19 @@ def temperature(subject: Subject, rng: Generator) -> None:
     """
     for value in (0.6, 1.7):
         for shape in SHAPES:
-            logits_BTV, ids_BT = cases.logits(rng, *shape), cases.token_ids(rng, *shape)
-            weights_BT = cases.uniform(rng, *shape[:2], low=0.5, high=1.5)
-            call = subject.call("token_logprobs", logits_BTV, ids_BT, value)
-            call.expect(
-                _exact(logits_BTV, ids_BT, value),
-                f"at temperature {value} logprobs differ from log softmax(logits / T)",
-            )
-            call.expect_gradient(
-                _exact_gradient(logits_BTV, ids_BT, value, weights_BT),
-                f"at temperature {value} the gradient is not (onehot - softmax(logits / T)) / T",
-                weights=weights_BT,
-            )
+            with subject.case(f"temperature {value}", shape):
+                logits_BTV, ids_BT = cases.logits(rng, *shape), cases.token_ids(rng, *shape)
+                weights_BT = cases.uniform(rng, *shape[:2], low=0.5, high=1.5)
+                call = subject.call("token_logprobs", logits_BTV, ids_BT, value)
+                call.expect(
+                    _exact(logits_BTV, ids_BT, value),
+                    f"at temperature {value} logprobs differ from log softmax(logits / T)",
+                )
+                call.expect_gradient(
+                    _exact_gradient(logits_BTV, ids_BT, value, weights_BT),
+                    f"at temperature {value} the gradient is not (onehot - softmax(logits / T)) / T",
+                    weights=weights_BT,
+                )
 
 
 @check("logprob.inputs_untouched", needs=("token_logprobs",))
@@ -77,7 +79,7 @@ def inputs_untouched(subject: Subject, rng: Generator) -> None:
     """
     logits_BTV, ids_BT = cases.logits(rng, 2, 3, 5).detach(), cases.token_ids(rng, 2, 3, 5)
     for value in (1.0, 0.5):
-        with subject.attempt():
+        with subject.case(f"temperature {value}"):
             call = subject.call("token_logprobs", logits_BTV, ids_BT, value)
             call.expect_inputs_untouched("token_logprobs changed its input in place")
 
@@ -94,7 +96,7 @@ def probabilities_add_to_one(subject: Subject, rng: Generator) -> None:
         for shift in (0.0, 100.0):
             row_V = cases.uniform(rng, vocabulary, low=-3, high=3) + shift
             logits_BTV = row_V.expand(1, vocabulary, vocabulary).contiguous()
-            with subject.attempt():
+            with subject.case(f"temperature {temperature}, shift {shift:g}"):
                 call = subject.call("token_logprobs", logits_BTV, torch.arange(vocabulary).unsqueeze(0), temperature)
                 total = call.value.double().exp().sum()
                 call.expect_true(
@@ -133,12 +135,13 @@ def large_logits(subject: Subject, rng: Generator) -> None:
     softmax followed by log, and for an exp without the row's maximum taken out.
     """
     for magnitude in (30.0, 200.0):
-        logits_BTV = (cases.logits(rng, 2, 2, 4).detach() / 3 * magnitude).requires_grad_()
-        ids_BT = cases.token_ids(rng, 2, 2, 4)
-        call = subject.call("token_logprobs", logits_BTV, ids_BT, 1.0)
-        call.expect(
-            _exact(logits_BTV, ids_BT, 1.0), f"logprobs of logits around {magnitude:g} are wrong", scale=magnitude
-        )
+        with subject.case(f"logits around {magnitude:g}"):
+            logits_BTV = (cases.logits(rng, 2, 2, 4).detach() / 3 * magnitude).requires_grad_()
+            ids_BT = cases.token_ids(rng, 2, 2, 4)
+            call = subject.call("token_logprobs", logits_BTV, ids_BT, 1.0)
+            call.expect(
+                _exact(logits_BTV, ids_BT, 1.0), f"logprobs of logits around {magnitude:g} are wrong", scale=magnitude
+            )
 
 
 def _keeps_the_dtype(conventions: Conventions) -> str | None:

@@ -24,7 +24,7 @@ def declared_value(subject: Subject, rng: Generator) -> None:
     at the sign of the surrogate, the side of each clipping bound, and what the sum over tokens is divided by.
     """
     for batch in cases.policy_batches(rng, empty_row=True):
-        with subject.attempt():
+        with subject.case(batch):
             loss, _ = exact_loss(batch, subject.conventions)
             call = subject.call("policy_loss", batch)
             told = f"the loss is not the declared one ({_terms(subject)}){_other_declaration(call, batch)}"
@@ -39,7 +39,7 @@ def declared_gradient(subject: Subject, rng: Generator) -> None:
     division after backward, a weight that carries gradient. Look at `detach()` on old logprobs and importance weights.
     """
     for batch in cases.policy_batches(rng, empty_row=True):
-        with subject.attempt():
+        with subject.case(batch):
             _, gradient_BT = exact_loss(batch, subject.conventions)
             call = subject.call("policy_loss", batch)
             call.expect_gradient(
@@ -77,11 +77,12 @@ def on_policy_sign(subject: Subject, rng: Generator) -> None:
     if subject.conventions.kl_coef != 0:
         subject = subject.configured(kl_coef=0.0)
     for batch in cases.policy_batches(rng, on_policy=True):
-        with subject.attempt():
+        with subject.case(batch):
             call = subject.call("policy_loss", batch)
             gradient_BT = call.gradient("logprobs")
             wanted_BT = -batch.advantages.sign().unsqueeze(1).expand_as(gradient_BT)
             wrong_BT = (gradient_BT.sign() != wanted_BT) & batch.mask
+            subject.compared(int(batch.mask.sum()))
             if wrong_BT.any():
                 row, position = wrong_BT.nonzero()[0].tolist()
                 raise Finding(
@@ -110,19 +111,20 @@ def rows_are_separate(subject: Subject, rng: Generator) -> None:
     have a token axis, and test with as many rows as positions.
     """
     for rows, width, lengths in ((2, 2, (2, 2)), (3, 4, (4, 2, 3))):
-        batch = cases.policy_batch(rng, rows, width, lengths)
-        before = subject.call("policy_loss", batch)
-        raised_B = batch.advantages.clone()
-        raised_B[0] += 2.0
-        call = subject.call("policy_loss", replace(batch, advantages=raised_B))
-        others_BT = (torch.arange(rows) > 0).unsqueeze(1).expand(rows, width)
-        call.expect_gradient(
-            before.gradient("logprobs"),
-            "raising the advantage of the first row by 2 changed the gradient of the others",
-            "logprobs",
-            where=others_BT,
-            derived=Derived(before),
-        )
+        with subject.case(rows, width):
+            batch = cases.policy_batch(rng, rows, width, lengths)
+            before = subject.call("policy_loss", batch)
+            raised_B = batch.advantages.clone()
+            raised_B[0] += 2.0
+            call = subject.call("policy_loss", replace(batch, advantages=raised_B))
+            others_BT = (torch.arange(rows) > 0).unsqueeze(1).expand(rows, width)
+            call.expect_gradient(
+                before.gradient("logprobs"),
+                "raising the advantage of the first row by 2 changed the gradient of the others",
+                "logprobs",
+                where=others_BT,
+                derived=Derived(before),
+            )
 
 
 @check("loss.token_advantages", needs=("policy_loss",))
@@ -135,7 +137,7 @@ def token_advantages(subject: Subject, rng: Generator) -> None:
     for rows, width, lengths in ((2, 2, (2, 1)), (3, 3, (3, 1, 2)), (2, 4, (4, 2))):
         batch = cases.policy_batch(rng, rows, width, lengths)
         per_token = replace(batch, advantages=batch.advantages.unsqueeze(1).expand(rows, width).contiguous())
-        with subject.attempt():
+        with subject.case(batch):
             before = subject.call("policy_loss", batch)
             call = subject.call("policy_loss", per_token)
             derived = Derived(before)
@@ -184,7 +186,7 @@ def masked_positions(subject: Subject, rng: Generator) -> None:
     """
     batch = cases.policy_batch(rng, 2, 3, (3, 1))
     for name in ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs", "entropy"):
-        with subject.attempt():
+        with subject.case(name):
             option = _reading(subject, name)
             before = option.call("policy_loss", batch)
             for garbage in (-50.0, math.nan, math.inf, -math.inf):
@@ -234,7 +236,7 @@ def clipping(subject: Subject, rng: Generator) -> None:
                 entropy=torch.tensor([[1.0]]),
                 group_ids=torch.tensor([0]),
             )
-            with subject.attempt():
+            with subject.case(f"ratio {ratio:.3g}, advantage {advantage:g}"):
                 loss, gradient_BT = exact_loss(batch, subject.conventions)
                 case = f"one token with ratio {ratio:.3g} and advantage {advantage:g}"
                 call = subject.call("policy_loss", batch)
@@ -250,7 +252,7 @@ def metrics(subject: Subject, rng: Generator) -> None:
     that counts tokens which the clipping does not touch.
     """
     for batch in cases.policy_batches(rng):
-        with subject.attempt():
+        with subject.case(batch):
             call = subject.call("policy_loss", batch)
             expected = exact_output(batch, subject.conventions).metrics
             for name in sorted(set(expected) & set(call.output.metrics)):

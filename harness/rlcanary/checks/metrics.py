@@ -3,17 +3,17 @@
 from torch import Generator
 
 from rlcanary.checks.registry import check
-from rlcanary.checks.subject import Call, Finding, Subject
+from rlcanary.checks.subject import Call, Finding, NothingToCompare, Subject
 from rlcanary.checks.training import GROUPS, PAIR, build, new_state, reference_model, sampled, script
 from rlcanary.checks.updates import declared
-from rlcanary.contract import NotProvided
 
 
 def _expect(call: Call, expected: dict[str, float], told: str, source: list[str]) -> None:
     """Compare the metrics that both sides have; `source` is Python that makes `expected` in a snippet."""
     logged = {name: float(value) for name, value in call.output.items() if name in expected}
     if not logged:
-        raise NotProvided(f"logs none of {', '.join(expected)}")
+        raise NothingToCompare(f"logs none of {', '.join(expected)}")
+    call.subject.compared(len(logged))
     # The absolute part covers float32 logprobs of the order of ten in a mean that cancels.
     allowed = {name: 1e-3 * abs(expected[name]) + 1e-4 for name in logged}
     wrong = [name for name, got in logged.items() if not abs(got - expected[name]) <= allowed[name]]
@@ -39,7 +39,7 @@ def on_policy_identities(subject: Subject, rng: Generator) -> None:
     expected = dict.fromkeys(("ratio_mean", "ratio_min", "ratio_max", "mult_prob_error"), 1.0)
     expected |= {"clip_fraction": 0.0, "kl": 0.0}
     for choice in ({}, {"temperature": 0.6}):
-        with subject.attempt():
+        with subject.case(choice):
             option = subject.configured(**choice)
             state = new_state(option, ref_model="tiny_llama()")
             call = option.call("train_step", state, sampled(option, PAIR))
@@ -60,17 +60,20 @@ def recomputed(subject: Subject, rng: Generator) -> None:
     reused before it was logged.
     """
     for groups in (PAIR, GROUPS):
-        batch = sampled(subject, groups)
-        ref_model = reference_model(subject)
-        state = new_state(subject, ref_model=ref_model, learning_rate=1e-3, dressed="decaying({})")
-        expected = declared(build("tiny_llama()"), build(ref_model), batch, subject.conventions).metrics | {"lr": 1e-3}
-        source = [
-            f"metrics = declared(tiny_llama(), {ref_model}, arguments[1], adapter.conventions).metrics",
-            "expected = {**metrics, 'lr': 1e-3}",
-        ]
-        _expect(
-            subject.call("train_step", state, batch),
-            expected,
-            "computed again from the batch, logged metrics differ",
-            source,
-        )
+        with subject.case(f"{len(groups)} prompts"):
+            batch = sampled(subject, groups)
+            ref_model = reference_model(subject)
+            state = new_state(subject, ref_model=ref_model, learning_rate=1e-3, dressed="decaying({})")
+            expected = declared(build("tiny_llama()"), build(ref_model), batch, subject.conventions).metrics | {
+                "lr": 1e-3
+            }
+            source = [
+                f"metrics = declared(tiny_llama(), {ref_model}, arguments[1], adapter.conventions).metrics",
+                "expected = {**metrics, 'lr': 1e-3}",
+            ]
+            _expect(
+                subject.call("train_step", state, batch),
+                expected,
+                "computed again from the batch, logged metrics differ",
+                source,
+            )

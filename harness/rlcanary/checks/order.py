@@ -38,12 +38,13 @@ def every_item_once(subject: Subject, rng: Generator) -> None:
     """
     for n_items, world_size in ((1, 1), (4, 1), (4, 2), (6, 3), (16, 4)):
         for epoch in (0, 1, 5):
-            call = subject.call("data_order", n_items, epoch, 0, world_size)
-            call.expect_equal(
-                f"sorted({_visited(n_items, world_size, str(epoch))})",
-                list(range(n_items)),
-                f"{n_items} items, epoch {epoch}, {world_size} ranks: the ranks do not visit every item once",
-            )
+            with subject.case(f"{n_items} items, {world_size} ranks, epoch {epoch}"):
+                call = subject.call("data_order", n_items, epoch, 0, world_size)
+                call.expect_equal(
+                    f"sorted({_visited(n_items, world_size, str(epoch))})",
+                    list(range(n_items)),
+                    f"{n_items} items, epoch {epoch}, {world_size} ranks: the ranks do not visit every item once",
+                )
 
 
 @check("order.uneven_ranks", needs=("data_order",))
@@ -54,16 +55,19 @@ def uneven_ranks(subject: Subject, rng: Generator) -> None:
     per batch rather than once.
     """
     for n_items, world_size in ((5, 2), (7, 3), (7, 4), (13, 8)):
-        call = subject.call("data_order", n_items, 0, 0, world_size)
-        visited = _visited(n_items, world_size)
-        call.expect_equal(
-            f"sorted(set({visited}) - set(range({n_items})))", [], f"an index outside the {n_items} items is visited"
-        )
-        call.expect_equal(
-            f"{n_items} - len(set({visited})) + len({visited}) - len(set({visited})) < {world_size}",
-            True,
-            f"{n_items} items on {world_size} ranks: {world_size} or more are left out or repeated",
-        )
+        with subject.case(f"{n_items} items, {world_size} ranks"):
+            call = subject.call("data_order", n_items, 0, 0, world_size)
+            visited = _visited(n_items, world_size)
+            call.expect_equal(
+                f"sorted(set({visited}) - set(range({n_items})))",
+                [],
+                f"an index outside the {n_items} items is visited",
+            )
+            call.expect_equal(
+                f"{n_items} - len(set({visited})) + len({visited}) - len(set({visited})) < {world_size}",
+                True,
+                f"{n_items} items on {world_size} ranks: {world_size} or more are left out or repeated",
+            )
 
 
 @check("order.no_item_is_always_left_out", needs=("data_order",), applies=_is_sequential)
@@ -74,11 +78,12 @@ def no_item_is_always_left_out(subject: Subject, rng: Generator) -> None:
     trained. Look for a cut to a multiple of the batch size that comes before the permutation.
     """
     for n_items, world_size in ((5, 2), (7, 4)):
-        call = subject.call("data_order", n_items, 0, 0, world_size)
-        visited = f"{{index for epoch in range(32) for index in {_visited(n_items, world_size, 'epoch')}}}"
-        call.expect_equal(
-            f"sorted(set(range({n_items})) - {visited})", [], "in 32 epochs these of the items were never visited"
-        )
+        with subject.case(f"{n_items} items, {world_size} ranks"):
+            call = subject.call("data_order", n_items, 0, 0, world_size)
+            visited = f"{{index for epoch in range(32) for index in {_visited(n_items, world_size, 'epoch')}}}"
+            call.expect_equal(
+                f"sorted(set(range({n_items})) - {visited})", [], "in 32 epochs these of the items were never visited"
+            )
 
 
 @check("order.epochs_differ", needs=("data_order",), applies=_is_sequential)
@@ -106,12 +111,15 @@ def sequential(subject: Subject, rng: Generator) -> None:
     """
     subject = subject.configured(data_order="sequential")
     for epoch in (0, 1):
-        call = subject.call("data_order", 6, epoch, 0, 1)
-        call.expect_equal(
-            "list(output)", list(range(6)), f"in epoch {epoch} the items are not visited from first to last"
-        )
-        call = subject.call("data_order", 6, epoch, 1, 2)
-        call.expect_equal("list(output) == sorted(output)", True, "rank 1 of 2 does not go forward through its items")
+        with subject.case(f"epoch {epoch}"):
+            call = subject.call("data_order", 6, epoch, 0, 1)
+            call.expect_equal(
+                "list(output)", list(range(6)), f"in epoch {epoch} the items are not visited from first to last"
+            )
+            call = subject.call("data_order", 6, epoch, 1, 2)
+            call.expect_equal(
+                "list(output) == sorted(output)", True, "rank 1 of 2 does not go forward through its items"
+            )
 
 
 @check("order.repeatable", needs=("data_order",))
@@ -123,20 +131,22 @@ def repeatable(subject: Subject, rng: Generator) -> None:
     `randperm` and `shuffle` without a generator of their own, and for samplers whose state is not saved.
     """
     for world_size in (1, 2):
-        orders = []
-        for seed in (1, 2):
-            with _global_seed(seed):
-                call = subject.call("data_order", 12, 1, 0, world_size)
-                orders.append([int(index) for index in call.output])
-            subject.call("data_order", 12, 2, 0, world_size)
-        if orders[0] != orders[1]:
-            lines = _seeded("first = [int(index) for index in adapter.data_order(*arguments)]", 1)
-            lines += _seeded("again = [int(index) for index in adapter.data_order(*arguments)]", 2)
-            raise Finding(
-                "with another state of the global random generators, the same epoch has another order\n"
-                f"  first: {orders[0]}\n  again: {orders[1]}",
-                _snippet(call, [*lines, "assert first == again, (first, again)"]),
-            )
+        with subject.case(f"{world_size} ranks"):
+            orders = []
+            for seed in (1, 2):
+                with _global_seed(seed):
+                    call = subject.call("data_order", 12, 1, 0, world_size)
+                    orders.append([int(index) for index in call.output])
+                subject.call("data_order", 12, 2, 0, world_size)
+            subject.compared(len(orders[0]))
+            if orders[0] != orders[1]:
+                lines = _seeded("first = [int(index) for index in adapter.data_order(*arguments)]", 1)
+                lines += _seeded("again = [int(index) for index in adapter.data_order(*arguments)]", 2)
+                raise Finding(
+                    "with another state of the global random generators, the same epoch has another order\n"
+                    f"  first: {orders[0]}\n  again: {orders[1]}",
+                    _snippet(call, [*lines, "assert first == again, (first, again)"]),
+                )
 
 
 @check("order.leaves_the_global_random_state", needs=("data_order",))
@@ -147,25 +157,29 @@ def leaves_the_global_random_state(subject: Subject, rng: Generator) -> None:
     start and on every rank. Look for `manual_seed`, `random.seed` and `numpy.random.seed` in the sampler.
     """
     for epoch in (0, 1):
-        states = []
-        for seed in (1, 2):
-            with _global_seed(seed):
-                call = subject.call("data_order", 8, epoch, 0, 1)
-                states.append(_states())
-        seeded = [
-            name for name, first, second in zip(("torch", "random", "numpy"), *states, strict=True) if first == second
-        ]
-        if seeded:
-            lines = [*_seeded("adapter.data_order(*arguments)", 1), f"first = {STATE}"]
-            lines += [*_seeded("adapter.data_order(*arguments)", 2), f"second = {STATE}"]
-            lines += [
-                "same = [str(one) == str(other) for one, other in zip(first, second)]",
-                "assert not any(same), dict(zip(('torch', 'random', 'numpy'), same))",
+        with subject.case(f"epoch {epoch}"):
+            states = []
+            for seed in (1, 2):
+                with _global_seed(seed):
+                    call = subject.call("data_order", 8, epoch, 0, 1)
+                    states.append(_states())
+            seeded = [
+                name
+                for name, first, second in zip(("torch", "random", "numpy"), *states, strict=True)
+                if first == second
             ]
-            raise Finding(
-                f"from two different states, data_order leaves the same state of: {', '.join(seeded)}",
-                _snippet(call, lines),
-            )
+            subject.compared()
+            if seeded:
+                lines = [*_seeded("adapter.data_order(*arguments)", 1), f"first = {STATE}"]
+                lines += [*_seeded("adapter.data_order(*arguments)", 2), f"second = {STATE}"]
+                lines += [
+                    "same = [str(one) == str(other) for one, other in zip(first, second)]",
+                    "assert not any(same), dict(zip(('torch', 'random', 'numpy'), same))",
+                ]
+                raise Finding(
+                    f"from two different states, data_order leaves the same state of: {', '.join(seeded)}",
+                    _snippet(call, lines),
+                )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from rlcanary.checks.generation import (
     wrong_ending,
 )
 from rlcanary.checks.registry import check
-from rlcanary.checks.subject import Call, Finding, Subject
+from rlcanary.checks.subject import Call, Finding, NothingToCompare, Subject
 from rlcanary.checks.training import build, new_engine, script
 from rlcanary.contract import NotProvided
 
@@ -38,8 +38,9 @@ def _generate(
     call = subject.call("generate", new_engine(subject), prompts, request)
     counts = [len(group) for group in call.output]
     expected = [request["n"]] * len(prompts)
-    call.expect_equal("[len(group) for group in output]", expected, "another number of completions than asked for")
-    assert counts == expected
+    if counts != expected:
+        lines = ["got = [len(group) for group in adapter.generate(*arguments)]", f"assert got == {expected}, got"]
+        raise Finding(f"{counts} completions came back, {expected} were asked for", call.snippet(lines))
     return call, call.output
 
 
@@ -62,7 +63,7 @@ def logprobs(subject: Subject, rng: Generator) -> None:
     defaults an engine reads from the model's folder, and at whether each path to the engine sets the same.
     """
     for prompts, temperature in (([SHORT], 1.0), ([SHORT], 0.6), (PROMPTS, 1.5)):
-        with subject.attempt():
+        with subject.case(f"{len(prompts)} prompts, temperature {temperature}"):
             _expect_trainer_logprobs(subject, prompts, temperature)
 
 
@@ -72,9 +73,10 @@ def _expect_trainer_logprobs(subject: Subject, prompts: list[list[int]], tempera
     for index, (prompt, completions) in enumerate(zip(prompts, groups, strict=True)):
         for completion in completions:
             if completion.logprobs is None:
-                raise NotProvided("the engine gives no logprobs")
+                raise NothingToCompare("the engine gives no logprobs")
             expected_T = trainer_logprobs(model, prompt, completion.token_ids, temperature)
             got_T = torch.tensor(list(completion.logprobs)).double()
+            subject.compared(len(expected_T))
             if got_T.shape == expected_T.shape and torch.allclose(got_T, expected_T, rtol=0, atol=CLOSE):
                 continue
             lines = script(
@@ -100,11 +102,11 @@ def logprobs_are_logprobs(subject: Subject, rng: Generator) -> None:
     certainty. Look at the order in which the fields of an engine's answer are unpacked, and at defaults for what is missing.
     """
     for choice in ({}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.6}):
-        with subject.attempt():
+        with subject.case(choice):
             call, groups = _generate(subject, [SHORT, [13]], sampling(n=2, **choice))
             for completion in (completion for group in groups for completion in group):
                 if completion.logprobs is None:
-                    raise NotProvided("the engine gives no logprobs")
+                    raise NothingToCompare("the engine gives no logprobs")
             expression = (
                 "[len(completion.logprobs) == len(completion.token_ids) and all(-torch.inf < value <= 1e-6 for value in "
                 "completion.logprobs) for group in output for completion in group]"
@@ -121,21 +123,23 @@ def greedy(subject: Subject, rng: Generator) -> None:
     "not set" and replaced by the default temperature.
     """
     for prompts in ([SHORT], PROMPTS):
-        call, groups = _generate(subject, prompts, sampling(temperature=0.0))
-        model = build("tiny_llama()")
-        for index, (prompt, (completion,)) in enumerate(zip(prompts, groups, strict=True)):
-            lost = shortfall(model, prompt, completion.token_ids)
-            if lost > CLOSE:
-                lines = script(
-                    "for prompt, (completion,) in zip(arguments[1], adapter.generate(*arguments)):",
-                    "    got = shortfall(tiny_llama(), prompt, completion.token_ids)",
-                    f"    assert got <= {CLOSE}, (prompt, got)",
-                )
-                raise Finding(
-                    f"prompt {index + 1} of {len(prompts)} was continued with {list(completion.token_ids)}, where one of "
-                    f"the tokens is {lost:.3g} nats less likely than the likeliest",
-                    call.snippet(lines),
-                )
+        with subject.case(f"{len(prompts)} prompts"):
+            call, groups = _generate(subject, prompts, sampling(temperature=0.0))
+            model = build("tiny_llama()")
+            for index, (prompt, (completion,)) in enumerate(zip(prompts, groups, strict=True)):
+                lost = shortfall(model, prompt, completion.token_ids)
+                subject.compared(len(completion.token_ids))
+                if lost > CLOSE:
+                    lines = script(
+                        "for prompt, (completion,) in zip(arguments[1], adapter.generate(*arguments)):",
+                        "    got = shortfall(tiny_llama(), prompt, completion.token_ids)",
+                        f"    assert got <= {CLOSE}, (prompt, got)",
+                    )
+                    raise Finding(
+                        f"prompt {index + 1} of {len(prompts)} was continued with {list(completion.token_ids)}, where "
+                        f"one of the tokens is {lost:.3g} nats less likely than the likeliest",
+                        call.snippet(lines),
+                    )
 
 
 @check("parity.samples_differ", needs=("generate",))
@@ -151,6 +155,7 @@ def samples_differ(subject: Subject, rng: Generator) -> None:
     call.expect_equal(f"len(set({ids})) > 1", True, "six samples of one prompt are all the same")
     again = subject.call("generate", call.arguments[0], [SHORT], request)
     first = [tuple(completion.token_ids) for completion in group]
+    subject.compared()
     if [tuple(completion.token_ids) for completion in again.output[0]] == first:
         lines = script(
             "first, second = adapter.generate(*arguments), adapter.generate(*arguments)",
@@ -172,6 +177,7 @@ def seed(subject: Subject, rng: Generator) -> None:
         call, (group,) = _generate(subject, [SHORT], sampling(n=4, max_new_tokens=8, seed=value))
         outputs.append([tuple(completion.token_ids) for completion in group])
     holds = outputs[0] == outputs[1] != outputs[2] and len(set(outputs[0])) > 1
+    subject.compared()
     if not holds:
         lines = script(
             "engine, prompts, request = arguments",
@@ -203,24 +209,26 @@ def endings(subject: Subject, rng: Generator) -> None:
     """
     # So many ids that most completions end with one of them, and one id that hardly any ends with.
     for eos_token_ids, max_new_tokens in ((tuple(range(0, 64, 4)), 6), ((2,), 5), ((2,), 1)):
-        request = sampling(n=8, max_new_tokens=max_new_tokens, eos_token_ids=eos_token_ids)
-        call, groups = _generate_again(subject, [SHORT, LONG], request)
-        wrong = [
-            (completion, told)
-            for group in groups
-            for completion in group
-            if (told := wrong_ending(completion, eos_token_ids, max_new_tokens))
-        ]
-        if wrong:
-            completion, told = wrong[0]
-            lines = script(
-                "request = arguments[2]",
-                "for group in adapter.generate(*arguments):",
-                "    for completion in group:",
-                "        got = wrong_ending(completion, request['eos_token_ids'], request['max_new_tokens'])",
-                "        assert got is None, (completion, got)",
-            )
-            raise Finding(f"the completion {list(completion.token_ids)} has {told}", call.snippet(lines))
+        with subject.case(f"{len(eos_token_ids)} EOS ids, at most {max_new_tokens} tokens"):
+            request = sampling(n=8, max_new_tokens=max_new_tokens, eos_token_ids=eos_token_ids)
+            call, groups = _generate_again(subject, [SHORT, LONG], request)
+            wrong = [
+                (completion, told)
+                for group in groups
+                for completion in group
+                if (told := wrong_ending(completion, eos_token_ids, max_new_tokens))
+            ]
+            subject.compared(sum(map(len, groups)))
+            if wrong:
+                completion, told = wrong[0]
+                lines = script(
+                    "request = arguments[2]",
+                    "for group in adapter.generate(*arguments):",
+                    "    for completion in group:",
+                    "        got = wrong_ending(completion, request['eos_token_ids'], request['max_new_tokens'])",
+                    "        assert got is None, (completion, got)",
+                )
+                raise Finding(f"the completion {list(completion.token_ids)} has {told}", call.snippet(lines))
 
 
 @check("parity.distribution", needs=("generate",))
@@ -240,7 +248,7 @@ def first_token_distribution(subject: Subject, rng: Generator) -> None:
         (LONG, {"temperature": 1.0}),
     ]
     for prompt, choice in cases:
-        with subject.attempt():
+        with subject.case(f"{len(prompt)} tokens", choice):
             _expect_distribution(subject, prompt, choice)
 
 
@@ -255,6 +263,7 @@ def _expect_distribution(subject: Subject, prompt: list[int], choice: dict[str, 
         ]
         raise Finding(f"{empty} of {len(completions)} completions hold no token, not even an EOS", call.snippet(lines))
     drawn = [int(completion.token_ids[0]) for completion in completions]
+    subject.compared(len(drawn))
     if p_value(drawn, probabilities_V) > IMPROBABLE:
         return
     counts = Counter(drawn)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 
-from rlcanary.checks.subject import Finding, Subject
-from rlcanary.contract import Adapter, NotProvided, provided
+from rlcanary.checks.subject import Subject, Tally
+from rlcanary.contract import Adapter, provided
 from rlcanary.conventions import Conventions
 
 AREAS = (
@@ -43,7 +42,7 @@ AREAS = (
     "parity",
 )
 
-Status = Literal["pass", "fail", "not-provided", "error"]
+Status = Literal["pass", "fail", "not-compared", "not-provided", "error"]
 CheckFunction = Callable[[Subject, torch.Generator], None]
 
 
@@ -85,7 +84,18 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """How one check went. `message` says what was found, or why it did not run or which cases were left out."""
+    """How one check went.
+
+    A check that called the code and compared nothing is "not-compared", never "pass".
+
+    Attributes:
+        id: the check's.
+        area: the check's.
+        status: how it ended.
+        message: the counterexample or the error and which other cases failed; else why the check or a case did not run.
+        snippet: Python that reproduces the counterexample.
+        seconds: how long it took.
+    """
 
     id: str
     area: str
@@ -136,18 +146,27 @@ def _run(check: Check, adapter: Adapter, spec: str, seed: int) -> tuple[Status, 
     if reason:
         return "not-provided", f"does not apply: {reason}", ""
     subject = Subject(adapter, spec)
-    try:
+    tally = subject.tally
+    with tally.case(""):
         check.run(subject, torch.Generator().manual_seed(seed))
-    except Finding as finding:
-        return "fail", finding.message, finding.snippet
-    except NotProvided as declined:
-        return "not-provided", str(declined) or "declined by the adapter", ""
-    except Exception as error:  # noqa: BLE001 - the adapter is foreign code; whatever it raises is the result
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
-        called = f"{subject.tally.calling} raised " if subject.tally.calling else ""
-        return "error", f"{called}{type(error).__name__}: {error} ({where})", ""
-    declined_cases = sorted(set(subject.tally.declined))
-    if not subject.tally.made:
-        return "not-provided", "; ".join(declined_cases) or "no case applies", ""
-    return "pass", f"left out: {'; '.join(declined_cases)}" if declined_cases else "", ""
+    notes = _notes(tally)
+    if tally.findings:
+        first = tally.findings[0]
+        return "fail", "\n".join([first.message, *notes]), first.snippet
+    if tally.raised:
+        return "error", "\n".join([tally.raised[0].message, *notes]), ""
+    if tally.compared:
+        return "pass", "\n".join(notes), ""
+    reasons = "; ".join(dict.fromkeys(tally.empty + tally.declined))
+    if tally.empty or (tally.made and not tally.declined):
+        return "not-compared", reasons or "what the calls returned leaves nothing to compare", ""
+    return "not-provided", reasons or "no case applies", ""
+
+
+def _notes(tally: Tally) -> list[str]:
+    """A line for the cases that failed behind the first, for those that raised, and for those that were left out."""
+    failed = [finding.case for finding in tally.findings[1:]]
+    raised = [f"{each.case} ({each.kind})" for each in (tally.raised if tally.findings else tally.raised[1:])]
+    left_out = sorted({*tally.declined, *tally.empty})
+    lines = [("also fails: ", failed), ("also raised: ", raised), ("left out: ", left_out)]
+    return [title + "; ".join(filter(None, parts)) for title, parts in lines if parts]

@@ -46,6 +46,11 @@ def _conversations() -> Iterator[list[Message]]:
     yield [QUESTION, _sampled("ask"), TOOL, _sampled("hello"), TOOL, ANSWER]
 
 
+def _told(messages: list[Message]) -> str:
+    """The roles of a conversation, as a label of its case."""
+    return ", ".join("sampled" if message.get("sampled") else message["role"] for message in messages)
+
+
 def _tokenizer() -> Written:
     return written(*TOKENIZER)
 
@@ -82,15 +87,16 @@ def is_the_template(subject: Subject, rng: Generator) -> None:
     """
     tokenizer = tiny_chat_tokenizer()
     for messages in _conversations():
-        call = _render(subject, messages)
-        expected = _template(messages, tokenizer)
-        call.expect_equal(IDS, expected, "the ids are not those of the chat template")
-        line_break = tokenizer.encode("\n", add_special_tokens=False)
-        call.expect_equal(
-            f"[int(token) for token in output[0]][{len(expected)}:] in ([], {line_break})",
-            True,
-            "behind the last end of turn stands something that the template does not write",
-        )
+        with subject.case(_told(messages)):
+            call = _render(subject, messages)
+            expected = _template(messages, tokenizer)
+            call.expect_equal(IDS, expected, "the ids are not those of the chat template")
+            line_break = tokenizer.encode("\n", add_special_tokens=False)
+            call.expect_equal(
+                f"[int(token) for token in output[0]][{len(expected)}:] in ([], {line_break})",
+                True,
+                "behind the last end of turn stands something that the template does not write",
+            )
 
 
 @check("rendering.one_bos", needs=("render",))
@@ -101,9 +107,10 @@ def one_bos(subject: Subject, rng: Generator) -> None:
     another. Look for a templated string that is encoded with `add_special_tokens=True`, in training or in the engine.
     """
     for messages in _conversations():
-        call = _render(subject, messages)
-        places = f"[place for place, token in enumerate(output[0]) if token == {BOS_ID}]"
-        call.expect_equal(places, [0], "the places of BOS are not the first alone")
+        with subject.case(_told(messages)):
+            call = _render(subject, messages)
+            places = f"[place for place, token in enumerate(output[0]) if token == {BOS_ID}]"
+            call.expect_equal(places, [0], "the places of BOS are not the first alone")
 
 
 @check("rendering.system_prompt", needs=("render",))
@@ -116,13 +123,14 @@ def system_prompt(subject: Subject, rng: Generator) -> None:
     """
     tokenizer = tiny_chat_tokenizer()
     for messages in ([SYSTEM, QUESTION, ANSWER], [{**SYSTEM, "content": "answer in French"}, QUESTION, ANSWER]):
-        call = _render(subject, messages)
-        system = _template(messages[:1], tokenizer)
-        call.expect_equal(
-            f"[int(token) for token in output[0]][:{len(system)}]",
-            system,
-            "the ids do not begin with the system prompt",
-        )
+        with subject.case(_told(messages)):
+            call = _render(subject, messages)
+            system = _template(messages[:1], tokenizer)
+            call.expect_equal(
+                f"[int(token) for token in output[0]][:{len(system)}]",
+                system,
+                "the ids do not begin with the system prompt",
+            )
 
 
 @check("rendering.tool_turns", needs=("render",))
@@ -138,15 +146,16 @@ def tool_turns(subject: Subject, rng: Generator) -> None:
         [QUESTION, _sampled("ask"), TOOL, ANSWER],
         [QUESTION, _sampled("ask"), TOOL, TOOL, _sampled("yes")],
     ):
-        call = _render(subject, messages)
-        before, through = len(_template(messages[:2], tokenizer)), len(_template(messages[:-1], tokenizer))
-        whole = _template(messages, tokenizer)
-        call.expect_equal(
-            f"[int(token) for token in output[0]][{before}:{through}]",
-            whole[before:through],
-            "the tool's turn is not what the template writes",
-        )
-        call.expect_equal(f"any(output[1][{before}:{through}])", False, "tokens of the tool's turn are trained")
+        with subject.case(_told(messages)):
+            call = _render(subject, messages)
+            before, through = len(_template(messages[:2], tokenizer)), len(_template(messages[:-1], tokenizer))
+            whole = _template(messages, tokenizer)
+            call.expect_equal(
+                f"[int(token) for token in output[0]][{before}:{through}]",
+                whole[before:through],
+                "the tool's turn is not what the template writes",
+            )
+            call.expect_equal(f"any(output[1][{before}:{through}])", False, "tokens of the tool's turn are trained")
 
 
 @check("rendering.only_sampled_turns_are_trained", needs=("render",))
@@ -164,17 +173,18 @@ def only_sampled_turns_are_trained(subject: Subject, rng: Generator) -> None:
         [QUESTION, _history("yes")],
     ]
     for messages in (*_conversations(), *history):
-        call = _render(subject, messages)
-        turns = _turns(messages, tokenizer)
-        tokens = tokenizer.convert_ids_to_tokens(_template(messages, tokenizer))
-        # Whether the end of turn is trained is another check's business.
-        ends = [end - 1 for _, end in turns]
-        call.expect_equal(
-            "[(place, arguments[1].convert_ids_to_tokens(int(token))) "
-            f"for place, (token, trained) in enumerate(zip(*output)) if trained and place not in {ends}]",
-            [(place, tokens[place]) for start, end in turns for place in range(start, end - 1)],
-            "the tokens that are trained are not those of the sampled turns",
-        )
+        with subject.case(_told(messages)):
+            call = _render(subject, messages)
+            turns = _turns(messages, tokenizer)
+            tokens = tokenizer.convert_ids_to_tokens(_template(messages, tokenizer))
+            # Whether the end of turn is trained is another check's business.
+            ends = [end - 1 for _, end in turns]
+            call.expect_equal(
+                "[(place, arguments[1].convert_ids_to_tokens(int(token))) "
+                f"for place, (token, trained) in enumerate(zip(*output)) if trained and place not in {ends}]",
+                [(place, tokens[place]) for start, end in turns for place in range(start, end - 1)],
+                "the tokens that are trained are not those of the sampled turns",
+            )
 
 
 @check("rendering.end_of_turn_is_trained", needs=("render",))
@@ -187,17 +197,20 @@ def end_of_turn_is_trained(subject: Subject, rng: Generator) -> None:
     """
     tokenizer = tiny_chat_tokenizer()
     for messages in _conversations():
-        call = _render(subject, messages)
-        ends = [end - 1 for _, end in _turns(messages, tokenizer)]
-        call.expect_equal(
-            f"[place for place, (token, trained) in enumerate(zip(*output)) if trained and token == {EOS_ID}]",
-            ends,
-            "other ends of turn are trained",
-        )
-        behind = [end + 1 for end in ends]
-        call.expect_equal(
-            f"[place for place in {PLACES} if place in {behind}]", [], "what stands behind an end of turn is trained"
-        )
+        with subject.case(_told(messages)):
+            call = _render(subject, messages)
+            ends = [end - 1 for _, end in _turns(messages, tokenizer)]
+            call.expect_equal(
+                f"[place for place, (token, trained) in enumerate(zip(*output)) if trained and token == {EOS_ID}]",
+                ends,
+                "other ends of turn are trained",
+            )
+            behind = [end + 1 for end in ends]
+            call.expect_equal(
+                f"[place for place in {PLACES} if place in {behind}]",
+                [],
+                "what stands behind an end of turn is trained",
+            )
 
 
 @check("rendering.sampled_tokens_as_they_are", needs=("render",))
@@ -213,8 +226,8 @@ def sampled_tokens_as_they_are(subject: Subject, rng: Generator) -> None:
         word: [*tokenizer.convert_tokens_to_ids(list(word)), EOS_ID] for word in ("hello", "four")
     }
     hello, four = _sampled("hello", letters["hello"]), _sampled("four", letters["four"])
-    with subject.attempt():
-        for messages in ([QUESTION, hello], [QUESTION, hello, TOOL, four]):
+    for messages in ([QUESTION, hello], [QUESTION, hello, TOOL, four]):
+        with subject.case(_told(messages)):
             call = _render(subject, messages)
             sampled = [token for message in messages if message.get("sampled") for token in message["token_ids"]]
             call.expect_equal(TRAINED, sampled, "other ids are trained than those that were sampled")
@@ -242,8 +255,8 @@ def truncated_turn(subject: Subject, rng: Generator) -> None:
     """
     tokenizer = tiny_chat_tokenizer()
     cut: list[int] = tokenizer.convert_tokens_to_ids(list("hel"))
-    with subject.attempt():
-        for messages in ([QUESTION, _sampled("hel", cut)], [QUESTION, _sampled("hel", cut), TOOL, ANSWER]):
+    for messages in ([QUESTION, _sampled("hel", cut)], [QUESTION, _sampled("hel", cut), TOOL, ANSWER]):
+        with subject.case(_told(messages)):
             call = _render(subject, messages)
             start, _ = _turns(messages, tokenizer)[0]
             call.expect_equal(
@@ -263,14 +276,17 @@ def grows_by_appending(subject: Subject, rng: Generator) -> None:
     """
     messages = [SYSTEM, QUESTION, _sampled("ask"), TOOL, _sampled("hello"), _user("sure?"), ANSWER]
     for end in (3, 5):
-        short = _render(subject, messages[:end])
-        ids = list(short.output[0])
-        kept = len(ids) - ids[::-1].index(EOS_ID) if EOS_ID in ids else len(ids)
-        call = _render(subject, messages)
-        shorter = f"adapter.render(arguments[0][:{end}], arguments[1])"
-        for part, told in ((0, "ids"), (1, "trained tokens")):
-            same = f"list(output[{part}])[:{kept}] == list({shorter}[{part}])[:{kept}]"
-            call.expect_equal(same, True, f"with more turns behind them, the first {end} messages have other {told}")
+        with subject.case(f"{end} messages"):
+            short = _render(subject, messages[:end])
+            ids = list(short.output[0])
+            kept = len(ids) - ids[::-1].index(EOS_ID) if EOS_ID in ids else len(ids)
+            call = _render(subject, messages)
+            shorter = f"adapter.render(arguments[0][:{end}], arguments[1])"
+            for part, told in ((0, "ids"), (1, "trained tokens")):
+                same = f"list(output[{part}])[:{kept}] == list({shorter}[{part}])[:{kept}]"
+                call.expect_equal(
+                    same, True, f"with more turns behind them, the first {end} messages have other {told}"
+                )
 
 
 @check("rendering.one_flag_per_token", needs=("render",))
@@ -281,8 +297,9 @@ def one_flag_per_token(subject: Subject, rng: Generator) -> None:
     pieces which were encoded apart.
     """
     for messages in _conversations():
-        call = _render(subject, messages)
-        call.expect_equal("len(output[1]) == len(output[0])", True, "there are not as many flags as ids")
+        with subject.case(_told(messages)):
+            call = _render(subject, messages)
+            call.expect_equal("len(output[1]) == len(output[0])", True, "there are not as many flags as ids")
 
 
 @check("rendering.inputs_untouched", needs=("render",))

@@ -17,8 +17,14 @@ from rich.text import Text
 from rlcanary.checks.expected import Comparison
 from rlcanary.checks.registry import Check, Result
 
-STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-provided": "dim"}
-LABELS = {"pass": "pass", "fail": "FAIL", "error": "ERROR", "not-provided": "not provided"}
+STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-compared": "yellow", "not-provided": "dim"}
+LABELS = {
+    "pass": "pass",
+    "fail": "FAIL",
+    "error": "ERROR",
+    "not-compared": "not compared",
+    "not-provided": "not provided",
+}
 
 
 def to_json(adapter: str, results: Iterable[Result]) -> str:
@@ -64,6 +70,7 @@ def summary(adapter: str, results: list[Result], comparison: Comparison) -> Text
     parts += [(f"{unexpected['error']} raised an error", STYLES["error"])] if unexpected["error"] else []
     parts += [(f"{len(comparison.known)} failed as expected", "yellow")] if comparison.known else []
     parts += [(f"{len(comparison.stale)} stale", STYLES["fail"])] if comparison.stale else []
+    parts += [(f"{counts['not-compared']} not compared", STYLES["not-compared"])] if counts["not-compared"] else []
     parts += [(f"{counts['not-provided']} not provided", STYLES["not-provided"])] if counts["not-provided"] else []
     line = Text(f"{adapter}: ")
     for index, part in enumerate(parts):

@@ -30,8 +30,9 @@ def one_per_completion(subject: Subject, rng: Generator) -> None:
     above others. Look at the dtype of the tensor that collects them, at clamps, and at comparisons such as `reward == 1`.
     """
     for values in ([1.0], [0.5, 1.0], [-3.5, 0.25, 1000000.0, 0.0, 0.9, -0.001]):
-        call = subject.call("score", _items(["float"] * len(values)), [str(value) for value in values])
-        call.expect_equal(VALUES, _told(values), "the reward is the number in the text, another one came back")
+        with subject.case(f"{len(values)} completions"):
+            call = subject.call("score", _items(["float"] * len(values)), [str(value) for value in values])
+            call.expect_equal(VALUES, _told(values), "the reward is the number in the text, another one came back")
     call = subject.call("score", _items(["{'all': 3, 'yes': True, 'half': 0.5}.get"] * 3), ["all", "yes", "half"])
     call.expect_equal(VALUES, ["3.0", "1.0", "0.5"], "rewards that are int, bool and float were not kept as numbers")
 
@@ -52,10 +53,11 @@ def zero_is_not_none(subject: Subject, rng: Generator) -> None:
         ["wrong", "right"],
         ["right", "not a verdict", "wrong", "harmful", "wrong"],
     ):
-        call = subject.call("score", _items([judged] * len(texts)), texts)
-        call.expect_equal(
-            VALUES, [told[text] for text in texts], "rewards of 0.0, negative rewards or None were changed"
-        )
+        with subject.case(*texts):
+            call = subject.call("score", _items([judged] * len(texts)), texts)
+            call.expect_equal(
+                VALUES, [told[text] for text in texts], "rewards of 0.0, negative rewards or None were changed"
+            )
 
 
 @check("reward.failure_is_not_zero", needs=("score",))
@@ -67,15 +69,16 @@ def failure_is_not_zero(subject: Subject, rng: Generator) -> None:
     completion its neighbour's reward. Look for `except: return 0.0`, and for an append in both `try` and `except`.
     """
     for texts in (["oops"], ["1.0", "oops", "0.5"], ["oops", "1.0", "oops", "0.25", "0.75"]):
-        call = subject.call_unless_raised("score", _items(["float"] * len(texts)), texts)
-        if call is not None:
-            told = ["nan" if text == "oops" else str(float(text)) for text in texts]
-            call.expect_equal(
-                VALUES,
-                told,
-                "the reward function raised on 'oops', which is neither a reward nor another's",
-                may_raise=True,
-            )
+        with subject.case(*texts):
+            call = subject.call_unless_raised("score", _items(["float"] * len(texts)), texts)
+            if call is not None:
+                told = ["nan" if text == "oops" else str(float(text)) for text in texts]
+                call.expect_equal(
+                    VALUES,
+                    told,
+                    "the reward function raised on 'oops', which is neither a reward nor another's",
+                    may_raise=True,
+                )
 
 
 @check("reward.own_function", needs=("score",))
@@ -114,12 +117,13 @@ def text_as_sampled(subject: Subject, rng: Generator) -> None:
     long wrong answer beats a short right one. Look for `strip()`, `splitlines()`, and for the prompt put in front.
     """
     for text in ("4", " 4\n", "a\n\nb", "", "<|end|>4", "e\N{COMBINING ACUTE ACCENT}", "Yes", "a" * 300):
-        call = subject.call("score", _items([f"{{{text!r}: 1.0}}.get"]), [text])
-        call.expect_equal(VALUES, ["1.0"], "the reward function knows this text and was given another one")
-        call = subject.call("score", _items(["len"]), [text])
-        call.expect_equal(
-            VALUES, [str(float(len(text)))], "the reward is the length of the text, another one came back"
-        )
+        with subject.case(repr(text)[:20]):
+            call = subject.call("score", _items([f"{{{text!r}: 1.0}}.get"]), [text])
+            call.expect_equal(VALUES, ["1.0"], "the reward function knows this text and was given another one")
+            call = subject.call("score", _items(["len"]), [text])
+            call.expect_equal(
+                VALUES, [str(float(len(text)))], "the reward is the length of the text, another one came back"
+            )
 
 
 @check("reward.no_memory", needs=("score",))
@@ -133,10 +137,11 @@ def no_memory(subject: Subject, rng: Generator) -> None:
     before = subject.call("score", _items(["float"] * 3), texts)
     before.expect_equal(VALUES, texts, "among others, a completion has another reward than its function gives")
     for text in texts:
-        call = subject.call("score", _items(["float"]), [text])
-        call.expect_equal(
-            VALUES, [text], "after other completions were scored, a completion has another reward", before=before
-        )
+        with subject.case(text):
+            call = subject.call("score", _items(["float"]), [text])
+            call.expect_equal(
+                VALUES, [text], "after other completions were scored, a completion has another reward", before=before
+            )
     call = subject.call("score", _items(["float"] * 3), texts)
     call.expect_equal(VALUES, texts, "asked for again, the rewards are others", before=before)
 

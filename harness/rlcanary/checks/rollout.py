@@ -46,6 +46,10 @@ def _cases() -> Iterator[list[ScriptedItem]]:
     yield scripted_items(7, 3)
 
 
+def _told(scripted: list[ScriptedItem]) -> str:
+    return f"{len(scripted)} items, {len(scripted[0].completions)} completions each"
+
+
 def _rollout(subject: Subject, scripted: list[ScriptedItem], **options: Any) -> Call:
     return subject.call("rollout", *arguments_of(scripted, sampling_of(n=len(scripted[0].completions)), **options))
 
@@ -60,9 +64,10 @@ def groups_follow_items(subject: Subject, rng: Generator) -> None:
     again on the way to the trainer.
     """
     for scripted in _cases():
-        call = _rollout(subject, scripted)
-        expected = [(item.id, item.prompt_ids) for item in scripted]
-        call.expect_equal(IDENTITY, expected, f"the groups are not those of the {len(scripted)} items, in order")
+        with subject.case(_told(scripted)):
+            call = _rollout(subject, scripted)
+            expected = [(item.id, item.prompt_ids) for item in scripted]
+            call.expect_equal(IDENTITY, expected, f"the groups are not those of the {len(scripted)} items, in order")
 
 
 @check("rollout.completions_of_their_prompt", needs=("rollout",))
@@ -74,9 +79,10 @@ def completions_of_theirprompt_of(subject: Subject, rng: Generator) -> None:
     `repeat_interleave` differ, for dictionaries and sets keyed by text, and for padding of unequal groups.
     """
     for scripted in _cases():
-        call = _rollout(subject, scripted)
-        expected = [sorted(list(completion.token_ids) for completion in item.completions) for item in scripted]
-        call.expect_equal(TOKENS, expected, "the groups do not hold the completions of their prompts")
+        with subject.case(_told(scripted)):
+            call = _rollout(subject, scripted)
+            expected = [sorted(list(completion.token_ids) for completion in item.completions) for item in scripted]
+            call.expect_equal(TOKENS, expected, "the groups do not hold the completions of their prompts")
 
 
 @check("rollout.tokens_in_tokens_out", needs=("rollout",))
@@ -99,9 +105,10 @@ def tokens_in_tokens_out(subject: Subject, rng: Generator) -> None:
         "an end of turn within": Completion([*spelled("a"), EOS_ID, *spelled("b")], [-1.0] * 3, "length", text="ab"),
     }
     for told, completion in sampled.items():
-        scripted = [ScriptedItem("a", prompt_of("a"), [completion], {completion.text or "": 1.0})]
-        call = _rollout(subject, scripted)
-        call.expect_equal(TOKENS, [[list(completion.token_ids)]], f"{told} did not come back as it was sampled")
+        with subject.case(told):
+            scripted = [ScriptedItem("a", prompt_of("a"), [completion], {completion.text or "": 1.0})]
+            call = _rollout(subject, scripted)
+            call.expect_equal(TOKENS, [[list(completion.token_ids)]], f"{told} did not come back as it was sampled")
 
 
 @check("rollout.logprobs_and_finish_reasons", needs=("rollout",))
@@ -117,9 +124,10 @@ def logprobs_and_finish_reasons(subject: Subject, rng: Generator) -> None:
         Completion([*spelled("a1"), EOS_ID], [-0.5, float("nan"), -0.25], text="a1"),
     ]
     for scripted in (*_cases(), [ScriptedItem("a", prompt_of("a"), unscored, {"a0": 1.0, "a1": 0.0})]):
-        call = _rollout(subject, scripted)
-        expected = [sorted(map(_scored, item.completions)) for item in scripted]
-        call.expect_equal(SCORED, expected, "ids, finish reason and logprobs do not belong together")
+        with subject.case(_told(scripted)):
+            call = _rollout(subject, scripted)
+            expected = [sorted(map(_scored, item.completions)) for item in scripted]
+            call.expect_equal(SCORED, expected, "ids, finish reason and logprobs do not belong together")
 
 
 def _scored(completion: Completion) -> tuple[list[int], str, list[str]]:
@@ -141,7 +149,7 @@ def rewards_of_theircompletion_of(subject: Subject, rng: Generator) -> None:
     scored = ScriptedItem("a", prompt_of("a"), completions, rewards)
     with_none = ScriptedItem("a", prompt_of("a"), completions, rewards | {"b": None})
     for scripted in (*_cases(), [scored], [with_none]):
-        with subject.attempt():
+        with subject.case(_told(scripted)):
             call = _rollout(subject, scripted)
             expected = [(len(item.completions), sorted(_rewarded(item))) for item in scripted]
             call.expect_equal(REWARDS, expected, "the rewards are not those of the completions beside them")
@@ -212,19 +220,22 @@ def sampling_reaches_the_engine(subject: Subject, rng: Generator) -> None:
     ]
     scripted = scripted_items(2, 1)
     for values in wanted:
-        call = subject.call("rollout", *arguments_of(scripted, sampling_of(**values)))
-        asked = "the engine was given something else"
-        for name in ("temperature", "top_p", "top_k", "max_new_tokens"):
-            given = REQUESTED.format(f"request.sampling.get({name!r})")
-            call.expect_equal(given, [values[name]], f"{name} {values[name]} was asked for, {asked}")
-        ends = REQUESTED.format("tuple(request.sampling.get('eos_token_ids', ()))")
-        call.expect_equal(ends, [values["eos_token_ids"]], f"EOS ids {values['eos_token_ids']} were asked for, {asked}")
-        unseeded = REQUESTED.format("request.sampling.get('seed') is None")
-        call.expect_equal(unseeded, [False], f"seed {values['seed']} was asked for, the engine was given none")
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"):
-            neutral = 1.0 if name == "repetition_penalty" else 0.0
-            expression = REQUESTED.format(f"request.sampling.get({name!r}) or {neutral}")
-            call.expect_equal(expression, [neutral], f"the engine was given a {name} that nobody asked for")
+        with subject.case(values):
+            call = subject.call("rollout", *arguments_of(scripted, sampling_of(**values)))
+            asked = "the engine was given something else"
+            for name in ("temperature", "top_p", "top_k", "max_new_tokens"):
+                given = REQUESTED.format(f"request.sampling.get({name!r})")
+                call.expect_equal(given, [values[name]], f"{name} {values[name]} was asked for, {asked}")
+            ends = REQUESTED.format("tuple(request.sampling.get('eos_token_ids', ()))")
+            call.expect_equal(
+                ends, [values["eos_token_ids"]], f"EOS ids {values['eos_token_ids']} were asked for, {asked}"
+            )
+            unseeded = REQUESTED.format("request.sampling.get('seed') is None")
+            call.expect_equal(unseeded, [False], f"seed {values['seed']} was asked for, the engine was given none")
+            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"):
+                neutral = 1.0 if name == "repetition_penalty" else 0.0
+                expression = REQUESTED.format(f"request.sampling.get({name!r}) or {neutral}")
+                call.expect_equal(expression, [neutral], f"the engine was given a {name} that nobody asked for")
 
 
 @check("rollout.seeds", needs=("rollout",))
@@ -237,11 +248,12 @@ def seeds(subject: Subject, rng: Generator) -> None:
     """
     requests = "[request for request in arguments[0].requests if request.sampling.get('seed') is not None]"
     for seed, key in ((None, "request.sampling['seed']"), (3, "(request.prompt, request.sampling['seed'])")):
-        call = subject.call("rollout", *arguments_of(scripted_items(3, 2), sampling_of(n=2, seed=seed)))
-        drawn = f"[{key} for request in {requests}]"
-        call.expect_equal(
-            f"len({drawn}) - len(set({drawn}))", 0, f"requests share a seed where the seed asked for is {seed}"
-        )
+        with subject.case(f"seed {seed}"):
+            call = subject.call("rollout", *arguments_of(scripted_items(3, 2), sampling_of(n=2, seed=seed)))
+            drawn = f"[{key} for request in {requests}]"
+            call.expect_equal(
+                f"len({drawn}) - len(set({drawn}))", 0, f"requests share a seed where the seed asked for is {seed}"
+            )
 
 
 def _syncs_between_rollouts(conventions: Conventions) -> str | None:
@@ -258,16 +270,17 @@ def policy_version(subject: Subject, rng: Generator) -> None:
     `sync_while_sampling=False`.
     """
     for scripted in (scripted_items(1, 1), scripted_items(3, 2)):
-        call = _rollout(subject, scripted, version=3, syncing=True)
-        asked = (
-            "min((request.version for request in arguments[0].requests if request.prompt == "
-            "tuple(int(token) for token in group.prompt_ids)), default=10**6)"
-        )
-        call.expect_equal(
-            f"[group.policy_version for group in output if not 3 <= group.policy_version <= {asked}]",
-            [],
-            "with a weight sync during every request, groups carry a later version than that of their request",
-        )
+        with subject.case(_told(scripted)):
+            call = _rollout(subject, scripted, version=3, syncing=True)
+            asked = (
+                "min((request.version for request in arguments[0].requests if request.prompt == "
+                "tuple(int(token) for token in group.prompt_ids)), default=10**6)"
+            )
+            call.expect_equal(
+                f"[3 <= group.policy_version <= {asked} for group in output]",
+                [True] * len(scripted),
+                "with a weight sync during every request, groups carry a later version than that of their request",
+            )
 
 
 @check("rollout.token_versions", needs=("rollout",), applies=_syncs_between_rollouts)

@@ -27,7 +27,7 @@ def update_has_batch_size(subject: Subject, rng: Generator) -> None:
     ):
         data_parallel = ranks // shared
         told = f"a batch of {batch} in micro-batches of {micro} on {data_parallel} data-parallel ranks ({ranks} in all)"
-        with subject.attempt():
+        with subject.case(batch, micro, ranks, shared):
             call = subject.call("accumulation_steps", batch, micro, ranks, shared)
             call.expect_equal("int(output)", batch // (micro * data_parallel), f"{told} takes another number of steps")
 
@@ -44,7 +44,7 @@ def sequence_parallel_ranks_share_rows(subject: Subject, rng: Generator) -> None
         for shared in (2, 4):
             told = f"{ranks} data-parallel ranks take {before.output} steps, with {shared} ranks to each another number"
             alone = f"int(adapter.accumulation_steps({batch}, {micro}, {ranks}, 1))"
-            with subject.attempt():
+            with subject.case(ranks * shared, shared):
                 call = subject.call("accumulation_steps", batch, micro, ranks * shared, shared)
                 call.expect_equal(f"int(output) == {alone}", True, told)
 
@@ -63,6 +63,7 @@ def impossible_is_refused(subject: Subject, rng: Generator) -> None:
         (8, 2, 16, 1, "16 ranks with 2 rows each take more than 8 rows"),
         (8, 1, 6, 4, "6 ranks are not a multiple of 4 to a sequence"),
     ):
-        call = subject.call_unless_raised("accumulation_steps", batch, micro, ranks, shared)
-        if call is not None:
-            call.expect_equal("output", "an error", f"{told}, and nothing is said", may_raise=True)
+        with subject.case(told):
+            call = subject.call_unless_raised("accumulation_steps", batch, micro, ranks, shared)
+            if call is not None:
+                call.expect_equal("output", "an error", f"{told}, and nothing is said", may_raise=True)

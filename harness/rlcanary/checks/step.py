@@ -6,7 +6,7 @@ from torch import Generator, Tensor
 from rlcanary.batch import CollatedBatch, Group
 from rlcanary.checks.registry import check
 from rlcanary.checks.snippet import Written, literal
-from rlcanary.checks.subject import Call, Finding, Subject, close
+from rlcanary.checks.subject import Call, Finding, NothingToCompare, Subject, close
 from rlcanary.checks.training import GROUPS, PAIR, build, lead, named, new_state, reference_model, sampled, script
 from rlcanary.checks.updates import Update, Watch, declared
 from rlcanary.contract import NotProvided
@@ -36,7 +36,8 @@ def _expect_gradients(
     """Compare gradients by parameter; `source` is Python that makes `expected`, a dictionary, in a snippet."""
     names = [name for name in expected if name in got]
     if not names:
-        raise NotProvided("the state's model has none of the parameters of the model that it was made from")
+        raise NothingToCompare("the state's model has none of the parameters of the model that it was made from")
+    call.subject.compared(len(names))
     largest = max(float(expected[name].abs().max()) for name in names)
     wrong = [name for name in names if not close(got[name], expected[name], RELATIVE, ABSOLUTE * largest)]
     if not wrong:
@@ -85,7 +86,7 @@ def declared_gradient(subject: Subject, rng: Generator) -> None:
     """
     for choice in ({}, {"temperature": 0.6}, {"kl_coef": 0.3}, {"temperature": 0.6, "kl_coef": 0.3}):
         for groups in (PAIR, GROUPS):
-            with subject.attempt():
+            with subject.case(choice, f"{len(groups)} prompts"):
                 option = subject.configured(**choice)
                 _expect_declared(option, sampled(option, groups), "on policy, the gradient is not the declared one")
 
@@ -105,7 +106,7 @@ def off_policy_gradient(subject: Subject, rng: Generator) -> None:
     loss is given as old ones, and declare `old_logprobs` if they are the trainer's.
     """
     for groups in (PAIR, GROUPS):
-        with subject.attempt():
+        with subject.case(f"{len(groups)} prompts"):
             batch = sampled(subject, groups, drift=0.5)
             _expect_declared(subject, batch, "with samples of an older policy the gradient is not the declared one")
 
@@ -135,7 +136,7 @@ def gradient_norm_is_clipped(subject: Subject, rng: Generator) -> None:
     """
     for limit in (0.1, subject.conventions.max_grad_norm):
         if limit is not None:
-            with subject.attempt():
+            with subject.case(f"max_grad_norm {limit:g}"):
                 option = subject.configured(max_grad_norm=limit)
                 message = f"with max_grad_norm {limit:g} the gradient is not the declared one"
                 _expect_declared(option, sampled(option, GROUPS), message)
@@ -226,7 +227,7 @@ def padding(subject: Subject, rng: Generator) -> None:
     # The id 11 is also an ordinary token of these completions.
     other_id = sampled(subject, GROUPS, pad_token_id=11)
     _expect_same(subject, batch, other_id, "another padding id changed the gradient")
-    with subject.attempt():
+    with subject.case("padding on the left"):
         left = sampled(subject, GROUPS, prompt_padding="left")
         _expect_same(subject, batch, left, "padding on the left changed the gradient")
 
@@ -255,6 +256,7 @@ def every_parameter_moves(subject: Subject, rng: Generator) -> None:
     watch = Watch(state.value)
     call = subject.call("train_step", state, sampled(subject, PAIR))
     still = watch.standing_still()
+    subject.compared(len(watch.driven()))
     if still or not watch.updates:
         rate = f"learning rate {watch.updates[0].learning_rates[0]:g}" if watch.updates else "no optimizer step"
         lines = script(
@@ -289,6 +291,7 @@ def small_learning_rate(subject: Subject, rng: Generator) -> None:
     """
     call, watch, lines = _train(subject, learning_rate=1e-6, updates=4)
     share = watch.share_moved()
+    subject.compared(len(watch.driven()))
     if not share > 0.9:
         raise Finding(
             f"four updates at learning rate 1e-6 moved the parameters {share:.1%} of the way that the optimizer asks for",
@@ -306,6 +309,7 @@ def only_the_optimizer_moves(subject: Subject, rng: Generator) -> None:
     """
     call, watch, lines = _train(subject, learning_rate=1e-2, updates=4)
     astray = watch.astray()
+    subject.compared(len(watch.driven()))
     if astray:
         raise Finding(
             f"after four updates {len(astray)} of {len(watch.before)} parameters are not where the optimizer takes them: "
@@ -327,6 +331,7 @@ def learning_rate_schedule(subject: Subject, rng: Generator) -> None:
     calls = [subject.call("train_step", state, batch) for _ in range(4)]
     got = [update.learning_rates[0] for update in watch.updates]
     expected = [1e-3 / (k + 1) for k in range(4)]
+    subject.compared()
     if len(got) != 4 or not torch.allclose(torch.tensor(got), torch.tensor(expected), rtol=1e-3, atol=0):
         lines = script(
             "watch = Watch(arguments[0])",
@@ -359,6 +364,7 @@ def reference_model_stays(subject: Subject, rng: Generator) -> None:
     calls = [option.call("train_step", state, batch) for _ in range(2)]
     before = named(build("nudged(tiny_llama())"))
     for name, parameter in named(state.value.ref_model).items():
+        subject.compared(name in before)
         if name in before and not torch.equal(before[name].to(parameter), parameter):
             lines = script(
                 "for _ in range(2):",
@@ -382,6 +388,7 @@ def direction(subject: Subject, rng: Generator) -> None:
     batch = sampled(option, PAIR)
     call = option.call("train_step", state, batch)
     before, after = lead(build("tiny_llama()"), batch), lead(state.value.model, batch)
+    subject.compared()
     if not after > before:
         lines = script(
             "adapter.train_step(*arguments)",

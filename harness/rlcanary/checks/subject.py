@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlcanary.batch import LossOutput
+from rlcanary.batch import LossOutput, PolicyBatch
 from rlcanary.checks.snippet import Written, imports_for, literal
 from rlcanary.contract import Adapter, NotProvided
 from rlcanary.conventions import Conventions
@@ -24,22 +26,84 @@ class Finding(Exception):
     Attributes:
         message: what was got and what was expected.
         snippet: Python that reproduces it.
+        case: the label of the case it was found in, "" in a check of one case.
     """
 
     def __init__(self, message: str, snippet: str) -> None:
         super().__init__(message)
         self.message = message
         self.snippet = snippet
+        self.case = ""
+
+
+class NothingToCompare(Exception):
+    """The code ran, and what it returned leaves nothing to compare; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception of the adapter's code in one case of a check."""
+
+    case: str
+    kind: str
+    message: str
 
 
 @dataclass
 class Tally:
-    """How the calls of one check went: made, and declined by the adapter with a reason."""
+    """How one check went.
+
+    Attributes:
+        made: calls of the adapter.
+        compared: comparisons. A check without one has not passed.
+        declined: why the adapter declined a case.
+        empty: why a case left nothing to compare.
+        findings: in the order of the cases, smallest first.
+        raised: at most one a case.
+        calling: the capability that was called last, with what it was given.
+    """
 
     made: int = 0
+    compared: int = 0
     declined: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    raised: list[Raised] = field(default_factory=list)
     calling: str = ""
-    """The capability that was called last, with what it was given."""
+    _case: str = ""
+    _labels: list[str] = field(default_factory=list)
+    _seen: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def case(self, label: str) -> Iterator[None]:
+        """Take down how the code inside ends; exceptions stop here."""
+        around = self._case
+        self._labels.append(label)
+        told = "; ".join(filter(None, self._labels))
+        self._seen[told] += 1
+        self._case = f"{told} ({self._seen[told]})" if told and self._seen[told] > 1 else told
+        try:
+            yield
+        except NotProvided as reason:
+            self.declined.append(str(reason) or "declined by the adapter")
+        except NothingToCompare as reason:
+            self.empty.append(str(reason))
+        except Finding as finding:
+            self.note(finding)
+        except Exception as error:  # noqa: BLE001 - the adapter is foreign code; whatever it raises is the result
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
+            called = f"{self.calling} raised " if self.calling else ""
+            message = f"{called}{type(error).__name__}: {error} ({where})"
+            self.raised.append(Raised(self._case, type(error).__name__, message))
+        finally:
+            self._labels.pop()
+            self._case = around
+
+    def note(self, finding: Finding) -> None:
+        """Add a finding of the present case."""
+        finding.case = self._case
+        self.findings.append(finding)
 
 
 class Subject:
@@ -98,20 +162,27 @@ class Subject:
             raise
         except Exception:  # noqa: BLE001 - the adapter is foreign code, and any exception is the right answer here
             self.tally.made += 1
+            self.compared()
             return None
 
-    @contextmanager
-    def attempt(self) -> Iterator[None]:
-        """A case that the adapter may decline: the check goes on with its other cases and the report says so."""
-        try:
-            yield
-        except NotProvided as reason:
-            self.tally.declined.append(str(reason) or "declined")
+    def compared(self, number: int = 1) -> None:
+        """Count comparisons that a check makes without `Call.expect…`; 0 where there was nothing to compare."""
+        self.tally.compared += number
+
+    def case(self, *parts: object) -> AbstractContextManager[None]:
+        """One case of a check, which goes on with its other cases however this one ends.
+
+        Args:
+            parts: what tells the case from the others: text, numbers, options, or a record or tensor for its shape.
+        """
+        return self.tally.case(", ".join(filter(None, map(_label, parts))))
 
 
 @dataclass
 class Call:
     """One call that was made.
+
+    `expect…` compares its output with what a property demands. A difference is noted, and the check goes on.
 
     Attributes:
         arguments: what the check passed.
@@ -164,9 +235,6 @@ class Call:
             where: bool, of the output's shape; only these entries count.
             scale: how large the numbers were that the result is a difference of, for the tolerance.
             derived: how `expected` follows from another call of the same implementation, for the snippet.
-
-        Raises:
-            Finding: they differ.
         """
         source = None if derived is None else derived.call._value_lines("expected", "before", derived.form)
         self._compare(self.value, expected, message, where, scale, self._value_lines(), derived, source)
@@ -189,15 +257,12 @@ class Call:
         self._compare(self.gradient(name, weights), expected, message, where, scale, lines, derived, source)
 
     def expect_true(self, holds: bool, message: str, condition: str, before: Call | None = None) -> None:
-        """Demand a condition on the output, written as Python over the names `got` and, with `before`, `expected`.
-
-        Raises:
-            Finding: it does not hold.
-        """
+        """Demand a condition on the output, written as Python over the names `got` and, with `before`, `expected`."""
+        self.subject.compared()
         if not holds:
             source = [] if before is None else [*before._before(), *before._value_lines("expected", "before")]
             lines = [*self._value_lines(), *source, f"assert {condition}, got"]
-            raise Finding(f"{message}\n  got: {_short(self.value)}", self.snippet(lines))
+            self._fails(f"{message}\n  got: {_short(self.value)}", lines)
 
     def expect_equal(
         self, expression: str, expected: Any, message: str, may_raise: bool = False, before: Call | None = None
@@ -211,12 +276,10 @@ class Call:
             message: the property in the words of this case.
             may_raise: whether an exception of the capability would do as well, for the snippet.
             before: an earlier call that this one came after, for the snippet.
-
-        Raises:
-            Finding: they differ.
         """
         names = {"torch": torch, "adapter": self.subject.adapter, "arguments": self.given, "output": self.output}
         got = eval(expression, names)
+        self.subject.compared()
         if got == expected:
             return
         run = f"output = adapter.{self.capability}(*arguments)"
@@ -229,12 +292,13 @@ class Call:
         if before is not None:
             lines = [*before._before(), f"adapter.{before.capability}(*before)", *lines]
         shown = f"{message}\n  got:      {_clipped(repr(got))}\n  expected: {_clipped(repr(expected))}"
-        raise Finding(shown, self.snippet(lines))
+        self._fails(shown, lines)
 
     def expect_inputs_untouched(self, message: str) -> None:
         """Demand that the adapter left the tensors that it was given as they were."""
         for position, (argument, given) in enumerate(zip(self.arguments, self.given, strict=True)):
             for label, before, after in _tensors(argument, given):
+                self.subject.compared()
                 if not torch.equal(torch.nan_to_num(before), torch.nan_to_num(after.detach())):
                     name = f"argument {position}{label}"
                     lines = [
@@ -244,23 +308,20 @@ class Call:
                         f"torch.testing.assert_close(arguments[{position}]{label}, before[{position}]{label}, "
                         "equal_nan=True)",
                     ]
-                    raise Finding(
-                        f"{message}\n  {name} before: {_short(before)}\n  after: {_short(after.detach())}",
-                        self.snippet(lines),
+                    self._fails(
+                        f"{message}\n  {name} before: {_short(before)}\n  after: {_short(after.detach())}", lines
                     )
 
     def expect_metric(self, name: str, expected: float, told: str, derived: Call | None = None) -> None:
-        """Compare a logged metric of a loss.
+        """Compare a logged metric of a loss, to a thousandth.
 
         Args:
             expected: what it has to be; NaN equals NaN.
             told: where `expected` comes from, in words.
             derived: the earlier call that logged `expected`, for the snippet.
-
-        Raises:
-            Finding: they differ by more than a thousandth.
         """
         got = float(self.output.metrics[name])
+        self.subject.compared()
         if math.isclose(got, expected, rel_tol=1e-3, abs_tol=1e-5) or (math.isnan(got) and math.isnan(expected)):
             return
         logged = f"float(adapter.{self.capability}(*{{}}).metrics[{name!r}])"
@@ -271,7 +332,10 @@ class Call:
             lines += [*derived._before(), f"expected = {logged.format('before')}"]
         lines.append("assert abs(got - expected) <= 1e-3 * abs(expected) + 1e-5, (got, expected)")
         message = f"the metric {name} is {got:.6g}, {told} it is {expected:.6g}"
-        raise Finding(message, self.snippet(lines))
+        self._fails(message, lines)
+
+    def _fails(self, message: str, lines: list[str]) -> None:
+        self.subject.tally.note(Finding(message, self.snippet(lines)))
 
     def snippet(self, lines: list[str]) -> str:
         """A program that makes this call's inputs and goes on with these lines."""
@@ -332,16 +396,15 @@ class Call:
         expected = expected.detach()
         if got.shape != expected.shape:
             shapes = f"got shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
-            raise Finding(
-                f"{message}\n  {shapes}", self.snippet([*lines, f"assert got.shape == {tuple(expected.shape)}"])
-            )
+            self._fails(f"{message}\n  {shapes}", [*lines, f"assert got.shape == {tuple(expected.shape)}"])
+            return
         if expected.is_floating_point() and not got.is_floating_point():
             assertion = "assert got.is_floating_point(), got.dtype"
-            raise Finding(
-                f"{message}\n  got numbers of {got.dtype}, expected fractions", self.snippet([*lines, assertion])
-            )
+            self._fails(f"{message}\n  got numbers of {got.dtype}, expected fractions", [*lines, assertion])
+            return
         rtol, atol = tolerance(got, expected, scale)
         counted = torch.ones_like(expected, dtype=torch.bool) if where is None else where
+        self.subject.compared(int(counted.sum()))
         if close(got[counted], expected[counted], rtol, atol):
             return
         selection = "" if where is None else f"[{literal(where)}]"
@@ -356,9 +419,7 @@ class Call:
             "equal_nan=True)",
         ]
         shown = torch.where(counted, got, torch.nan) if where is not None and got.is_floating_point() else got
-        raise Finding(
-            f"{message}\n  got:      {_short(shown)}\n  expected: {_short(expected.to(got.dtype))}", self.snippet(lines)
-        )
+        self._fails(f"{message}\n  got:      {_short(shown)}\n  expected: {_short(expected.to(got.dtype))}", lines)
 
 
 @dataclass(frozen=True)
@@ -385,6 +446,17 @@ def tolerance(got: Tensor, expected: Tensor, scale: float = 1.0) -> tuple[float,
 def close(got: Tensor, expected: Tensor, rtol: float, atol: float) -> bool:
     """Whether all entries agree; NaN agrees with NaN and infinities with themselves."""
     return torch.allclose(got.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _label(part: object) -> str:
+    match part:
+        case Tensor():
+            return str(list(part.shape))
+        case PolicyBatch():
+            return str(list(part.logprobs.shape))
+        case dict():
+            return ", ".join(f"{name}={value!r}" for name, value in part.items())
+    return str(part)
 
 
 def _fresh(argument: Any) -> Any:

@@ -30,6 +30,7 @@ def _expect_in_step(call: Call, prompt: list[int], message: str, *steps: str) ->
     """Demand that the engine continues a prompt as the trainer would; `steps` led here, in Python, for the snippet."""
     state, engine = (argument.value for argument in call.arguments)
     distance = gap(engine, state.model, prompt)
+    call.subject.compared()
     if not distance < CLOSE:
         lines = script("state, engine = arguments", *steps, f"got = gap(engine, state.model, {prompt})")
         raise Finding(
@@ -49,12 +50,13 @@ def every_time(subject: Subject, rng: Generator) -> None:
     state, engine = _pair(subject)
     steps: list[str] = []
     for count in ("first", "second", "third"):
-        if steps:
-            nudged(state.value.model)
-            steps.append("nudged(state.model)")
-        call = subject.call("sync_weights", state, engine)
-        steps.append("adapter.sync_weights(state, engine)")
-        _expect_in_step(call, SHORT, f"after the {count} weight sync", *steps)
+        with subject.case(f"{count} sync"):
+            if steps:
+                nudged(state.value.model)
+                steps.append("nudged(state.model)")
+            call = subject.call("sync_weights", state, engine)
+            steps.append("adapter.sync_weights(state, engine)")
+            _expect_in_step(call, SHORT, f"after the {count} weight sync", *steps)
 
 
 @check("sync.cached_prefixes", needs=("sync_weights",))
@@ -65,15 +67,17 @@ def cached_prefixes(subject: Subject, rng: Generator) -> None:
     Look for the reset of the prefix cache, for the conditions around it, and whether it comes after the weights.
     """
     state, engine = _pair(subject)
-    steps = []
+    steps: list[str] = []
     for count in ("first", "second"):
-        engine.value.generate([LONG], sampling())
-        call = subject.call("sync_weights", state, engine)
-        steps += [f"engine.generate([{LONG}], sampling())", "adapter.sync_weights(state, engine)"]
-        message = f"on a prompt of {len(LONG)} tokens that was cached before the {count} weight sync"
-        _expect_in_step(call, LONG, message, *steps)
-        nudged(state.value.model)
-        steps.append("nudged(state.model)")
+        with subject.case(f"{count} sync"):
+            if steps:
+                nudged(state.value.model)
+                steps.append("nudged(state.model)")
+            engine.value.generate([LONG], sampling())
+            call = subject.call("sync_weights", state, engine)
+            steps += [f"engine.generate([{LONG}], sampling())", "adapter.sync_weights(state, engine)"]
+            message = f"on a prompt of {len(LONG)} tokens that was cached before the {count} weight sync"
+            _expect_in_step(call, LONG, message, *steps)
 
 
 @check("sync.every_parameter", needs=("sync_weights",))
@@ -89,6 +93,7 @@ def every_parameter(subject: Subject, rng: Generator) -> None:
     for name, parameter in named(state.value.model).items():
         before = parameter.detach().clone()
         disturb(state.value.model, name)
+        subject.compared()
         call = subject.call("sync_weights", state, engine)
         if not gap(engine.value, state.value.model, SHORT, max_new_tokens=1) < CLOSE:
             missing.append(name)
@@ -129,19 +134,21 @@ def version(subject: Subject, rng: Generator) -> None:
     state, engine = _pair(subject)
     start = engine.value.version
     for count in (1, 2):
-        call = subject.call("sync_weights", state, engine)
-        if engine.value.version - start != count:
-            lines = script(
-                "state, engine = arguments",
-                "start = engine.version",
-                *["adapter.sync_weights(state, engine)"] * count,
-                f"assert engine.version - start == {count}, engine.version - start",
-            )
-            raise Finding(
-                f"after {count} weight sync{'s' * (count > 1)} the engine's version has grown by "
-                f"{engine.value.version - start}",
-                call.snippet(lines),
-            )
+        with subject.case(count):
+            call = subject.call("sync_weights", state, engine)
+            subject.compared()
+            if engine.value.version - start != count:
+                lines = script(
+                    "state, engine = arguments",
+                    "start = engine.version",
+                    *["adapter.sync_weights(state, engine)"] * count,
+                    f"assert engine.version - start == {count}, engine.version - start",
+                )
+                raise Finding(
+                    f"after {count} weight sync{'s' * (count > 1)} the engine's version has grown by "
+                    f"{engine.value.version - start}",
+                    call.snippet(lines),
+                )
 
 
 @check("sync.interrupted", needs=("sync_weights",))
@@ -155,6 +162,7 @@ def interrupted(subject: Subject, rng: Generator) -> None:
     engine = new_engine(subject, dressed="breaking_off({})")
     start = engine.value.version
     call = subject.call_unless_raised("sync_weights", state, engine)
+    subject.compared()
     is_done = call is not None and gap(engine.value, state.value.model, SHORT) < CLOSE
     lines = script(
         "state, engine = arguments",
@@ -184,6 +192,7 @@ def trainer_untouched(subject: Subject, rng: Generator) -> None:
     before = copy.deepcopy(named(state.value.model))
     call = subject.call("sync_weights", state, engine)
     after = named(state.value.model)
+    subject.compared(len(before))
     wrong = [name for name, parameter in before.items() if name not in after or not _same(parameter, after[name])]
     if wrong:
         lines = script(

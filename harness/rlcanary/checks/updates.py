@@ -77,14 +77,14 @@ class Watch:
         self.before = self._parameters()
         state.optimizer.register_step_pre_hook(self._note)
 
+    def driven(self) -> list[str]:
+        """The parameters that were given a gradient other than zero."""
+        return [name for name in self.before if any(update.gradients[name].any() for update in self.updates)]
+
     def standing_still(self) -> list[str]:
         """The parameters that were given a gradient other than zero and are where they were."""
         after = self._parameters()
-        return [
-            name
-            for name, before in self.before.items()
-            if torch.equal(after[name], before) and any(update.gradients[name].any() for update in self.updates)
-        ]
+        return [name for name in self.driven() if torch.equal(after[name], self.before[name])]
 
     def astray(self) -> list[str]:
         """The parameters that are not where the optimizer, given these gradients, takes them in exact arithmetic."""
