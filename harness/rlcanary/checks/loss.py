@@ -176,7 +176,7 @@ def padding_amount(subject: Subject, rng: Generator) -> None:
 
 @check("loss.masked_positions", needs=("policy_loss",))
 def masked_positions(subject: Subject, rng: Generator) -> None:
-    """What stands at masked positions, NaN and infinities included, changes neither the loss, nor any gradient, nor a logged mean.
+    """What stands at masked positions, NaN and infinities included, changes no loss, no gradient and no logged mean.
 
     Silent because a mask by multiplication turns NaN × 0 into NaN for the whole batch, which a gradient-norm guard then
     skips: updates vanish without a word. `torch.where` behind the arithmetic saves the loss and not the gradient: NaN
