@@ -65,11 +65,14 @@ class Conventions:
         kl_direction: which of KL(policy ‖ reference) and KL(reference ‖ policy) the estimator's p and q stand for.
         kl_coef: beta, what the KL is multiplied by.
         kl_placement: the KL is a term of the loss, or is subtracted from the reward.
-        kl_input_clamp: the log-ratio is clamped to ± this first; None is off.
-        kl_output_clamp: the estimate is clamped to ± this; None is off.
-        kl_score_term: the loss term also carries the score-function part, so that its gradient is that of the true KL.
-        kl_ratio_weighted: each token's KL in the loss is multiplied by its importance ratio (DeepSeek-V3.2), which on
-            policy has the same effect on the gradient.
+        kl_input_clamp: the log-ratio is clamped to ± this first; a token beyond it has no gradient. None is off.
+        kl_output_clamp: the estimate is clamped to ± this; a token beyond it has no gradient. None is off.
+        kl_score_term: the loss term also carries the score-function part, estimate × ∇logprob, so that on policy its
+            gradient is that of the expected estimate. For k1 and k3 of KL(policy ‖ reference) that is the true KL of each
+            token given its prefix. k2 has the true KL's gradient without this term, and another one with it.
+        kl_ratio_weighted: each token's KL in the loss is multiplied by its importance ratio (DeepSeek-V3.2) before
+            kl_output_clamp. On policy a ratio per token has the same effect on the gradient as kl_score_term, which
+            therefore excludes it.
         entropy_coef: the entropy bonus is this times the aggregated entropy, subtracted from the loss.
         logprobs_upcast: logprobs are float32 whatever the logits are; otherwise they are of the logits' dtype.
         temperature: what completions are sampled and scored at in a training step.
@@ -145,6 +148,12 @@ class Conventions:
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ValueError(
                 f"dual_clip={self.dual_clip!r} has to be above 1: it bounds the ratio of a negative advantage"
+            )
+
+        if self.kl_score_term and self.kl_ratio_weighted:
+            raise ValueError(
+                "kl_score_term and kl_ratio_weighted together count the score-function part of the KL twice: the "
+                "gradient of the importance ratio is that part"
             )
 
     def replace(self, **changes: Any) -> Self:

@@ -6,7 +6,7 @@ logits are a table over prefixes. Gradients are with respect to that table, in f
 
 from collections import Counter
 from itertools import combinations_with_replacement, product
-from math import factorial, prod
+from math import factorial, inf, prod
 
 import pytest
 import torch
@@ -237,6 +237,26 @@ def divergence(p, q):
     return (p.exp() * (p - q)).sum()
 
 
+def plain_estimate(log_ratio, estimator):
+    return {
+        "k1": log_ratio,
+        "k2": log_ratio**2 / 2,
+        "k3": 1 / log_ratio.exp() - 1 + log_ratio,
+        "abs": log_ratio.abs(),
+    }[estimator]
+
+
+def expected_kl_gradient(policy, p, q, conventions):
+    """Of the KL term of the loss, on policy, over all tokens that the policy may draw."""
+    one = torch.ones(1, 1, dtype=torch.bool)
+    total = 0
+    for token in range(4):
+        scored = p[:, token : token + 1]
+        batch = PolicyBatch(scored, scored.detach(), torch.zeros(1), one, q[:, token : token + 1])
+        total += p[0, token].exp().detach() * policy_loss(batch, conventions).loss
+    return gradient(total, policy)
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_unbiased_estimators_average_to_the_divergence(estimator):
     _, p, q = one_step()
@@ -244,16 +264,40 @@ def test_unbiased_estimators_average_to_the_divergence(estimator):
     torch.testing.assert_close((p.exp() * estimate).sum(), divergence(p, q))
 
 
-@pytest.mark.parametrize(
-    ("estimator", "option"),
-    [("k2", {}), ("k1", {"kl_score_term": True}), ("k3", {"kl_score_term": True})],
-)
-def test_gradient_of_the_divergence(estimator, option):
+@pytest.mark.parametrize("part", [{"kl_score_term": True}, {"kl_ratio_weighted": True}], ids=str)
+@pytest.mark.parametrize("direction", ["policy_to_reference", "reference_to_policy"])
+@pytest.mark.parametrize("clamps", [{}, {"kl_input_clamp": 1.0}, {"kl_output_clamp": 0.9}], ids=str)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
+def test_the_score_function_part_makes_the_gradient_that_of_the_expected_estimate(estimator, clamps, direction, part):
+    """Over the tokens that no clamp holds; the others have no gradient."""
     policy, p, q = one_step()
-    estimate = kl(p, q, GRPO.replace(kl_estimator=estimator, **option))
+    conventions = RLOO.replace(kl_estimator=estimator, kl_direction=direction, kl_coef=0.7, **clamps, **part)
+    estimate = plain_estimate(p - q if direction == "policy_to_reference" else q - p, estimator)
+    free = ((p - q).abs() <= clamps.get("kl_input_clamp", inf)) & (estimate.abs() <= clamps.get("kl_output_clamp", inf))
+    assert free.any()
+    assert free.all() == (not clamps)
     torch.testing.assert_close(
-        gradient((p.exp().detach() * estimate).sum(), policy), gradient(divergence(p, q), policy)
+        expected_kl_gradient(policy, p, q, conventions), 0.7 * gradient((p.exp() * estimate * free).sum(), policy)
     )
+
+
+@pytest.mark.parametrize("part", ["kl_score_term", "kl_ratio_weighted"])
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_with_the_score_function_part_an_unbiased_estimate_has_the_gradient_of_the_divergence(estimator, part):
+    policy, p, q = one_step()
+    conventions = RLOO.replace(kl_estimator=estimator, kl_coef=0.7, **{part: True})
+    torch.testing.assert_close(
+        expected_kl_gradient(policy, p, q, conventions), 0.7 * gradient(divergence(p, q), policy)
+    )
+
+
+def test_k2_has_the_gradient_of_the_divergence_without_the_score_function_part_and_not_with_it():
+    policy, p, q = one_step()
+    conventions = RLOO.replace(kl_estimator="k2", kl_coef=1.0)
+    exact = gradient(divergence(p, q), policy)
+    torch.testing.assert_close(expected_kl_gradient(policy, p, q, conventions), exact)
+    scored = expected_kl_gradient(policy, p, q, conventions.replace(kl_score_term=True))
+    assert (scored - exact).abs().max() > 0.1
 
 
 def test_gradient_of_k1_vanishes():
@@ -266,19 +310,6 @@ def test_gradient_of_k3_is_that_of_the_other_direction():
     policy, p, q = one_step()
     got = gradient((p.exp().detach() * kl(p, q, GRPO.replace(kl_estimator="k3"))).sum(), policy)
     torch.testing.assert_close(got, gradient(divergence(q, p), policy))
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_weighting_by_the_ratio_gives_the_gradient_of_the_divergence(estimator):
-    policy, p, q = one_step()
-    conventions = RLOO.replace(kl_estimator=estimator, kl_coef=0.7, kl_ratio_weighted=True)
-    total = torch.zeros_like(policy)
-    for token in range(4):
-        scored = p[:, token : token + 1]
-        mask = torch.ones(1, 1, dtype=torch.bool)
-        batch = PolicyBatch(scored, scored.detach(), torch.zeros(1), mask, q[:, token : token + 1])
-        total += p[0, token].exp().detach() * gradient(policy_loss(batch, conventions).loss, policy)
-    torch.testing.assert_close(total, 0.7 * gradient(divergence(p, q), policy))
 
 
 def test_kl_in_the_reward_gives_the_gradient_of_the_regularised_objective():

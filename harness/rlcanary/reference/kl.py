@@ -5,6 +5,8 @@ k1 = log p(x)/q(x) is unbiased, k2 = (log p/q)² / 2 has little variance and the
 unbiased and never negative. Shapes: B rows (completions), T completion positions.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,15 +14,22 @@ from rlcanary.conventions import Conventions
 from rlcanary.reference.masks import masked
 
 
-def kl(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, conventions: Conventions) -> Tensor:
-    """Per-token KL estimates in nats, differentiable in `logprobs_BT`.
+def kl(
+    logprobs_BT: Tensor, ref_logprobs_BT: Tensor, conventions: Conventions, weights_BT: Tensor | None = None
+) -> Tensor:
+    """Per-token KL estimates in nats, differentiable in `logprobs_BT` and the weights.
+
+    A token whose log-ratio or estimate lies beyond its clamp has no gradient at all, the score-function part and that of
+    its weight included, as in NeMo RL.
 
     Args:
         logprobs_BT: [B, T] of the policy.
         ref_logprobs_BT: [B, T] of the reference model, for the same tokens.
         conventions: kl_estimator, kl_direction, kl_input_clamp, kl_output_clamp and kl_score_term are used. With
-            kl_score_term the value is unchanged and the gradient gains estimate × ∇logprob, which makes the gradient of
-            the expectation that of the true KL when the tokens are drawn from the policy itself.
+            kl_score_term the value is unchanged and the gradient gains estimate × ∇logprob. Over tokens drawn from the
+            policy itself the gradient is then that of the expected estimate: for k1 and k3 of KL(policy ‖ reference) the
+            true KL's. k2 has the true KL's gradient without the term and not with it.
+        weights_BT: [B, T] factors of the estimates, such as importance ratios, applied before kl_output_clamp; None is 1.
 
     Returns:
         [B, T], of the dtype of the logprobs.
@@ -33,26 +42,46 @@ def kl(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, conventions: Conventions) -
             f"logprobs of shape {tuple(logprobs_BT.shape)} and reference logprobs of shape "
             f"{tuple(ref_logprobs_BT.shape)} do not belong to the same tokens"
         )
-    log_ratio_BT = logprobs_BT - ref_logprobs_BT
-    if conventions.kl_direction == "reference_to_policy":
-        log_ratio_BT = -log_ratio_BT
-    if conventions.kl_input_clamp is not None:
-        log_ratio_BT = log_ratio_BT.clamp(-conventions.kl_input_clamp, conventions.kl_input_clamp)
-    match conventions.kl_estimator:
-        case "k1":
-            estimate_BT = log_ratio_BT
-        case "k2":
-            estimate_BT = log_ratio_BT.square() / 2
-        case "k3":
-            # expm1 keeps the digits that exp(x) - 1 loses for small x; near zero k3 is x²/2.
-            estimate_BT = torch.expm1(-log_ratio_BT) + log_ratio_BT
-        case "abs":
-            estimate_BT = log_ratio_BT.abs()
-    if conventions.kl_output_clamp is not None:
-        estimate_BT = estimate_BT.clamp(-conventions.kl_output_clamp, conventions.kl_output_clamp)
+    with torch.no_grad():
+        exact_BT = _log_ratio(logprobs_BT, ref_logprobs_BT, conventions)
+        bound = math.inf if conventions.kl_input_clamp is None else conventions.kl_input_clamp
+        log_ratio_BT = exact_BT.clamp(-bound, bound)
+        is_clamped_BT = log_ratio_BT != exact_BT
+        exact_BT = _estimate(log_ratio_BT, conventions)
+        if weights_BT is not None:
+            exact_BT = exact_BT * weights_BT
+        bound = math.inf if conventions.kl_output_clamp is None else conventions.kl_output_clamp
+        value_BT = exact_BT.clamp(-bound, bound)
+        is_clamped_BT |= value_BT != exact_BT
+
+    # Taken again with harmless numbers where a clamp holds: behind an exponential that overflows, 0 × ∞ would make the
+    # gradient NaN there.
+    logprobs_BT = logprobs_BT.masked_fill(is_clamped_BT, 0)
+    log_ratio_BT = _log_ratio(logprobs_BT, ref_logprobs_BT.masked_fill(is_clamped_BT, 0), conventions)
+    estimate_BT = _estimate(log_ratio_BT, conventions)
+    if weights_BT is not None:
+        estimate_BT = estimate_BT * weights_BT.masked_fill(is_clamped_BT, 1)
     if conventions.kl_score_term:
         estimate_BT = estimate_BT + estimate_BT.detach() * (logprobs_BT - logprobs_BT.detach())
-    return estimate_BT
+    return torch.where(is_clamped_BT, value_BT, estimate_BT)
+
+
+def _log_ratio(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, conventions: Conventions) -> Tensor:
+    log_ratio_BT = logprobs_BT - ref_logprobs_BT
+    return -log_ratio_BT if conventions.kl_direction == "reference_to_policy" else log_ratio_BT
+
+
+def _estimate(log_ratio_BT: Tensor, conventions: Conventions) -> Tensor:
+    match conventions.kl_estimator:
+        case "k1":
+            return log_ratio_BT
+        case "k2":
+            return log_ratio_BT.square() / 2
+        case "k3":
+            # expm1 keeps the digits that exp(x) - 1 loses for small x; near zero k3 is x²/2.
+            return torch.expm1(-log_ratio_BT) + log_ratio_BT
+        case "abs":
+            return log_ratio_BT.abs()
 
 
 def rewards_with_kl(

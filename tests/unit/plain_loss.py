@@ -1,0 +1,190 @@
+"""The policy loss in plain Python: floats, a loop over rows and tokens, one formula of the papers after another.
+
+Shares nothing with `rlcanary.reference`. A gradient is the slope of the value. What a definition holds constant is taken at
+`start`, the logprobs where the slope is taken, while `logprobs` move.
+"""
+
+from dataclasses import dataclass
+from math import exp, fsum, inf, log, nan, prod
+
+STEP = 1e-6
+
+
+@dataclass(frozen=True)
+class Token:
+    old: float
+    ref: float
+    sampler: float
+    entropy: float
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """The trained tokens of one completion and the group that it belongs to."""
+
+    group: int
+    tokens: list[Token]
+
+
+def rows_of(batch):
+    """A `PolicyBatch` as rows, and its logprobs as one list per row."""
+    rows, logprobs = [], []
+    for row, is_trained in enumerate(batch.mask.tolist()):
+        tokens = []
+        places = [place for place, trained in enumerate(is_trained) if trained]
+        for place in places:
+            per_row = batch.advantages.ndim == 1
+            advantage = batch.advantages[row] if per_row else batch.advantages[row, place]
+            values = (batch.old_logprobs, batch.ref_logprobs, batch.sampler_logprobs, batch.entropy)
+            tokens.append(Token(*(float(value[row, place]) for value in values), float(advantage)))
+        rows.append(Row(int(batch.group_ids[row]), tokens))
+        logprobs.append([float(batch.logprobs.detach()[row, place]) for place in places])
+    return rows, logprobs
+
+
+def loss(rows, logprobs, start, c):
+    terms = [_row_terms(row, *given, c) for row, *given in zip(rows, logprobs, start, strict=True)]
+    return aggregate(rows, terms, c)
+
+
+def gradient(rows, logprobs, c):
+    """The slope of the loss in each logprob, one list per row."""
+
+    def moved(row, place, step):
+        changed = [list(values) for values in logprobs]
+        changed[row][place] += step
+        return loss(rows, changed, logprobs, c)
+
+    return [
+        [(moved(row, place, STEP) - moved(row, place, -STEP)) / (2 * STEP) for place in range(len(values))]
+        for row, values in enumerate(logprobs)
+    ]
+
+
+def aggregate(rows, terms, c):
+    """One number from a list of token values per row."""
+    sums = [fsum(values) for values in terms]
+    means = [fsum(values) / len(values) for values in terms if values]
+    nonempty = sum(bool(values) for values in terms)
+    match c.aggregation:
+        case "token_mean":
+            return fsum(sums) / max(sum(len(values) for values in terms), 1)
+        case "sequence_mean":
+            return fsum(means) / len(rows)
+        case "sequence_mean_nonempty":
+            return fsum(means) / max(nonempty, 1)
+        case "sequence_sum":
+            return fsum(sums) / len(rows)
+        case "sequence_sum_nonempty":
+            return fsum(sums) / max(nonempty, 1)
+        case "constant":
+            return fsum(sums) / (len(rows) * c.aggregation_constant)
+        case "group_token_mean":
+            groups = {}
+            for row, values in zip(rows, terms, strict=True):
+                groups.setdefault(row.group, []).extend(values)
+            return fsum(fsum(values) / max(len(values), 1) for values in groups.values()) / len(groups)
+
+
+def ratios(row, logprobs, c):
+    """Of each token: its own ratio, or the geometric mean of the row's."""
+    logs = [logprob - token.old for logprob, token in zip(logprobs, row.tokens, strict=True)]
+    if c.ratio_level == "sequence" and logs:
+        logs = [fsum(logs) / len(logs)] * len(logs)
+    return [exp(clamp(value, c.log_ratio_clamp)) for value in logs]
+
+
+def _row_terms(row, logprobs, start, c):
+    terms = []
+    given = zip(row.tokens, logprobs, start, ratios(row, logprobs, c), ratios(row, start, c), strict=True)
+    for token, logprob, begun, ratio, ratio_begun in given:
+        if c.objective == "cispo":
+            term = -clip(ratio_begun, c) * token.advantage * logprob
+        else:
+            term = -clipped_objective(ratio, token.advantage, c)
+        term *= correction(token, row, c)
+        if c.kl_coef and c.kl_placement == "loss":
+            term += c.kl_coef * kl(logprob, begun, token.ref, ratio, ratio_begun, c)
+        terms.append(term - c.entropy_coef * token.entropy)
+    return terms
+
+
+def clip(ratio, c):
+    low = -inf if c.clip_low is None else 1 - c.clip_low
+    high = inf if c.clip_high is None else 1 + c.clip_high
+    return min(max(ratio, low), high)
+
+
+def clipped_objective(ratio, advantage, c):
+    """What PPO maximises (1707.06347, eq. 7), with the floor of dual clip (1912.09729, eq. 5)."""
+    value = min(ratio * advantage, clip(ratio, c) * advantage)
+    if c.dual_clip is not None and advantage < 0:
+        value = max(value, c.dual_clip * advantage)
+    return value
+
+
+def correction(token, row, c):
+    """The weight for a sampler that is not the trainer."""
+    if c.importance_level == "none":
+        return 1.0
+    tokens = [token] if c.importance_level == "token" else row.tokens
+    weight = prod(exp(each.old) / exp(each.sampler) for each in tokens)
+    if c.importance_mode == "truncate":
+        return min(weight, c.importance_high)
+    return weight if c.importance_low <= weight <= c.importance_high else 0.0
+
+
+def kl(logprob, begun, ref, ratio, ratio_begun, c):
+    """One token's estimate. The score term is p / p(start): the draw from the start, reweighted to where the policy moved.
+
+    Where the log-ratio is held by its clamp, so is that weight.
+    """
+    p, q = (logprob, ref) if c.kl_direction == "policy_to_reference" else (ref, logprob)
+    log_ratio = clamp(p - q, c.kl_input_clamp)
+    is_held = log_ratio != p - q
+    p_over_q = exp(log_ratio)
+    estimate = {
+        "k1": log(p_over_q),
+        "k2": log(p_over_q) ** 2 / 2,
+        "k3": 1 / p_over_q - 1 - log(1 / p_over_q),
+        "abs": abs(log(p_over_q)),
+    }[c.kl_estimator]
+    if c.kl_score_term and not is_held:
+        estimate *= exp(logprob - begun)
+    if c.kl_ratio_weighted:
+        estimate *= ratio_begun if is_held else ratio
+    return clamp(estimate, c.kl_output_clamp)
+
+
+def clamp(value, bound):
+    return value if bound is None else min(max(value, -bound), bound)
+
+
+def metrics(rows, logprobs, c):
+    """What the loss logs, as means over all trained tokens."""
+    tokens = [
+        (token, logprob, ratio)
+        for row, values in zip(rows, logprobs, strict=True)
+        for token, logprob, ratio in zip(row.tokens, values, ratios(row, values, c), strict=True)
+    ]
+
+    def mean(values):
+        values = list(values)
+        return fsum(values) / len(values) if values else nan
+
+    def is_clipped(ratio, advantage):
+        if c.objective == "cispo":
+            return clip(ratio, c) != ratio and advantage != 0
+        return clipped_objective(ratio, advantage, c) != ratio * advantage
+
+    every_ratio = [ratio for _, _, ratio in tokens]
+    return {
+        "clip_fraction": mean(is_clipped(ratio, token.advantage) for token, _, ratio in tokens),
+        "ratio_mean": mean(every_ratio),
+        "ratio_min": min(every_ratio, default=nan),
+        "ratio_max": max(every_ratio, default=nan),
+        "kl": mean(kl(logprob, logprob, token.ref, ratio, ratio, c) for token, logprob, ratio in tokens),
+        "entropy": mean(token.entropy for token, _, _ in tokens),
+        "mult_prob_error": mean(exp(abs(token.old - token.sampler)) for token, _, _ in tokens),
+    }
