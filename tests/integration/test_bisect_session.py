@@ -339,7 +339,7 @@ def test_fresh_start_gives_up_the_search_that_was_cut_short(history: Path) -> No
     assert found(bisect(history, *ENDS, "--fresh", "--", *BUG)) == "change 63 [wip]"
     again = bisect(history, *ENDS, "--", *BUG)
     assert found(again) == "change 63 [wip]"
-    assert "outcomes known" not in again.stderr
+    assert "cut short" not in again.stderr
 
 
 def test_likeliest_of_many_suspects_are_the_ones_that_are_listed(history: Path) -> None:

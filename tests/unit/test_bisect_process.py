@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from rlcanary.bisect.outcomes import Ending
 from rlcanary.bisect.process import Interrupts, end_marked, run
@@ -47,3 +48,49 @@ def test_daemon_that_left_the_session_of_its_run_ends_with_the_run(tmp_path: Pat
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a subreaper")
+@pytest.mark.parametrize("ending", ["", "sleep 60"], ids=["left behind", "of a run that times out"])
+def test_daemon_without_session_and_environment_ends_with_the_run(tmp_path: Path, ending: str) -> None:
+    """It ignores SIGTERM as well."""
+    daemon = f"trap '' TERM; echo $$ > '{tmp_path}/pid'; while true; do sleep 1; done"
+    (tmp_path / "daemon").write_text(daemon)
+    script = f"env -i setsid sh '{tmp_path}/daemon' & while [ ! -s '{tmp_path}/pid' ]; do sleep 0.01; done; {ending}"
+    finished = run(
+        ["sh", "-c", script],
+        directory=tmp_path,
+        environment=os.environ,
+        mark={},
+        output=tmp_path / "output",
+        timeout=2 if ending else None,
+        stop=Interrupts(),
+    )
+    assert finished.timed_out is bool(ending)
+    pid = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def ends(tmp_path: Path, *command: str) -> Ending:
+    return run(
+        command,
+        directory=tmp_path,
+        environment=os.environ,
+        mark={},
+        output=tmp_path / "output",
+        timeout=None,
+        stop=Interrupts(),
+    )
+
+
+def test_ending_of_a_command_is_its_own(tmp_path: Path) -> None:
+    assert ends(tmp_path, "sh", "-c", "exit 3").code == 3
+    assert ends(tmp_path, "sh", "-c", "kill -SEGV $$").code == -11
+    assert ends(tmp_path, "sh", "-c", "kill -TERM 0").code == -15
+    (tmp_path / "plain").write_text("exit 5\n")
+    (tmp_path / "plain").chmod(0o755)
+    assert ends(tmp_path, "./plain").code == 5
+    (tmp_path / "plain").chmod(0o644)
+    assert ends(tmp_path, "./plain") == Ending(126, 0.0, why="./plain: Permission denied")
+    assert ends(tmp_path, "./none") == Ending(127, 0.0, why="./none: No such file or directory")
+    assert (tmp_path / "output").read_text() == "./none: No such file or directory\n"

@@ -5,6 +5,7 @@ one it is; the noise is learned from the same runs (rates.py, levels.py). While 
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from itertools import combinations
 
 import numpy as np
@@ -21,7 +22,8 @@ CERTAINTY = 1 - 1e-6
 OUTSIDE = 0.02
 """The probability beforehand that GOOD is bad already, and as much that BAD is not bad."""
 ALIKE = 0.1
-"""The probability beforehand that every commit is alike: the command fails now and then, whatever the commit."""
+"""The probability beforehand that every commit is alike: the command fails now and then, whatever the commit. It is 0 where
+an end is trusted, which says that this end is unlike the other; that the other one is not is `OUTSIDE`."""
 HALVING_SHARE = 0.9
 """The middle is taken while nothing contradicts and its information is this share of the best."""
 END_SHARE = 0.6
@@ -175,20 +177,30 @@ class Bayesian:
         return sides
 
     def tests_left(self) -> int:
-        """About how many more runs the search takes, 0 when it is over."""
+        """About how many more runs the search takes, 0 when it is over.
+
+        While no run contradicts another, as many as if none ever did and the likeliest culprit is the one.
+        """
         self._infer()
         if self._is_over:
             return 0
+        good, bad = self._bounds
+        if self._likelihood.reads_outcomes and good < bad:
+            return self._tests_without_surprise()
         information = float((self._information([]) * self._chance_C).max())
         if information <= LEAST_INFORMATION:
             return 0
         unknown = float(entropy(self._posterior_N))
-        doubt = 0.0 if self._likelihood.believes else -float(np.log2(1 - self._confidence))
+        doubt = -float(np.log2(1 - self._confidence))
         runs = (unknown + doubt / 4) / information
-        if self._middle is not None:  # By halving, and as many confirmations as a coin would need.
-            good, bad = self._bounds
-            runs = min(runs, float(np.log2(bad - good)) + doubt)
         return max(1, int(np.ceil(runs - 1e-6))) + self._ends.runs_left
+
+    def _tests_without_surprise(self) -> int:
+        search, culprit, count = deepcopy(self), int(self._posterior_N.argmax()), 0
+        while chosen := search.next_commits(1):
+            search.record(chosen[0], Outcome.BAD if self._position[chosen[0]] >= culprit else Outcome.GOOD)
+            count += 1
+        return count
 
     def _reading(self, outcome: Outcome, value: float | None) -> float:
         if self._likelihood.reads_outcomes and outcome in (Outcome.GOOD, Outcome.BAD):
@@ -250,11 +262,13 @@ class Bayesian:
     def _prior(self) -> tuple[Array, float]:
         """Log probabilities beforehand: of each place of the culprit, GOOD and before first, after BAD last; of no culprit.
 
-        The levels of a metric are the same with a culprit outside as without one.
+        The levels of a metric are the same with a culprit outside as without one, also where an end is trusted.
         """
         count = len(self._commits)
-        outside = {end: OUTSIDE * (end in self._ends.asked and self._likelihood.reads_outcomes) for end in (GOOD, BAD)}
-        alike = 0.0 if self._likelihood.believes else ALIKE
+        reads_outcomes = self._likelihood.reads_outcomes
+        outside = {end: OUTSIDE * (end in self._ends.asked and reads_outcomes) for end in (GOOD, BAD)}
+        is_possible = not self._likelihood.believes and (len(self._ends.asked) == 2 or not reads_outcomes)
+        alike = ALIKE * is_possible
         inside = (1 - sum(outside.values()) - alike) / count
         with np.errstate(divide="ignore"):
             return np.log([outside[GOOD], *[inside] * count, outside[BAD]]), float(np.log(alike))

@@ -63,11 +63,14 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--replay", type=PATH, metavar="LOG", help="Take over the outcomes of a bisect log.")
 @click.option("--pin", multiple=True, metavar="PATH", help="Use this file of the checkout on every commit; repeatable.")
 @click.option("--no-pin", is_flag=True, help="Let the command's own script follow the history.")
+@click.option("--no-submodules", is_flag=True, help="Leave all submodules out.")
 @click.option("--in-place", is_flag=True, help="Use this checkout, which must be clean, instead of a worktree.")
 @click.option("--keep-worktree", is_flag=True, help="Leave the worktree (or the checkout) at the culprit.")
 @click.option("--fresh", is_flag=True, help="Do not continue a search that was cut short.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def search(json_file: Path | None, dry_run: bool, no_pin: bool, command: tuple[str, ...], **options: Any) -> int:
+def search(
+    json_file: Path | None, dry_run: bool, no_pin: bool, no_submodules: bool, command: tuple[str, ...], **options: Any
+) -> int:
     """Find the commit that broke COMMAND.
 
     COMMAND runs on commits between GOOD and BAD in a worktree of its own; your checkout is not touched. Its exit code
@@ -89,7 +92,7 @@ def search(json_file: Path | None, dry_run: bool, no_pin: bool, command: tuple[s
     from rlcanary.bisect.summary import print_summary
 
     repository = Repository.around(Path.cwd())
-    request = Request(command=command, automatic_pins=not no_pin, **options)
+    request = Request(command=command, automatic_pins=not no_pin, submodules=not no_submodules, **options)
     if json_file is not None:
         require_writable(json_file)
     plan = make_plan(request, repository, read_settings(repository.toplevel))

@@ -17,7 +17,7 @@ def open_places(request: Request, repository: Repository, journal: Journal, disp
     places: list[Place] = []
     with ExitStack() as stack:
         for _ in range(request.jobs):
-            place: Place = Checkout(repository) if request.in_place else Worktree(repository)
+            place: Place = (Checkout if request.in_place else Worktree)(repository, request.submodules)
             facts = {"home": place.home} if isinstance(place, Checkout) else {"path": str(place.path)}
             name = "checkout" if request.in_place else "worktree"
             journal.append(name, **facts)

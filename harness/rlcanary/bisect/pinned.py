@@ -82,6 +82,8 @@ def prepare_command(
             continue
         relative = _inside(here / path, repository)
         if relative is None:
+            if not absolute:  # From the worktree it would lead elsewhere.
+                prepared[index] = os.path.normpath(here / path) + argument.removeprefix(path)
             continue
         file = repository.toplevel / relative
         if in_virtual_environment(file):

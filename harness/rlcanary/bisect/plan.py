@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rlcanary.bisect.git import Commit, Repository
 from rlcanary.bisect.outcomes import OutcomeTable
 from rlcanary.bisect.pinned import in_virtual_environment, script_of
 from rlcanary.bisect.settings import BisectSettings
+from rlcanary.bisect.submodules import submodules_left_out
 from rlcanary.errors import UserError
 
 
@@ -44,6 +46,7 @@ class Request:
     metric: str | None = None
     worse: str | None = None
     executor: str = "local"
+    submodules: bool = True
 
     def options(self) -> list[str]:
         """What was asked for as options of the command line, without the ends."""
@@ -66,6 +69,7 @@ class Request:
             words += ["--pin", path]
         for name, given in (
             ("no-pin", not self.automatic_pins),
+            ("no-submodules", not self.submodules),
             ("skip-good-check", self.skip_good_check),
             ("keep-worktree", self.keep_worktree),
             ("deterministic", self.deterministic),
@@ -75,6 +79,21 @@ class Request:
             if given:
                 words.append(f"--{name}")
         return words
+
+
+OTHER_OPTIONS = ("--save-dir", "--jobs", "--confidence", "--keep-worktree", "--first-parent")
+"""Options that do not change what a run of a commit says."""
+
+
+def test_options(options: Sequence[str]) -> frozenset[tuple[str, ...]]:
+    """Those of `Request.options()` that change what a run of a commit says, each with its value."""
+    grouped: list[list[str]] = []
+    for word in options:
+        if word.startswith("--") or not grouped:
+            grouped.append([word])
+        else:
+            grouped[-1].append(word)
+    return frozenset(tuple(words) for words in grouped if words[0] not in OTHER_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -130,6 +149,7 @@ def make_plan(request: Request, repository: Repository, settings: BisectSettings
         notices.append(
             f"uncommitted changes in {edits} tracked file{'s' * (edits > 1)} are not under test: commits are"
         )
+    _name_submodules(request, repository, start, bad, notices)
     first = repository.commit(start)
     builder, keys = _environments(request, repository, first, commits, notices)
     return Plan(
@@ -151,6 +171,16 @@ def make_plan(request: Request, repository: Repository, settings: BisectSettings
 def _trusted(request: Request, good: str, log: BisectLog) -> frozenset[str]:
     of_log = (log.good, log.bad) if log.root is None else ()
     return frozenset(sha for sha in (*of_log, good if request.skip_good_check else None) if sha is not None)
+
+
+def _name_submodules(request: Request, repository: Repository, good: str, bad: str, notices: list[str]) -> None:
+    if not request.submodules:
+        notices.append("submodules are left out (--no-submodules)")
+    elif left_out := submodules_left_out(repository, good, bad):
+        notices.append(
+            f"submodules that your checkout has not initialised are left out: {', '.join(left_out)} "
+            "(`git submodule update --init PATH` takes one in)"
+        )
 
 
 def _environments(

@@ -64,7 +64,7 @@ class Probe:
     environments: EnvironmentCache | None = None
 
     def run(self, commit: Commit, number: int, place: Place, stop: Stop) -> Observation:
-        """Raises GitError where git cannot check the commit out, Stopped."""
+        """Raises GitError where git cannot make a place to run in, Stopped."""
         stop.check()
         output = self.outputs / f"{datetime.now():%H%M%S}-{number:03d}-{commit.short}.log"
         key = "" if self.environments is None else self.environments.key(commit.sha)

@@ -2,19 +2,75 @@
 
 import os
 import shlex
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 
 from rlcanary.bisect.bisect_log import format_log
+from rlcanary.bisect.display import Display
 from rlcanary.bisect.git import GitError, Repository
-from rlcanary.bisect.journal import Header, Journal
-from rlcanary.bisect.plan import Plan, Request
+from rlcanary.bisect.journal import Header, Journal, Observation, now, open_idle
+from rlcanary.bisect.plan import Plan, Request, test_options
 from rlcanary.bisect.probe import DRIVER_VARIABLE
 from rlcanary.bisect.process import end_marked
 from rlcanary.bisect.worktree import remove_worktree
 from rlcanary.files import write_whole
 
 MARK_VARIABLE = "RLCANARY_BISECT_JOURNAL"
+
+
+RESULTS = ("found", "range", "relapse")
+"""Searches that came to a result."""
+
+
+def open_journal(
+    store: Path, header: Header, request: Request, plan: Plan, trusted: Collection[str], display: Display
+) -> Journal:
+    """The journal of the same search, to go on where it was cut short or to show its result again; else a new one.
+
+    Clears up after searches that were killed. `trusted`: the SHAs of the ends that need no run.
+    """
+    same, newer_start = None, False
+    continues = not request.fresh and request.replay is None
+    for journal in open_idle(store):
+        try:
+            advice = clear_up(journal, plan.repository)
+        except OSError as error:
+            advice = f"an earlier search could not be cleared up: {error}; delete the folder by hand"
+        if advice is not None:
+            display.notice(f"warning: {advice}")
+        is_same = journal.header == header
+        has_result = not newer_start and _is_result(journal, request)
+        if same is None and continues and is_same and (has_result or not journal.is_finished):
+            same = journal
+            continue
+        newer_start = newer_start or is_same
+        if is_same and request.fresh and not journal.is_finished:
+            journal.append("end", status="given up", reason="--fresh", suspects=[])
+        journal.close()
+    if same is None:
+        journal = Journal.create(store, header, plan.repository.toplevel)
+        journal.record_options(request.options(), trusted)
+        for mark in plan.marks:
+            journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
+        return journal
+    known = len(same.observations())
+    if same.is_finished:
+        display.notice(
+            f"this search is finished, {known} outcomes known: its result is shown again (--fresh searches anew)"
+        )
+    elif known > 0:
+        display.notice(f"continuing the search that was cut short, {known} outcomes known (--fresh starts anew)")
+    same.record_options(request.options(), trusted)
+    return same
+
+
+def _is_result(journal: Journal, request: Request) -> bool:
+    """Whether a search came to a result that the same command with these options would come to."""
+    end, given = journal.last("end"), journal.last("options")
+    if not journal.is_finished or end is None or given is None or end["status"] not in RESULTS:
+        return False
+    return test_options(given["options"]) == test_options(request.options())
 
 
 def mark_of(journal: Journal) -> dict[str, str]:

@@ -11,7 +11,7 @@ from rlcanary.bisect.descent import Descent
 from rlcanary.bisect.display import Display, Progress
 from rlcanary.bisect.environments import EnvironmentCache, default_cache_folder, environment_keys
 from rlcanary.bisect.git import Commit, GitError
-from rlcanary.bisect.journal import Header, Journal, Lock, Observation, now, open_idle, set_test_variables
+from rlcanary.bisect.journal import Header, Lock, Observation, set_test_variables
 from rlcanary.bisect.merges import Inside
 from rlcanary.bisect.open_places import open_places
 from rlcanary.bisect.outcomes import EVIDENCE, Outcome
@@ -22,12 +22,14 @@ from rlcanary.bisect.preparation import prepare
 from rlcanary.bisect.process import Interrupted, Interrupts
 from rlcanary.bisect.refusals import NOT_FOUND, Contradicted, Refused, explain, explain_merge
 from rlcanary.bisect.report import Merge, Report
-from rlcanary.bisect.resume import clear_up, resume_line, save_log
+from rlcanary.bisect.resume import open_journal, resume_line, save_log
 from rlcanary.bisect.search import Contradiction, Refusal, Verdict
 from rlcanary.bisect.searches import make_stage
 from rlcanary.errors import UserError
 
 RETRIES = 2
+MOST_RUNS = 500
+"""Without --budget-runs a search stops after so many runs: one that has not found the commit by then hardly will."""
 CUT_SHORT = ("interrupted", "budget", "aborted")
 """Searches that the same command goes on with."""
 
@@ -76,7 +78,7 @@ class Session:
                 f"{request.metric} {request.worse}" if request.metric else "",
                 set_test_variables(),
             )
-            self._journal = self._open_journal(store)
+            self._journal = open_journal(store, self._header, request, plan, self._trusted, self._display)
             stack.callback(self._journal.close)
             reused = len(self._journal.observations())
             places = stack.enter_context(open_places(request, repository, self._journal, self._display))
@@ -120,9 +122,10 @@ class Session:
         if status in CUT_SHORT:
             verdict = self._descent.verdict()
             self._journal.append("interrupted", reason=message)
-        elif not goes_on:
-            self._journal.append("end", status=status, reason=message, suspects=list(verdict.suspects))
-        saved = None if status == "refused" else save_log(plan, self._header, self._journal)
+        saved = None if status == "refused" else self._save_log()
+        if status not in CUT_SHORT and not goes_on:
+            suspects = list(verdict.suspects)
+            self._journal.append("end", status=status, reason=message, suspects=suspects, log=str(saved or ""))
         if status in CUT_SHORT and saved is not None:
             message = f"{message}; resume with: {resume_line(self._request, saved)}"
         if verdict.culprit and self._request.keep_worktree:
@@ -149,6 +152,12 @@ class Session:
             environments_built=0 if self._environments is None else self._environments.builds,
             commits=self._names,
         )
+
+    def _save_log(self) -> Path:
+        """The log of what is known, which is there already where a finished search is only shown again."""
+        end = self._journal.last("end")
+        saved = Path((end or {}).get("log", ""))
+        return saved if not self._runs and saved.is_file() else save_log(self._plan, self._header, self._journal)
 
     def _stop(self) -> None:
         """End what runs; what had finished by itself is kept."""
@@ -246,6 +255,11 @@ class Session:
     def _spent(self) -> str | None:
         """Why no run more may start, or None."""
         runs, minutes = self._request.budget_runs, self._request.budget_minutes
+        if runs is None and self._runs >= MOST_RUNS:
+            return (
+                f"{MOST_RUNS} runs did not settle it: the command tells good commits from bad ones too seldom; make it "
+                "less flaky, or allow more with --budget-runs N"
+            )
         if runs is not None and self._runs >= runs:
             return f"the budget of {runs} runs is spent"
         expected = sum(self._took) / len(self._took) if self._took else 0.0
@@ -340,37 +354,6 @@ class Session:
                 running, self._runs, left, seconds, sum(self._took), self._descent.stage.commits, verdict.posterior
             )
         )
-
-    def _open_journal(self, store: Path) -> Journal:
-        """Continue the search that was cut short, if this is the same one, and clear up after any that was killed."""
-        same = None
-        continues = not self._request.fresh and self._request.replay is None
-        for journal in open_idle(store):
-            try:
-                advice = clear_up(journal, self._plan.repository)
-            except OSError as error:
-                advice = f"an earlier search could not be cleared up: {error}; delete the folder by hand"
-            if advice is not None:
-                self._display.notice(f"warning: {advice}")
-            is_same = not journal.is_finished and journal.header == self._header
-            if same is None and continues and is_same:
-                same = journal
-                continue
-            if is_same and self._request.fresh:
-                journal.append("end", status="given up", reason="--fresh", suspects=[])
-            journal.close()
-        if same is not None:
-            same.record_options(self._request.options(), self._trusted)
-            if (known := len(same.observations())) > 0:
-                self._display.notice(
-                    f"continuing the search that was cut short, {known} outcomes known (--fresh starts anew)"
-                )
-            return same
-        journal = Journal.create(store, self._header, self._plan.repository.toplevel)
-        journal.record_options(self._request.options(), self._trusted)
-        for mark in self._plan.marks:
-            journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
-        return journal
 
     def _next_number(self) -> int:
         numbers = [event["run"] for event in self._journal.events() if event["event"] in ("run", "observation")]

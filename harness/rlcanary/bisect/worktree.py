@@ -14,6 +14,9 @@ from pathlib import Path
 from rlcanary.bisect.git import GitError, Repository, git
 from rlcanary.bisect.pinned import PinnedFile
 from rlcanary.bisect.process import Stop
+from rlcanary.bisect.submodules import initialised_submodules, submodule_paths
+
+DISK_FULL = "No space left on device"
 
 
 class Untestable(Exception):
@@ -23,34 +26,45 @@ class Untestable(Exception):
 class Worktree:
     """`prepare(sha)` makes it exactly that commit, submodules included; `remove()` leaves no trace in the repository."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, with_submodules: bool = True) -> None:
         self._repository = repository
+        self._with_submodules = with_submodules
         # Made by the first `prepare`, when the journal knows of it.
         self._folder = Path(tempfile.gettempdir(), f"rlcanary-bisect-{secrets.token_hex(6)}").resolve()
         # The checkout's own name: some code reads meaning into it.
         self.path = self._folder / repository.toplevel.name
+        self._link = b""
 
     def prepare(self, sha: str, pinned: Sequence[PinnedFile] = (), stop: Stop | None = None) -> None:
         """Make the worktree the commit `sha` and nothing else, with the pinned files laid over it.
 
-        Raises Untestable when the commit's submodules cannot be had, GitError when git cannot check it out, Stopped.
+        Raises Untestable when git cannot check the commit out (a filter that fails, an object that is missing) or its
+        submodules cannot be had, GitError when git cannot make a worktree at all, Stopped.
         """
-        if self.path.exists():
+        if self._is_whole:
             try:
                 self._switch(sha, stop)
             except GitError:
                 # A probe can leave a worktree that git cannot mend (a broken .git, folders without permissions).
                 self.discard()
-        if not self.path.exists():
+        if not self._is_whole:
+            self.discard()  # A probe, or a cleaner of /tmp, may have deleted the folder and left git's record of it.
             self._folder.mkdir(mode=0o700, exist_ok=True)
             add = ("worktree", "add", "--detach", "--no-checkout", "--quiet", str(self.path), sha)
             with alone_among_worktrees(self._repository, stop):
                 git(self._repository.toplevel, *add, stop=stop)
-            self._switch(sha, stop)
-        try:
-            update_submodules(self.path, self._repository.common_dir, stop)
-        except GitError as error:
-            raise Untestable(f"submodules: {error}") from None
+            self._link = (self.path / ".git").read_bytes()
+            try:
+                self._switch(sha, stop)
+            except GitError as error:
+                if DISK_FULL in str(error):
+                    raise
+                raise Untestable(f"git cannot check it out: {error}") from None
+        if self._with_submodules:
+            try:
+                update_submodules(self.path, self._repository.git_dir, self._repository.common_dir, stop)
+            except GitError as error:
+                raise Untestable(f"submodules: {error}") from None
         for file in pinned:
             file.lay_over(self.path)
 
@@ -62,6 +76,12 @@ class Worktree:
     def discard(self) -> None:
         """Delete the worktree; the next `prepare` makes it anew."""
         remove_worktree(self._repository, self.path)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether git works in this worktree, rather than in a repository around it or behind a link in its place."""
+        link = self.path / ".git"
+        return not self.path.is_symlink() and link.is_file() and link.read_bytes() == self._link
 
     def _switch(self, sha: str, stop: Stop | None) -> None:
         clean = ("clean", "-ffdxq")
@@ -102,6 +122,8 @@ def alone_among_worktrees(repository: Repository, stop: Stop | None = None) -> I
 
 def _delete(folder: Path) -> None:
     """Delete a folder that may hold others without permissions. Raises OSError for what is not ours to delete."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
     if not folder.exists():
         return
     for parent, names, _ in os.walk(folder):
@@ -111,29 +133,27 @@ def _delete(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def update_submodules(checkout: Path, modules_of: Path, stop: Stop | None) -> None:
-    """Bring the submodules of `checkout` to the commits it records, nested ones included.
+def update_submodules(checkout: Path, git_dir: Path, modules_of: Path, stop: Stop | None) -> None:
+    """Bring the submodules of `checkout` to the commits it records, nested ones included, if the user has initialised them.
 
-    Clones come from the user's own clones under `modules_of`/modules where they exist, so no network is needed and the
-    user's configuration and submodule checkouts stay as they are. Raises GitError when a commit cannot be had.
+    `git_dir`: the git directory whose configuration says which are initialised. Clones come from the user's own clones under
+    `modules_of`/modules where they exist, so no network is needed and the user's configuration and submodule checkouts stay
+    as they are. Raises GitError when a commit cannot be had.
     """
     if not (checkout / ".gitmodules").is_file():
         return
     entries = git(checkout, "ls-files", "--stage", "-z").split("\0")
     links = {entry.split("\t", 1)[1]: entry.split()[1] for entry in entries if entry.startswith("160000 ")}
-    listing = git(checkout, "config", "-z", "-f", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$")
-    for item in listing.split("\0"):
-        if not item:
+    is_initialised = initialised_submodules(git_dir, checkout)
+    for name, path in submodule_paths(git(checkout, "config", "-z", "-f", ".gitmodules", "--list")).items():
+        if path not in links or not is_initialised(name, path):
             continue
-        key, path = item.split("\n", 1)
-        if path not in links:
-            continue
-        name = key.removeprefix("submodule.").removesuffix(".path")
         own_clone = modules_of / "modules" / name
         submodule = checkout / path
         _update_submodule(checkout, name, path, own_clone if own_clone.is_dir() else None, links[path], stop)
         git(submodule, "clean", "-ffdxq", stop=stop)
-        update_submodules(submodule, own_clone, stop)
+        if own_clone.is_dir():
+            update_submodules(submodule, own_clone, own_clone, stop)
 
 
 def _update_submodule(
