@@ -8,14 +8,20 @@ from pathlib import Path
 
 import click
 
-from rlcanary.adapters.load import load_adapter, misspelt
+from rlcanary.adapters.load import BUNDLED, load_adapter, misspelt
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
 from rlcanary.files import require_writable, write_whole
 
 
 @click.command(
-    epilog="Exit codes: 0 no check failed, 1 some did, 2 the command was not understood or nothing was checked."
+    help=f"""Run the conformance checks on ADAPTER.
+
+    ADAPTER is a bundled adapter ({", ".join(BUNDLED)}), a module and a class (mylib.canary:MyAdapter), or a Python file.
+
+    With --expected the failures in that file are not counted; a check in it that no longer fails is.
+    """,
+    epilog="Exit codes: 0 no check failed, 1 some did, 2 the command was not understood or nothing was checked.",
 )
 @click.argument("adapter", metavar="ADAPTER")
 @click.option(
@@ -43,13 +49,6 @@ def check(
     markdown: Path | None,
     expected_path: Path | None,
 ) -> None:
-    """Run the conformance checks on ADAPTER.
-
-    ADAPTER is a bundled adapter (reference, trl, verl, torchrl, nemo_rl, openrlhf, prime_rl), a module and a class
-    (mylib.canary:MyAdapter), or a Python file.
-
-    With --expected the failures in that file are not counted; a check in it that no longer fails is.
-    """
     for path in (json_path, markdown):
         if path is not None:
             require_writable(path)
@@ -57,14 +56,9 @@ def check(
     sys.path.insert(0, str(Path.cwd()))
     implementation = load_adapter(adapter)
 
-    try:
-        from rlcanary.checks import all_checks, run_check
-        from rlcanary.checks.expected import compare, read_expected
-        from rlcanary.checks.report import show, to_json, to_markdown
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise UserError("the checks need torch: pip install 'rlcanary[torch]'") from error
+    from rlcanary.checks import all_checks, run_check
+    from rlcanary.checks.expected import compare, read_expected
+    from rlcanary.checks.report import show, to_json, to_markdown
 
     prefixes = tuple(prefix.removesuffix("*") for prefix in only)
     checks = [item for item in all_checks() if not only or item.id.startswith(prefixes)]

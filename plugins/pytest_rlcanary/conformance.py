@@ -59,17 +59,19 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         return
     sys.path.insert(0, str(Path.cwd()))
     from rlcanary.adapters import load_adapter
-    from rlcanary.checks import all_checks
-    from rlcanary.checks.expected import read_expected
 
     expected: dict[str, str] = {}
-    for spec in specs:
-        try:
-            adapter = load_adapter(spec)
-            for path in config.getini("canary_expected"):
-                expected |= read_expected(path)
-        except UserError as error:
-            raise pytest.UsageError(f"--canary: {error}") from error
+    try:
+        adapters = [load_adapter(spec) for spec in specs]
+        # The checks import torch, which an adapter that was loaded has.
+        from rlcanary.checks import all_checks
+        from rlcanary.checks.expected import read_expected
+
+        for path in config.getini("canary_expected"):
+            expected |= read_expected(path)
+    except UserError as error:
+        raise pytest.UsageError(f"--canary: {error}") from error
+    for spec, adapter in zip(specs, adapters, strict=True):
         parent = CanaryChecks.from_parent(session, name=f"canary[{adapter.name}]", nodeid=f"canary[{adapter.name}]")
         for check in all_checks():
             item = CanaryItem.from_parent(parent, name=check.id, check=check, adapter=adapter, spec=spec)

@@ -1,5 +1,6 @@
 """Adapters of codebases that are not on the Python package index for this environment: what holds without them."""
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from rlcanary.adapters import BUNDLED, NotProvided, load_adapter, openrlhf, prime_rl
 from rlcanary.adapters import nemo_rl as nemo
+from rlcanary.adapters.frameworks import usable
 from rlcanary.errors import UserError
 
 # As `ClippedPGLossConfig` and `AdvEstimatorConfig` have them.
@@ -166,3 +168,67 @@ def test_openrlhf_settings_without_words_in_the_conventions_are_refused(settings
 def test_prime_rl_neither_clips_nor_scales():
     made = prime_rl.CONVENTIONS
     assert (made.clip_low, made.clip_high, made.advantage_scale) == (None, None, "none")
+
+
+def run_without(module, *command, cwd):
+    """Run a command in which a module cannot be found."""
+    (cwd / "without_it.py").write_text(f"import sys\nsys.modules[{module!r}] = None\n")
+    code = (
+        f"import runpy, sys, without_it; sys.argv = {list(command)}; runpy.run_module(sys.argv[0], run_name='__main__')"
+    )
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("adapter", ["reference", "trl"])
+def test_without_torch_both_commands_end_with_one_line_and_exit_code_2(adapter, tmp_path):
+    if importlib.util.find_spec(adapter) is None and adapter != "reference":
+        pytest.skip(f"{adapter} is not installed")
+    typed = run_without("torch", "rlcanary", "check", adapter, cwd=tmp_path)
+    assert (typed.returncode, typed.stdout, typed.stderr.count("\n")) == (2, "", 1), typed.stderr
+    assert "torch" in typed.stderr
+    collected = run_without("torch", "pytest", f"--canary={adapter}", "-q", cwd=tmp_path)
+    assert collected.returncode == pytest.ExitCode.USAGE_ERROR, collected.stdout
+    assert collected.stderr.strip() == typed.stderr.strip().replace("rlcanary: ", "ERROR: --canary: ")
+    assert "INTERNALERROR" not in collected.stdout
+
+
+def package(folder, name, version=None, **modules):
+    """A framework with these modules, given as source, and with metadata where it has a version."""
+    for module, source in {"__init__": "", **modules}.items():
+        path = folder / name / f"{module}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+    if version is not None:
+        described = folder / f"{name}-{version}.dist-info"
+        described.mkdir()
+        (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "source", "said"),
+    [
+        ("1.7.1", "", "cannot use someframe 1.7.1: it is older than 1.16"),
+        ("1.16.2", "import no_such_dependency", "cannot use someframe 1.16.2: no_such_dependency is not installed"),
+        ("1.17.0.dev0", "import someframe.gone", "cannot use someframe 1.17.0.dev0: it has no module someframe.gone"),
+        (None, "from someframe import absent", "cannot use someframe: ImportError: cannot import name 'absent'"),
+        (None, "raise AssertionError('wants another\\ntorch')", "someframe: AssertionError: wants another torch"),
+    ],
+)
+def test_a_release_that_does_not_fit_is_one_line_with_the_cause(version, source, said, tmp_path, monkeypatch):
+    package(tmp_path, "someframe", version, inner=source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "someframe"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UserError) as raised, usable("someframe", "", "someframe 1.16", at_least="1.16"):
+        importlib.import_module("someframe.inner")
+    assert str(raised.value).startswith("this adapter was written for someframe 1.16 and ")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_help_names_every_bundled_adapter():
+    command = [sys.executable, "-m", "rlcanary", "check", "--help"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert set(BUNDLED) <= set(
+        run.stdout.replace(",", " ").split("ADAPTER is a bundled adapter (")[1].split(")")[0].split()
+    )

@@ -96,6 +96,12 @@ def test_method_that_is_nearly_a_capability_is_named(package: Path) -> None:
             "failing",
             "creating adapter 'failing' failed: RuntimeError: no weights",
         ),
+        (
+            ADAPTER + "\n    conventions = property(lambda self: self.nothing)",
+            "unreadable",
+            "the conventions of adapter 'unreadable' cannot be read: AttributeError",
+        ),
+        (ADAPTER + "\n    conventions = {}", "dictionary", "are of type dict: set them to a rlcanary.conventions"),
     ],
 )
 def test_mistake_gets_one_line(package: Path, source: str | None, spec: str, told: str) -> None:

@@ -34,8 +34,8 @@ def load_adapter(spec: str) -> Adapter:
             Python file alone when exactly one adapter is defined in it ("mylib.canary", "tests/canary.py").
 
     Raises:
-        UserError: nothing or more than one thing is found under that name, it fails to import, or what is found is not
-            an adapter with at least one capability.
+        UserError: nothing or more than one thing is found under that name, it fails to import, what is found is not an
+            adapter with at least one capability and readable conventions, or the checks' torch is not installed.
     """
     target, _, attribute = BUNDLED.get(spec, spec).rpartition(":") if ":" in BUNDLED.get(spec, spec) else (spec, "", "")
     module = _import_file(Path(target)) if target.endswith(".py") else _import_module(target, spec)
@@ -48,6 +48,9 @@ def load_adapter(spec: str) -> Adapter:
         )
     for name in sorted(provided(adapter)):
         _check_signature(adapter, name, spec)
+    _require_conventions(adapter, spec)
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("the checks need torch: pip install 'rlcanary[torch]'")
     return adapter
 
 
@@ -76,13 +79,28 @@ def _check_signature(adapter: Adapter, name: str, spec: str) -> None:
         ) from error
 
 
+def _require_conventions(adapter: Adapter, spec: str) -> None:
+    """Raises UserError where the conventions, which may be read from a framework's configuration, cannot be had."""
+    try:
+        conventions: object = adapter.conventions
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the conventions of adapter {spec!r} cannot be read: {_told(error)}") from error
+    if not isinstance(conventions, Conventions):
+        raise UserError(
+            f"the conventions of adapter {spec!r} are of type {type(conventions).__name__}: "
+            "set them to a rlcanary.conventions.Conventions"
+        )
+
+
 def _import_module(name: str, spec: str) -> ModuleType:
     try:
         found = importlib.util.find_spec(name)
     except (ModuleNotFoundError, ValueError):
         found = None
     except Exception as error:
-        raise UserError(f"importing the package of {name!r} failed: {type(error).__name__}: {error}") from error
+        raise UserError(f"importing the package of {name!r} failed: {_told(error)}") from error
     if found is None:
         close = get_close_matches(spec, BUNDLED, n=1)
         meant = f"did you mean {close[0]!r}?" if close else f"bundled are {', '.join(BUNDLED)}."
@@ -117,7 +135,7 @@ def _import_file(path: Path) -> ModuleType:
 
 def _told(error: Exception) -> str:
     """An error in one line, for a misspelt convention with the one that was meant."""
-    told = f"{type(error).__name__}: {error}"
+    told = " ".join(f"{type(error).__name__}: {error}".split())
     unknown = re.search(r"Conventions.* unexpected keyword argument '(\w+)'", told)
     close = get_close_matches(unknown[1], [field.name for field in fields(Conventions)], n=1) if unknown else []
     return f"{told}; did you mean {close[0]}?" if close else told
@@ -138,7 +156,7 @@ def _pick(module: ModuleType, attribute: str, spec: str) -> Adapter:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"creating adapter {spec!r} failed: {type(error).__name__}: {error}") from error
+            raise UserError(f"creating adapter {spec!r} failed: {_told(error)}") from error
     else:
         adapter = None
     if not isinstance(adapter, Adapter):

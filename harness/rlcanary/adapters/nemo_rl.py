@@ -1,4 +1,4 @@
-"""NeMo RL's loss and advantage estimator as an adapter. Written for NeMo RL of mid-2026."""
+"""NeMo RL's loss and advantage estimator as an adapter. Written for NeMo RL of August 2026."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.adapters.frameworks import usable
 from rlcanary.batch import LossOutput
 from rlcanary.conventions import Conventions
 from rlcanary.errors import UserError
@@ -52,17 +53,15 @@ class NemoRlAdapter(Adapter):
         Raises:
             UserError: NeMo RL is not installed, or a setting is one that the conventions have no words for.
         """
-        try:
-            with _quiet():
-                import nemo_rl.algorithms.advantage_estimator
-                import nemo_rl.algorithms.loss  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"{error.name} is not installed: run this in the environment in which NeMo RL trains, "
-                "with rlcanary installed there"
-            ) from error
         self.loss = dict(loss or {})
         self.advantage = dict(advantage or {})
+        install = "run this in the environment in which NeMo RL trains, with rlcanary installed there"
+        with usable("nemo_rl", install, "NeMo RL of August 2026"), _quiet():
+            import nemo_rl.algorithms.advantage_estimator
+            import nemo_rl.algorithms.loss  # noqa: F401
+
+            # Configurations were dictionaries in older trees.
+            conventions_of(self._loss_config, self._advantage_config)
         unknown = [name for name in WITHOUT_WORDS if self.loss.get(name)]
         if self._loss_config.truncated_importance_sampling_type == "seq-mask-tis":
             unknown.append("truncated_importance_sampling_type='seq-mask-tis'")

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.adapters.frameworks import usable
 from rlcanary.batch import LossOutput
 from rlcanary.conventions import Aggregation, Baseline, Conventions, Scale
 from rlcanary.errors import UserError
@@ -67,12 +68,9 @@ class OpenrlhfAdapter(Adapter):
         Raises:
             UserError: OpenRLHF is not installed, or a setting is one that the conventions have no words for.
         """
-        try:
-            with _quiet():
-                import openrlhf.trainer.ppo_utils.experience_maker
-                import openrlhf.trainer.ray.ppo_actor  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise UserError(f"{error.name} is not installed: pip install openrlhf, beside rlcanary") from error
+        with usable("openrlhf", "pip install openrlhf, beside rlcanary", "OpenRLHF of mid-2026"), _quiet():
+            import openrlhf.trainer.ppo_utils.experience_maker
+            import openrlhf.trainer.ray.ppo_actor  # noqa: F401
         self.settings = dict(settings or {})
         check_settings({**DEFAULTS, **self.settings})
 

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.adapters.frameworks import usable
 from rlcanary.batch import LossOutput
 from rlcanary.conventions import Conventions
-from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,16 +50,11 @@ class PrimeRlAdapter(Adapter):
         Raises:
             UserError: prime-rl is not installed.
         """
-        try:
-            with _quiet():
-                import prime_rl.orchestrator.algo.grpo
-                import prime_rl.orchestrator.curriculum.gates.adv
-                import prime_rl.trainer.rl.loss  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"{error.name} is not installed: run this in the environment in which prime-rl trains, "
-                "with rlcanary installed there"
-            ) from error
+        install = "run this in the environment in which prime-rl trains, with rlcanary installed there"
+        with usable("prime_rl", install, "prime-rl of mid-2026"), _quiet():
+            import prime_rl.orchestrator.algo.grpo
+            import prime_rl.orchestrator.curriculum.gates.adv
+            import prime_rl.trainer.rl.loss  # noqa: F401
 
     def configured(self, **changes: Any) -> Self:
         changed = [name for name, value in changes.items() if getattr(self.conventions, name) != value]

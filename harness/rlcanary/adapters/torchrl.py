@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.adapters.frameworks import usable
 from rlcanary.adapters.torchrl_data import completion_of, full_length, generate_kwargs, given_actor, quiet, ragged_rows
 from rlcanary.batch import LossOutput
 from rlcanary.conventions import Aggregation, Conventions
@@ -49,13 +50,10 @@ class TorchrlAdapter(Adapter):
         Raises:
             UserError: torchrl is not installed, or a setting is one that the conventions have no words for.
         """
-        try:
-            with quiet():
-                import torchrl.modules.llm
-                import torchrl.objectives.llm
-                import torchrl.trainers  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise UserError(f"{error.name} is not installed: pip install 'rlcanary[torchrl]'") from error
+        with usable("torchrl", "pip install 'rlcanary[torchrl]'", "torchrl 0.14", at_least="0.14"), quiet():
+            import torchrl.modules.llm
+            import torchrl.objectives.llm
+            import torchrl.trainers  # noqa: F401
         self.loss = dict(loss or {})
         self.advantage = dict(advantage or {})
         self.loss_class = loss_class

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer as an adapter: a real trainer on a tiny model, whose own methods are called.
 
 TRL computes advantages, masks and losses inside private methods of the trainer, so this adapter drives those methods with
-given rewards, tokens and logprobs instead of retyping their formulas. Written for TRL 1.x.
+given rewards, tokens and logprobs instead of retyping their formulas. Written for TRL 1.16.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from rlcanary.adapters.frameworks import usable
 from rlcanary.batch import LossOutput
 from rlcanary.contract import Adapter, NotProvided
 from rlcanary.conventions import Aggregation, Conventions
-from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,11 +42,8 @@ class TrlAdapter(Adapter):
     name = "trl"
 
     def __init__(self, **settings: Any) -> None:
-        try:
-            with _quiet():
-                import trl.trainer.grpo_trainer  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise UserError(f"{error.name} is not installed: pip install 'rlcanary[trl]'") from error
+        with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.16", at_least="1.16"), _quiet():
+            import trl.trainer.grpo_trainer  # noqa: F401
         self.settings = settings
 
     @cached_property
@@ -259,19 +256,23 @@ def _loss_inputs(batch: PolicyBatch, tokens_of_update: Tensor) -> dict[str, Tens
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without TRL's and transformers' warnings and progress bars, which would stand between the report's lines."""
-    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
-
-    had_bars, level = is_progress_bar_enabled(), logging.root.manager.disable
-    disable_progress_bar()
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        # Importing transformers is where the first remarks are made.
+        from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+        had_bars = is_progress_bar_enabled()
+        disable_progress_bar()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            if had_bars:
+                enable_progress_bar()
     finally:
         logging.disable(level)
-        if had_bars:
-            enable_progress_bar()
 
 
 @cache

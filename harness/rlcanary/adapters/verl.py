@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.adapters.frameworks import usable
 from rlcanary.adapters.verl_engine import (
     given_outputs,
     jagged,
@@ -25,7 +26,6 @@ from rlcanary.adapters.verl_engine import (
 from rlcanary.adapters.verl_options import conventions_of, require_words, settings_for
 from rlcanary.batch import LossOutput
 from rlcanary.conventions import Conventions
-from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,13 +54,10 @@ class VerlAdapter(Adapter):
         Raises:
             UserError: verl is not installed, or a setting is one that the conventions have no words for.
         """
-        try:
-            with quiet():
-                import verl.trainer.ppo.ray_trainer
-                import verl.workers.engine.fsdp.transformer_impl
-                import verl.workers.utils.losses  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise UserError(f"{error.name} is not installed: pip install 'rlcanary[verl]'") from error
+        with usable("verl", "pip install 'rlcanary[verl]'", "verl 0.9", at_least="0.9"), quiet():
+            import verl.trainer.ppo.ray_trainer
+            import verl.workers.engine.fsdp.transformer_impl
+            import verl.workers.utils.losses  # noqa: F401
         self.actor = dict(actor or {})
         self.temperature = temperature
         self.algorithm = {"adv_estimator": "grpo", **(algorithm or {})}
