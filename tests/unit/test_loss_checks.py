@@ -1,13 +1,12 @@
 """What the checks of losses see: mistakes that leave one half of value, gradient and metrics right."""
 
-
+import loss_mutants as mutants
 import pytest
-import torch
 
 from rlcanary.adapters.reference import ReferenceAdapter
-from rlcanary.batch import LossOutput, PolicyBatch
 from rlcanary.checks import Result, all_checks, run_check
 from rlcanary.contract import Adapter
+from rlcanary.conventions import CODEBASES, GRPO, Conventions
 
 CHECKS = {check.id: check for check in all_checks()}
 
@@ -16,46 +15,39 @@ def run(check_id: str, adapter: Adapter) -> Result:
     return run_check(CHECKS[check_id], adapter, "reference")
 
 
-class WhereAroundTheResult(ReferenceAdapter):
-    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
-        ratio_BT = (batch.logprobs - batch.old_logprobs).exp()
-        held_BT = ratio_BT.clamp(0.8, 1.2)
-        advantages_B1 = batch.advantages.unsqueeze(1)
-        loss_BT = -torch.minimum(ratio_BT * advantages_B1, held_BT * advantages_B1)
-        loss_BT = torch.where(batch.mask, loss_BT, 0.0)
-        return LossOutput((loss_BT.sum(dim=1) / batch.mask.sum(dim=1)).mean())
-
-
 def test_nan_gradient_at_masked_positions_is_a_finding() -> None:
-    result = run("loss.masked_positions", WhereAroundTheResult())
+    result = run("loss.masked_positions", mutants.WhereAroundTheResult())
     assert result.status == "fail"
     assert "nan at the masked positions of logprobs changed the gradient" in result.message
 
 
-class MaskedTermsByMultiplication(ReferenceAdapter):
-    """Right on the policy term, by multiplication on one of the others."""
-
-    term = ""
-
-    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
-        output = super().policy_loss(batch)
-        return LossOutput(output.loss + 0 * (getattr(batch, self.term) * batch.mask).sum(), output.metrics)
-
-
 @pytest.mark.parametrize("term", ["ref_logprobs", "sampler_logprobs", "entropy"])
 def test_garbage_at_masked_positions_of_every_term_is_tried(term: str) -> None:
-    adapter = type("Mutant", (MaskedTermsByMultiplication,), {"term": term})()
+    adapter = type("Mutant", (mutants.MultipliedByTheMask,), {"term": term})()
     result = run("loss.masked_positions", adapter)
     assert result.status == "fail"
     assert f"masked positions of {term} changed the loss" in result.message
 
 
-class MetricsOverPadding(ReferenceAdapter):
-    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
-        output = super().policy_loss(batch)
-        assert batch.entropy is not None
-        return LossOutput(output.loss, {"entropy": float(batch.entropy.mean())})
-
-
 def test_metric_that_reads_masked_positions_is_a_finding() -> None:
-    assert "the metric entropy" in run("loss.masked_positions", MetricsOverPadding()).message
+    assert "the metric entropy" in run("loss.masked_positions", mutants.EntropyOfPadding()).message
+
+
+def test_token_that_is_counted_as_clipped_and_is_not_is_a_finding() -> None:
+    result = run("loss.clipping", mutants.CountedOnBothSides())
+    assert result.message.startswith("the metric clip_fraction is 1, for one token with ratio 0.31 and advantage 1")
+
+
+@pytest.mark.parametrize("conventions", [GRPO, GRPO.replace(dual_clip=3.0), CODEBASES["verl"], CODEBASES["openrlhf"]])
+def test_ignored_clamp_of_the_log_ratio_is_a_finding(conventions: Conventions) -> None:
+    assert run("loss.log_ratio_clamp", ReferenceAdapter(conventions)).status == "pass"
+    assert run("loss.log_ratio_clamp", mutants.LogRatioUnclamped(conventions)).status == "fail"
+
+
+def test_pieces_of_equal_tokens_and_unequal_rows_that_count_alike_are_a_finding() -> None:
+    assert "one long row" in run("split.micro_batches", mutants.BalancedByTokens()).message
+    assert "one long row" in run("split.ranks", mutants.BalancedByTokens()).message
+
+
+def test_metrics_of_the_last_micro_batch_are_a_finding() -> None:
+    assert run("split.metrics_over_micro_batches", mutants.MetricsOfTheLastMicroBatch()).status == "fail"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from data_mutants import DATA_MUTANTS
+from loss_mutants import LOSS_MUTANTS
 from torch import Tensor
 from trainer_mutants import TRAINER_MUTANTS
 
@@ -114,7 +115,12 @@ class Mutants:
             return batch
 
 
-MUTANTS = [*(value for value in vars(Mutants).values() if inspect.isclass(value)), *DATA_MUTANTS, *TRAINER_MUTANTS]
+MUTANTS = [
+    *(value for value in vars(Mutants).values() if inspect.isclass(value)),
+    *DATA_MUTANTS,
+    *LOSS_MUTANTS,
+    *TRAINER_MUTANTS,
+]
 
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.id)

@@ -190,9 +190,11 @@ def masked_positions(subject: Subject, rng: Generator) -> None:
             option = _reading(subject, name)
             before = option.call("policy_loss", batch)
             for garbage in (-50.0, math.nan, math.inf, -math.inf):
-                values_BT = getattr(batch, name).detach().masked_fill(~batch.mask, garbage)
-                call = option.call("policy_loss", _leaf(replace(batch, **{name: values_BT})))
-                _expect_same(call, before, f"{garbage} at the masked positions of {name}")
+                with subject.case(garbage):
+                    values_BT = getattr(batch, name).detach().masked_fill(~batch.mask, garbage)
+                    call = option.call_unless_raised("policy_loss", _leaf(replace(batch, **{name: values_BT})))
+                    if call is not None:
+                        _expect_same(call, before, f"{garbage} at the masked positions of {name}")
 
 
 def _reading(subject: Subject, name: str) -> Subject:
@@ -213,11 +215,10 @@ def clipping(subject: Subject, rng: Generator) -> None:
     """A token is clipped on the declared side and at the declared bound: above for A > 0, below for A < 0.
 
     Silent because a clipped and an unclipped token have nearly the same loss: what differs is that one of them keeps
-    pulling. Look at min and max, at the sign of the advantage, and at which of the two epsilons goes where.
+    pulling, and whether it is counted. Look at min and max, at the sign of the advantage, at which of the two epsilons
+    goes where, and at a clip fraction that is counted on another side than it is clipped.
     """
     conventions = subject.conventions
-    if conventions.kl_coef != 0:
-        subject = subject.configured(kl_coef=0.0)
     bounds = [1 - conventions.clip_low] if conventions.clip_low is not None else []
     bounds += [1 + conventions.clip_high] if conventions.clip_high is not None else []
     bounds += [conventions.dual_clip] if conventions.dual_clip is not None else []
@@ -225,23 +226,53 @@ def clipping(subject: Subject, rng: Generator) -> None:
     ratios = {1.0, 0.31, 2.9, *(bound * side for bound in bounds for side in (0.97, 1.03))}
     for ratio in sorted(value for value in ratios if all(abs(value - bound) > 1e-4 for bound in bounds)):
         for advantage in (1.0, -1.0):
-            logprobs_BT = torch.tensor([[-1.0]])
-            batch = PolicyBatch(
-                logprobs=logprobs_BT.clone().requires_grad_(),
-                old_logprobs=(logprobs_BT - math.log(ratio)),
-                advantages=torch.tensor([advantage]),
-                mask=torch.tensor([[True]]),
-                ref_logprobs=logprobs_BT,
-                sampler_logprobs=(logprobs_BT - math.log(ratio)),
-                entropy=torch.tensor([[1.0]]),
-                group_ids=torch.tensor([0]),
-            )
-            with subject.case(f"ratio {ratio:.3g}, advantage {advantage:g}"):
-                loss, gradient_BT = exact_loss(batch, subject.conventions)
-                case = f"one token with ratio {ratio:.3g} and advantage {advantage:g}"
-                call = subject.call("policy_loss", batch)
-                call.expect(loss, f"{case}: wrong loss")
-                call.expect_gradient(gradient_BT, f"{case}: wrong gradient", "logprobs")
+            told = f"ratio {ratio:.3g}"
+            with subject.case(told, f"advantage {advantage:g}"):
+                call = _expect_one_token(subject, math.log(ratio), advantage, told)
+                expected = exact_output(call.arguments[0], subject.conventions).metrics
+                _expect_metrics(call, expected, f"for one token with {told} and advantage {advantage:g}")
+
+
+@check("loss.log_ratio_clamp", needs=("policy_loss",))
+def log_ratio_clamp(subject: Subject, rng: Generator) -> None:
+    """The log-ratio is clamped where the conventions say, on both sides, and a token beyond the clamp has no gradient.
+
+    Silent because ratios of this size are rare: one token whose probability fell by e²⁰ then outweighs its batch, or
+    overflows to infinity, and infinity times a gradient of zero is NaN. Look for `exp` before the clamp, for a clamp of
+    the ratio where one of the log-ratio is declared, and for a clamp that the conventions do not mention.
+    """
+    for choice in ({}, {"log_ratio_clamp": 0.5}, {"log_ratio_clamp": 0.5, "clip_low": None, "clip_high": None}):
+        with subject.case(choice):
+            option = subject.configured(**choice)
+            clamp = option.conventions.log_ratio_clamp
+            # Without a clamp a ratio of e⁵ is an ordinary number; behind one even a ratio that overflows float32 is.
+            sizes = (5.0,) if clamp is None else (0.97 * clamp, 1.03 * clamp, clamp + 100)
+            for log_ratio in (sign * size for size in sizes for sign in (1, -1)):
+                for advantage in (1.0, -1.0):
+                    told = f"log-ratio {log_ratio:.3g}"
+                    with subject.case(told, f"advantage {advantage:g}"):
+                        _expect_one_token(option, log_ratio, advantage, told)
+
+
+def _expect_one_token(subject: Subject, log_ratio: float, advantage: float, told: str) -> Call:
+    """Compare the loss of a batch of one token, which is as likely as in the reference model, with the declared one."""
+    logprobs_11 = torch.tensor([[-1.0]])
+    batch = PolicyBatch(
+        logprobs=logprobs_11.clone().requires_grad_(),
+        old_logprobs=logprobs_11 - log_ratio,
+        advantages=torch.tensor([advantage]),
+        mask=torch.tensor([[True]]),
+        ref_logprobs=logprobs_11,
+        sampler_logprobs=logprobs_11 - log_ratio,
+        entropy=torch.tensor([[1.0]]),
+        group_ids=torch.tensor([0]),
+    )
+    loss, gradient_11 = exact_loss(batch, subject.conventions)
+    call = subject.call("policy_loss", batch)
+    case = f"one token with {told} and advantage {advantage:g}"
+    call.expect(loss, f"{case}: wrong loss")
+    call.expect_gradient(gradient_11, f"{case}: wrong gradient", "logprobs")
+    return call
 
 
 @check("loss.metrics", needs=("policy_loss",))
@@ -254,9 +285,12 @@ def metrics(subject: Subject, rng: Generator) -> None:
     for batch in cases.policy_batches(rng):
         with subject.case(batch):
             call = subject.call("policy_loss", batch)
-            expected = exact_output(batch, subject.conventions).metrics
-            for name in sorted(set(expected) & set(call.output.metrics)):
-                call.expect_metric(name, expected[name], "recomputed from the batch")
+            _expect_metrics(call, exact_output(batch, subject.conventions).metrics, "recomputed from the batch")
+
+
+def _expect_metrics(call: Call, expected: dict[str, float], told: str) -> None:
+    for name in sorted(set(expected) & set(call.output.metrics)):
+        call.expect_metric(name, expected[name], told)
 
 
 @check("loss.inputs_untouched", needs=("policy_loss",))
