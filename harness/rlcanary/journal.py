@@ -42,7 +42,7 @@ class Damage(NamedTuple):
     line: int  # from 1
     reason: str
     text: bytes
-    unfinished: bool  # the last line, without its end: torn by a crash, or another process is writing it now
+    unfinished: bool  # half a line: its `append` never returned, or is at it now in another process
 
     def __str__(self) -> str:
         return f"{self.path} line {self.line} is damaged ({self.reason}): {self.text[:60]!r}"
@@ -174,10 +174,12 @@ class Journal:
                 os.close(descriptor)
 
 
-def read_journal(path: Path, kind: str, version: int) -> Contents:
+def read_journal(
+    path: Path, kind: str, version: int, problem_of: Callable[[Record], str | None] = lambda record: None
+) -> Contents:
     """All records of a journal, and all lines that hold none.
 
-    A journal whose header never reached the disk whole has no records.
+    A journal whose header never reached the disk whole has no records. `problem_of` says why an object is no record.
 
     Raises:
         UnreadableJournal: the file is no journal of this kind and version.
@@ -189,10 +191,12 @@ def read_journal(path: Path, kind: str, version: int) -> Contents:
         return Contents([], [])
     if problem := header_problem(first, header):
         raise UnreadableJournal(f"{path}: {problem}")
-    return parse_records(path, rest, first_line=2)
+    return parse_records(path, rest, 2, problem_of)
 
 
-def parse_records(path: Path, text: bytes, first_line: int) -> Contents:
+def parse_records(
+    path: Path, text: bytes, first_line: int, problem_of: Callable[[Record], str | None] = lambda record: None
+) -> Contents:
     """The records in a part of a journal that begins with this line."""
     records: list[Record] = []
     damage: list[Damage] = []
@@ -200,13 +204,13 @@ def parse_records(path: Path, text: bytes, first_line: int) -> Contents:
     for number, line in enumerate(lines, start=first_line):
         try:
             record = _decode(line.decode())
+            problem = problem_of(record) if isinstance(record, dict) else "not an object"
         except (ValueError, RecursionError) as error:
-            damage.append(Damage(path, number, str(error), line, unfinished=False))
-            continue
-        if isinstance(record, dict):
+            problem = str(error)
+        if problem is None:
             records.append(record)
         else:
-            damage.append(Damage(path, number, "not an object", line, unfinished=False))
+            damage.append(Damage(path, number, problem, line, unfinished=line.endswith(TORN[:-1])))
     if rest:
         damage.append(Damage(path, first_line + len(lines), "it has no end", rest, unfinished=True))
     return Contents(records, damage)

@@ -1,7 +1,8 @@
 """The `tracker` fixture and the results file.
 
-Starting pytest writes `unit_results.json` with a null exit status, ending it writes the results; a copy of every run
-goes to `unit_results/`. Under xdist every worker keeps its own journal and the controller writes the results.
+A run is recorded where an option, a setting or the folder `unit_results` asks for it, and where a test uses the tracker; no
+other run writes anything. `unit_results.json` has a null exit status until the run ends, and then the results; a copy of
+every run goes to `unit_results/`. Under xdist every worker keeps its own journal and the controller writes the results.
 """
 
 import sys
@@ -14,14 +15,15 @@ import pytest
 from rlcanary.errors import UserError
 from rlcanary.results.keys import qualified_keys
 from rlcanary.results.outcomes import OutcomeLog
-from rlcanary.results.recorder import ProcessRecorder, RunRecorder
-from rlcanary.results.store import default_results_file
+from rlcanary.results.recorder import ProcessRecorder, RunRecorder, WorkerRecorder
+from rlcanary.results.store import default_results_file, require_place
 
 if TYPE_CHECKING:
     from rlcanary.results.tracker import Tracker
 
 PROCESS = pytest.StashKey[ProcessRecorder]()
-JOURNALS_INPUT = "rlcanary_journals"
+RUN_INPUT = "rlcanary_run"
+RUN_OUTPUT = "rlcanary_records"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,15 +55,22 @@ def tracker(request: pytest.FixtureRequest) -> Iterator["Tracker"]:
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
-    try:
-        if workerinput is not None:
-            config.stash[PROCESS] = ProcessRecorder(Path(workerinput[JOURNALS_INPUT]), workerinput["workerid"])
-        elif runs_tests(config):
-            run = RunRecorder.start(results_file(config), config.rootpath)
-            config.stash[PROCESS] = run
-            config.pluginmanager.register(RunReporter(run, session))
-    except UserError as error:
-        raise pytest.UsageError(f"rlcanary: {error}") from error
+    if workerinput is not None:
+        given = workerinput[RUN_INPUT]
+        worker = WorkerRecorder(Path(given["results_file"]), given["header"], workerinput["workerid"])
+        config.stash[PROCESS] = worker
+        config.pluginmanager.register(WorkerReporter(worker))
+    elif runs_tests(config):
+        try:
+            run = RunRecorder(results_file(config), config.rootpath)
+            if is_named(config):
+                require_place(run.results_file)
+        except UserError as error:
+            raise pytest.UsageError(f"rlcanary: {error}") from error
+        config.stash[PROCESS] = run
+        config.pluginmanager.register(RunReporter(run, session))
+        if is_named(config) or run.history.is_dir():
+            run.open()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected, so that -k and -m do not change a key
@@ -71,10 +80,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         process.qualify_keys(qualified_keys(item.nodeid for item in items))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    process = session.config.stash.get(PROCESS, None)
+    if process is not None and any(uses_tracker(item) for item in session.items):
+        process.open()
+
+
+def uses_tracker(item: pytest.Item) -> bool:
+    """Whether a test asks for our fixture, and not for one of its own project that has this name."""
+    if "tracker" not in getattr(item, "fixturenames", ()):
+        return False
+    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return bool(known.get("tracker")) and known["tracker"][-1].func.__module__ == __name__
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     process = config.stash.get(PROCESS, None)
     if process is not None:
         process.close()
+
+
+class WorkerReporter:
+    """The hooks of a worker of xdist."""
+
+    def __init__(self, worker: WorkerRecorder) -> None:
+        self.worker = worker
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        worker = self.worker
+        if worker.is_open:
+            output = worker.records.missing(), worker.problems + worker.records.problems, map(str, worker.recovered)
+            session.config.workeroutput[RUN_OUTPUT] = [list(each) for each in output]  # type: ignore[attr-defined]
 
 
 class RunReporter:
@@ -85,23 +121,46 @@ class RunReporter:
         self.session = session
         self.outcomes = OutcomeLog()
         self.was_finished = False
+        self.has_workers = False
+        self.told: set[str] = set()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[JOURNALS_INPUT] = str(self.run.run_folder)
+        self.has_workers = True
+        node.workerinput[RUN_INPUT] = {"results_file": str(self.run.results_file), "header": self.run.header}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        output = getattr(node, "workeroutput", {}).get(RUN_OUTPUT)  # a worker that was killed leaves none
+        if output is not None:
+            self.run.add_from_worker(*output)
 
     def pytest_report_header(self, config: pytest.Config) -> list[str]:
+        return self.place() + self.news()
+
+    def pytest_report_collectionfinish(self, config: pytest.Config) -> list[str]:
+        return self.place() + self.news() if config.option.verbose >= 0 else []
+
+    def place(self) -> list[str]:
+        return self.untold(
+            [f"results in {shown(self.run.results_file, self.session.config)}"] if self.run.is_open else []
+        )
+
+    def news(self) -> list[str]:
         recovered = [
-            f"an earlier run was killed; what it had recorded is in {shown(path, config)}"
+            f"an earlier run was killed; what it had recorded is in {shown(path, self.session.config)}"
             for path in self.run.recovered
         ]
-        problems = [f"warning: {problem}" for problem in self.run.problems]
-        return [
-            f"rlcanary: {line}"
-            for line in (f"results in {shown(self.run.results_file, config)}", *recovered, *problems)
-        ]
+        return self.untold(recovered + [f"warning: {problem}" for problem in self.run.problems])
+
+    def untold(self, lines: list[str]) -> list[str]:
+        lines = [line for line in dict.fromkeys(lines) if line not in self.told]
+        self.told.update(lines)
+        return [f"rlcanary: {line}" for line in lines]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.has_workers:
+            self.run.open_as_a_worker_did()
         if type(report) is pytest.TestReport:  # a subtest's report is part of its test's
             xfail = hasattr(report, "wasxfail")
             over = self.outcomes.add(report.nodeid, str(report.when), report.outcome, xfail, report.duration)
@@ -123,14 +182,14 @@ class RunReporter:
 
     def write_results(self, session: pytest.Session) -> None:
         self.was_finished = True
-        try:
-            problems = self.run.finish(int(session.exitstatus), coverage_total(session.config))
-        except (OSError, UserError) as error:
-            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-            print(f"rlcanary: the results of this run could not be written: {error}", file=sys.stderr)
-        else:
-            for problem in problems:
-                print(f"rlcanary: warning: {problem}", file=sys.stderr)
+        self.run.finish(int(session.exitstatus), coverage_total(session.config))
+        for line in self.news():
+            print(line, file=sys.stderr)
+
+
+def is_named(config: pytest.Config) -> bool:
+    """Whether the user says where results go."""
+    return bool(config.getoption("rlcanary_results") or config.getini("rlcanary_results"))
 
 
 def results_file(config: pytest.Config) -> Path:

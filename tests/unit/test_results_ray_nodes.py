@@ -2,13 +2,13 @@
 machines have no GPU and are one node each.
 """
 
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +16,10 @@ import pytest
 
 from rlcanary.errors import UserError
 from rlcanary.results import ray_nodes
-from rlcanary.results.journal import Journal, read_journal
+from rlcanary.results.assembly import assemble
 from rlcanary.results.memory import MemorySampler
 from rlcanary.results.ray_nodes import other_gpu_nodes, parse_metrics
-from rlcanary.results.recorder import assemble
+from rlcanary.results.records import Records
 from rlcanary.results.tracker import tracking
 
 
@@ -127,15 +127,14 @@ def test_highest_of_all_gpus_of_all_nodes_counts(add_node: Callable[[str], FakeN
         assert sampler.gpu_names() == ["NVIDIA H100 80GB HBM3", "NVIDIA L4"]
 
 
-def test_models_of_other_nodes_are_in_the_results(add_node: Callable[[str], FakeNode], tmp_path: Path) -> None:
+def test_models_of_other_nodes_are_in_the_results(add_node: Callable[[str], FakeNode]) -> None:
     add_node(metrics(1024, name="NVIDIA L4"))
-    journal = Journal(tmp_path / "journal")
-    with tracking("test_a.py::test_b", journal, MemorySampler(None)) as tracker:
+    records = Records()
+    with tracking("test_a.py::test_b", records, MemorySampler(None)) as tracker:
         tracker.log_max_mem("mem_gb")
-    journal.close()
     names = ("git_commit", "start_time", "start_time_utc", "run_id", "host", "dirty", "versions", "environment")
     header = {**dict.fromkeys(names), "gpu_types": ["NVIDIA H200"]}
-    document = assemble(header, read_journal(tmp_path / "journal").records, 0, None)
+    document = assemble(header, [json.loads(text) for text in records.missing()], 0, None)
     assert document["gpu_types"] == ["NVIDIA H200", "NVIDIA L4"]
     assert document["metrics"]["test_a::test_b"]["mem_gb"] == 1.0
 

@@ -7,7 +7,7 @@ from rlcanary.bisect.git import Repository
 from rlcanary.bisect.rates import History
 from rlcanary.errors import UserError
 from rlcanary.results.history import find_history, results_files
-from rlcanary.results.run_result import read_json
+from rlcanary.results.run_result import UnreadableFile, read_run
 
 NEWEST = 300
 """Older runs say little about how flaky a test is now."""
@@ -30,11 +30,11 @@ def past_runs(command: Sequence[str], repository: Repository, good: str, bad: st
     sides: dict[str, list[bool]] = {"good": [], "bad": []}
     known: dict[str, str | None] = {}
     for path in results_files(folder)[-NEWEST:]:
-        read = read_json(path)
-        if isinstance(read, str) or not isinstance(read.document, dict) or read.document.get("dirty"):
+        run = read_run(path)
+        if isinstance(run, UnreadableFile) or run.dirty:
             continue  # `rlcanary trend` reports unreadable files.
-        outcome = (read.document.get("tests") or {}).get(nodeids[0], {}).get("outcome")
-        sha = read.document.get("git_commit")
+        outcome = run.outcomes.get(nodeids[0])
+        sha = run.git_commit
         if outcome not in (PASSED, FAILED) or not sha:
             continue
         if sha not in known:

@@ -61,13 +61,19 @@ class ChangePoint:
 
     @property
     def relative_step(self) -> float | None:
-        """The step as a share of the level before it; None if that level is 0."""
-        return self.step / abs(self.before) if self.before else None
+        """The step as a share of the level before it; None if that level is 0 or next to nothing."""
+        return ratio(self.step, abs(self.before))
 
     @property
     def noise_units(self) -> float | None:
         """The step in standard deviations of the noise, with its sign; None for a series without noise."""
-        return self.step / self.noise if self.noise else None
+        return ratio(self.step, self.noise)
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """None where it is not finite."""
+    share = part / whole if whole else math.inf
+    return share if math.isfinite(share) else None
 
 
 def change_points(values: Floats) -> list[ChangePoint]:
@@ -79,6 +85,9 @@ def change_points(values: Floats) -> list[ChangePoint]:
         raise ValueError("a series with non-finite values has no levels; leave these out first")
     if len(values) < MIN_RUNS or np.ptp(values) == 0:
         return []
+    # Squares of very large and very small numbers are not finite or 0. A power of 2 changes no digit.
+    exponent = math.frexp(float(np.abs(values).max()))[1]
+    values = np.ldexp(values, -exponent)
     clipped = winsorised(values)
     noise, phi = noise_and_correlation(clipped)
     variance = max(noise, LEAST_NOISE * float(np.ptp(values))) ** 2 * (1 + phi) / (1 - phi)
@@ -89,8 +98,9 @@ def change_points(values: Floats) -> list[ChangePoint]:
     for begin, cut, end in zip(bounds, bounds[1:], bounds[2:], strict=False):
         excess = squares.of_two(begin, end)
         likely = begin + 1 + np.flatnonzero(excess <= excess.min() + PLACE_TOLERANCE * variance)
-        before, after = float(clipped[begin:cut].mean()), float(clipped[cut:end].mean())
-        changes.append(ChangePoint(cut, min(cut, int(likely[0])), max(cut, int(likely[-1])), before, after, noise))
+        levels = float(clipped[begin:cut].mean()), float(clipped[cut:end].mean())
+        before, after, in_units = (math.ldexp(number, exponent) for number in (*levels, noise))
+        changes.append(ChangePoint(cut, min(cut, int(likely[0])), max(cut, int(likely[-1])), before, after, in_units))
     return changes
 
 
@@ -131,13 +141,13 @@ def noise_and_correlation(values: Floats) -> tuple[float, float]:
     sizes = np.abs(differences)
     # A metric that repeats its commonest value moves seldom, and by what its moves are typically.
     reach = DIFFERENCE_SIGMAS * MAD_TO_SIGMA * float(np.median(sizes) or np.median(sizes[sizes > 0]))
-    differences = np.clip(differences, -reach, reach)
+    differences = np.clip(differences, -reach, reach) / reach
     variance = float(np.mean(differences**2))
     # For AR(1) noise, neighbouring differences correlate with -(1 - phi) / 2, and their variance is 2 (1 - phi) times
     # the noise's.
     correlation = float(np.mean(differences[1:] * differences[:-1])) / variance
     phi = min(max(1 + 2 * correlation, 0.0), MAX_PHI)
-    return math.sqrt(variance / (2 * (1 - phi))), phi
+    return reach * math.sqrt(variance / (2 * (1 - phi))), phi
 
 
 class SquaredDeviations:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcanary.console import report_console
+from rlcanary.printable import printable
 from rlcanary.results.history import History, counted, find_history, load_history, metric_name, results_files
 from rlcanary.results.repository import require_own_project
 
@@ -159,6 +160,6 @@ def print_query(expression: str, folder: Path, any_project: bool) -> int:
 
 def warn(problems: Sequence[object]) -> None:
     for problem in problems[:MOST_WARNINGS]:
-        click.echo(f"rlcanary: warning: {problem}", err=True)
+        click.echo(printable(f"rlcanary: warning: {problem}"), err=True)
     if len(problems) > MOST_WARNINGS:
         click.echo(f"rlcanary: warning: … and {len(problems) - MOST_WARNINGS} more like these", err=True)

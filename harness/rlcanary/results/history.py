@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, overload
 
 from rlcanary.errors import UserError
+from rlcanary.printable import printable
 from rlcanary.results.index import Index, Watch, open_index, unwatched
 from rlcanary.results.settings import pytest_settings
 from rlcanary.results.store import RESULTS_NAME, default_results_file, history_folder
@@ -43,7 +44,8 @@ class Series:
     """One metric over the runs that measured it, oldest first: a value for each, None where it was not a finite number.
 
     nodeids counts the runs by the test that measured the metric. More than one means that the history mixes tests (or
-    that one was moved); the last is that of the newest run. left_out says in which runs the metric was text or the like.
+    that one was moved); the last is that of the newest run. left_out says in which runs the metric was text or the like, or
+    its test did not pass: a test that fails early is fast and says nothing about the code that it did not reach.
     """
 
     key: str
@@ -122,7 +124,7 @@ class History:
         self._numbers = index.run_numbers()
         self.runs = Runs(index, self._numbers)
         self.problems = [] if index.problem is None else [index.problem]
-        self.problems += [f"{folder / name}: {reason}" for name, reason in index.problems()]
+        self.problems += [printable(f"{folder / name}: {reason}") for name, reason in index.problems()]
 
     def __enter__(self) -> Self:
         return self
@@ -143,10 +145,13 @@ class History:
         series = self.numbers(key, metric)
         if series is None:
             glimpse, file = self._index.others(self._index.metrics()[key, metric])[0]
+            file = printable(file)
             raise UserError(
                 f"{name} is not a number ({glimpse} in {file}), so it has no trend; "
                 "look at it with `rlcanary trend --jq EXPR`"
             )
+        if not series.values:
+            raise UserError(f"{series.left_out}, and there is no other run, so it has no trend")
         return series
 
     def numbers(self, key: str, metric: str) -> Series | None:
@@ -154,17 +159,21 @@ class History:
         number = self._index.metrics()[key, metric]
         values = self._index.values(number)
         others = self._index.others(number)
-        left_out = ""
+        left_out = []
+        if failed := self._index.not_passed(number):
+            left_out.append(
+                f"{metric_name(key, metric)} is left out of {counted(failed, 'run')} in which its test did not pass"
+            )
         if others:
             if all(value is None for value in values.values()):
                 return None
             glimpse, file = others[0]
             runs = counted(len(others), "run")
-            newest = f"the newest: {glimpse} in {file}"
-            left_out = f"{metric_name(key, metric)} was not a number in {runs}, left out here ({newest})"
+            newest = f"the newest: {glimpse} in {printable(file)}"
+            left_out.append(f"{metric_name(key, metric)} was not a number in {runs}, left out here ({newest})")
         measured = [run for run in self._numbers if run in values]
         known = [values[run] for run in measured]
-        return Series(key, metric, known, self.runs.only(measured), self._index.nodeids(number), left_out)
+        return Series(key, metric, known, self.runs.only(measured), self._index.nodeids(number), "; ".join(left_out))
 
     def _resolve(self, name: str) -> tuple[str, str]:
         # Keys and metric names may both hold dots, so a name is looked up rather than split.

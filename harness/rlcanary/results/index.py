@@ -7,24 +7,25 @@ in memory for the one command.
 """
 
 import hashlib
-import math
 import os
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from rlcanary.errors import UserError
-from rlcanary.results.journal import file_lock
+from rlcanary.journal import file_lock
+from rlcanary.printable import printable
 from rlcanary.results.run_result import RunResult, UnreadableFile, read_run
 
 INDEX_NAME = ".index.sqlite"
 LOCK_NAME = ".index.lock"
 PATIENCE_S = 60.0
-VERSION = 2  # an index of another version is built anew
+VERSION = 3  # an index of another version is built anew
 GLIMPSE_CHARACTERS = 40
+LARGEST = 1e300
 
 # A file is either a run or a problem. `inode` is text, because sqlite's integers are signed. `listing` holds the digest of
 # the folder's listing that was indexed.
@@ -39,7 +40,8 @@ CREATE INDEX run_ids ON files (run_id);
 CREATE TABLE metrics (id INTEGER PRIMARY KEY, key TEXT NOT NULL, metric TEXT NOT NULL, UNIQUE (key, metric));
 CREATE TABLE nodeids (id INTEGER PRIMARY KEY, nodeid TEXT NOT NULL UNIQUE);
 CREATE TABLE measurements (
-    metric INTEGER NOT NULL, file INTEGER NOT NULL, value REAL, other TEXT, nodeid INTEGER, PRIMARY KEY (metric, file)
+    metric INTEGER NOT NULL, file INTEGER NOT NULL, value REAL, other TEXT, nodeid INTEGER, passed INTEGER NOT NULL,
+    PRIMARY KEY (metric, file)
 ) WITHOUT ROWID;
 CREATE TABLE listing (digest BLOB);
 """
@@ -118,13 +120,21 @@ class Index:
         return {(key, metric): runs for key, metric, runs in rows}
 
     def values(self, metric: int) -> dict[int, float | None]:
-        """A metric by number of the run; None where it was not a finite number. Runs where it was no number are left out."""
-        return dict(self._ask("SELECT file, value FROM measurements WHERE metric = ? AND other IS NULL", metric))
+        """A metric by number of the run; None where it was not a finite number. Runs where it was no number are left out,
+        and those where its test did not pass.
+        """
+        query = "SELECT file, value FROM measurements WHERE metric = ? AND other IS NULL AND passed"
+        return dict(self._ask(query, metric))
+
+    def not_passed(self, metric: int) -> int:
+        """In how many runs the metric was measured by a test that did not pass."""
+        query = "SELECT count(*) FROM measurements JOIN files ON id = file WHERE metric = ? AND NOT passed"
+        return int(self._ask(f"{query} AND copy_of IS NULL", metric)[0][0])
 
     def others(self, metric: int) -> list[tuple[str, str]]:
         """A glimpse of the metric in each file where it is not a number at all, and the file's name; the newest first."""
         return self._ask(
-            "SELECT other, name FROM measurements JOIN files ON id = file WHERE metric = ? AND other IS NOT NULL "
+            "SELECT other, name FROM measurements JOIN files ON id = file WHERE metric = ? AND other IS NOT NULL AND passed "
             "ORDER BY started_s DESC",
             metric,
         )
@@ -170,7 +180,11 @@ def open_index(folder: Path, watch: Watch = unwatched) -> Index:
     Raises OSError if the folder cannot be listed.
     """
     try:
-        return _kept_index(folder, watch)
+        try:
+            return _kept_index(folder, watch)
+        except sqlite3.OperationalError:
+            # A process that still had a broken index open, which was replaced, took the new one's journal for its own.
+            return _kept_index(folder, watch)
     except (OSError, sqlite3.Error, UserError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
     connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -247,7 +261,7 @@ class Listing:
                 if name.endswith(".json") and not name.startswith("."):
                     try:
                         status = os.stat(name, dir_fd=descriptor)
-                    except FileNotFoundError:  # removed since the folder was listed, or a link to nowhere
+                    except OSError:  # removed since the folder was listed, or a link to nowhere or to itself
                         numbers = (0, 0, 0)
                     else:
                         numbers = (status.st_mtime_ns % 2**64, status.st_size, status.st_ino)
@@ -329,26 +343,27 @@ class _Writer:
         file = self._add_file(
             *stamp,
             None,
-            _storable(read.run_id),
+            printable(read.run_id),
             read.start.timestamp(),
-            _storable(read.git_commit),
+            None if read.git_commit is None else printable(read.git_commit),
             read.dirty,
             read.exit_status,
-            _storable(read.environment),
+            None if read.environment is None else printable(read.environment),
         )
         rows = []
         for key, values in read.metrics.items():
-            nodeid = self._nodeid(read.nodeids.get(key))
+            nodeid, passed = self._nodeid(read.nodeids.get(key)), read.has_passed(key)
             rows += [
-                (self._metric(key, name), file, *number_or_glimpse(value), nodeid) for name, value in values.items()
+                (self._metric(key, name), file, *number_or_glimpse(value), nodeid, passed)
+                for name, value in values.items()
             ]
-        self._connection.executemany("INSERT INTO measurements VALUES (?, ?, ?, ?, ?)", rows)
+        self._connection.executemany("INSERT OR REPLACE INTO measurements VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def _add_file(self, *columns: Any) -> int:
         return self._insert(f"INSERT INTO files VALUES (NULL, {', '.join('?' * len(columns))}, NULL)", *columns)
 
     def _metric(self, key: str, metric: str) -> int:
-        pair = (_storable(key), _storable(metric))
+        pair = (printable(key), printable(metric))
         if pair not in self._metrics:
             self._metrics[pair] = self._insert("INSERT INTO metrics VALUES (NULL, ?, ?)", *pair)
         return self._metrics[pair]
@@ -356,7 +371,7 @@ class _Writer:
     def _nodeid(self, nodeid: str | None) -> int | None:
         if nodeid is None:
             return None
-        nodeid = _storable(nodeid)
+        nodeid = printable(nodeid)
         if nodeid not in self._nodeids:
             self._nodeids[nodeid] = self._insert("INSERT INTO nodeids VALUES (NULL, ?)", nodeid)
         return self._nodeids[nodeid]
@@ -368,22 +383,21 @@ class _Writer:
 
 
 def number_or_glimpse(value: Any) -> tuple[float | None, str | None]:
-    """A metric's value as a finite number, or None and, unless it is NaN, an infinity or null, a glimpse of it."""
+    """A metric's value as a finite number, or None and, unless it is NaN, an infinity or null, a glimpse of it.
+
+    A number beyond LARGEST counts as infinite: differences of such numbers are.
+    """
     if value is None:
         return None, None
     if isinstance(value, int | float):
-        try:
-            return (float(value), None) if math.isfinite(value) else (None, None)
-        except OverflowError:  # a whole number beyond all floats
-            return None, None
-    text = repr(value)
+        return (float(value), None) if abs(value) <= LARGEST else (None, None)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} nested too deep"
     return None, _storable(text if len(text) <= GLIMPSE_CHARACTERS else f"{text[: GLIMPSE_CHARACTERS - 3]}...")
 
 
-@overload
-def _storable(text: str) -> str: ...
-@overload
-def _storable(text: str | None) -> str | None: ...
-def _storable(text: str | None) -> str | None:
-    """JSON may hold halves of surrogate pairs, which no UTF-8 text can."""
-    return None if text is None else text.encode("utf-8", "backslashreplace").decode()
+def _storable(text: str) -> str:
+    """JSON and names of files may hold halves of surrogate pairs, which no UTF-8 text can."""
+    return text.encode("utf-8", "backslashreplace").decode()

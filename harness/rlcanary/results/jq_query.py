@@ -54,6 +54,8 @@ def _results(program: Any, files: Sequence[Path]) -> Iterator[str | QueryError |
                 yield result if isinstance(result, str) else formatted(result)
         except ValueError as error:
             yield QueryError(path, str(error))
+        except RecursionError:
+            yield QueryError(path, "nested too deep")
 
 
 def respelled(text: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import rlcanary
+from rlcanary.printable import printable
 
 # What moves the numbers of RL-on-LLM tests. Their versions are read from package metadata, nothing is imported.
 DISTRIBUTIONS = (
@@ -89,12 +90,20 @@ def environment_key(versions: dict[str, str], gpu_types: list[str]) -> str:
 def environment_change(before: dict[str, Any], after: dict[str, Any]) -> str:
     """What differs between the environments of two results files."""
     changes = []
-    versions = [document.get("versions") or {} for document in (before, after)]
+    versions = [_texts(document.get("versions")) for document in (before, after)]
     for name in dict.fromkeys([*versions[0], *versions[1]]):
         old, new = (installed.get(name, "none") for installed in versions)
         if old != new:
             changes.append(f"{name} {old} → {new}")
-    gpus = [", ".join(document.get("gpu_types") or []) or "no GPU" for document in (before, after)]
+    gpus = [", ".join(_texts(document.get("gpu_types"))) or "no GPU" for document in (before, after)]
     if gpus[0] != gpus[1]:
         changes.append(f"{gpus[0]} → {gpus[1]}")
     return "; ".join(changes) or "another platform"
+
+
+def _texts(value: object) -> dict[str, str]:
+    """A mapping of texts, or the texts of a list to themselves; what others wrote may be anything."""
+    pairs = (
+        value.items() if isinstance(value, dict) else zip(value, value, strict=True) if isinstance(value, list) else ()
+    )
+    return {printable(key): printable(text) for key, text in pairs if isinstance(key, str) and isinstance(text, str)}

@@ -150,7 +150,7 @@ def bisect_command(regression: Regression, root: Path) -> str:
     """A line for the shell that bisects the metric on its value, or for one that is not finite now on whether it is."""
     nodeid = list(regression.series.nodeids)[-1]
     commits = [point.run.git_commit or "" for point in (regression.last_good, regression.first_bad)]
-    ends = f"rlcanary bisect --good {commits[0][:12]} --bad {commits[1][:12]}"
+    ends = f"rlcanary bisect --good {shlex.quote(commits[0][:12])} --bad {shlex.quote(commits[1][:12])}"
     if regression.after is None:
         value = f"data[{quoted('metrics')}][{quoted(plain_key(nodeid))}][{quoted(regression.series.metric)}]"
         probe = (

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from rlcanary.results.changepoints import MIN_RUNS, noise_of
+from rlcanary.results.changepoints import MIN_RUNS, noise_of, ratio
 from rlcanary.results.directions import Direction
 from rlcanary.results.history import Point, Series
 from rlcanary.results.trends import Trend
@@ -44,12 +44,12 @@ class Regression:
     @property
     def relative(self) -> float | None:
         """The change as a share of the level before; None from 0 and to what is not finite."""
-        return None if self.after is None or self.before == 0 else (self.after - self.before) / abs(self.before)
+        return None if self.after is None else ratio(self.after - self.before, abs(self.before))
 
     @property
     def noise_units(self) -> float | None:
         """The change in standard deviations of the noise; None for a metric without noise."""
-        return None if self.after is None or self.noise == 0 else (self.after - self.before) / self.noise
+        return None if self.after is None else ratio(self.after - self.before, self.noise)
 
 
 def too_short(series: Series) -> bool:

@@ -117,7 +117,7 @@ def plotted_values(values: Sequence[float | None]) -> list[float | None]:
     span = max(finite) - min(finite) if finite else 0.0
     if span == 0 or not math.isfinite(span):
         return list(values)
-    digits = math.ceil(math.log10(RESOLUTION / span))
+    digits = math.ceil(math.log10(RESOLUTION) - math.log10(span))
     return [None if value is None else round(value, digits) for value in values]
 
 

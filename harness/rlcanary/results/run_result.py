@@ -2,14 +2,25 @@
 
 import datetime
 import json
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcanary.results.store import SCHEMA
 
+MOST_BYTES = 2**30
+MOST_EXIT_STATUS = 2**31
+FILE_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+PASSED = ("passed", "xpassed")
 # What a reader relies on, where a file has it.
-KINDS = {
+KINDS: dict[str, Any] = {
     "run_id": str | None,
     "git_commit": str | None,
     "dirty": bool | None,
@@ -23,7 +34,8 @@ class RunResult:
     """One results file.
 
     metrics maps a test's key to its metrics, as tracked. nodeids maps the key to the node id of the test that
-    measured it (empty for files that other tools wrote). start is in UTC.
+    measured it (empty for files that other tools wrote), outcomes maps the node ids of tests to how they ended, None for
+    one that was running when the run was killed. start is in UTC.
     """
 
     path: Path
@@ -34,7 +46,13 @@ class RunResult:
     exit_status: int | None
     metrics: dict[str, dict[str, Any]]
     nodeids: dict[str, str]
+    outcomes: dict[str, str | None]
     environment: str | None
+
+    def has_passed(self, key: str) -> bool:
+        """Whether the test that goes by this key passed; yes, where the file does not say."""
+        nodeid = self.nodeids.get(key)
+        return nodeid not in self.outcomes or self.outcomes[nodeid] in PASSED
 
 
 @dataclass(frozen=True)
@@ -56,8 +74,11 @@ class JsonFile(NamedTuple):
 def read_json(path: Path, pipes: bool = False) -> JsonFile | str:
     """A JSON file, or the reason why it cannot be read. A pipe, which may never end, is read only if `pipes` says so."""
     try:
-        if not pipes and path.is_fifo():
-            return "a pipe and not a file"
+        status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or (pipes and stat.S_ISFIFO(status.st_mode))):
+            return f"{FILE_KINDS.get(stat.S_IFMT(status.st_mode), 'something else')} and not a file"
+        if status.st_size > MOST_BYTES:
+            return f"larger than {MOST_BYTES // 2**30} GiB"
         text = path.read_text(encoding="utf-8")
         return JsonFile(json.loads(text), text)
     except OSError as error:
@@ -68,6 +89,8 @@ def read_json(path: Path, pipes: bool = False) -> JsonFile | str:
         return "nested too deep"
     except json.JSONDecodeError as error:
         return f"not valid JSON, perhaps truncated ({error})" if text.strip() else "empty file"
+    except ValueError:
+        return "a number has too many digits"
 
 
 def read_run(path: Path) -> RunResult | UnreadableFile:
@@ -82,7 +105,7 @@ def parse_run(path: Path, document: object) -> RunResult | UnreadableFile:
     schema = document.get("schema", SCHEMA)
     if not isinstance(schema, int) or schema > SCHEMA:
         return UnreadableFile(
-            path, f"schema {schema!r} is newer than this rlcanary reads (up to {SCHEMA}); upgrade rlcanary"
+            path, f"schema {_glimpse(schema)} is newer than this rlcanary reads (up to {SCHEMA}); upgrade rlcanary"
         )
     metrics = document.get("metrics")
     if not isinstance(metrics, dict) or not all(isinstance(values, dict) for values in metrics.values()):
@@ -94,9 +117,15 @@ def parse_run(path: Path, document: object) -> RunResult | UnreadableFile:
         )
     for name, kinds in KINDS.items():
         if not isinstance(document.get(name), kinds):
-            return UnreadableFile(path, f"not a results file: {name!r} is {document[name]!r:.40}")
+            return UnreadableFile(path, f"not a results file: {name!r} is {_glimpse(document[name])}")
+    if abs(document.get("exit_status") or 0) > MOST_EXIT_STATUS:
+        return UnreadableFile(path, "not a results file: 'exit_status' is no exit status")
     tests = document.get("tests")
-    tests = tests if isinstance(tests, dict) else {}
+    tests = {
+        nodeid: test
+        for nodeid, test in (tests if isinstance(tests, dict) else {}).items()
+        if isinstance(test, dict) and isinstance(test.get("outcome"), str | None)
+    }
     return RunResult(
         path=path,
         run_id=document.get("run_id") or path.stem,
@@ -105,13 +134,14 @@ def parse_run(path: Path, document: object) -> RunResult | UnreadableFile:
         dirty=document.get("dirty"),
         exit_status=document.get("exit_status"),
         metrics=metrics,
-        nodeids={
-            test["key"]: nodeid
-            for nodeid, test in tests.items()
-            if isinstance(test, dict) and isinstance(test.get("key"), str)
-        },
+        nodeids={test["key"]: nodeid for nodeid, test in tests.items() if isinstance(test.get("key"), str)},
+        outcomes={nodeid: test["outcome"] for nodeid, test in tests.items() if "outcome" in test},
         environment=document.get("environment"),
     )
+
+
+def _glimpse(value: object) -> str:
+    return f"{value!r:.40}" if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
 def _start(document: dict[str, Any]) -> datetime.datetime | None:
@@ -121,5 +151,5 @@ def _start(document: dict[str, Any]) -> datetime.datetime | None:
         else:  # files that other tools wrote carry local time without a zone only
             start = datetime.datetime.fromisoformat(document["start_time"])
         return start.astimezone(datetime.UTC)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None

@@ -32,6 +32,18 @@ def history_folder(results_file: Path) -> Path:
     return results_file.with_suffix("")
 
 
+def require_place(results_file: Path) -> None:
+    """Raises UserError for a place where no results file can be, whatever the state of the disk."""
+    above = next(path for path in results_file.absolute().parents if path.exists())
+    wrong = results_file if results_file.is_dir() else above if not above.is_dir() else None
+    if wrong is not None:
+        reason = "is a folder" if wrong.is_dir() else "is not a folder"
+        raise UserError(
+            f"results cannot be written to {results_file} ({wrong} {reason}); "
+            "choose another place with --rlcanary-results PATH, or switch them off with -p no:rlcanary-tracker"
+        )
+
+
 def results_text(document: Mapping[str, Any]) -> str:
     """The JSON of a results file: a line for each key, and for each entry of an object under it, which may be JSON text
     already. (`json.dumps` with an indent takes ten times as long.)

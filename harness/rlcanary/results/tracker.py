@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rlcanary.results.encoding import EncodingError, encode
-from rlcanary.results.journal import Journal
 from rlcanary.results.memory import MemorySampler
+from rlcanary.results.records import Records
 
 ELAPSED = "_elapsed"
 
@@ -19,11 +19,13 @@ class TrackingError(ValueError):
 
 
 class Tracker:
-    """The `tracker` fixture: records measurements of one test. Each is in the journal when the call returns."""
+    """The `tracker` fixture: records measurements of one test. Each is in the journal when the call returns, or, on a disk
+    that is full, in memory until the run ends.
+    """
 
-    def __init__(self, nodeid: str, journal: Journal, sampler: MemorySampler) -> None:
+    def __init__(self, nodeid: str, records: Records, sampler: MemorySampler) -> None:
         self._nodeid = nodeid
-        self._journal = journal
+        self._records = records
         self._sampler = sampler
         self._names: set[str] = set()
 
@@ -49,7 +51,7 @@ class Tracker:
         except EncodingError as error:
             raise TrackingError(f"metric {metric_name!r} cannot be recorded: {error}") from None
         self._names.add(metric_name)
-        self._journal.append(
+        self._records.append(
             {
                 "record": "metric",
                 "nodeid": self._nodeid,
@@ -74,19 +76,19 @@ class Tracker:
 
 
 @contextmanager
-def tracking(nodeid: str, journal: Journal, sampler: MemorySampler) -> Iterator[Tracker]:
+def tracking(nodeid: str, records: Records, sampler: MemorySampler) -> Iterator[Tracker]:
     """A tracker for one test, from its set-up to its tear-down; records the time between the two as `_elapsed`, in
     seconds.
     """
-    journal.append({"record": "begin", "nodeid": nodeid})
+    records.append({"record": "begin", "nodeid": nodeid})
     sampler.start()
     began = time.perf_counter()
     try:
-        yield Tracker(nodeid, journal, sampler)
+        yield Tracker(nodeid, records, sampler)
     finally:
         elapsed = time.perf_counter() - began
         sampler.stop()
-        journal.append({"record": "metric", "nodeid": nodeid, "name": ELAPSED, "value": elapsed, "nonfinite": []})
+        records.append({"record": "metric", "nodeid": nodeid, "name": ELAPSED, "value": elapsed, "nonfinite": []})
         if names := sampler.gpu_names():
-            journal.append({"record": "gpus", "names": names})
-        journal.sync()
+            records.append({"record": "gpus", "names": names})
+        records.sync()

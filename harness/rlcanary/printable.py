@@ -1,0 +1,11 @@
+"""Text of files that others wrote, on a terminal."""
+
+import re
+
+# Control characters, of the terminal and of the direction of text, line breaks, and halves of surrogate pairs.
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text on one line, with escapes for all that a terminal would obey."""
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
