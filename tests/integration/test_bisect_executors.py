@@ -28,7 +28,7 @@ def project(plain_git: None, tmp_path: Path) -> Path:
 
 def events(project: Path) -> list[dict[str, Any]]:
     (journal,) = (project / ".git/rlcanary/bisect").glob("*/journal.jsonl")
-    return [json.loads(line) for line in journal.read_text().splitlines()]
+    return [json.loads(line) for line in journal.read_text().splitlines()[1:]]
 
 
 def queue(*options: str) -> list[str]:

@@ -26,7 +26,7 @@ def finished_runs(journal: Path) -> list[dict[str, object]]:
             events.append(json.loads(line))
         except ValueError:
             continue  # The line that the kill cut short.
-    return [event for event in events if event["event"] == "observation"]
+    return [event for event in events if event.get("event") == "observation"]
 
 
 def test_search_that_is_killed_again_and_again_loses_no_finished_run(history: Path, tmp_path: Path) -> None:

@@ -257,3 +257,27 @@ def test_status_knows_the_options_of_the_search_that_went_on(merged: Path) -> No
     status = bisect(merged, "status").stdout
     assert "inside the merge" in status
     assert f"hold {answer['probability']:.1%} of the probability" in status
+
+
+def test_octopus_merge_says_what_it_brought_in_and_was_not_searched(tmp_path: Path) -> None:
+    line = Line(tmp_path / "r")
+    start = line.commit("start")
+    tip = line.run_of("before", 3, start)
+    sides = [line.run_of(f"side{number}", 2, tip) for number in (1, 2)]
+    line.files["bug"] = ""
+    tip = line.run_of("after", 2, line.commit("octopus", tip, *sides))
+    git(line.folder, "update-ref", "refs/heads/main", tip)
+    git(line.folder, "reset", "--hard", "--quiet", "main")
+    base = git(line.folder, "merge-base", *sides)[:10]
+    result = bisect(line.folder, "--deterministic", "--good", start, "--bad", "main", "--", "test", "!", "-e", "bug")
+    assert found(result) == "octopus"
+    ways = [f"--good {base} --bad {side[:10]}" for side in sides]
+    assert (
+        f"what the 2 branches brought in was not searched; search it with {', and with '.join(ways)}" in result.stdout
+    )
+
+
+def test_guilty_merge_of_a_first_parent_search_says_what_was_not_searched(evil: Path) -> None:
+    ends = "--good", "start", "--bad", "main"
+    result = bisect(evil, "--deterministic", "--first-parent", *ends, "--", "test", "!", "-e", "bug")
+    assert "the search ends there: what the branch brought in was not searched; search it with --good " in result.stdout

@@ -46,7 +46,7 @@ def bisect_nightly(
 
 def observations(project: Path) -> list[dict[str, Any]]:
     (journal,) = (project / ".git/rlcanary/bisect").glob("*/journal.jsonl")
-    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    events = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
     return [event for event in events if event["event"] == "observation"]
 
 
@@ -113,7 +113,7 @@ class TestOnThisMachine:
         result = bisect_nightly(project, "--deterministic", bad="c6", SED_CLAUSES=clauses, **LOCAL)
         assert found(result) == "change 5 [wip]"
         (journal,) = (project / ".git/rlcanary/bisect").glob("*/journal.jsonl")
-        assert json.loads(journal.read_text().splitlines()[0])["variables"] == [["SED_CLAUSES", clauses]]
+        assert json.loads(journal.read_text().splitlines()[1])["variables"] == [["SED_CLAUSES", clauses]]
 
     @pytest.mark.parametrize(
         ("variables", "complaint"),

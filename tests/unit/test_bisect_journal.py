@@ -41,7 +41,7 @@ def test_line_torn_by_a_power_cut_loses_nothing_before_or_after_it(tmp_path: Pat
 
 def test_idle_journals_are_those_without_a_writer_and_know_whether_they_reached_their_end(tmp_path: Path) -> None:
     finished, running, stopped = (Journal.create(tmp_path, HEADER, tmp_path) for _ in range(3))
-    finished.append("end", status="found")
+    finished.append("end", status="found", reason="")
     stopped.append("interrupted", reason="interrupted by SIGINT")
     finished.close()
     stopped.close()
@@ -75,3 +75,55 @@ def test_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path) ->
         write_whole(target, None)  # type: ignore[arg-type]
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_damaged_line_is_named_and_costs_no_other(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path, HEADER, tmp_path)
+    for commit in "cde":
+        journal.record(Observation(commit * 40, Outcome.GOOD, ""))
+    journal.append("end", status="found", reason="", suspects=[])
+    journal.close()
+    lines = journal.path.read_text().splitlines(keepends=True)
+    lines[3] = lines[3][:30] + "\n"
+    lines.insert(5, '{"event": "observation", "commit": "f"}\n[1]\n')
+    lines[-1] = lines[-1][:20]
+    journal.path.write_text("".join(lines))
+    record = journal.record_of
+    assert [o.commit[0] for o in record.observations()] == ["c", "e"]
+    assert [text.split(" (")[0].removeprefix(str(journal.path)) for text in record.damage[:3]] == [
+        " line 4 is damaged",
+        " line 7 is damaged",
+        " line 8 is damaged",
+    ]
+    assert "holds what is no event of a search: {'event': 'observation', 'commit': 'f'}" in record.damage[3]
+    assert not record.is_finished
+
+
+def test_journal_from_before_journals_had_a_header_is_read_and_goes_on(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path, HEADER, tmp_path)
+    journal.record(Observation("c" * 40, Outcome.GOOD, ""))
+    journal.close()
+    journal.path.write_text(journal.path.read_text().split("\n", 1)[1] + '{"event": "obs')
+    assert journal.header == HEADER
+    assert [o.commit[0] for o in journal.observations()] == ["c"]
+    (again,) = open_idle(tmp_path)
+    again.record(Observation("d" * 40, Outcome.BAD, ""))
+    assert [o.commit[0] for o in again.observations()] == ["c", "d"]
+    assert again.header == HEADER
+    assert len(again.damage) == 1
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["{}\n", "[1]\n", '{"journal": "results", "version": 1}\n', '{"journal": "bisect", "version": 99}\n']
+)
+def test_foreign_journal_is_named_and_left_alone(tmp_path: Path, text: str) -> None:
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "journal.jsonl").write_text(text)
+    ours = Journal.create(tmp_path, HEADER, tmp_path)
+    ours.close()
+    told: list[str] = []
+    assert [journal.folder for journal in open_idle(tmp_path, told.append)] == [ours.folder]
+    assert len(told) == 1
+    assert str(tmp_path / "strange" / "journal.jsonl") in told[0]
+    assert (tmp_path / "strange" / "journal.jsonl").read_text() == text

@@ -37,6 +37,8 @@ class BisectLog:
     """In the order of the log. Of our own every line is a run; of others the last line about a commit counts."""
     root: str | None = None
     """The root commit of the repository that our own logs record."""
+    damage: list[str] = field(default_factory=list)
+    """What in a journal cannot be used, a sentence each."""
 
 
 def format_log(header: Header, observations: Iterable[Observation], commit: Callable[[str], Commit]) -> str:
@@ -72,7 +74,9 @@ def read_log(path: Path, repository: Repository) -> BisectLog:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"cannot read the log {path}: {error.strerror}") from None
-    log = _from_journal(path) if text.startswith('{"event": ') else _from_lines(text, path, repository)
+    log = (
+        _from_journal(path) if text.startswith(('{"event": ', '{"journal": ')) else _from_lines(text, path, repository)
+    )
     if log.root is not None and repository.find(log.root) is None:
         raise UserError(f"{path} belongs to another repository: its first commit {log.root[:10]} is not in this one")
     if log.root is None:
@@ -86,7 +90,7 @@ def _from_journal(path: Path) -> BisectLog:
     if header is None:
         raise UserError(f"{path} is a journal without its first line, or of another version of rlcanary")
     marks = [Mark(o.commit, o.outcome, o.value) for o in record.observations()]
-    return BisectLog(header.good, header.bad, marks, header.root)
+    return BisectLog(header.good, header.bad, marks, header.root, record.damage)
 
 
 def _from_lines(text: str, path: Path, repository: Repository) -> BisectLog:

@@ -82,7 +82,7 @@ def search(
     `rlcanary bisect status|log|undo|mark|visualize` look at the last search of this checkout and correct it.
     """
     from rlcanary.bisect.display import Display
-    from rlcanary.bisect.forecast import make_forecast, print_forecast
+    from rlcanary.bisect.forecast import forecast_lines, make_forecast
     from rlcanary.bisect.git import Repository
     from rlcanary.bisect.plan import Request, make_plan
     from rlcanary.bisect.process import Interrupts
@@ -96,11 +96,13 @@ def search(
     if json_file is not None:
         require_writable(json_file)
     plan = make_plan(request, repository, read_settings(repository.toplevel))
+    forecast = forecast_lines(make_forecast(request, plan), plan)
     if dry_run:
-        print_forecast(make_forecast(request, plan), plan)
+        click.echo("\n".join(forecast))
         return 0
     with Interrupts() as interrupts, Display() as display:
-        display.plan(plan)
+        for line in forecast:
+            display.notice(line)
         report = Session(request, plan, display, interrupts).run()
     if json_file is not None:
         write_whole(json_file, result_json(report, plan, command).encode())

@@ -4,6 +4,7 @@ import io
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,9 @@ from rich.text import Text
 from rlcanary.bisect.git import Commit
 from rlcanary.bisect.journal import Observation
 from rlcanary.bisect.outcomes import Outcome
+from rlcanary.bisect.outputs import read_end
 from rlcanary.bisect.places import Checkout, Place
-from rlcanary.bisect.plan import Plan
 from rlcanary.bisect.posterior_bar import posterior_bar
-from rlcanary.bisect.probe import read_end
 
 STYLES = {
     Outcome.GOOD: "green",
@@ -34,6 +34,8 @@ STYLES = {
 TAIL_LINES = 20
 TAIL_BYTES = 100_000
 BAR_WIDTH = 60
+ESTIMATE_SECONDS = 60
+"""Off a terminal, what is left is said after the first run and then no more often than this."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Display:
     def __init__(self) -> None:
         self._stderr = Stderr()
         self._console = Console(file=cast(IO[str], self._stderr), highlight=False, soft_wrap=True)
+        self._told_at: float | None = None
         self._spinner = Spinner("dots", Text("starting"))
         self._live = Live(
             self._spinner,
@@ -120,19 +123,14 @@ class Display:
     def notice(self, text: str) -> None:
         self._console.print(Text(text))
 
-    def plan(self, plan: Plan) -> None:
-        """What is about to be searched."""
-        count = len(plan.commits)
-        self.notice(f"GOOD {plan.good.short} {plan.good.subject}")
-        self.notice(f"BAD  {plan.bad.short} {plan.bad.subject}")
-        runs = (count - 1).bit_length()
-        self.notice(f"{count} commit{'s' * (count > 1)} to choose from, about {runs} runs after the check of both ends")
-        for text in plan.notices:
-            self.notice(text)
-
     def progress(self, progress: Progress) -> None:
         if self._live.is_started:
             self._live.update(self._picture(progress))
+        elif progress.seconds_left is not None and progress.tests_left:
+            now = time.monotonic()
+            if self._told_at is None or now - self._told_at > ESTIMATE_SECONDS:
+                self._told_at = now
+                self.notice(f"about {progress.tests_left} runs left, {duration(progress.seconds_left)}")
 
     def finished(self, number: int, commit: Commit, observation: Observation) -> None:
         outcome = observation.outcome

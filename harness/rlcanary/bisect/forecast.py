@@ -4,15 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from rich.text import Text
-
 from rlcanary.bisect.display import duration
 from rlcanary.bisect.environments import EnvironmentCache, default_cache_folder
-from rlcanary.bisect.journal import Record
+from rlcanary.bisect.journal import readable_records
 from rlcanary.bisect.outcomes import Outcome
 from rlcanary.bisect.plan import Plan, Request
 from rlcanary.bisect.searches import make_stage
-from rlcanary.console import report_console
 
 PLACES = 7
 """The culprit is put in so many places of the range, and the search played out in each."""
@@ -81,21 +78,22 @@ def _play(request: Request, plan: Plan, culprit: int, built: set[str]) -> tuple[
 def _seconds_a_run(command: Sequence[str], plan: Plan) -> float | None:
     store = plan.repository.common_dir / "rlcanary" / "bisect"
     seconds: list[float] = []
-    for path in sorted(store.glob("*/journal.jsonl"), reverse=True):
-        record = Record(path)
+    # The search itself names those that cannot be read.
+    for record in readable_records(sorted(store.glob("*/journal.jsonl"), reverse=True), tell=lambda _: None):
         header = record.header
         if header is not None and header.command == tuple(command):
             seconds += [observation.seconds for observation in record.observations() if observation.run]
     return median(seconds) if seconds else None
 
 
-def print_forecast(forecast: Forecast, plan: Plan) -> None:
-    console = report_console(highlight=False)
+def forecast_lines(forecast: Forecast, plan: Plan) -> list[str]:
+    """For people, before a search or in place of it."""
+    runs, rounds = round(forecast.runs), round(forecast.rounds)
     lines = [
         f"GOOD {plan.good.short} {plan.good.subject}",
         f"BAD  {plan.bad.short} {plan.bad.subject}",
         *plan.notices,
-        f"{len(plan.commits)} commits to choose from: about {forecast.runs:.0f} runs in {forecast.rounds:.0f} rounds, "
+        f"{len(plan.commits)} commit{'s' * (len(plan.commits) > 1)} to choose from: about {runs} runs in {rounds} rounds, "
         "more if the command flakes",
     ]
     if forecast.seconds_a_run is not None and forecast.seconds is not None:
@@ -104,9 +102,6 @@ def print_forecast(forecast: Forecast, plan: Plan) -> None:
         )
     else:
         lines.append("how long a run takes is not known: this command was not bisected here before")
-    if forecast.builds is None:
-        lines.append("no environment builds: runs use yours")
-    else:
+    if forecast.builds is not None:
         lines.append(f"about {forecast.builds:.0f} environment builds, of {forecast.keys} sets of dependencies")
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
+    return lines

@@ -1,12 +1,9 @@
 """The journal of a search: every finished run is on disk before the next one starts."""
 
-import contextlib
 import fcntl
-import json
 import os
 import tempfile
-import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +11,15 @@ from typing import Any
 
 from rlcanary.bisect.outcomes import EVIDENCE, Outcome
 from rlcanary.errors import UserError
+from rlcanary.files import write_whole
+from rlcanary.journal import TORN, Contents, UnreadableJournal, header_line, parse_records, read_journal, try_lock
+from rlcanary.journal import Journal as AppendOnly
 
 SCHEMA = 2
-
+"""Of the `start` event."""
+KIND, VERSION = "bisect", 1
+HEADLESS = b'{"event"'
+"""Begins a journal from before journals had a header; its lines are the same."""
 
 TEST_VARIABLES = ("EXTRA_SCRIPT_ARGS", "SED_ALLOW_NO_MATCH", "SED_CLAUSES")
 """What `tools/launch-bisect.sh` takes from the environment: with other values it is another search."""
@@ -61,6 +64,20 @@ class Header:
     """The metric whose value is searched on, with the side that is worse: `name lower`."""
     variables: tuple[tuple[str, str], ...] = ()
     """Of the environment, those that change what is tested, as they are set (see `TEST_VARIABLES`)."""
+
+
+NEEDED = {
+    "start": ("root", "good", "bad", "directory", "metric", "command", "pinned", "checkout"),
+    "options": ("options", "trusted"),
+    "observation": tuple(field.name for field in fields(Observation)),
+    "run": ("commit", "run"),
+    "worktree": ("path",),
+    "worktree-removed": ("path",),
+    "worktree-kept": ("path",),
+    "checkout": ("home",),
+    "end": ("status", "reason"),
+}
+"""What readers need of an event, by its name."""
 
 
 class Lock:
@@ -110,17 +127,33 @@ def lock_holder(path: Path) -> str | None:
 
 
 class Record:
-    """What a journal holds, for readers; another process may be writing it."""
+    """What a journal holds, for readers; another process may be writing it.
+
+    Every reading raises UnreadableJournal for a file that is no journal of a search, and OSError.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def _contents(self) -> Contents:
+        if _is_headless(self.path):
+            return parse_records(self.path, self.path.read_bytes(), first_line=1)
+        return read_journal(self.path, KIND, VERSION)
+
     def events(self) -> list[dict[str, Any]]:
-        return list(_events(self.path))
+        return [record for record in self._contents().records if _is_event(record)]
+
+    @property
+    def damage(self) -> list[str]:
+        """What is written there and cannot be used, a sentence each. A last line that is being written is no damage."""
+        contents = self._contents()
+        lines = [str(damage) for damage in contents.damage if not damage.unfinished or not _is_locked(self.path)]
+        strange = [record for record in contents.records if not _is_event(record)]
+        return [*lines, *(f"{self.path} holds what is no event of a search: {str(record)[:60]}" for record in strange)]
 
     def observations(self) -> list[Observation]:
         """Every finished run that counts, oldest first: those of infrastructure, interrupted ones and undone ones do not."""
-        names = [field.name for field in fields(Observation)]
+        names = NEEDED["observation"]
         kept: list[Observation] = []
         for event in self.events():
             if event["event"] == "undo" and kept:
@@ -148,9 +181,9 @@ class Record:
 
     @property
     def header(self) -> Header | None:
-        """None for a journal whose first line never reached the disk, and for one of another version."""
+        """None for a journal whose start never reached the disk whole, and for one of another version."""
         start = next((e for e in self.events() if e["event"] == "start"), None)
-        if start is None or start["schema"] != SCHEMA:
+        if start is None or start.get("schema") != SCHEMA:
             return None
         return Header(
             **{name: start[name] for name in ("root", "good", "bad", "directory", "metric")},
@@ -164,20 +197,16 @@ class Journal:
     """An append-only JSONL file in a folder of its own, beside the output of each run."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the journal in `folder`, making both. Raises BlockingIOError while another process writes it."""
+        """Open the journal in `folder`, making both.
+
+        Raises BlockingIOError while another process writes it, UnreadableJournal for a file that is none of a search.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.path = folder / "journal.jsonl"
-        self._turn = threading.Lock()
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise
-        text = self.path.read_bytes()
-        if text and not text.endswith(b"\n"):
-            os.write(self._descriptor, b"\n")  # The line that a power cut tore stays alone.
+        if _is_headless(self.path):
+            _add_header(self.path)
+        self._lines = AppendOnly(self.path, KIND, VERSION, locking=fcntl.flock)
 
     @classmethod
     def create(cls, folder: Path, header: Header, checkout: Path) -> "Journal":
@@ -197,10 +226,7 @@ class Journal:
 
     def append(self, event: str, **details: Any) -> None:
         """Write one event and wait until it is on disk."""
-        line = json.dumps({"event": event, "time": now(), **details}, ensure_ascii=True) + "\n"
-        with self._turn:
-            os.write(self._descriptor, line.encode())
-            os.fsync(self._descriptor)
+        self._lines.append({"event": event, "time": now(), **details}, sync=True)
 
     def record(self, observation: Observation) -> None:
         self.append("observation", **vars(observation))
@@ -227,29 +253,80 @@ class Journal:
         return self.record_of.last(*names)
 
     @property
+    def damage(self) -> list[str]:
+        return self.record_of.damage
+
+    @property
     def header(self) -> Header | None:
         return self.record_of.header
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._lines.close()
 
 
-def open_idle(folder: Path) -> Iterator[Journal]:
-    """The journals under `folder` that no process writes, newest first. The caller closes them."""
+def open_idle(folder: Path, tell: Callable[[str], object] = print) -> Iterator[Journal]:
+    """The journals under `folder` that no process writes, newest first. The caller closes them.
+
+    `tell`: called with a sentence for each that cannot be read.
+    """
     for path in sorted(folder.glob("*/journal.jsonl"), reverse=True):
-        with contextlib.suppress(BlockingIOError):
+        try:
             yield Journal(path.parent)
+        except BlockingIOError:
+            continue
+        except (UnreadableJournal, OSError) as error:
+            tell(f"left out: {error}")
+
+
+def readable_records(paths: Iterable[Path], tell: Callable[[str], object]) -> list[Record]:
+    """The journals that can be read. `tell`: called with a sentence for each other."""
+    records: list[Record] = []
+    for path in paths:
+        try:
+            Record(path).events()
+        except (UnreadableJournal, OSError) as error:
+            tell(f"left out: {error}")
+        else:
+            records.append(Record(path))
+    return records
 
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # Torn by a power cut before its fsync returned, so nothing was built on it.
-        if isinstance(event, dict):
-            yield event
+def _is_headless(path: Path) -> bool:
+    """Whether this is a journal from before journals had a header."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(HEADLESS)) == HEADLESS
+
+
+def _add_header(path: Path) -> None:
+    """Raises BlockingIOError while another process writes the journal."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        try_lock(descriptor, path, fcntl.flock)
+        text = path.read_bytes()
+        write_whole(path, f"{header_line(KIND, VERSION)}\n".encode() + text + (b"" if text.endswith(b"\n") else TORN))
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_event(record: dict[str, Any]) -> bool:
+    """Whether it is an event with all that readers need of it."""
+    needed = NEEDED.get(record.get("event", ""), ()) if isinstance(record.get("event"), str) else ("event as text",)
+    known = record.get("event") != "observation" or record.get("outcome") in list(Outcome)
+    return set(needed) <= record.keys() and known

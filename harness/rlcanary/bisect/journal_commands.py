@@ -199,19 +199,22 @@ def _refusal(record: "Record") -> str | None:
 def _last_search() -> LastSearch:
     """The newest one. One that could not start is it only where there is no other."""
     from rlcanary.bisect.git import Repository
-    from rlcanary.bisect.journal import Record
+    from rlcanary.bisect.journal import readable_records
     from rlcanary.bisect.plan import Request
 
     repository = Repository.around(Path.cwd())
     store = repository.common_dir / "rlcanary" / "bisect"
     paths = sorted(store.glob("*/journal.jsonl"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    records = [record for record in map(Record, paths) if record.checkout == str(repository.toplevel)]
+    readable = readable_records(paths, _warn)
+    records = [record for record in readable if record.checkout == str(repository.toplevel)]
     if not records:
         raise UserError("there was no search here yet: start one with `rlcanary bisect --good A --bad B -- CMD`")
     refused = _refusal(records[0])
     record = next((record for record in records if _refusal(record) is None), records[0])
     header = record.header
     assert header is not None
+    for text in record.damage:
+        _warn(text)
     given = record.last("options") or {"options": (), "trusted": ()}  # A kill may come between the two first lines.
     options = tuple(given["options"])
     metric, _, worse = header.metric.rpartition(" ")
@@ -224,6 +227,10 @@ def _last_search() -> LastSearch:
         confidence=float(dict(pairwise(options)).get("--confidence", Request.confidence)),
     )
     return LastSearch(repository, record, header, request, given["trusted"], options, refused)
+
+
+def _warn(text: str) -> None:
+    click.echo(f"warning: {text}", err=True)
 
 
 @contextmanager

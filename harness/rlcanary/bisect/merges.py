@@ -28,3 +28,18 @@ def look_inside(repository: Repository, commit: Commit, good: str) -> Inside | N
     holds_good = repository.is_ancestor(good, parents[1]) and not repository.is_ancestor(good, base)
     line = repository.commits("--first-parent", "--reverse", parents[1], f"^{base}", f"^{good}")
     return Inside(commit, repository.commit(good if holds_good else base), tuple(line)) if line else None
+
+
+def why_not_searched(repository: Repository, sha: str) -> str:
+    """Where the search ended at a merge without going into it: what was not searched, and how to. "" for other commits."""
+    first, *others = repository.parents(sha) or [""]
+    bases = {other: repository.merge_base(first, other) for other in others}
+    brought = [other for other in others if bases[other] != other]
+    if not brought:
+        return ""
+    ways = [f"--good {base[:10]} --bad {other[:10]}" for other in brought if (base := bases[other]) is not None]
+    how = (
+        f"; search it with {', and with '.join(ways)}" if ways else " and has no common ancestor with its first parent"
+    )
+    branches = f"the {len(brought)} branches" if len(brought) > 1 else "the branch"
+    return f"what {branches} brought in was not searched{how}"

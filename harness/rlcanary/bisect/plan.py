@@ -137,7 +137,7 @@ def make_plan(request: Request, repository: Repository, settings: BisectSettings
         good = repository.added(request.good_when_added, bad)
     else:
         good = _end(request.good, "GOOD", "passes", log.good, repository)
-    notices: list[str] = []
+    notices = [f"warning: {text}" for text in log.damage]
     name, start = _start(good, bad, repository, notices)
     commits = tuple(repository.commits("--first-parent", "--reverse", f"{start}..{bad}"))
     _find_command(request, repository, start, bad)

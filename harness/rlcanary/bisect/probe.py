@@ -14,6 +14,7 @@ from rlcanary.bisect.git import Commit, environment_without_repository
 from rlcanary.bisect.journal import Observation, now
 from rlcanary.bisect.metric import NotMeasured, read_metric
 from rlcanary.bisect.outcomes import Ending, Outcome, OutcomeTable, Reading
+from rlcanary.bisect.outputs import compress_large, read_end
 from rlcanary.bisect.pinned import Command
 from rlcanary.bisect.places import Place
 from rlcanary.bisect.process import Stop
@@ -70,7 +71,7 @@ class Probe:
         key = "" if self.environments is None else self.environments.key(commit.sha)
 
         def observation(reading: Reading, seconds: float, value: float | None = None) -> Observation:
-            file = str(output) if output.exists() else ""
+            file = str(compress_large(output)) if output.exists() else ""
             return Observation(
                 commit.sha, reading.outcome, reading.reason, round(seconds, 3), now(), file, value, number, key
             )
@@ -147,15 +148,6 @@ class Probe:
                 f"{program} is not in the environment that was built for this commit: its dependencies do not name it"
             )
         return variables
-
-
-def read_end(file: Path, limit: int) -> str:
-    """The last `limit` bytes of a file, "" where there is none."""
-    if not file.is_file():
-        return ""
-    with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - limit))
-        return stream.read().decode("utf-8", errors="replace")
 
 
 def is_foreign(program: str, path: str, environment: Path) -> bool:

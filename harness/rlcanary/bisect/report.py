@@ -43,7 +43,9 @@ class Report:
     reused: int
     """How many outcomes came from a journal or a log."""
     seconds: float
-    """What the runs took together."""
+    """What all known runs took together."""
+    wall_seconds: float
+    """What the search took this time, from start to end."""
     log: Path | None
     journal: Path
     probability: float = 1.0
@@ -118,6 +120,7 @@ def result_json(report: Report, plan: Plan, command: Sequence[str]) -> str:
         "runs": report.runs,
         "reused": report.reused,
         "seconds": round(report.seconds, 3),
+        "wall_seconds": round(report.wall_seconds, 3),
         "environments_built": report.environments_built,
         "observations": [asdict(observation) for observation in report.observations],
         "notices": list(plan.notices),

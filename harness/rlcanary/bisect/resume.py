@@ -10,6 +10,7 @@ from rlcanary.bisect.bisect_log import format_log
 from rlcanary.bisect.display import Display
 from rlcanary.bisect.git import GitError, Repository
 from rlcanary.bisect.journal import Header, Journal, Observation, now, open_idle
+from rlcanary.bisect.outputs import KEPT_SEARCHES, delete_outputs
 from rlcanary.bisect.plan import Plan, Request, test_options
 from rlcanary.bisect.probe import DRIVER_VARIABLE
 from rlcanary.bisect.process import end_marked
@@ -32,13 +33,15 @@ def open_journal(
     """
     same, newer_start = None, False
     continues = not request.fresh and request.replay is None
-    for journal in open_idle(store):
+    for number, journal in enumerate(open_idle(store, lambda text: display.notice(f"warning: {text}"))):
         try:
             advice = clear_up(journal, plan.repository)
         except OSError as error:
             advice = f"an earlier search could not be cleared up: {error}; delete the folder by hand"
         if advice is not None:
             display.notice(f"warning: {advice}")
+        if number >= KEPT_SEARCHES:
+            delete_outputs(journal.folder)
         is_same = journal.header == header
         has_result = not newer_start and _is_result(journal, request)
         if same is None and continues and is_same and (has_result or not journal.is_finished):
@@ -62,6 +65,8 @@ def open_journal(
     elif known > 0:
         display.notice(f"continuing the search that was cut short, {known} outcomes known (--fresh starts anew)")
     same.record_options(request.options(), trusted)
+    for text in same.damage:
+        display.notice(f"warning: {text}")
     return same
 
 

@@ -12,7 +12,7 @@ from rlcanary.bisect.display import Display, Progress
 from rlcanary.bisect.environments import EnvironmentCache, default_cache_folder, environment_keys
 from rlcanary.bisect.git import Commit, GitError
 from rlcanary.bisect.journal import Header, Lock, Observation, set_test_variables
-from rlcanary.bisect.merges import Inside
+from rlcanary.bisect.merges import Inside, why_not_searched
 from rlcanary.bisect.open_places import open_places
 from rlcanary.bisect.outcomes import EVIDENCE, Outcome
 from rlcanary.bisect.places import Place
@@ -140,6 +140,7 @@ class Session:
             runs=self._runs,
             reused=reused,
             seconds=sum(observation.seconds for observation in observations),
+            wall_seconds=time.monotonic() - self._began,
             log=saved,
             journal=self._journal.path,
             probability=verdict.probability,
@@ -148,7 +149,7 @@ class Session:
             relapse=None
             if verdict.relapse is None
             else (self._names[verdict.relapse[0]], self._names[verdict.relapse[1]]),
-            merges=self._merges(),
+            merges=self._merges(verdict.culprit),
             environments_built=0 if self._environments is None else self._environments.builds,
             commits=self._names,
         )
@@ -196,12 +197,14 @@ class Session:
             f"{inside.merge.short} is a merge: looking at the {len(inside.commits)} commits that it brought in"
         )
 
-    def _merges(self) -> tuple[Merge, ...]:
-        """The guilty merges, outermost first."""
+    def _merges(self, culprit: str | None) -> tuple[Merge, ...]:
+        """The guilty merges, outermost first, with a word where what one brought in was not searched."""
         merges = [Merge(merge, "") for merge in self._descent.merges]
         if (closed := self._descent.closed) is not None:
             note = explain_merge(closed.refusal, closed.inside, self._journal)
             merges.append(Merge(closed.inside.merge, note))
+        elif culprit is not None and (note := why_not_searched(self._plan.repository, culprit)):
+            merges.append(Merge(self._names[culprit], note))
         return tuple(merges)
 
     def _run_stage(self) -> None:

@@ -44,7 +44,7 @@ def print_summary(report: Report, repository: Repository) -> None:
         if report.culprit is not None:
             _say(console, f"next best: {share:.1%}  {commit.short} {commit.subject}")
     console.print(_evidence(report, repository))
-    facts = [f"{report.runs} runs", f"{report.seconds:.1f} s" if report.seconds < 90 else duration(report.seconds)]
+    facts = [f"{report.runs} run{'s' * (report.runs != 1)} in {duration(report.wall_seconds)}"]
     if report.reused:
         facts.append(f"{report.reused} outcomes taken over")
     if report.environments_built:

@@ -14,7 +14,7 @@ from rich.text import Text
 from rlcanary.bisect.executors.job import Job
 from rlcanary.bisect.executors.waiting import JobEnd, Waiting
 from rlcanary.bisect.outcomes import Outcome, Reading
-from rlcanary.bisect.probe import read_end
+from rlcanary.bisect.outputs import read_end
 from rlcanary.console import progress_bar, report_console
 from rlcanary.launch.experiment import Experiment
 from rlcanary.launch.suite import Configuration
