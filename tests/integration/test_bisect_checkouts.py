@@ -95,7 +95,15 @@ def test_worktree_that_vanishes_is_made_anew(history: Path, vanishes: str) -> No
     assert len(git(history, "worktree", "list").splitlines()) == 1
 
 
-@pytest.mark.parametrize("trick", ["rm .git", 'rm -rf "$PWD"; ln -s "$(dirname "$ROOT")/a repo" "$PWD"'])
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "rm .git",
+        'rm -rf "$PWD"; ln -s "$ROOT" "$PWD"',
+        'up=$(dirname "$PWD"); rm -rf "$up"; ln -s "$(dirname "$ROOT")" "$up"',
+    ],
+    ids=["no link to git", "link to the checkout", "link to the checkout's folder"],
+)
 def test_git_never_works_on_the_users_checkout_in_place_of_the_worktree(
     history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trick: str
 ) -> None:

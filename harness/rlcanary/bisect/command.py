@@ -54,10 +54,8 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     help="Environments for commits whose dependencies differ: auto, uv, pip, none, or a command that fills $RLCANARY_ENV.",
 )
 @click.option("--env-dir", type=PATH, metavar="DIR", help="Where built environments are kept.")
-@click.option(
-    "--dry-run", is_flag=True, help="Only say how many runs, how long and how many environments it would take."
-)
-@click.option("--skip-good-check", is_flag=True, help="Believe that GOOD passes.")
+@click.option("--dry-run", is_flag=True, help="Print the expected runs, time and environment builds, then exit.")
+@click.option("--skip-good-check", is_flag=True, help="Do not test GOOD; assume that it passes.")
 @click.option("--json", "json_file", type=PATH, metavar="FILE", help="Write the result as JSON.")
 @click.option("--save-dir", type=PATH, metavar="DIR", help="Where the log goes; default bisect-logs/.")
 @click.option("--replay", type=PATH, metavar="LOG", help="Take over the outcomes of a bisect log.")
@@ -66,7 +64,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--no-submodules", is_flag=True, help="Leave all submodules out.")
 @click.option("--in-place", is_flag=True, help="Use this checkout, which must be clean, instead of a worktree.")
 @click.option("--keep-worktree", is_flag=True, help="Leave the worktree (or the checkout) at the culprit.")
-@click.option("--fresh", is_flag=True, help="Do not continue a search that was cut short.")
+@click.option("--fresh", is_flag=True, help="Search anew: do not continue a search, nor show its result again.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def search(
     json_file: Path | None, dry_run: bool, no_pin: bool, no_submodules: bool, command: tuple[str, ...], **options: Any

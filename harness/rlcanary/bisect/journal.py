@@ -308,8 +308,9 @@ def _add_header(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)
     try:
         try_lock(descriptor, path, fcntl.flock)
-        text = path.read_bytes()
+        text, status = path.read_bytes(), os.fstat(descriptor)
         write_whole(path, f"{header_line(KIND, VERSION)}\n".encode() + text + (b"" if text.endswith(b"\n") else TORN))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # It tells which search was the last one.
     finally:
         os.close(descriptor)
 

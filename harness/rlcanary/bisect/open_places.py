@@ -34,7 +34,6 @@ def _finish(place: Place, name: str, facts: dict[str, str], kept: bool, journal:
         return
     try:
         place.remove()
-    except (OSError, GitError) as error:
-        display.notice(f"warning: {place.path} could not be put in order: {error}; do it by hand")
-    else:
         journal.append(f"{name}-removed", **facts)
+    except (OSError, GitError) as error:
+        display.notice(f"warning: {place.path} could not be put in order: {error}; the next search tries again")

@@ -57,10 +57,14 @@ class Checkout:
             self.home = repository.git("rev-parse", "HEAD").strip()
 
     def prepare(self, sha: str, pinned: Sequence[PinnedFile] = (), stop: Stop | None = None) -> None:
-        git(self.path, "reset", "--quiet", "--hard", stop=stop)
-        new = git(self.path, "diff", "--name-only", "--no-renames", "--diff-filter=A", "-z", "HEAD", sha).split("\0")
-        in_the_way = [name for name in new if name and os.path.lexists(self.path / name)]
+        new: list[str] = []
+        in_the_way: list[str] = []
         try:
+            git(self.path, "reset", "--quiet", "--hard", stop=stop)
+            new = git(self.path, "diff", "--name-only", "--no-renames", "--diff-filter=A", "-z", "HEAD", sha).split(
+                "\0"
+            )
+            in_the_way = [name for name in new if name and os.path.lexists(self.path / name)]
             switch(self.path, sha, stop, self._with_submodules)
         except GitError as error:
             for name in set(new) - {"", *in_the_way}:  # Git leaves those that it wrote before it came to the bad one.

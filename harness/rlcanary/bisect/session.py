@@ -111,10 +111,7 @@ class Session:
             status, message, code = "refused", str(refusal), 2
             goes_on = isinstance(refusal, Contradicted)  # Without --deterministic.
         except (GitError, OSError) as error:
-            self._stop()
-            log = save_log(plan, self._header, self._journal)
-            line = resume_line(self._request, log)
-            raise UserError(f"{error}; what was learned is kept, resume with: {line}") from error
+            raise UserError(f"{error}; {self._keep_what_is_known()}") from error
         else:
             status = "found" if verdict.culprit else "relapse" if verdict.relapse else "range"
             code = 0 if verdict.culprit else 1
@@ -153,6 +150,15 @@ class Session:
             environments_built=0 if self._environments is None else self._environments.builds,
             commits=self._names,
         )
+
+    def _keep_what_is_known(self) -> str:
+        """How to go on after git or the disk failed."""
+        try:
+            self._stop()
+            log = save_log(self._plan, self._header, self._journal)
+        except OSError as error:
+            return f"no log could be written either ({error}): mend that and give the same command again"
+        return f"what was learned is kept, resume with: {resume_line(self._request, log)}"
 
     def _save_log(self) -> Path:
         """The log of what is known, which is there already where a finished search is only shown again."""

@@ -81,7 +81,8 @@ class Worktree:
     def _is_whole(self) -> bool:
         """Whether git works in this worktree, rather than in a repository around it or behind a link in its place."""
         link = self.path / ".git"
-        return not self.path.is_symlink() and link.is_file() and link.read_bytes() == self._link
+        is_link = self.path.is_symlink() or self._folder.is_symlink()
+        return not is_link and link.is_file() and link.read_bytes() == self._link
 
     def _switch(self, sha: str, stop: Stop | None) -> None:
         clean = ("clean", "-ffdxq")
@@ -91,7 +92,9 @@ class Worktree:
 
 
 def remove_worktree(repository: Repository, path: Path) -> None:
-    """Delete a worktree's folder, then git's record of it. Both may be gone already."""
+    """Delete a worktree's folder, then git's record of it. Both may be gone already, or have a link in their place."""
+    if path.parent.is_symlink():
+        path.parent.unlink()
     _delete(path)
     with alone_among_worktrees(repository):
         records = repository.git("worktree", "list", "--porcelain", "-z").split("\0")
