@@ -13,15 +13,17 @@ from rlcanary.checks.snippet import literal
 from rlcanary.checks.subject import Finding, Subject
 from rlcanary.conventions import Conventions
 
-STEP = 2e-2
+STEP = 1e-2
 
 
 def _has_stopped_gradients(conventions: Conventions) -> str | None:
-    if conventions.objective == "cispo":
-        return "CISPO stops gradients on purpose"
-    if conventions.kl_coef and (conventions.kl_score_term or conventions.kl_ratio_weighted):
-        return "the KL term carries a score-function part"
-    return None
+    return "CISPO stops gradients on purpose" if conventions.objective == "cispo" else None
+
+
+def _kl_is_not_its_slope(conventions: Conventions) -> bool:
+    """The score term has a gradient and no value; a ratio whose log-ratio to the reference is clamped, the reverse."""
+    is_weight_held = conventions.kl_ratio_weighted and conventions.kl_input_clamp is not None
+    return conventions.kl_coef != 0 and (conventions.kl_score_term or is_weight_held)
 
 
 @check("gradient.finite_differences", needs=("policy_loss",), applies=_has_stopped_gradients)
@@ -32,21 +34,28 @@ def finite_differences(subject: Subject, rng: Generator) -> None:
     after backward, or a weight that should not carry gradient leaves one of them right. Look for `detach()`, `.data`,
     `no_grad` and arithmetic on the loss after `backward()`.
     """
-    for rows, width, lengths in ((1, 1, (1,)), (2, 2, (2, 1))):
+    if _kl_is_not_its_slope(subject.conventions):
+        subject = subject.configured(kl_coef=0.0)
+    for rows, width, lengths in ((1, 1, (1,)), (2, 2, (2, 1)), (4, 3, (3, 1, 2, 2))):
         batch = cases.policy_batch(rng, rows, width, lengths)
-        # Ratios well inside every bound, so that no kink of the clipping lies within a step.
-        near_BT = (batch.logprobs.detach() - cases.uniform(rng, rows, width, low=0.02, high=0.05)).round(decimals=2)
-        batch = replace(batch, old_logprobs=near_BT)
+        # Ratios on both sides of 1; that of the first token, whose advantage is positive, is not clipped.
+        drift_BT = (
+            cases.uniform(rng, rows, width, low=0.05, high=0.7) * (torch.rand(rows, width, generator=rng) - 0.5).sign()
+        )
+        drift_BT[0, 0] = -drift_BT[0, 0].abs()
+        batch = replace(batch, old_logprobs=(batch.logprobs.detach() - drift_BT).round(decimals=2))
         with subject.case(batch):
             call = subject.call("policy_loss", batch)
             gradient_BT = call.gradient("logprobs")
             for row, position in batch.mask.nonzero().tolist():
-                slope = (
-                    _shifted(subject, batch, row, position, STEP) - _shifted(subject, batch, row, position, -STEP)
-                ) / (2 * STEP)
+                before, after = (_shifted(subject, batch, row, position, step) for step in (-STEP, STEP))
+                left, right = (float(call.value) - before) / STEP, (after - float(call.value)) / STEP
+                slope, bend = (left + right) / 2, abs(right - left) / 2
+                if bend > 0.05 * max(abs(left), abs(right), 0.05):
+                    continue  # A bound of the clipping or a clamp lies within a step: there is no one slope.
                 got = float(gradient_BT[row, position])
                 subject.compared()
-                if abs(got - slope) > 0.02 * max(abs(slope), abs(got), 0.05):
+                if abs(got - slope) > bend + 0.02 * max(abs(slope), abs(got), 0.05):
                     raise Finding(
                         f"at row {row}, position {position} the gradient is {got:.4g}, the slope of the loss {slope:.4g}",
                         call.snippet(_slope_lines(row, position)),
@@ -65,11 +74,13 @@ def _slope_lines(row: int, position: int) -> list[str]:
         "def loss_at(step):",
         "    moved = arguments[0].logprobs.detach().clone()",
         f"    moved[{row}, {position}] += step",
-        "    return adapter.policy_loss(dataclasses.replace(arguments[0], logprobs=moved.requires_grad_())).loss",
-        f"slope = float(loss_at({STEP}).detach() - loss_at(-{STEP}).detach()) / {2 * STEP}",
+        "    moved.requires_grad_()",
+        "    return float(adapter.policy_loss(dataclasses.replace(arguments[0], logprobs=moved)).loss.detach())",
+        f"left, right = (loss_at(0) - loss_at(-{STEP})) / {STEP}, (loss_at({STEP}) - loss_at(0)) / {STEP}",
+        "slope, bend = (left + right) / 2, abs(right - left) / 2",
         "(gradient,) = torch.autograd.grad(adapter.policy_loss(arguments[0]).loss, arguments[0].logprobs)",
         f"got = float(gradient[{row}, {position}])",
-        "assert abs(got - slope) <= 0.02 * max(abs(slope), abs(got), 0.05), (got, slope)",
+        "assert abs(got - slope) <= bend + 0.02 * max(abs(slope), abs(got), 0.05), (got, slope)",
     ]
 
 
