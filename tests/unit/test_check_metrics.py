@@ -64,6 +64,10 @@ def verdict(check: str) -> Verdict:
         ('data["loss"]["9"]', 9.0),
         ('data["loss"][9]', 9.0),
         ('abs(data["loss"]["1"] - 3) / 2 + 1 * -1', 0.0),
+        ('len(data["loss"])', 10),
+        ('len(data["nan"]) + 1', 4),
+        ('len(data["empty"])', 0),
+        ('len(data["metrics"]["test_loss::test_clip[a\'b]"]["list"])', 3),
     ],
 )
 def test_value(call: str, value: float) -> None:
@@ -92,6 +96,14 @@ def test_top_values_that_are_ignored_are_counted_exactly() -> None:
         ('not data["loss"]["1"] < 2', False),
         ('data["metrics"]["test_loss::test_clip[a\'b]"]["mode"] == "greedy"', True),
         ('data["metrics"]["test_loss::test_clip[a\'b]"]["ok"] == True', True),
+        ('"10" in data["loss"]', True),
+        ('10 in data["loss"]', True),
+        ('"11" in data["loss"]', False),
+        ('"11" in data["every_tenth"] or "3" in data["empty"]', False),
+        ('"11" not in data["loss"]', True),
+        ('"10" not in data["loss"]', False),
+        ('not "11" in data["loss"] and len(data["loss"]) == 10', True),
+        ('len(data["loss"]) == 2', False),
     ],
 )
 def test_condition(check: str, passed: bool) -> None:
@@ -135,6 +147,14 @@ def test_condition(check: str, passed: bool) -> None:
         ('mean(data["loss"], 1.5) < 5', "range_start is a whole number"),
         ('mean(data["loss"], 1, last=3) < 5', "goes without range_start and range_end"),
         ('data["metrics"]["test_loss::test_clip[a\'b]"]["ok"] < 5', "compares True with something else"),
+        ('"11" in data["loss"]', "data['loss'] has the steps 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"),
+        ('"1" in data["empty"]', "data['empty'] has no steps"),
+        ('"10" in data["los"]', "there is no 'los'; the nearest are 'loss'"),
+        ('"1" in data["loss"]["1"]', "data['loss']['1'] is 1.0, not a metric with steps"),
+        ('"x" in data["text"]["1"]', "data['text']['1'] is 'x', not a metric with steps"),
+        ('len(data["loss"]["1"]) == 1', "data['loss']['1'] is 1.0, not a metric with steps"),
+        ('len(data["text"]["1"]) == 1', "data['text']['1'] is 'x', not a metric with steps"),
+        ('len(data["los"]) == 0', "there is no 'los'; the nearest are 'loss'"),
     ],
 )
 def test_what_cannot_be_answered_fails_and_says_why(check: str, reason: str) -> None:
@@ -162,7 +182,12 @@ def test_what_cannot_be_answered_fails_and_says_why(check: str, reason: str) -> 
         ('mean(**data["loss"]) < 1', "** is not in the grammar"),
         ('loss["1"] < 1', "there is no name loss; the run's numbers are `data`"),
         ('mean(data["loss"])', "it is a value and not a condition; compare it"),
-        ('data["loss"]["1"] in data["loss"]', "compare with <, <=, >, >=, ==, != only"),
+        ('data["loss"]["1"] in data["loss"]', "`data['loss']['1']` is no step; `in` asks for one"),
+        ('"1" in data["loss"] in data["nan"]', "compare with <, <=, >, >=, ==, != only, or ask for one step with `in`"),
+        ('("1" in data["loss"]) == True', "is not in the grammar"),
+        ('data["loss"] is None', "compare with <, <=, >, >=, ==, != only, or ask for one step with `in`"),
+        ('"1" in "data"', "it does not look at `data`"),
+        ('len(data["loss"], 2) == 1', "len: too many positional arguments"),
         ('(data["loss"]["1"] < 2) < 3', "is not in the grammar"),
         ("1 < 2", "it does not look at `data`"),
         ('data["loss"] <', "invalid syntax"),
@@ -246,3 +271,32 @@ def test_known_spelling_is_kept(run_file: Path) -> None:
     refused = script(run_file, "import os")
     assert refused.returncode == 2
     assert len(refused.stderr.splitlines()) == 1
+
+
+def test_control_characters_of_a_run_never_reach_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"mode": {"1": "\x1b[2J"}, "loss\x1b[2J": {"1": 1.0}}))
+    answer = ask(tmp_path / "run.json", 'data["mode"]["1"] == "x"', 'data["los"]["1"] < 1')
+    assert answer.return_value == 1
+    assert "\x1b" not in answer.output
+    assert "\\x1b[2J" in answer.output
+
+
+NEMO_RL = """
+data["train/loss"]["1"] < 0.6
+data['train/reward']['100'] > 0.5
+len(data["train/loss"]) == 2
+len(data["train/critic/loss"]) == 2
+"10" in data["train/loss"]
+"2" in data["validation/accuracy"]
+abs(median(data["train/loss"])) < 0.05
+data["score"] == 0.2
+max(data["ray/node.0.gpu.0.mem_gb"]) < 80
+ratio_above(data["train/token_mult_prob_error"], 1.1) < 0.1
+mean(data["train/token_mult_prob_error"],-6,-1) < 1.05
+mean(data["timing/train/total_step_time"], -6, -1, ignore_top_p=0.2) < 22
+"""
+
+
+@pytest.mark.parametrize("check", NEMO_RL.strip().splitlines())
+def test_forms_of_check_in_the_scripts_of_nemo_rl_are_in_the_grammar(check: str) -> None:
+    Check(check)

@@ -12,6 +12,7 @@ from rich.text import Text
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.files import require_writable
+from rlcanary.printable import printable
 from rlcanary.results.metric_checks import Check, Verdict, shown
 from rlcanary.results.run_result import read_json
 from rlcanary.results.windows import is_finite
@@ -75,5 +76,6 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     table.add_column("Message", overflow="fold")
     for verdict in verdicts:
         status = Text("PASS", style="green") if verdict.passed else Text("FAIL", style="bold red")
-        table.add_row(status, Text(verdict.check), ", ".join(map(shown, verdict.values)), Text(verdict.message))
+        values = ", ".join(map(shown, verdict.values))
+        table.add_row(status, *(Text(printable(text)) for text in (verdict.check, values, verdict.message)))
     return table

@@ -1,9 +1,9 @@
 """Checks on the numbers of a run, such as `max(data["train/loss"]) < 2` or `0.4 <= data["reward"]["100"] < 1`.
 
-The grammar is Python's, and this is all of it: comparisons (`<`, `<=`, `>`, `>=`, `==`, `!=`, also chained) joined by
-`and`, `or`, `not`; in them numbers, strings, `+`, `-`, `*`, `/`, `data[...]` with any keys, `abs`, and the functions of
-`windows`. Nothing is executed. Every value in a check is looked up, those behind an `or` too: a missing one fails the
-check.
+The grammar is Python's, and this is all of it: comparisons (`<`, `<=`, `>`, `>=`, `==`, `!=`, also chained) and steps in
+metrics (`"10" in data[...]`, `not in`) joined by `and`, `or`, `not`; in them numbers, strings, `+`, `-`, `*`, `/`,
+`data[...]` with any keys, `abs`, `len`, and the functions of `windows`. Nothing is executed. Every value in a check is
+looked up, those behind an `or` too: a missing one fails the check.
 """
 
 import ast
@@ -18,6 +18,7 @@ from rlcanary.errors import UserError
 from rlcanary.results.windows import FUNCTIONS, CheckError, described, is_finite
 
 MOST_CHARACTERS = 5000
+MOST_STEPS_SHOWN = 10
 COMPARISONS: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
     ast.Lt: ("<", operator.lt),
     ast.LtE: ("<=", operator.le),
@@ -32,6 +33,7 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+BUILTINS: dict[str, Callable[[Any], Any]] = {"abs": abs, "len": len}
 SIGNS: dict[type[ast.unaryop], Callable[[Any], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
@@ -88,10 +90,15 @@ def _require_condition(node: ast.expr) -> None:
                 _require_condition(value)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             _require_condition(operand)
+        case ast.Compare(left=step, ops=[ast.In() | ast.NotIn()], comparators=[metric]):
+            if not isinstance(_key(step), str | int):
+                raise _NotAllowed(f'`{ast.unparse(step)}` is no step; `in` asks for one, as in `"10" in data["loss"]`')
+            _require_value(metric)
         case ast.Compare(left=left, ops=ops, comparators=comparators):
             for comparison in ops:
                 if type(comparison) not in COMPARISONS:
-                    raise _NotAllowed(f"compare with {', '.join(sign for sign, _ in COMPARISONS.values())} only")
+                    signs = ", ".join(sign for sign, _ in COMPARISONS.values())
+                    raise _NotAllowed(f"compare with {signs} only, or ask for one step with `in`")
             for side in (left, *comparators):
                 _require_value(side)
         case _:
@@ -123,8 +130,8 @@ def _require_value(node: ast.expr) -> None:
 
 
 def _require_call(name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> None:
-    if name not in FUNCTIONS and name != "abs":
-        nearest = difflib.get_close_matches(name, [*FUNCTIONS, "abs"], n=1)
+    if name not in FUNCTIONS | BUILTINS:
+        nearest = difflib.get_close_matches(name, [*FUNCTIONS, *BUILTINS], n=1)
         raise _NotAllowed(
             f"there is no function {name}; did you mean {nearest[0] if nearest else ', '.join(FUNCTIONS)}?"
         )
@@ -134,7 +141,7 @@ def _require_call(name: str, args: list[ast.expr], keywords: list[ast.keyword]) 
         named = {keyword.arg: keyword.value for keyword in keywords if keyword.arg is not None}
         if len(named) < len(keywords):
             raise TypeError("** is not in the grammar")
-        inspect.signature(FUNCTIONS.get(name, abs)).bind(*args, **named)
+        inspect.signature((FUNCTIONS | BUILTINS)[name]).bind(*args, **named)
     except TypeError as error:
         raise _NotAllowed(f"{name}: {error}") from None
 
@@ -171,6 +178,12 @@ class _Evaluation:
                 return [reason for part in parts for reason in part]
             case ast.UnaryOp(operand=operand):
                 return [] if self.condition(operand) else [f"{ast.unparse(operand)} holds"]
+            case ast.Compare(left=step, ops=[ast.In() | ast.NotIn() as op], comparators=[metric]):
+                known = self.steps(metric)
+                self.values.append(str(_key(step)) in known)
+                if self.values[-1] == isinstance(op, ast.In):
+                    return []
+                return [f"{ast.unparse(metric)} has {described_steps(known)}"]
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 sides = [self.side(side) for side in (left, *comparators)]
                 reasons = []
@@ -207,6 +220,9 @@ class _Evaluation:
                 return SIGNS[type(op)](self.number(operand))
             case ast.Call(func=ast.Name(id="abs"), args=[argument]):
                 return abs(self.number(argument))
+            case ast.Call(func=ast.Name(id="len"), args=[argument]):
+                value = self.value(argument)
+                return len(value if isinstance(value, list) else self.steps(argument))
             case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
                 values = [self.value(argument) for argument in args]
                 named = {str(keyword.arg): self.value(keyword.value) for keyword in keywords}
@@ -215,6 +231,13 @@ class _Evaluation:
                 except OverflowError as error:
                     raise CheckError(f"{ast.unparse(node)}: {error}") from None
         raise AssertionError(ast.dump(node))
+
+    def steps(self, node: ast.expr) -> list[str]:
+        """The steps of a metric."""
+        value = self.value(node)
+        if not isinstance(value, dict):
+            raise CheckError(f"{ast.unparse(node)} is {described(value)}, not a metric with steps")
+        return list(value)
 
     def number(self, node: ast.expr) -> float:
         return finite(self.value(node), node)
@@ -251,6 +274,12 @@ def item(container: Any, key: object) -> Any:
             f"there is no {name!r}" + (f"; the nearest are {', '.join(map(repr, nearest))}" if nearest else "")
         )
     return container[name]
+
+
+def described_steps(steps: list[str]) -> str:
+    if len(steps) <= MOST_STEPS_SHOWN:
+        return f"the steps {', '.join(steps)}" if steps else "no steps"
+    return f"{len(steps)} steps, from {steps[0]} to {steps[-1]}"
 
 
 def shown(value: Any) -> str:
