@@ -32,6 +32,7 @@ from rlcanary.cleanup.frames import clear_tracebacks
 from rlcanary.cleanup.gpu_shares import take_share
 from rlcanary.cleanup.processes import adopt_orphans
 from rlcanary.cleanup.session_guardian import SessionGuardian
+from rlcanary.cleanup.surroundings import Keeper
 
 if TYPE_CHECKING:
     from rlcanary.cleanup.leaks import Resources
@@ -52,7 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rlcanary")
     group.addoption("--leak-report", action="store_true", help="measure what each test leaves, and say what grew")
     group.addoption(
-        "--ray-address", metavar="ADDRESS", help="let tests use this running Ray cluster (default: one of their own)"
+        "--ray-address",
+        metavar="ADDRESS",
+        help="let tests use this running Ray cluster (default: one of their own; a plain ray.init() obeys RAY_ADDRESS)",
     )
     parser.addini(
         "rlcanary_keep_processes", "parts of command lines of processes that tests may leave running", type="linelist"
@@ -68,10 +71,13 @@ def pytest_load_initial_conftests() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "leak_check(gpu_mb=, rss_mb=, processes=, threads=, fds=, ray_actors=): fail the test if it leaves more than this",
+        "leak_check(gpu_mb=, rss_mb=, processes=, threads=, fds=, sockets=, shm=, ray_actors=): "
+        "fail the test if it leaves more than this",
     )
     if runs_tests_here(config):
-        config.pluginmanager.register(Cleanup(config), "rlcanary-cleanup-hooks")
+        cleanup = Cleanup(config)
+        config.pluginmanager.register(cleanup, "rlcanary-cleanup-hooks")
+        config.pluginmanager.register(Beginning(cleanup.surroundings), "rlcanary-surroundings")
     if is_controller(config) or config.getoption("leak_report"):
         config.pluginmanager.register(LeftReporter(config), LEFT_REPORTER)
 
@@ -100,6 +106,10 @@ class Cleanup:
         # What there was before the test, if what grows during it is measured.
         self.before: Resources | None = None
         self.in_shared_setup = False
+        self.surroundings = Keeper()
+        # Whether a finalizer of the test looks at its surroundings, and what that put back.
+        self.looks_behind = False
+        self.put_back: list[str] = []
         self.measures_all: bool = config.getoption("leak_report")
         self.keeps_tracebacks: bool = config.getoption("usepdb")
 
@@ -122,8 +132,15 @@ class Cleanup:
             self.ray_folder = f"{tempfile.gettempdir()}/rlc-{os.getpid()}-{os.urandom(2).hex()}"
             os.environ["RAY_TMPDIR"] = self.ray_folder
 
+    def make_room(self) -> None:
+        """Before the rest of a stuck session runs in another process: end what this one started, and give up its place."""
+        self.belongings.end_all_but_ray()
+        if self.ray_folder is not None:
+            os.environ.pop("RAY_TMPDIR", None)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self.item, self.looks_behind, self.put_back = item, False, []
         self.belongings.begin()
         self.gpu_bytes = gpu_bytes_allocated()
         self.before = None
@@ -134,11 +151,15 @@ class Cleanup:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        if fixturedef.scope == "function" and not self.looks_behind:
+            # The first finalizer of a test runs last: behind its own fixtures and before those that it shares.
+            self.looks_behind = True
+            self.item.addfinalizer(self.look_behind)
         if fixturedef.scope == "function" or self.in_shared_setup:
             return (yield)
         self.in_shared_setup = True
         try:
-            with self.belongings.shared(), self.measured_apart():
+            with self.belongings.shared(), self.surroundings.shared(), self.measured_apart():
                 return (yield)
         finally:
             self.in_shared_setup = False
@@ -163,6 +184,8 @@ class Cleanup:
         # does not have takes as long as all else here.)
         if (error := vars(sys).get("last_value")) is not None:
             self.let_go(error)
+        if not self.looks_behind:
+            self.look_behind()
         try:
             result = yield
         finally:
@@ -170,6 +193,9 @@ class Cleanup:
         if broken:
             pytest.fail("the test left more than its leak_check allows: " + "; ".join(broken), pytrace=False)
         return result
+
+    def look_behind(self) -> None:
+        self.put_back = self.surroundings.put_back()
 
     def end_left(self, item: pytest.Item) -> list[str]:
         broken: list[str] = []
@@ -184,7 +210,7 @@ class Cleanup:
             after = measure()
             item.stash[GREW] = [{"resource": g.resource, "text": str(g)} for g in growth(before, after)]
             broken = exceeded(before, after, allowed_growth(item))
-        if left := self.belongings.end_left():
+        if left := self.put_back + self.belongings.end_left():
             item.stash[LEFT] = left
         if left or before is not None:
             self.report_left()
@@ -222,6 +248,16 @@ class Cleanup:
         if self.ray_folder is not None:
             os.environ.pop("RAY_TMPDIR", None)
             shutil.rmtree(self.ray_folder, ignore_errors=True)
+
+
+class Beginning:
+    """Notes the surroundings of a test when hooks of conftests, which may prepare each test, have run."""
+
+    def __init__(self, surroundings: Keeper) -> None:
+        self.surroundings = surroundings
+
+    def pytest_runtest_setup(self) -> None:
+        self.surroundings.begin()
 
 
 def allowed_growth(item: pytest.Item) -> dict[str, float]:
@@ -271,7 +307,7 @@ class LeftReporter:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for title, entries in (
-            ("left behind and ended", self.left),
+            ("left behind, and ended or put back", self.left),
             ("grew during a test", self.grew if self.config.getoption("leak_report") else []),
         ):
             if entries:

@@ -2,7 +2,8 @@
 
 pytest-timeout reads `--timeout`, the `timeout` marker and the ini file; this plugin takes over its timer (the hooks that it
 offers for this). A test for which none of them sets a limit has one of 300 seconds for set-up and call, shared fixtures
-have a limit of their own, and tear-down has the test's limit again, because a test that timed out is still cleaned up.
+have a limit of their own, and tear-down has the test's limit again, because a test that timed out is still cleaned up. So
+has the collection of each file. A test that cannot be interrupted costs its process, in which the session does not go on.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import faulthandler
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from _pytest.outcomes import Failed  # what pytest.fail raises, under a name that can be subclassed
 
+from pytest_rlcanary import fixtures
 from pytest_rlcanary.cleanup import BELONGINGS, GIVEN_UP
 from pytest_rlcanary.marks import closest_mark
 from rlcanary.cleanup import ray_cluster
@@ -28,9 +31,11 @@ if TYPE_CHECKING:
     import pytest_timeout
 
 DEFAULT_SECONDS = "300"
-LAST_WORDS_SECONDS = 15
+GRACE_SECONDS = "30"
+LAST_WORDS_SECONDS = 120
 EXPIRY = pytest.StashKey[Expiry]()
 STACKS = "rlcanary-timeout-stacks"
+REST_INPUT = "rlcanary_rest"
 
 
 class TestTimedOut(Failed):
@@ -47,6 +52,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "limit in seconds of the set-up of one fixture wider than a test, which does not count as the test's time",
         default=DEFAULT_SECONDS,
     )
+    parser.addini(
+        "rlcanary_collection_timeout",
+        "limit in seconds of the collection of one file or folder (0: none)",
+        default=DEFAULT_SECONDS,
+    )
+    parser.addini(
+        "rlcanary_timeout_grace",
+        "seconds that a test has to end after its limit, before the session goes on in another process",
+        default=GRACE_SECONDS,
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-timeout reads its options in the same hook
@@ -56,15 +71,29 @@ def pytest_configure(config: pytest.Config) -> None:
     from pytest_timeout import get_env_settings
 
     default = seconds(config, "rlcanary_timeout")
-    fixtures = seconds(config, "rlcanary_fixture_timeout")
+    limits = Limits(
+        seconds(config, "rlcanary_fixture_timeout"),
+        seconds(config, "rlcanary_collection_timeout"),
+        seconds(config, "rlcanary_timeout_grace"),
+    )
     settings = get_env_settings(config)
     if settings.timeout is not None:
         default = 0
     elif not (settings.method == "signal" and settings.func_only is False and in_main_thread()):
         config.option.timeout, default = default, 0
+    if settings.method != "signal" or not in_main_thread():
+        limits = limits._replace(collection=0)
     config.pluginmanager.register(
-        Timeouts(config, settings._replace(timeout=default), fixtures), "rlcanary-timeout-hooks"
+        Timeouts(config, settings._replace(timeout=default), limits), "rlcanary-timeout-hooks"
     )
+
+
+class Limits(NamedTuple):
+    """Seconds, beside a test's own limit."""
+
+    fixture: float
+    collection: float
+    grace: float
 
 
 def seconds(config: pytest.Config, name: str) -> float:
@@ -96,7 +125,7 @@ def interruptible(when: str) -> Any:
         if watchdog is None:
             return (yield)
         if when == "teardown" and self.item is item:
-            watchdog.start(self.nodeid, max(self.settings.timeout, self.fixture_limit))
+            watchdog.start(self.nodeid, max(self.settings.timeout, self.limits.fixture))
         try:
             watchdog.allow_interruption()
             result = yield
@@ -123,10 +152,10 @@ class Timeouts:
     default: the limit of tests for which pytest-timeout sets none, because its hooks take longer than all the rest; 0: none.
     """
 
-    def __init__(self, config: pytest.Config, default: pytest_timeout.Settings, fixture_limit: float) -> None:
+    def __init__(self, config: pytest.Config, default: pytest_timeout.Settings, limits: Limits) -> None:
         self.config = config
         self.default = self.settings = default
-        self.fixture_limit = fixture_limit
+        self.limits = limits
         self.watchdog: Watchdog | None = None
         self.item: pytest.Item | None = None
         self.nodeid = ""
@@ -157,12 +186,47 @@ class Timeouts:
         return True
 
     def start(self, item: pytest.Item, settings: pytest_timeout.Settings) -> None:
+        self.item, self.settings, self.nodeid = item, settings, item.nodeid
+        self.awake_watchdog().start(self.nodeid, settings.timeout)
+
+    def awake_watchdog(self) -> Watchdog:
         if self.watchdog is None:
             own_faulthandler = float(self.config.getini("faulthandler_timeout") or 0) == 0
             stderr = self.stderr if own_faulthandler else None
-            self.watchdog = Watchdog(self.release, self.give_up, self.is_debugged, stderr)
-        self.item, self.settings, self.nodeid = item, settings, item.nodeid
-        self.watchdog.start(self.nodeid, settings.timeout)
+            self.watchdog = Watchdog(self.release, self.give_up, self.is_debugged, stderr, self.limits.grace)
+        return self.watchdog
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """A file that cannot be collected within the limit is an error, and the others are collected."""
+        if self.limits.collection <= 0 or isinstance(collector, pytest.Session):  # which only walks to the others
+            return (yield)
+        self.when, watchdog = "collection", self.awake_watchdog()
+        watchdog.start(collector.nodeid, self.limits.collection)
+        try:
+            watchdog.allow_interruption()
+            report = yield
+            expiry = watchdog.forbid_interruption()
+        except BaseException:
+            expiry = watchdog.forbid_interruption()
+            if expiry is None:
+                raise
+        finally:
+            watchdog.stop()
+        if expiry is None:
+            return report
+        text = f"{sentence(expiry, self.when)}\n\n{expiry.text()}"
+        return pytest.CollectReport(collector.nodeid, "failed", text, [])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """In the worker that runs the rest of a session, leave out what the session has run."""
+        workerinput: Mapping[str, Any] = getattr(config, "workerinput", {})
+        if REST_INPUT in workerinput:
+            rest = set(workerinput[REST_INPUT])
+            items[:] = [item for item in items if item.nodeid in rest]
 
     pytest_runtest_setup = interruptible("setup")
     pytest_runtest_call = interruptible("call")
@@ -170,14 +234,18 @@ class Timeouts:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: Any) -> Generator[None, object, object]:
-        if self.watchdog is None or fixturedef.scope == "function":
+        is_shared = fixturedef.scope != "function"
+        # The time that our own fixtures take, `ray.init` above all, is not the test's either.
+        if self.watchdog is None or not (is_shared or fixturedef.func.__module__ == fixtures.__name__):
             return (yield)
-        with self.watchdog.own_limit(f"the fixture {fixturedef.argname}", self.fixture_limit):
+        with self.watchdog.own_limit(f"the fixture {fixturedef.argname}", self.limits.fixture):
             try:
                 return (yield)
             except TimedOut as error:
+                if not is_shared:
+                    raise
                 # Kept as any failed set-up is, so that the next test does not wait for the same fixture again.
-                failure = TestTimedOut(f"{error} did not come up within its limit of {self.fixture_limit:g} seconds")
+                failure = TestTimedOut(f"{error} did not come up within its limit of {self.limits.fixture:g} seconds")
                 fixturedef.cached_result = (None, fixturedef.cache_key(request), (failure, None))
                 raise
 
@@ -188,7 +256,7 @@ class Timeouts:
         item.stash[EXPIRY] = expiry
         if not self.config.pluginmanager.hasplugin(STACKS):
             self.config.pluginmanager.register(Stacks(), STACKS)
-        return TestTimedOut(f"{expiry.what} was still running after {expiry.limit:g} seconds, its limit ({self.when})")
+        return TestTimedOut(sentence(expiry, self.when))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None]:
@@ -212,43 +280,78 @@ class Timeouts:
 
         return end_what_hangs(belongings.kept_in_ray(), frame)
 
-    def give_up(self, expiry: Expiry) -> None:
-        """Report the test that cannot be stopped, let every plugin finish its session, and end the process."""
-        faulthandler.dump_traceback_later(LAST_WORDS_SECONDS, exit=True, file=self.stderr)
-        assert self.item is not None
+    def give_up(self, expiry: Expiry, why: str) -> None:
+        """Report the test that cannot be stopped, run the others elsewhere, and end the process."""
         assert self.session is not None
         self.config.stash[GIVEN_UP] = True
         capture = self.config.pluginmanager.getplugin("capturemanager")
         if capture is not None:
             capture.suspend(in_=True)
-        where = "\n\n".join(f"{name}\n{stack}" for name, stack in expiry.stacks().items())
-        message = (
-            f"{expiry.what} was still running after {expiry.limit:g} seconds, its limit ({self.when}), "
-            "in native code that nothing interrupts"
-        )
+        message = f"{sentence(expiry, self.when)}, and {why}"
+        code = pytest.ExitCode.INTERNAL_ERROR
+        try:
+            if self.when == "collection":
+                report = pytest.CollectReport(expiry.what, "failed", f"{message}\n\n{expiry.text()}", [])
+                self.config.hook.pytest_collectreport(report=report)
+                print(f"\nrlcanary: {message}: no test ran", file=sys.stderr)
+            else:
+                self.report_given_up(expiry, message)
+                if not hasattr(self.config, "workerinput"):  # xdist replaces a worker by itself
+                    self.run_rest(message)
+            code = pytest.ExitCode.TESTS_FAILED
+            faulthandler.dump_traceback_later(LAST_WORDS_SECONDS, exit=True, file=self.stderr)
+            self.save_testmon()
+            self.session.exitstatus = code
+            if not hasattr(self.config, "workerinput"):
+                self.config.hook.pytest_sessionfinish(session=self.session, exitstatus=code)
+        finally:
+            if sys.exc_info()[0] is not None:  # nothing above this thread would show it
+                traceback.print_exc()
+                code = pytest.ExitCode.INTERNAL_ERROR
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def report_given_up(self, expiry: Expiry, message: str) -> None:
+        assert self.item is not None
         report = pytest.TestReport(
             nodeid=self.item.nodeid,
             location=self.item.location,
             keywords=dict.fromkeys(self.item.keywords, 1),
             outcome="failed",
-            longrepr=f"{message}\n\n{where}",
+            longrepr=f"{message}\n\n{expiry.text()}",
             when="call",
             duration=expiry.limit,
         )
         self.config.hook.pytest_runtest_logreport(report=report)
-        self.save_testmon()
-        self.session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if not hasattr(self.config, "workerinput"):
-            self.config.hook.pytest_sessionfinish(session=self.session, exitstatus=pytest.ExitCode.TESTS_FAILED)
-            done = self.session.items.index(self.item) + 1
-            print(
-                f"\nrlcanary: {message}: the process ends here, {len(self.session.items) - done} tests did not run. "
-                "With `-n 1` only the worker would end.",
-                file=sys.stderr,
-            )
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(pytest.ExitCode.TESTS_FAILED)
+
+    def run_rest(self, message: str) -> None:
+        """Run the tests behind the one that is stuck, where that can be done, and say so."""
+        assert self.session is not None
+        assert self.item is not None
+        rest = [item.nodeid for item in self.session.items[self.session.items.index(self.item) + 1 :]]
+        if not rest or self.session.shouldfail or self.session.shouldstop:
+            return
+        if why_not := self.cannot_run_rest():
+            print(f"\nrlcanary: {message}: {len(rest)} tests did not run, because {why_not}", file=sys.stderr)
+            return
+        from pytest_rlcanary.rest import RestOfSession
+
+        print(f"\nrlcanary: {message}: the other {len(rest)} tests run in a new process", file=sys.stderr)
+        cleanup = self.config.pluginmanager.getplugin("rlcanary-cleanup-hooks")
+        if cleanup is not None:
+            cleanup.make_room()
+        # The timer of a test that keeps the interpreter is not that of a session which goes on.
+        faulthandler.cancel_dump_traceback_later()
+        RestOfSession(self.session, rest).run()
+
+    def cannot_run_rest(self) -> str:
+        """Why the session cannot go on in another process, or ""."""
+        if not self.config.pluginmanager.hasplugin("xdist"):
+            return "pytest-xdist is switched off"
+        if self.config.pluginmanager.hasplugin("TestmonCollect"):
+            return "only this process can write testmon's data; the next run of --testmon selects them"
+        return ""
 
     def save_testmon(self) -> None:
         """Write what testmon has collected and would otherwise write at the end of its batch."""
@@ -278,6 +381,10 @@ class Stacks:
             del item.stash[EXPIRY]
             add_stacks(report, expiry)
         return report
+
+
+def sentence(expiry: Expiry, when: str) -> str:
+    return f"{expiry.what} was still running after {expiry.limit:g} seconds, its limit ({when})"
 
 
 def is_our_doing(error: BaseException) -> bool:

@@ -4,19 +4,19 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
+from waiting import HANG_S
+
 
 @dataclass
 class Case:
-    """One test's outcome: passed, failed, error or skipped; the text of its report; and its seconds."""
+    """One test's outcome: passed, failed, error or skipped; and the text of its report."""
 
     outcome: str
     text: str
-    seconds: float
 
 
 @dataclass
@@ -24,22 +24,21 @@ class Run:
     code: int
     output: str
     cases: dict[str, Case]
-    seconds: float
+    folder: Path
 
 
-def run_session(folder: Path, tests: str, *options: str, timeout: float = 120, **environment: str) -> Run:
+def run_session(folder: Path, tests: str, *options: str, **environment: str) -> Run:
     """Write `tests` as test_inner.py into the folder and run it."""
     (folder / "test_inner.py").write_text(textwrap.dedent(tests))
     (folder / "pytest.ini").touch()
-    return run_pytest(folder, *options, timeout=timeout, **environment)
+    return run_pytest(folder, *options, **environment)
 
 
-def run_pytest(folder: Path, *options: str, timeout: float = 120, **environment: str) -> Run:
+def run_pytest(folder: Path, *options: str, **environment: str) -> Run:
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *options]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RAY_"))}
-    began = time.monotonic()
     done = subprocess.run(
         command,
         cwd=folder,
@@ -47,10 +46,10 @@ def run_pytest(folder: Path, *options: str, timeout: float = 120, **environment:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout,
+        timeout=HANG_S,
         check=False,
     )
-    return Run(done.returncode, done.stdout, read_cases(report), time.monotonic() - began)
+    return Run(done.returncode, done.stdout, read_cases(report), folder)
 
 
 def read_cases(report: Path) -> dict[str, Case]:
@@ -61,5 +60,5 @@ def read_cases(report: Path) -> dict[str, Case]:
         problems = [(child.tag, child) for child in element if child.tag in ("failure", "error", "skipped")]
         outcome = {"failure": "failed"}.get(problems[0][0], problems[0][0]) if problems else "passed"
         text = "\n".join(f"{child.get('message')}\n{child.text}" for _, child in problems)
-        cases[element.get("name", "")] = Case(outcome, text, float(element.get("time", 0)))
+        cases[element.get("name", "")] = Case(outcome, text)
     return cases

@@ -4,14 +4,14 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from inner_session import Run, run_session
+from waiting import wait_for
 
 pytestmark = pytest.mark.ray
 
@@ -58,7 +58,7 @@ def test_actor_that_is_still_starting(impatient):
     pass
 
 def test_actor_that_was_still_starting_is_kept(impatient):
-    assert ray.get(impatient.answer.remote(), timeout=30) == 42
+    assert ray.get(impatient.answer.remote()) == 42
 
 class Tensor:
     pass
@@ -73,10 +73,8 @@ def test_fails_and_leaves_an_actor(server):
     assert tensor is None
 
 def test_cpus_of_the_failed_test_are_free(server):
-    began = time.monotonic()
     while ray.available_resources().get("CPU", 0) < 2:
         time.sleep(0.002)
-        assert time.monotonic() - began < 30
 
 def test_traceback_of_the_failed_test_holds_nothing():
     assert kept[1]() is None
@@ -96,7 +94,7 @@ def test_leaves_an_actor_that_restarts(server):
     ray.get(kept[-1].answer.remote())
 
 def test_cluster_is_free_again(server):
-    assert ray.get(Greedy.remote().answer.remote(), timeout=20) == 42
+    assert ray.get(Greedy.remote().answer.remote()) == 42
 
 @pytest.mark.leak_check(ray_actors=1)
 def test_may_leave_one_actor(server):
@@ -116,7 +114,7 @@ def test_soak(server, index):
         subprocess.Popen(["sleep", "999"])
     if index % 10 == 0:
         kept.append(placement_group([{"CPU": 2}]))
-        ray.get(kept[-1].ready(), timeout=5)
+        ray.get(kept[-1].ready())
     assert index % 4
 """
 
@@ -124,7 +122,7 @@ def test_soak(server, index):
 @pytest.fixture(scope="module")
 def leaking(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("leaking")
-    return run_session(folder, LEAKING.replace("SOAK", str(SOAK_TESTS)), "--leak-report", timeout=290)
+    return run_session(folder, LEAKING.replace("SOAK", str(SOAK_TESTS)), "--leak-report")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,7 @@ def test_after_a_test_that_leaks(leaking: Run, claim: str) -> None:
 
 def test_what_was_left_is_named_with_its_test(leaking: Run) -> None:
     for left in ("Ray actor Greedy (", "Ray actor Greedy named 'left'", "Ray placement group"):
-        assert left in leaking.output.partition("left behind and ended")[2]
+        assert left in leaking.output.partition("left behind, and ended or put back")[2]
 
 
 def test_leak_check_fails_the_test_that_leaves_more_than_it_allows(leaking: Run) -> None:
@@ -229,7 +227,7 @@ def test_is_attached_and_leaves_an_actor(ray_session):
     assert ray.get(Actor.options(lifetime="detached", name="left").remote().answer.remote()) == 42
 
 def test_cpu_is_free_again(ray_session):
-    assert ray.get(Actor.remote().answer.remote(), timeout=20) == 42
+    assert ray.get(Actor.remote().answer.remote()) == 42
 """
 
 
@@ -250,7 +248,7 @@ def host_cluster(tmp_path: Path) -> Iterator[str]:
         [*command, *options], env=environment | {"RAY_AUTH_MODE": "disabled"}, stdout=log, stderr=log
     )
     try:
-        wait_until(lambda: known.exists() and known.read_text().endswith(f":{port}"))
+        wait_for(lambda: known.exists() and known.read_text().endswith(f":{port}"))
         yield known.read_text()
     finally:
         left = psutil.Process(process.pid).children(recursive=True)
@@ -260,13 +258,6 @@ def host_cluster(tmp_path: Path) -> Iterator[str]:
         process.wait()
         known.unlink(missing_ok=True)
         log.close()
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_cluster_of_the_host_is_used_only_when_asked_for(host_cluster: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 from inner_session import Run, run_session
 
@@ -14,8 +15,9 @@ pytestmark = pytest.mark.timeout(0.5)
 
 @pytest.fixture(scope="module")
 def slow_to_start():
-    time.sleep(1)
+    time.sleep(5)
 
+@pytest.mark.timeout(4)
 def test_first_test_with_a_slow_shared_fixture(slow_to_start):
     pass
 
@@ -25,42 +27,43 @@ def test_lock():
     lock.acquire()
 
 def test_subprocess():
-    subprocess.run(["sleep", "600"])
+    subprocess.run(["sleep", "9999"])
 
 def test_native_code():
-    ctypes.CDLL(None).sleep(600)
+    ctypes.CDLL(None).sleep(9999)
 
 def test_what_catches_every_exception():
     try:
-        time.sleep(600)
+        time.sleep(9999)
     except BaseException:
         pass
 
 def test_retries_for_ever():
     while True:
         try:
-            time.sleep(600)
+            time.sleep(9999)
         except Exception:
             pass
 
 @pytest.fixture
 def hangs_in_teardown():
     yield
-    time.sleep(600)
+    time.sleep(9999)
 
 def test_fixture_hangs_in_teardown(hangs_in_teardown):
     pass
 
 @pytest.fixture
 def hangs_in_setup():
-    time.sleep(600)
+    time.sleep(9999)
 
 def test_fixture_hangs_in_setup(hangs_in_setup):
     pass
 
 @pytest.fixture(scope="module")
 def never_starts():
-    time.sleep(600)
+    print("waited for", file=open("never", "a"))
+    time.sleep(9999)
 
 def test_first_user_of_a_fixture_that_never_starts(never_starts):
     pass
@@ -68,6 +71,7 @@ def test_first_user_of_a_fixture_that_never_starts(never_starts):
 def test_second_user_of_a_fixture_that_never_starts(never_starts):
     pass
 
+@pytest.mark.timeout(0)
 def test_quick_test_after_all_that():
     pass
 """
@@ -75,19 +79,18 @@ def test_quick_test_after_all_that():
 
 @pytest.fixture(scope="module")
 def hanging(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_session(tmp_path_factory.mktemp("hanging"), HANGING, "-o", "rlcanary_fixture_timeout=2")
+    return run_session(tmp_path_factory.mktemp("hanging"), HANGING, "-o", "rlcanary_fixture_timeout=8")
 
 
 @pytest.mark.parametrize(
     "name", ["lock", "subprocess", "native_code", "what_catches_every_exception", "retries_for_ever"]
 )
-def test_hung_test_fails_within_five_seconds_of_its_limit_with_its_stack(hanging: Run, name: str) -> None:
+def test_hung_test_fails_with_its_stack(hanging: Run, name: str) -> None:
     case = hanging.cases[f"test_{name}"]
     assert case.outcome == "failed"
     assert "still running after 0.5 seconds, its limit (call)" in case.text
     assert "stack of thread MainThread" in case.text
     assert f"in test_{name}" in case.text
-    assert case.seconds < 5.5
 
 
 @pytest.mark.parametrize("phase", ["setup", "teardown"])
@@ -105,8 +108,8 @@ def test_shared_fixture_that_never_starts_is_waited_for_once(hanging: Run) -> No
     first = hanging.cases["test_first_user_of_a_fixture_that_never_starts"]
     second = hanging.cases["test_second_user_of_a_fixture_that_never_starts"]
     assert (first.outcome, second.outcome) == ("error", "error")
-    assert "the fixture never_starts was still running after 2 seconds" in first.text
-    assert second.seconds < 1
+    assert "the fixture never_starts was still running after 8 seconds" in first.text
+    assert (hanging.folder / "never").read_text() == "waited for\n"
 
 
 def test_session_runs_on_after_hung_tests(hanging: Run) -> None:
@@ -156,40 +159,152 @@ def test_deadlock(tracker):
     tracker.track("reached", 2)
     deadlock(ctypes.LIBRARY(None))
 
-def test_after():
-    pass
+def test_after(tracker):
+    tracker.track("value", 3)
 """
 UNINTERRUPTIBLE = DEADLOCK.replace("LIBRARY", "CDLL")
 HOLDING_THE_INTERPRETER = DEADLOCK.replace("LIBRARY", "PyDLL")
 
 
-def test_native_code_that_nothing_interrupts_ends_the_process_with_everything_saved(tmp_path: Path) -> None:
-    run = run_session(tmp_path, UNINTERRUPTIBLE, "--testmon")
+GRACE = "-o", "rlcanary_timeout_grace=2"
+
+
+def test_native_code_that_nothing_interrupts_ends_only_its_test(tmp_path: Path) -> None:
+    run = run_session(tmp_path, UNINTERRUPTIBLE, *GRACE)
     assert run.code == 1
-    assert run.seconds < 20
     assert run.cases["test_deadlock"].outcome == "failed"
+    assert "in native code that nothing interrupts" in run.cases["test_deadlock"].text
     assert "in deadlock" in run.cases["test_deadlock"].text
-    assert "1 tests did not run" in run.output
+    assert "the other 1 tests run in a new process" in run.output
+    assert run.cases["test_after"].outcome == "passed"
+    assert "1 failed, 2 passed" in run.output
     results = json.loads((tmp_path / "unit_results.json").read_text())
     assert results["exit_status"] == 1
-    assert results["metrics"]["test_inner::test_before"]["value"] == 1
+    tracked = {key: value["value"] for key, value in results["metrics"].items() if "value" in value}
+    assert tracked == {"test_inner::test_before": 1, "test_inner::test_after": 3}
     assert results["metrics"]["test_inner::test_deadlock"]["reached"] == 2
-    again = run_session(tmp_path, UNINTERRUPTIBLE, "--testmon", "--collect-only", "-q")
-    assert "test_before" not in again.output
-    assert "test_deadlock" in again.output
+
+
+CATCHES_EVERYTHING = """
+import subprocess, time
+import pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    print("set up", file=open("set_ups", "a"))
+
+@pytest.mark.timeout(0.5)
+@pytest.mark.parametrize("i", [0, 1])
+def test_goes_on(shared, i):
+    subprocess.Popen(["sleep", "9998"])
+    while True:
+        try:
+            time.sleep(9999)
+        except BaseException:
+            pass
+
+@pytest.mark.parametrize("i", range(13))
+def test_after(shared, i):
+    pass
+
+def test_fails():
+    assert False
+"""
+
+
+def test_tests_that_catch_every_interruption_end_and_the_others_run(tmp_path: Path) -> None:
+    run = run_session(tmp_path, CATCHES_EVERYTHING, *GRACE)
+    assert run.code == 1
+    for i in (0, 1):
+        assert f"FAILED test_inner.py::test_goes_on[{i}]" in run.output
+    assert "it catches every interruption and goes on" in run.output
+    assert "native code" not in run.output
+    assert [run.cases[f"test_after[{i}]"].outcome for i in range(13)] == ["passed"] * 13
+    assert run.cases["test_fails"].outcome == "failed"
+    assert (tmp_path / "set_ups").read_text().count("set up") == 3  # one in each process
+    assert not [child for child in psutil.process_iter(["cmdline"]) if child.info["cmdline"] == ["sleep", "9998"]]
+
+
+def test_maxfail_ends_the_session_at_a_test_that_cannot_be_stopped(tmp_path: Path) -> None:
+    run = run_session(tmp_path, CATCHES_EVERYTHING, *GRACE, "-x")
+    assert run.code == 1
+    assert "1 failed" in run.output
+    assert "test_after[0]" not in run.cases
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(["--testmon"], "only this process can write testmon's data"), (["-p", "no:xdist"], "pytest-xdist is")],
+)
+def test_what_cannot_run_in_another_process_is_said_and_all_is_saved(
+    tmp_path: Path, options: list[str], why: str
+) -> None:
+    run = run_session(tmp_path, UNINTERRUPTIBLE, *GRACE, *options)
+    assert run.code == 1
+    assert f"1 tests did not run, because {why}" in run.output
+    assert run.cases["test_deadlock"].outcome == "failed"
+    assert json.loads((tmp_path / "unit_results.json").read_text())["exit_status"] == 1
+    if "--testmon" in options:
+        again = run_session(tmp_path, UNINTERRUPTIBLE, "--testmon", "--collect-only", "-q")
+        assert "test_before" not in again.output
+        assert "test_deadlock" in again.output
+        assert "test_after" in again.output
 
 
 def test_native_code_that_nothing_interrupts_costs_only_its_worker_under_xdist(tmp_path: Path) -> None:
-    run = run_session(tmp_path, UNINTERRUPTIBLE, "-n", "1")
+    run = run_session(tmp_path, UNINTERRUPTIBLE, *GRACE, "-n", "1")
     assert "in native code that nothing interrupts" in run.output
     assert run.cases["test_after"].outcome == "passed"
 
 
 def test_native_code_that_keeps_the_interpreter_ends_the_process_with_its_stack(tmp_path: Path) -> None:
-    run = run_session(tmp_path, HOLDING_THE_INTERPRETER)
+    run = run_session(tmp_path, HOLDING_THE_INTERPRETER, *GRACE)
     assert run.code == 1
     assert "in deadlock" in run.output
     assert run_session(tmp_path, "def test_next(): pass").output.count("what it had recorded is in") == 1
+
+
+@pytest.mark.parametrize("library", ["CDLL", "PyDLL"])
+def test_file_whose_import_cannot_be_stopped_is_named_and_ends_the_process(tmp_path: Path, library: str) -> None:
+    (tmp_path / "test_stuck.py").write_text(f"{DEADLOCK.replace('LIBRARY', library)}\ndeadlock(ctypes.{library}(None))")
+    run = run_session(tmp_path, "def test_one(): pass", *GRACE, "-o", "rlcanary_collection_timeout=0.5")
+    assert run.code == 1
+    assert "test_stuck.py" in run.output
+    assert "in deadlock" in run.output
+
+
+def test_file_that_hangs_while_it_is_imported_is_an_error_and_the_others_are_collected(tmp_path: Path) -> None:
+    (tmp_path / "test_hangs.py").write_text("import time\ntime.sleep(9999)\n")
+    options = "--continue-on-collection-errors", "-o", "rlcanary_collection_timeout=4"
+    run = run_session(tmp_path, "def test_one(): pass", *options)
+    assert run.code == 1
+    assert "test_hangs.py was still running after 4 seconds, its limit (collection)" in run.output
+    assert "line 2, in <module>" in run.output
+    assert run.cases["test_one"].outcome == "passed"
+
+
+SLOW_CLUSTER = """
+import sys, time, types
+import pytest
+
+@pytest.fixture
+def unhurried(monkeypatch):
+    # Stands for a machine on which ray.init takes longer than the test may.
+    ray = types.ModuleType("ray")
+    ray.is_initialized = lambda: False
+    ray.init = lambda **options: time.sleep(2)
+    ray.shutdown = lambda: None
+    monkeypatch.setitem(sys.modules, "ray", ray)
+
+@pytest.mark.timeout(1.5)
+def test_needs_a_cluster(unhurried, ray_session):
+    assert ray_session is sys.modules["ray"]
+"""
+
+
+def test_time_that_the_cluster_of_a_test_takes_to_start_is_not_the_tests(tmp_path: Path) -> None:
+    run = run_session(tmp_path, SLOW_CLUSTER)
+    assert run.cases["test_needs_a_cluster"].outcome == "passed", run.output
 
 
 HANGING_IN_RAY = """
@@ -205,12 +320,12 @@ class Server:
     def answer(self):
         return 42
     def hang(self):
-        time.sleep(600)
+        time.sleep(9999)
 
 @ray.remote(num_cpus=2)
 class Stuck:
     def hang(self):
-        time.sleep(600)
+        time.sleep(9999)
     def spin(self):
         while True:
             pass
@@ -220,11 +335,11 @@ class Stuck:
 @ray.remote(num_cpus=0)
 class AsyncStuck:
     async def hang(self):
-        await asyncio.sleep(600)
+        await asyncio.sleep(9999)
 
 @ray.remote(num_cpus=2)
 def stuck_task():
-    time.sleep(600)
+    time.sleep(9999)
 
 @pytest.fixture(scope="module")
 def server(ray_cluster):
@@ -235,23 +350,23 @@ def server(ray_cluster):
 def test_server_answers(server):
     assert ray.get(server.answer.remote()) == 42
 
-@pytest.mark.timeout(3)
+@pytest.mark.timeout(12)
 def test_get(ray_cluster, server):
     actor = Stuck.remote()
     ray.get(actor.answer.remote())
     ray.get(actor.hang.remote())
 
-@pytest.mark.timeout(3)
+@pytest.mark.timeout(12)
 def test_wait(ray_cluster):
     actor = Stuck.remote()
     ray.get(actor.answer.remote())
     ray.wait([actor.spin.remote()])
 
-@pytest.mark.timeout(3)
+@pytest.mark.timeout(12)
 def test_task(ray_cluster):
     ray.get(stuck_task.remote())
 
-@pytest.mark.timeout(3)
+@pytest.mark.timeout(12)
 def test_async(ray_cluster):
     ray.get(AsyncStuck.remote().hang.remote())
 
@@ -259,10 +374,10 @@ def test_async(ray_cluster):
 def test_actor_that_cannot_be_placed(ray_cluster):
     ray.get(Stuck.options(num_cpus=64).remote().answer.remote())
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(0)
 def test_next_test_on_the_shared_cluster(ray_cluster, server):
     assert ray.get(server.answer.remote()) == 42
-    assert ray.get(Stuck.remote().answer.remote(), timeout=15) == 42
+    assert ray.get(Stuck.remote().answer.remote()) == 42
 
 @pytest.mark.timeout(1)
 def test_actor_of_a_shared_fixture(server):
@@ -278,7 +393,12 @@ def hanging_in_ray(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("name", "limit", "stack"),
-    [("get", 3, "in hang"), ("wait", 3, "in spin"), ("task", 3, "in stuck_task"), ("async", 3, "ray::AsyncStuck.hang")],
+    [
+        ("get", 12, "in hang"),
+        ("wait", 12, "in spin"),
+        ("task", 12, "in stuck_task"),
+        ("async", 12, "ray::AsyncStuck.hang"),
+    ],
 )
 def test_test_hung_in_ray_fails_with_the_stack_of_the_busy_worker(
     hanging_in_ray: Run, name: str, limit: float, stack: str
@@ -287,14 +407,12 @@ def test_test_hung_in_ray_fails_with_the_stack_of_the_busy_worker(
     assert case.outcome == "failed"
     assert f"still running after {limit} seconds" in case.text
     assert stack in case.text
-    assert case.seconds < limit + 5
 
 
 @pytest.mark.ray
 def test_actor_that_cannot_be_placed_is_no_hang(hanging_in_ray: Run) -> None:
     case = hanging_in_ray.cases["test_actor_that_cannot_be_placed"]
     assert case.outcome == "failed"
-    assert case.seconds < 6
 
 
 @pytest.mark.ray

@@ -108,6 +108,14 @@ class Belongings:
         """End the children that were started since the session began."""
         return name_processes(processes.end(self.children_since_start()))
 
+    def end_all_but_ray(self) -> None:
+        """End the children that were started since the session began, but for the Ray that this process is connected to.
+
+        Ray ends a process whose cluster has gone.
+        """
+        spared = ray_cluster.daemons() if ray_cluster.connected() else set()
+        processes.end([process for process in self.children_since_start() if process.pid not in spared])
+
     def children_since_start(self) -> list[ProcessId]:
         """The children that came into being since this object was made, but for those that serve every test."""
         since = processes.children() - self._at_start

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,24 @@ from rlcanary.cleanup import belongings, processes, ray_cluster
 MIB = 2**20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 # Growth of resident memory below this is the allocator's business.
-NOTABLE = {"gpu_mb": 1.0, "rss_mb": 50.0, "processes": 1, "threads": 1, "fds": 1, "ray_actors": 1}
+NOTABLE = {
+    "gpu_mb": 1.0,
+    "rss_mb": 50.0,
+    "processes": 1,
+    "threads": 1,
+    "fds": 1,
+    "sockets": 1,
+    "shm": 1,
+    "ray_actors": 1,
+}
+LISTENING = "0A"  # in /proc/net/tcp
+SHARED_MEMORY = Path("/dev/shm")
 UNITS = {
     "gpu_mb": "MB of GPU memory",
     "rss_mb": "MB of resident memory",
     "fds": "file descriptors",
+    "sockets": "listening sockets",
+    "shm": "segments in /dev/shm",
     "ray_actors": "Ray actors",
 }
 OWNERS_SHOWN = 3
@@ -63,7 +76,9 @@ def measure() -> Resources:
             p: processes.shortened(processes.command_line(p.pid)) or str(p.pid) for p in processes.children()
         },
         "threads": {thread.native_id: thread.name for thread in threading.enumerate()},
-        "fds": _open_files(),
+        "fds": (files := _open_files()),
+        "sockets": _listening_sockets(set(files.values())),
+        "shm": _shared_memory(),
         "ray_actors": _ray_actors(),
     }
     amounts = {name: float(len(found)) for name, found in members.items()}
@@ -106,6 +121,32 @@ def _open_files() -> dict[Any, str]:
             continue
         found[descriptor.name, target] = target
     return found
+
+
+def _listening_sockets(files: Collection[str]) -> dict[Any, str]:
+    """The TCP sockets among these open files on which this process accepts connections, by their ports."""
+    found = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            address, state = fields[1], fields[3]
+            if state == LISTENING and f"socket:[{fields[9]}]" in files:
+                found[fields[9]] = f"port {int(address.rpartition(':')[2], 16)}"
+    return found
+
+
+def _shared_memory() -> dict[Any, str]:
+    """The segments of this user: which process made one is written nowhere."""
+    if not SHARED_MEMORY.is_dir():
+        return {}
+    return {path.name: path.name for path in SHARED_MEMORY.iterdir() if _owner(path) == os.getuid()}
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.lstat().st_uid
+    except FileNotFoundError:  # removed meanwhile
+        return None
 
 
 def _ray_actors() -> dict[Any, str]:

@@ -5,8 +5,8 @@ two bytecodes, and `ray.get` swallows an ordinary exception raised in one. At th
 
 1. takes the stacks of all threads and lets `release` end what the main thread waits for,
 2. raises TimedOut in the main thread, and again while nothing ends,
-3. calls `give_up` if the main thread has not run a handler at all (native code that a signal does not interrupt), or has
-   ignored the exception for UNWIND_SECONDS.
+3. calls `give_up` if the test is still running after the grace period: in native code that a signal does not interrupt, or
+   because it catches the exception and goes on. The main thread then never leaves the signal handler.
 
 Native code that never lets go of the interpreter stops this thread as well; faulthandler's timer then ends the process.
 """
@@ -24,13 +24,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-DEAF_SECONDS = 3.0  # Ray runs signal handlers every two seconds
-AGAIN_SECONDS = 2.5
-UNWIND_SECONDS = 30.0
-# Threads that Ray keeps in every driver, which wait for messages and say nothing about a hang.
-RAY_THREADS = {"ray_print_logs", "ray_listen_error_messages", "PythonGCThread"}
+AGAIN_SECONDS = 2.5  # Ray runs signal handlers every two seconds
+# Threads that Ray keeps in every driver and the tracker beside a test, which only wait and say nothing about a hang.
+UNINVOLVED = {"ray_print_logs", "ray_listen_error_messages", "PythonGCThread", "rlcanary-memory"}
+NATIVE = "it is in native code that nothing interrupts"
 PYTEST_PACKAGES = {"_pytest", "pluggy", "pytest_rlcanary"}
-FROZEN_SECONDS = DEAF_SECONDS + 1.5
 FROZEN_SLACK_SECONDS = 10.0
 
 # A real-time signal, because tests and libraries have uses of their own for SIGALRM and SIGUSR1.
@@ -51,25 +49,30 @@ class Expiry:
     def stacks(self) -> dict[str, str]:
         return {**self.threads, **self.workers}
 
+    def text(self) -> str:
+        return "\n\n".join(f"{name}\n{stack}" for name, stack in self.stacks().items())
+
 
 class Watchdog:
     """One clock for the main thread. `start`, `stop` and what follows them are called in the main thread.
 
     release: called in the watchdog's thread at the limit with the main thread's frame; returns stacks of Ray workers.
-    give_up: called in the watchdog's thread if the main thread cannot be stopped; does not return.
+    give_up: called in the watchdog's thread if the main thread cannot be stopped, with the words for why; does not return.
     is_debugged: looked at before anything is done; a test in a debugger has no limit.
     stderr: file descriptor for the stacks of a process that no longer runs Python.
+    grace: seconds that a test has to end after its limit, and a process to run Python again.
     """
 
     def __init__(
         self,
         release: Callable[[FrameType | None], Mapping[str, str]],
-        give_up: Callable[[Expiry], None],
+        give_up: Callable[[Expiry, str], None],
         is_debugged: Callable[[], bool],
         stderr: int | None,
+        grace: float,
     ) -> None:
         self._release, self._give_up, self._is_debugged = release, give_up, is_debugged
-        self._stderr = stderr
+        self._stderr, self._grace = stderr, grace
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._deadline: float | None = None
@@ -80,6 +83,7 @@ class Watchdog:
         self._released = threading.Event()
         self._interruptible = False
         self._heard = False
+        self._given_up = False
         self._closed = False
         self._main = threading.main_thread()
         self._previous = signal.signal(SIGNAL, self._raise)
@@ -117,7 +121,7 @@ class Watchdog:
         """
         if self._stderr is None:
             return
-        earliest = deadline + FROZEN_SECONDS
+        earliest = deadline + self._grace
         slack = min(self._limit / 10, FROZEN_SLACK_SECONDS)
         if not earliest <= self._frozen_at <= earliest + slack:
             self._frozen_at = earliest + slack
@@ -162,12 +166,14 @@ class Watchdog:
     def _raise(self, signum: int, frame: FrameType | None) -> None:
         __tracebackhide__ = True
         self._heard = True
+        while self._given_up:
+            time.sleep(3600)  # the process goes on without this thread
         if self._interruptible and self._expiry is not None:
             raise TimedOut(self._expiry.what)
 
     def _watch(self) -> None:
         while (expiry := self._wait_for_expiry()) is not None:
-            self._guard_frozen(time.monotonic() + UNWIND_SECONDS)
+            self._guard_frozen(time.monotonic() + self._grace)
             try:
                 expiry.workers = self._release(sys._current_frames().get(self._main.ident or 0))
             finally:
@@ -199,18 +205,19 @@ class Watchdog:
 
     def _insist(self, expiry: Expiry) -> None:
         """Interrupt the main thread until what it ran has ended."""
-        began = time.monotonic()
+        ends = time.monotonic() + self._grace
         while self._expiry is expiry and not self._closed:
             signal.pthread_kill(self._main.ident or 0, SIGNAL)
-            until = time.monotonic() + AGAIN_SECONDS
+            until = min(time.monotonic() + AGAIN_SECONDS, ends)
             while time.monotonic() < until:
                 if self._expiry is not expiry:
                     return
-                if not self._heard and time.monotonic() - began > DEAF_SECONDS:
-                    self._give_up(expiry)
                 time.sleep(0.02)
-            if time.monotonic() - began > UNWIND_SECONDS:
-                self._give_up(expiry)
+            if time.monotonic() >= ends and self._expiry is expiry:
+                why = "it catches every interruption and goes on" if self._heard else NATIVE
+                self._given_up = True
+                signal.pthread_kill(self._main.ident or 0, SIGNAL)
+                self._give_up(expiry, why)
 
 
 def thread_stacks(*without: threading.Thread) -> dict[str, str]:
@@ -222,7 +229,7 @@ def thread_stacks(*without: threading.Thread) -> dict[str, str]:
     return {
         f"thread {names.get(ident, 'unknown')} ({ident})": "".join(own_frames(frame).format())
         for ident, frame in stacks
-        if ident not in hidden and names.get(ident) not in RAY_THREADS
+        if ident not in hidden and names.get(ident) not in UNINVOLVED
     }
 
 
