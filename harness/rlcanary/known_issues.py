@@ -68,12 +68,15 @@ def read_issues(path: Path) -> list[Issue]:
     import tomllib
 
     try:
-        document = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if unknown := document.keys() - {"issue"}:
         raise UserError(f"{path}: unknown {', '.join(sorted(unknown))}; entries are [[issue]] tables")
-    issues = [read_issue(table, path) for table in document.get("issue", [])]
+    tables = document.get("issue", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise UserError(f"{path}: entries are [[issue]] tables, got issue = {tables!r}")
+    issues = [read_issue(table, path) for table in tables]
     ids = [issue.id for issue in issues]
     if repeated := sorted({issue_id for issue_id in ids if ids.count(issue_id) > 1}):
         raise UserError(f"{path}: {', '.join(repeated)} stands there more than once")
@@ -92,6 +95,9 @@ def read_issue(table: dict[str, Any], path: Path) -> Issue:
         value = table.get(name, [])
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
             raise UserError(f"{where}: {name} must be a list of texts")
+    for name in ("owner", "workaround", "upstream"):
+        if not isinstance(table.get(name, ""), str):
+            raise UserError(f"{where}: {name} must be a text")
     if table.get("priority", "medium") not in PRIORITIES:
         raise UserError(f"{where}: priority must be one of {', '.join(PRIORITIES)}")
     if not isinstance(table.get("strict", False), bool):

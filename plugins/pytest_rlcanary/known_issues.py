@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
 FILE_NAME = "known_issues.toml"
 
-# Attributes of a report travel from a worker of xdist to its controller.
+# On the tear-down of a test that is fixed; attributes of a report travel from a worker of xdist to its controller.
 ISSUE_ATTRIBUTE = "rlcanary_known_issue"
-ISSUE = pytest.StashKey[str]()
+ISSUE = pytest.StashKey["Issue"]()
+PASSED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,8 +66,9 @@ class KnownIssues:
         for item in items:
             issue = self.issue_of(item) if self.issues or "known_issue" in item.keywords else None
             if issue is not None and issue.id not in passed:
-                item.stash[ISSUE] = issue.id
-                item.add_marker(pytest.mark.xfail(reason=f"{issue.id}: {issue.reason}", strict=issue.strict))
+                item.stash[ISSUE] = issue
+                # Not strict: whether a test is fixed is known after its tear-down.
+                item.add_marker(pytest.mark.xfail(reason=f"{issue.id}: {issue.reason}", strict=False))
         self.find_stale_tests(items)
 
     def issue_of(self, item: pytest.Item) -> Issue | None:
@@ -115,17 +118,21 @@ class Reports:
     def __init__(self, fixed: dict[str, list[str]]) -> None:
         self.fixed = fixed
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest has made an expected failure of the report by then
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if (issue_id := item.stash.get(ISSUE, None)) is not None:
-            setattr(report, ISSUE_ATTRIBUTE, issue_id)
+        issue = item.stash.get(ISSUE, None)
+        if issue is None:
+            return report
+        if report.when == "call":
+            item.stash[PASSED] = report.passed and hasattr(report, "wasxfail")
+        elif report.when == "teardown" and report.passed and item.stash.get(PASSED, False):
+            setattr(report, ISSUE_ATTRIBUTE, issue.id)
+            if issue.strict:
+                report.outcome = "failed"
+                report.longrepr = f"[XPASS(strict)] {issue.id}: {issue.reason}"
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        issue_id = getattr(report, ISSUE_ATTRIBUTE, None)
-        if issue_id is None or report.when != "call":
-            return
-        strictly = report.failed and "[XPASS(strict)]" in report.longreprtext
-        if (report.passed and hasattr(report, "wasxfail")) or strictly:
+        if (issue_id := getattr(report, ISSUE_ATTRIBUTE, None)) is not None:
             self.fixed[issue_id].append(report.nodeid)

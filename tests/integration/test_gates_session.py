@@ -161,7 +161,8 @@ versions = ["pytest<8"]
 def test_known_issues_turn_failures_into_expected_ones_and_say_when_they_are_over(tmp_path: Path) -> None:
     (tmp_path / "known_issues.toml").write_text(REGISTRY)
     run = run_session(tmp_path, KNOWN, "-p", "no:rlcanary-tracker", "-rx", "-n", "1")
-    assert "2 failed, 1 skipped, 1 xfailed, 1 xpassed" in run.output
+    assert "1 failed, 1 skipped, 1 xfailed, 2 xpassed, 1 error" in run.output
+    assert "[XPASS(strict)] STRICT: parser" in run.output
     over = run.output.partition("known issues that seem to be over")[2]
     assert "OPEN: fixed? test_inner.py::test_is_fixed passes; remove it" in over
     assert "STRICT: fixed? test_inner.py::test_is_fixed_and_strict passes; remove it" in over
@@ -169,6 +170,56 @@ def test_known_issues_turn_failures_into_expected_ones_and_say_when_they_are_ove
     alone = run_pytest(tmp_path, "-p", "no:rlcanary-tracker").output.partition("known issues that seem to be over")[2]
     assert "OPEN: there is no test test_inner.py::test_was_renamed; remove it" in alone
     assert "OVER: does not show here any more: needs pytest<8" in alone
+
+
+FAILING_TEAR_DOWN = """
+import pytest
+
+@pytest.fixture
+def engine():
+    yield
+    raise RuntimeError("does not end")
+
+def test_tear_down(engine):
+    pass
+
+def test_strict_tear_down(engine):
+    pass
+
+def test_passes():
+    pass
+"""
+TEAR_DOWN_REGISTRY = """
+[[issue]]
+id = "OPEN"
+tests = ["test_inner.py::test_tear_down"]
+reason = "end"
+
+[[issue]]
+id = "STRICT"
+tests = ["test_inner.py::test_strict*"]
+reason = "end"
+strict = true
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["alone", "xdist"])
+def test_known_issue_that_shows_in_the_tear_down_is_not_called_fixed(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "known_issues.toml").write_text(TEAR_DOWN_REGISTRY)
+    run = run_session(tmp_path, FAILING_TEAR_DOWN, "-p", "no:rlcanary-tracker", *options)
+    assert run.code == 0, run.output
+    assert "fixed?" not in run.output
+    assert "2 xfailed" in run.output
+
+
+@pytest.mark.parametrize("content", [b"issue = 3", "reason = '\u00df'".encode("latin-1")])
+def test_broken_registry_is_one_line_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "known_issues.toml").write_bytes(content)
+    run = run_session(tmp_path, "def test_one(): pass")
+    assert run.code == 4
+    (line,) = run.output.strip().splitlines()
+    assert line.startswith("ERROR: ")
+    assert "known_issues.toml" in line
 
 
 def test_run_that_skipped_every_test_says_so(tmp_path: Path) -> None:

@@ -45,11 +45,22 @@ def test_entry_has_what_the_file_says(tmp_path: Path) -> None:
         (FULL.replace('id = "VLLM-BUNDLES"', ""), "id must be given"),
         (FULL.replace("issue", "issues"), "unknown issues"),
         ("[[issue", "cannot be read"),
+        ("issue = 3", r"entries are \[\[issue\]\] tables, got issue = 3"),
+        ("issue = [3]", r"entries are \[\[issue\]\] tables"),
+        ("[issue]\nid = 'X'", r"entries are \[\[issue\]\] tables"),
+        (FULL.replace('"inference"', "3"), "owner must be a text"),
     ],
 )
 def test_registry_with_a_mistake_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize("content", ["Gr\u00f6\u00dfe = 1".encode("latin-1"), "issue".encode("utf-16"), b"\x00"])
+def test_registry_that_is_no_text_in_utf_8_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "known_issues.toml").write_bytes(content)
+    with pytest.raises(UserError, match=r"known_issues\.toml cannot be read"):
+        read_issues(tmp_path / "known_issues.toml")
 
 
 @pytest.mark.parametrize(
