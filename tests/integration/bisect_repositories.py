@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from waiting import HANG_S
 
 DRIVER = Path(__file__).parents[2] / "tools" / "bisect-run.sh"
 BUG = "sh", "-c", "test $(cat value) -lt 63"
@@ -16,7 +17,7 @@ BUG = "sh", "-c", "test $(cat value) -lt 63"
 
 def git(repository: Path, *arguments: str) -> str:
     return subprocess.run(
-        ["git", *arguments], cwd=repository, check=True, capture_output=True, text=True, timeout=60
+        ["git", *arguments], cwd=repository, check=True, capture_output=True, text=True, timeout=HANG_S
     ).stdout.strip()
 
 
@@ -38,7 +39,7 @@ def make_history(
             stream.append(f"M {mode} inline {path}\ndata {len(text.encode())}\n{text}\n")
         stream.append(f"reset refs/tags/c{i}\nfrom refs/heads/main\n")
     subprocess.run(
-        ["git", "fast-import", "--quiet"], cwd=folder, input="".join(stream), text=True, check=True, timeout=60
+        ["git", "fast-import", "--quiet"], cwd=folder, input="".join(stream), text=True, check=True, timeout=HANG_S
     )
     git(folder, "reset", "--hard", "--quiet", "main")
     return folder
@@ -55,7 +56,7 @@ def bisect(directory: Path, *arguments: str, env: Mapping[str, str] | None = Non
         env=os.environ | dict(env or {}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
 
 
@@ -111,13 +112,6 @@ def started_search(directory: Path, *arguments: str) -> Iterator[subprocess.Pope
     finally:
         process.kill()
         process.communicate()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def values(counter: Path) -> list[int]:

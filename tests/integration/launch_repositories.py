@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bisect_repositories import make_history
+from waiting import HANG_S
 
 SCRIPT = "tests/test_suites/llm/grpo-tiny.sh"
 CHECK = 'rlcanary check-metrics "$JSON_METRICS" \'data["loss"]["1"] < 1\''
@@ -44,7 +45,7 @@ def typed(project: Path, *command: str, **variables: str) -> subprocess.Complete
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
     )
 
 

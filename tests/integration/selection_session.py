@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testmon import testmon_core
+from waiting import HANG_S
 
 from rlcanary.selection import testmon_data
 
 
-def run_testmon(
-    project: Path, *options: str, timeout: float = 150, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run_testmon(project: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", "--testmon", "-p", "no:rlcanary-tracker", *options],
         cwd=project,
@@ -22,7 +21,7 @@ def run_testmon(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout,
+        timeout=HANG_S,
         check=False,
     )
 

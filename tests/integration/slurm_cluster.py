@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from waiting import HANG_S
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
-START_SECONDS = 60
 
 CONFIGURATION = """
 ClusterName=canary
@@ -123,11 +124,11 @@ def output(*command: str, environment: dict[str, str]) -> str:
 
 def wait_for(holds: object, folder: Path) -> None:
     assert callable(holds)
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + HANG_S
     while not holds():
         if time.monotonic() > deadline:
             logs = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in folder.glob("*.out"))
-            raise TimeoutError(f"Slurm did not start within {START_SECONDS} seconds\n{logs}")
+            raise TimeoutError(f"Slurm did not start within {HANG_S:g} seconds\n{logs}")
         time.sleep(0.2)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from bisect_repositories import BUG, bisect, contents, counting, found, git, make_history, numbered, refusal, values
+from waiting import HANG_S
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 
@@ -238,7 +239,7 @@ def test_search_without_a_budget_stops_after_many_runs_with_a_word(history: Path
         "import rlcanary.bisect.session as session, sys; session.MOST_RUNS = 12; from rlcanary.cli import main; main()"
     )
     arguments = [sys.executable, "-c", program, "bisect", *ENDS[1:], "--", *coin]
-    result = subprocess.run(arguments, cwd=history, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(arguments, cwd=history, capture_output=True, text=True, timeout=HANG_S)
     assert result.returncode == 1, result.stderr
     assert len(values(counter)) == 12
     assert "12 runs did not settle it: " in result.stdout

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bisect_repositories import bisect, contents, found, git, make_history, refusal, started_search, wait_for
+from bisect_repositories import bisect, contents, found, git, make_history, refusal, started_search
+from waiting import HANG_S, wait_for
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 
@@ -89,7 +90,7 @@ def test_uv_environment_is_that_of_each_commit(tmp_path: Path, wheels: Path, cac
     for version in ("1.0", "1.1", "1.2"):
         project.mkdir(exist_ok=True)
         (project / "pyproject.toml").write_text(pyproject(wheels, version))
-        subprocess.run(["uv", "lock", "--quiet"], cwd=project, check=True, timeout=60)
+        subprocess.run(["uv", "lock", "--quiet"], cwd=project, check=True, timeout=HANG_S)
         locks[version] = (project / "uv.lock").read_text()
 
     def files(i: int) -> Mapping[str, str]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bisect_repositories import bisect, contents, found, make_history, numbered, refusal, started_search, wait_for
+from bisect_repositories import bisect, contents, found, make_history, numbered, refusal, started_search
 from launch_repositories import SCRIPT, launch, make_project, script, typed
 from slurm_cluster import free_ports
+from waiting import HANG_S, QUICK_S, wait_for
 
 ENDS = "--good", "c11", "--bad", "c15", "--deterministic"
 
@@ -33,7 +34,7 @@ def events(project: Path) -> list[dict[str, Any]]:
 
 def queue(*options: str) -> list[str]:
     command = ["squeue", "--noheader", "--states=RUNNING,PENDING", "--format=%i", *options]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.split()
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=HANG_S).stdout.split()
 
 
 @pytest.mark.usefixtures("slurm")
@@ -62,28 +63,28 @@ class TestSlurm:
         assert "job REJECTED: sbatch: Batch job submission failed: Invalid partition" in refused
 
     def test_timeout_ends_the_job(self, project: Path) -> None:
-        command = "sh", "-c", "[ $(cat value) != 15 ] || sleep 100; test $(cat value) -lt 13"
-        options = *ENDS, "--executor", "slurm", "--timeout", "1.5", "--on-timeout", "bad"
+        command = "sh", "-c", "[ $(cat value) != 15 ] || sleep 9999; test $(cat value) -lt 13"
+        options = *ENDS, "--executor", "slurm", "--timeout", str(QUICK_S), "--on-timeout", "bad"
         assert found(bisect(project, *options, "--", *command)) == "change 13 [wip]"
         assert queue() == []
 
     def test_interrupted_search_cancels_its_jobs_and_so_does_the_one_after_a_kill(self, project: Path) -> None:
-        options = *ENDS, "--executor", "slurm", "--", "sh", "-c", "sleep 100"
+        options = *ENDS, "--executor", "slurm", "--", "sh", "-c", "sleep 9999"
         with started_search(project, *options) as process:
             wait_for(lambda: queue("--states=RUNNING"))
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130
+            assert process.wait(HANG_S) == 130
             wait_for(lambda: not queue())
         with started_search(project, *options) as process:
             wait_for(lambda: queue("--states=RUNNING"))
             process.kill()
-            process.wait(20)
+            process.wait(HANG_S)
         left = queue()
         assert len(left) == 1
         with started_search(project, *options) as process:
             wait_for(lambda: queue() and queue() != left)
             process.send_signal(signal.SIGINT)
-            process.wait(20)
+            process.wait(HANG_S)
         wait_for(lambda: not queue())
 
 
@@ -106,13 +107,13 @@ def ray_cluster() -> Iterator[dict[str, str]]:
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        wait_for(lambda: answers(access), 120)
+        wait_for(lambda: answers(access))
         yield access
     finally:
         from rlcanary.bisect.process import end_session
 
         process.terminate()
-        process.wait(30)
+        process.wait(HANG_S)
         end_session(process.pid)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -146,7 +147,7 @@ class TestRay:
         self, plain_git: None, tmp_path: Path
     ) -> None:
         body = 'echo x >> "$CKPT_DIR/runs"; if [ "$(wc -l < "$CKPT_DIR/runs")" -lt 2 ]; then exit 0; fi'
-        body += "\npython3 -c 'import ray; ray.init(); ray.get(ray.remote(num_gpus=2)(lambda: 1).remote(), timeout=60)'"
+        body += "\npython3 -c 'import ray; ray.init(); ray.get(ray.remote(num_gpus=2)(lambda: 1).remote())'"
         nightly = make_project(tmp_path / "p", **{"grpo-tiny": script(body, runs=2, gpus=2)})
         result = launch(nightly, SCRIPT, EXECUTOR="ray")
         assert result.returncode == 0, result.stderr
@@ -154,11 +155,11 @@ class TestRay:
     def test_job_outlives_a_launch_that_was_killed_and_is_no_verdict_when_it_is_cancelled(
         self, plain_git: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        nightly = make_project(tmp_path / "p", **{"grpo-tiny": script("touch $EXP_DIR/running; sleep 100")})
+        nightly = make_project(tmp_path / "p", **{"grpo-tiny": script("touch $EXP_DIR/running; sleep 9999")})
         command = [sys.executable, "-m", "rlcanary", "launch", SCRIPT]
         environment = os.environ | {"EXECUTOR": "ray"}
         with subprocess.Popen(command, cwd=nightly, env=environment, stderr=subprocess.DEVNULL) as process:
-            wait_for(lambda: list(nightly.glob("launches/*/running")), 60)
+            wait_for(lambda: list(nightly.glob("launches/*/running")))
             process.kill()
         (folder,) = map(str, nightly.glob("launches/grpo-tiny-*"))
         monkeypatch.delenv("RAY_API_SERVER_ADDRESS")  # The launch's folder has it.

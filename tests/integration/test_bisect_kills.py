@@ -10,7 +10,7 @@ import psutil
 import pytest
 from bisect_repositories import bisect, contents, counting, found, git, started_search, values
 
-pytestmark = [pytest.mark.usefixtures("plain_git"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.usefixtures("plain_git")
 
 KILLS = 32
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bisect_repositories import bisect, found, git, make_history, numbered, started_search, wait_for
+from bisect_repositories import bisect, found, git, make_history, numbered, started_search
+from waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 

@@ -21,6 +21,7 @@ from bisect_repositories import (
     refusal,
     started_search,
 )
+from waiting import HANG_S
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 
@@ -34,7 +35,7 @@ def test_driver_names_the_culprit_of_a_hundred_commits_with_few_runs(history: Pa
         env=os.environ | {"GOOD": "c1", "BAD": "HEAD"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )
     assert found(result) == f"change {culprit} [wip]"
     assert f"{git(history, 'rev-parse', f'c{culprit}')} is the first bad commit" in result.stdout
@@ -111,7 +112,7 @@ def test_two_worktrees_may_search_at_once(history: Path, tmp_path: Path) -> None
     command = "sh", "-c", "sleep 0.1; test $(cat value) -lt 63"
     with started_search(linked, "--good", "c1", "--bad", "c100", "--", *command) as first:
         assert found(bisect(history, "--good", "c1", "--bad", "c100", "--", *command)) == "change 63 [wip]"
-        out, _ = first.communicate(timeout=60)
+        out, _ = first.communicate(timeout=HANG_S)
     assert "change 63 [wip]" in out
 
 

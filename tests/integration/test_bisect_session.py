@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
@@ -23,8 +22,8 @@ from bisect_repositories import (
     refusal,
     started_search,
     values,
-    wait_for,
 )
+from waiting import HANG_S, QUICK_S, wait_for
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 
@@ -140,11 +139,9 @@ def test_probes_run_at_once_and_find_the_same_commit(history: Path, tmp_path: Pa
 def test_probe_that_has_become_worthless_is_ended_with_its_children(history: Path, tmp_path: Path) -> None:
     """BAD and GOOD are quick; of the four in between the oldest hangs, and the answers of the others make it worthless."""
     child = tmp_path / "child"
-    hang = f"[ $(cat value) -lt 45 ] && [ $(cat value) -gt 1 ] && {{ sleep 84 & echo $! >> '{child}'; wait; }}"
-    began = time.monotonic()
+    hang = f"[ $(cat value) -lt 45 ] && [ $(cat value) -gt 1 ] && {{ sleep 9999 & echo $! >> '{child}'; wait; }}"
     result = bisect(history, *ENDS, "--jobs", "4", "--", "sh", "-c", f"{hang}; test $(cat value) -lt 63")
     assert found(result) == "change 63 [wip]"
-    assert time.monotonic() - began < 30
     assert "cancelled: its outcome no longer matters" in result.stderr
     children = [int(line) for line in child.read_text().split()]
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in children)
@@ -153,7 +150,7 @@ def test_probe_that_has_become_worthless_is_ended_with_its_children(history: Pat
 def test_journal_of_probes_at_once_is_right_after_sigkill(history: Path, tmp_path: Path) -> None:
     counter, children = tmp_path / "runs", tmp_path / "children"
     is_late = f"[ $(wc -l < '{counter}') -ge 5 ] && [ ! -e '{tmp_path}/free' ]"
-    hang = f"if {is_late}; then sleep 85 & echo $! >> '{children}'; wait; fi"
+    hang = f"if {is_late}; then sleep 9999 & echo $! >> '{children}'; wait; fi"
     command = counting(counter, f"{hang}; test $(cat value) -lt 63")
     with started_search(history, *ENDS, "--jobs", "3", "--", *command) as search:
         wait_for(lambda: children.exists() and len(children.read_text().split()) >= 2)
@@ -187,13 +184,10 @@ def test_budget_of_runs_stops_with_the_posterior_and_the_same_command_goes_on(hi
     assert "5 outcomes known" in second.stderr
 
 
-def test_budget_of_minutes_ends_what_runs(history: Path, tmp_path: Path) -> None:
-    script = f"[ $(cat value) = 50 ] && {{ touch '{tmp_path}/on'; sleep 86; }}; test $(cat value) -lt 63"
-    began = time.monotonic()
+def test_budget_of_minutes_ends_what_runs(history: Path) -> None:
+    script = "v=$(cat value); [ $v -gt 1 ] && [ $v -lt 100 ] && sleep 9999; test $v -lt 63"
     result = bisect(history, *ENDS, "--budget-minutes", "0.05", "--", "sh", "-c", script)
     assert result.returncode == 1
-    assert time.monotonic() - began < 20
-    assert (tmp_path / "on").exists()
     assert "the budget of 0.05 minutes is spent" in result.stdout
     assert "one of these " in result.stdout
 
@@ -256,11 +250,11 @@ def test_options_have_defaults_in_pyproject_and_the_outcome_table_counts(tmp_pat
     ends = "--good", "c1", "--bad", "c16"
     assert "has no entry 'deterministic'" in refusal(bisect(repository, *ends, "--", "true"))
     (repository / "pyproject.toml").write_text(
-        '[tool.rlcanary.bisect]\ntimeout = 0.3\non-timeout = "bad"\nenv = "none"\n'
+        f'[tool.rlcanary.bisect]\ntimeout = {QUICK_S}\non-timeout = "bad"\nenv = "none"\n'
         '[tool.rlcanary.bisect.outcomes]\n3 = "untestable"\n4 = "abort"\n'
         '[tool.rlcanary.bisect.patterns]\n"lost the node" = "infra"\n'
     )
-    hang = "[ $v -ge 9 ] && exec sleep 88"
+    hang = "[ $v -ge 9 ] && exec sleep 9999"
     once = f"[ $v = 8 ] && [ ! -e '{tmp_path}/once' ] && touch '{tmp_path}/once' && echo lost the node && exit 1"
     result = bisect(repository, *ends, "--", "sh", "-c", f"v=$(cat value); {once}; [ $v = 4 ] && exit 3; {hang}; true")
     assert found(result) == "change 9 [wip]"
@@ -272,7 +266,7 @@ def test_options_have_defaults_in_pyproject_and_the_outcome_table_counts(tmp_pat
 
 def rlcanary(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["rlcanary", "bisect", *arguments], cwd=repository, capture_output=True, text=True, timeout=60, check=False
+        ["rlcanary", "bisect", *arguments], cwd=repository, capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 
@@ -297,7 +291,7 @@ def test_outcomes_are_shown_taken_back_and_given_by_hand(history: Path, tmp_path
     assert f"git bisect bad {git(history, 'rev-parse', 'c70')}" in log
     assert git(history, "rev-parse", "c75") not in log
     line = marked.split("go on with: ")[1]
-    result = subprocess.run(line, shell=True, cwd=history, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(line, shell=True, cwd=history, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert found(result) == "change 63 [wip]"
     assert "3 outcomes known" in result.stderr
     assert not [value for value in values(counter)[4:] if value > 70]
@@ -357,7 +351,7 @@ def test_corrections_that_cannot_be_made_cost_one_line(history: Path, tmp_path: 
     assert "is not in the range of the search" in rlcanary(history, "mark", "c30", "bad").stderr
     assert "does not name a commit" in rlcanary(history, "mark", "c3x", "bad").stderr
     gate = tmp_path / "gate"
-    with started_search(history, *ENDS, "--", "sh", "-c", f"touch '{gate}'; sleep 89") as search:
+    with started_search(history, *ENDS, "--", "sh", "-c", f"touch '{gate}'; sleep 9999") as search:
         wait_for(gate.exists)
         for subcommand in (["undo"], ["mark", "c50", "bad"]):
             refused = rlcanary(history, *subcommand)
@@ -365,7 +359,7 @@ def test_corrections_that_cannot_be_made_cost_one_line(history: Path, tmp_path: 
             assert "already running in this checkout" in refused.stderr
         assert f"search running, process {search.pid}" in rlcanary(history, "status").stdout
         search.send_signal(signal.SIGINT)
-        search.communicate(timeout=20)
+        search.communicate(timeout=HANG_S)
 
 
 def test_log_printed_by_the_subcommand_is_the_one_that_was_saved(history: Path) -> None:
@@ -392,7 +386,7 @@ def test_terminal_shows_the_posterior_and_a_pipe_gets_plain_lines(history: Path,
             break
         seen += chunk
     os.close(main)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=HANG_S) == 0
     text = seen.decode()
     for part in ("█", "likeliest culprit: ", "run 3 of about ", " left"):
         assert part in text

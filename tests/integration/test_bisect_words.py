@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from bisect_repositories import BUG, bisect, found, git, make_history, numbered
+from waiting import HANG_S
 
 from rlcanary.bisect.display import duration
 from rlcanary.bisect.journal import Header, Journal
@@ -59,7 +60,7 @@ def test_finished_search_whose_journal_was_damaged_names_the_lines(short: Path) 
     lines[-1] = lines[-1][:50]
     journal.write_text("".join(lines))
     status = [sys.executable, "-m", "rlcanary", "bisect", "status"]
-    shown = subprocess.run(status, cwd=short, capture_output=True, text=True, timeout=60)
+    shown = subprocess.run(status, cwd=short, capture_output=True, text=True, timeout=HANG_S)
     for number in (first + 1, len(lines)):
         assert f"warning: {journal} line {number} is damaged (" in shown.stderr
     again = bisect(short, *ENDS, "--", *HALF)

@@ -16,6 +16,7 @@ from bisect_repositories import (
     numbered,
     refusal,
 )
+from waiting import HANG_S
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 
@@ -54,7 +55,7 @@ def test_package_installed_from_the_checkout_is_imported_from_the_commit(tmp_pat
     """An editable install points every run at the user's checkout, which would make all commits look alike."""
     repository = make_history(tmp_path / "r", 16, lambda i: {"src/lib/__init__.py": f"answer = {i}\n"})
     environment = repository / ".venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=HANG_S)
     (environment / ".gitignore").write_text("*\n")
     (site,) = environment.glob("lib/python*/site-packages")
     variables = {}

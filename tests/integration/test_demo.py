@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 DEMO = Path(__file__).resolve().parents[2] / "tools" / "demo"
-pytestmark = pytest.mark.timeout(600)
 
 PLANTED_SUBJECT = "Accept strings for scale_rewards"
 

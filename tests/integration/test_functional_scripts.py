@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,7 +15,7 @@ def typed(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """From the root, with this environment's commands first on the PATH."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
-        ["bash", script, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
+        ["bash", script, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG_S
     )
 
 
@@ -42,7 +43,7 @@ def test_nightly_judges_what_the_trainer_logs(tmp_path: Path) -> None:
         | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=HANG_S,
     )
     assert launched.returncode == 1, launched.stdout + launched.stderr
     (output,) = tmp_path.glob("grpo-*/run1/output.log")

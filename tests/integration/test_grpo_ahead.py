@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from test_grpo_train import a_plan, log_of, stop_at
+from waiting import HANG_S
 
 from rlcanary.grpo.plan import Plan, read_plan
 from rlcanary.grpo.rewards import by_name
@@ -92,7 +93,7 @@ class Held(ExactVerifier):
 
     def verify(self, completion: str, target: Any) -> Score:
         if next(self.is_first, False):
-            assert self.may_go_on.wait(120)
+            assert self.may_go_on.wait(HANG_S)
         return super().verify(completion, target)
 
 

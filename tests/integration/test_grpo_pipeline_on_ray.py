@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from waiting import HANG_S, QUICK_S
 
 from rlcanary.contract import Item
 from rlcanary.engine import InProcessEngine
@@ -111,9 +112,9 @@ async def run(ray, verifier, engines, buffer):
 def test_each_item_ends_once_although_an_engine_dies_and_verifiers_break(ray):
     engines = [InProcessEngine(tiny_llama()) for _ in range(2)]
     buffer = start_buffer(capacity=8, max_staleness=1)
-    with VerifierPool(sometimes_broken(), workers=2, timeout_s=1.0) as pool:
+    with VerifierPool(sometimes_broken(), workers=2, timeout_s=QUICK_S) as pool:
         tallied = Tallied(pool)
-        items, collector, trained, evicted = asyncio.run(asyncio.wait_for(run(ray, tallied, engines, buffer), 120))
+        items, collector, trained, evicted = asyncio.run(asyncio.wait_for(run(ray, tallied, engines, buffer), HANG_S))
     broken = {5, 6, 7}
     assert set(items.failures()) == broken
     assert trained == {index: 1 for index in range(ITEMS) if index not in broken}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from test_grpo_ahead import groups_of, require_balance, used
 from test_grpo_train import a_plan, log_of
+from waiting import HANG_S
 
 from rlcanary.batch import Completion
 from rlcanary.cleanup.ray_cluster import actors
@@ -25,7 +26,7 @@ ray = pytest.importorskip("ray")
 
 REPLICAS = {
     "runtime__kind": "ray",
-    "runtime__sync_timeout_s": 20.0,
+    "runtime__sync_timeout_s": HANG_S,
     "roles__sampler": {"replicas": 2, "cpus": 1.0, "slots": 4},
 }
 

@@ -2,13 +2,13 @@
 
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 from test_grpo_ahead import groups_of, require_balance
 from test_grpo_train import a_plan, log_of
+from waiting import HANG_S, QUICK_S, wait_for
 
 from rlcanary.errors import UserError
 from rlcanary.grpo.rewards import by_name
@@ -17,8 +17,6 @@ from rlcanary.grpo.rewards.pool import VerifierPool
 from rlcanary.grpo.train import train
 
 pytestmark = pytest.mark.ray
-
-TIMEOUT_S = 2.0
 
 
 def obedient():
@@ -39,10 +37,15 @@ def obedient():
                     case "hang":
                         while True:
                             pass
+                    case "wait":
+                        target.touch()
+                        time.sleep(9999)
                     case "hang in C":
                         return Score(float(9**9**9 == 1))
-                    case "sleep":
-                        time.sleep(0.4)
+                    case "meet":
+                        (target / str(os.getpid())).touch()
+                        while len(list(target.iterdir())) < 2:
+                            time.sleep(0.01)
                     case "raise":
                         raise ZeroDivisionError("by zero")
                     case "die":
@@ -59,13 +62,13 @@ def obedient():
 @pytest.fixture(scope="module")
 def shared(ray_cluster):
     """For tests that cost no worker: what a test starts, the replacements too, is ended behind it."""
-    with VerifierPool(obedient(), workers=2, timeout_s=30) as pool:
+    with VerifierPool(obedient(), workers=2, timeout_s=HANG_S) as pool:
         yield pool
 
 
 @pytest.fixture
 def pool(ray_cluster):
-    with VerifierPool(obedient(), workers=2, timeout_s=TIMEOUT_S) as pool:
+    with VerifierPool(obedient(), workers=2, timeout_s=QUICK_S) as pool:
         yield pool
 
 
@@ -102,17 +105,17 @@ def test_hanging_calls_take_no_slot_from_the_others(pool):
     with ThreadPoolExecutor(4) as threads:
         hanging = [threads.submit(pool.verify, "hang", "7") for _ in range(2)]
         others = [threads.submit(pool.verify, str(index), "7") for index in range(8)]
-        assert [future.result(60).problem for future in hanging] == ["timeout"] * 2
-        assert [future.result(60).value for future in others] == [float(index == 7) for index in range(8)]
+        assert [future.result(HANG_S).problem for future in hanging] == ["timeout"] * 2
+        assert [future.result(HANG_S).value for future in others] == [float(index == 7) for index in range(8)]
 
 
-def test_calls_run_at_once_and_every_one_leaves_a_span(shared):
+def test_calls_run_at_once_and_every_one_leaves_a_span(shared, tmp_path):
     shared.drain_spans()
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda completion: shared.verify(completion, "7"), ["sleep"] * 4))
+        list(threads.map(lambda completion: shared.verify(completion, tmp_path), ["meet"] * 4))
     spans = sorted(shared.drain_spans(), key=lambda span: span.began_s)
     assert len(spans) == 4
-    assert all(0.4 <= span.seconds < 30 and span.problem is None for span in spans)
+    assert all(span.seconds > 0 and span.problem is None for span in spans)
     assert {span.worker for span in spans} == {0, 1}
     assert spans[1].began_s < spans[0].began_s + spans[0].seconds
     for worker in (0, 1):
@@ -136,7 +139,7 @@ def test_pool_without_workers_or_limit_is_refused(settings):
 
 
 def test_first_call_to_a_slow_library_is_warmed_up(ray_cluster):
-    verifiers = VerifiersByName(workers=1, timeout_s=TIMEOUT_S)
+    verifiers = VerifiersByName(workers=1, timeout_s=QUICK_S)
     try:
         assert verifiers["math"].verify("<answer>42</answer>", "42").value == 1.0
         assert verifiers["math"].verify(r"\boxed{\frac{2}{4}}", "0.5").value == 1.0
@@ -146,23 +149,23 @@ def test_first_call_to_a_slow_library_is_warmed_up(ray_cluster):
         verifiers.close()
 
 
-def test_closing_ends_the_workers_and_those_who_wait(ray_cluster):
-    pool = VerifierPool(obedient(), workers=1, timeout_s=60)
+def test_closing_ends_the_workers_and_those_who_wait(ray_cluster, tmp_path):
+    pool = VerifierPool(obedient(), workers=1, timeout_s=HANG_S)
     results = []
 
     def call():
         try:
-            results.append(pool.verify("hang", "7").problem)
+            results.append(pool.verify("wait", tmp_path / "begun").problem)
         except RuntimeError as error:
             results.append(str(error))
 
     threads = [threading.Thread(target=call) for _ in range(2)]
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    wait_for((tmp_path / "begun").exists)
     pool.close()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG_S)
     assert sorted(results) == ["the verifier pool is closed", "worker died"]
     with pytest.raises(RuntimeError, match="closed"):
         pool.verify("7", "7")
@@ -172,7 +175,7 @@ def test_run_with_verifiers_on_ray_traces_each_call_and_logs_what_a_local_run_lo
     train(a_plan(tmp_path / "local", 2))
     on_ray = {
         "runtime__kind": "ray",
-        "roles__verifier": {"workers": 1, "timeout_s": 60.0},
+        "roles__verifier": {"workers": 1, "timeout_s": HANG_S},
         "roles__sampler": {"cpus": 0.5},
     }
     train(a_plan(tmp_path / "ray", 2, **on_ray))
@@ -208,7 +211,7 @@ def test_run_goes_on_without_the_item_that_a_verifier_hangs_on(ray_cluster, tmp_
         data__datasets=[{"name": str(tmp_path / "rows.jsonl")}],
         schedule={"prompts_per_step": 3, "group_size": 2, "max_staleness": 1},
         runtime__kind="ray",
-        roles={"verifier": {"workers": 2, "timeout_s": 1.0}, "sampler": {"cpus": 0.5}},
+        roles={"verifier": {"workers": 2, "timeout_s": QUICK_S}, "sampler": {"cpus": 0.5}},
     )
     outcome = train(plan)
     fates = require_balance(tmp_path / "run", outcome)

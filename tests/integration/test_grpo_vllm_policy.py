@@ -204,7 +204,6 @@ def test_missing_logprob_is_nan_never_a_certain_token(policy: VllmPolicy, monkey
     assert [math.isnan(logprob) for logprob in completion.logprobs] == [False, True, False]
 
 
-@pytest.mark.timeout(60)
 def test_sleeping_engine_refuses_requests_instead_of_never_answering(policy: VllmPolicy, model: Any) -> None:
     policy.sleep()
     try:

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from bisect_repositories import git, wait_for
+from bisect_repositories import git
 from launch_repositories import CHECK, SCRIPT, launch, make_project, outputs, script, typed
+from waiting import wait_for
 
 from rlcanary.bisect.executors.job import Job, Resources
 from rlcanary.bisect.executors.local import LocalExecutor
@@ -232,7 +233,7 @@ def test_python_imports_the_snapshot(tmp_path: Path) -> None:
 
 
 def test_job_outlives_a_launch_that_was_killed_and_can_be_cancelled(tmp_path: Path) -> None:
-    project = make_project(tmp_path / "p", **{"grpo-tiny": script("touch $EXP_DIR/running; sleep 60")})
+    project = make_project(tmp_path / "p", **{"grpo-tiny": script("touch $EXP_DIR/running; sleep 9999")})
     command = [sys.executable, "-m", "rlcanary", "launch", SCRIPT]
     with subprocess.Popen(command, cwd=project, env=os.environ | LOCAL, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: list(project.glob("launches/*/running")))
@@ -246,7 +247,7 @@ def test_job_outlives_a_launch_that_was_killed_and_can_be_cancelled(tmp_path: Pa
 
 def test_job_that_takes_longer_than_it_may_is_ended(tmp_path: Path) -> None:
     executor = LocalExecutor()
-    command = ["sh", "-c", "echo started; sleep 60"]
+    command = ["sh", "-c", "echo started; sleep 9999"]
     resources = Resources(minutes=0)
     job = Job("x", command, tmp_path, tmp_path / "job", tmp_path / "out", dict(os.environ), resources=resources)
     waiting = Waiting(executor, {executor.submit([job])[0]: job})

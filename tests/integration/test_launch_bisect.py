@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bisect_repositories import contents, found, git, log_of, make_history, refusal, wait_for
+from bisect_repositories import contents, found, git, log_of, make_history, refusal
 from launch_repositories import SCRIPT, script
+from waiting import HANG_S, wait_for
 
 TOOLS = Path(__file__).parents[2] / "tools"
 NAMES = ("bisect-run.sh", "launch-bisect.sh", "launch-bisect-helper.sh")
@@ -40,7 +41,7 @@ def bisect_nightly(
         env=os.environ | {"GOOD": good, "BAD": bad} | variables,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=HANG_S,
     )
 
 
@@ -71,7 +72,7 @@ def test_slurm_needs_variables_before_the_first_job(tmp_path: Path, given: dict[
         env=environment | {"RLCANARY_BISECT_VERDICT": str(verdict)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
     )
     assert (result.returncode, missing in result.stderr) == (128, True), result.stderr
     assert json.loads(verdict.read_text())["outcome"] == "abort"
@@ -155,7 +156,7 @@ class TestOnThisMachine:
         shutil.copytree(project / "tools", project / "tools.bisect")
         command = ["tools.bisect/bisect-run.sh", "--deterministic", "--", "tools.bisect/launch-bisect.sh", SCRIPT]
         environment = os.environ | {"GOOD": "c1", "BAD": "c4"} | LOCAL
-        result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=100)
+        result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=HANG_S)
         assert found(result) == "change 3 [wip]"
 
 
@@ -163,22 +164,22 @@ def test_nightly_is_bisected_on_slurm_while_jobs_are_preempted_and_killed(slurm:
     """30 commits, four jobs at a time; one job is preempted and one is killed, and both commits run again."""
     hold = tmp_path / "hold"
     hold.touch()
-    body = f"for _ in $(seq 600); do [ -e {hold} ] || break; sleep 0.1; done"
+    body = f"while [ -e {hold} ]; do sleep 0.1; done"
     project = make_nightly(tmp_path / "p", 30, lambda i: 0.5 if i < 22 else 1.5, lambda i: script(body))
     for name in ("home", "data"):
         (tmp_path / name).mkdir()
 
     def slurm_says(*command: str) -> str:
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=HANG_S).stdout
 
     def running() -> list[str]:
         return slurm_says("squeue", "--noheader", "--states=RUNNING", "--name=grpo-tiny", "--format=%i").split()
 
     def disturb() -> None:
-        wait_for(lambda: len(running()) >= 2, 60)
+        wait_for(lambda: len(running()) >= 2)
         killed = running()[0]
         slurm_says("scancel", killed)
-        wait_for(lambda: len(set(running()) - {killed}) >= 2, 60)
+        wait_for(lambda: len(set(running()) - {killed}) >= 2)
         slurm_says("sbatch", "--partition=urgent", "--exclusive", "--wait", "--output=/dev/null", "--wrap=true")
         hold.unlink()
 

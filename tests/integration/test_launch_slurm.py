@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bisect_repositories import wait_for
 from launch_repositories import CHECK, SCRIPT, fake_programs, launch, make_project, outputs, script, typed
+from waiting import HANG_S, wait_for
 
 pytestmark = pytest.mark.usefixtures("slurm")
 
-WAITS = 'touch "$EXP_DIR/running"; sleep 60'
+WAITS = 'touch "$EXP_DIR/running"; sleep 9999'
 
 
 def slurm_says(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=HANG_S).stdout.strip()
 
 
 def during(project: Path, act: Callable[[str], object], **variables: str) -> subprocess.CompletedProcess[str]:
@@ -70,7 +70,7 @@ class TestLaunchThatNobodyWaitsFor:
     """`rlcanary launches` asks for it later, from wherever."""
 
     def test_is_judged_as_if_it_had_been_watched(self, tmp_path: Path) -> None:
-        body = f"for _ in $(seq 600); do [ ! -e {tmp_path}/hold ] || sleep 0.1; done"
+        body = f"while [ -e {tmp_path}/hold ]; do sleep 0.1; done"
         worse = script(body, check=CHECK.replace("< 1", "< 0.1"))
         scripts = {"grpo-tiny": script(body, runs=2), "grpo-worse": worse, "grpo-broken": script("exit 3")}
         project = make_project(tmp_path / "p", **scripts)
@@ -133,7 +133,7 @@ def test_interrupted_launch_cancels_its_jobs(tmp_path: Path) -> None:
     process = subprocess.Popen(command, cwd=project, env=os.environ | {"WATCH": "1"}, start_new_session=True)
     wait_for(lambda: list(project.glob("launches/*/running")))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
+    assert process.wait(HANG_S) == 143
     wait_for(lambda: slurm_says("squeue", "--noheader", "--name=grpo-tiny", "--format=%T") == "")
 
 
@@ -146,7 +146,7 @@ def test_rejected_job_aborts_and_says_why(tmp_path: Path) -> None:
 
 
 def test_job_that_asks_for_too_much_is_rejected_and_its_batch_cancelled(tmp_path: Path) -> None:
-    scripts = {"grpo-tiny": script("sleep 30"), "grpo-wide": script(gpus=8)}
+    scripts = {"grpo-tiny": script("sleep 9999"), "grpo-wide": script(gpus=8)}
     result = launch(make_project(tmp_path / "p", **scripts), SCRIPT, "tests/test_suites/llm/grpo-wide.sh")
     assert result.returncode == 2
     assert "the job was rejected" in result.stderr

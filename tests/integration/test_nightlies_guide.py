@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from bisect_repositories import make_history
 from launch_repositories import fake_programs, script
+from waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "nightlies.md").read_text()
@@ -53,7 +54,7 @@ def test_every_command_of_the_guide_does_what_the_guide_says(reader: Path) -> No
         variables.update({"TEST_CASE": found[1]} if found else {})
         environment = os.environ | variables
         command = ["bash", "-c", block]
-        finished = subprocess.run(command, cwd=reader, env=environment, capture_output=True, text=True, timeout=200)
+        finished = subprocess.run(command, cwd=reader, env=environment, capture_output=True, text=True, timeout=HANG_S)
         left.remove(block)
         return finished
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+from waiting import HANG_S
 
 TEST = """
 import json, pathlib
@@ -36,7 +37,7 @@ ENVIRONMENT = {
 
 def run(command: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        ["bash", "-c", command], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120
+        ["bash", "-c", command], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=HANG_S
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done

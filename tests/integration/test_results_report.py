@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from waiting import HANG_S
 
 RUNS = 60
 HOSTILE = "test_x::test_[</script><script>document.body.remove()</script>&amp;]"
@@ -51,7 +52,7 @@ def browse(page: Path, *options: str, fragment: str = "", size: str = "1400,4000
         *(f"--user-data-dir={page.parent / 'profile'}", f"--window-size={size}", *options),
         f"{page.as_uri()}{fragment}",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_S)
     assert "CONSOLE" not in done.stderr, done.stderr
     return done.stdout
 

@@ -141,7 +141,6 @@ def every_test(project: Path) -> set[str]:
         return selected(project)
 
 
-@pytest.mark.timeout(200)  # the first edit waits for the recorded run
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_selects_the_tests_that_ran_the_code(project: Path, every_test: set[str], edit: Edit) -> None:
     with edited(project, edit.file, edit.old, edit.new):

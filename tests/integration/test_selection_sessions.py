@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from selection_session import clean_environment, edited, run_testmon, selected, write_project
+from waiting import wait_for
 
 from rlcanary.errors import UserError
 from rlcanary.selection.command import selection
@@ -45,7 +45,8 @@ def test_records_that_came_after_a_run_was_killed_are_not_lost(tmp_path: Path) -
         tmp_path,
         {
             "module.py": MODULE,
-            "late.py": "import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(1)\n"
+            "late.py": "import pathlib, time\npathlib.Path('started').touch()\n"
+            "while not pathlib.Path('killed').exists(): time.sleep(0.01)\n"
             "from module import used\nused(1)\npathlib.Path('done').touch()\n",
             "test_it.py": "import os, pathlib, subprocess, sys, time\ndef test_one():\n"
             "    subprocess.Popen([sys.executable, 'late.py'])\n"
@@ -54,8 +55,8 @@ def test_records_that_came_after_a_run_was_killed_are_not_lost(tmp_path: Path) -
         },
     )
     assert run_testmon(project, "-p", "no:rlcanary-cleanup").returncode == -9
-    while not (project / "done").exists():
-        time.sleep(0.1)
+    (project / "killed").touch()
+    wait_for((project / "done").exists)
     run = run_testmon(project, "--collect-only")
     assert "not all of whose records were saved, run again: 1" in run.stdout
     assert "test_one" in run.stdout

@@ -54,7 +54,7 @@ def test_lock_is_refused_while_held_and_free_after_its_holder_is_killed(tmp_path
     path = tmp_path / "rlcanary" / "bisect.lock"
     code = (
         "import sys, time; from pathlib import Path; from rlcanary.bisect.journal import Lock;"
-        "lock = Lock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+        "lock = Lock(Path(sys.argv[1])); print('held', flush=True); time.sleep(9999)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
     try:

@@ -1,16 +1,16 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import HANG_S, QUICK_S, wait_for
 
 from rlcanary.bisect.outcomes import Ending
 from rlcanary.bisect.process import Interrupts, end_marked, run
 
-SLEEP = "import time; time.sleep(60)"
+SLEEP = "import time; time.sleep(9999)"
 
 
 def sleeper(mark: str) -> subprocess.Popen[bytes]:
@@ -30,7 +30,7 @@ def test_process_without_our_mark_is_left_alone() -> None:
 def test_process_with_our_mark_is_ended() -> None:
     ours = sleeper("mine too")
     end_marked({"MARK": "mine too"})
-    assert ours.wait(timeout=5) < 0
+    assert ours.wait(timeout=HANG_S) < 0
 
 
 def test_daemon_that_left_the_session_of_its_run_ends_with_the_run(tmp_path: Path) -> None:
@@ -40,18 +40,15 @@ def test_daemon_that_left_the_session_of_its_run_ends_with_the_run(tmp_path: Pat
     output = tmp_path / "output"
     mark = {"MARK": str(tmp_path)}
     ending = run(
-        command, directory=tmp_path, environment=os.environ, mark=mark, output=output, timeout=20, stop=Interrupts()
+        command, directory=tmp_path, environment=os.environ, mark=mark, output=output, timeout=HANG_S, stop=Interrupts()
     )
     assert ending == Ending(0, ending.seconds)
     pid = int(output.read_text())
-    deadline = time.monotonic() + 5
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a subreaper")
-@pytest.mark.parametrize("ending", ["", "sleep 60"], ids=["left behind", "of a run that times out"])
+@pytest.mark.parametrize("ending", ["", "sleep 9999"], ids=["left behind", "of a run that times out"])
 def test_daemon_without_session_and_environment_ends_with_the_run(tmp_path: Path, ending: str) -> None:
     """It ignores SIGTERM as well."""
     daemon = f"trap '' TERM; echo $$ > '{tmp_path}/pid'; while true; do sleep 1; done"
@@ -63,7 +60,7 @@ def test_daemon_without_session_and_environment_ends_with_the_run(tmp_path: Path
         environment=os.environ,
         mark={},
         output=tmp_path / "output",
-        timeout=2 if ending else None,
+        timeout=QUICK_S if ending else None,
         stop=Interrupts(),
     )
     assert finished.timed_out is bool(ending)

@@ -87,7 +87,7 @@ def test_process_id_with_another_start_time_is_left_alone() -> None:
 
 
 def test_descendants_of_a_child_end_with_it() -> None:
-    script = "import subprocess, time; print(subprocess.Popen(['sleep', '61']).pid, flush=True); time.sleep(60)"
+    script = "import subprocess, time; print(subprocess.Popen(['sleep', '9999']).pid, flush=True); time.sleep(9999)"
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     grandchild = int(child.stdout.readline())

@@ -2,15 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from waiting import HANG_S, wait_for
 
 from rlcanary.grpo.batching import Batcher
-
-LONG = 30.0
 
 
 class Recorder:
@@ -23,7 +22,7 @@ class Recorder:
 
     def __call__(self, items: Sequence[int]) -> list[int]:
         self.batches.append(list(items))
-        assert self.gate.wait(LONG)
+        assert self.gate.wait(HANG_S)
         if min(items) < 0:
             raise ValueError(f"negative: {min(items)}")
         return [item * item for item in items]
@@ -36,18 +35,11 @@ def run() -> Iterator[Recorder]:
     recorder.gate.set()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def waiting(batcher: Batcher[Any, Any], run: Recorder, items: Sequence[int]) -> list[Future[Any]]:
     """A batch of 0 is held back while these items queue behind it."""
     run.gate.clear()
     first = batcher.submit(0)
-    until(lambda: batcher.state().running == 1)
+    wait_for(lambda: batcher.state().running == 1)
     return [first, *(batcher.submit(item) for item in items)]
 
 
@@ -64,7 +56,7 @@ def test_items_that_wait_share_a_batch_of_at_most_the_maximum(run: Recorder) -> 
     batcher = Batcher(run, max_batch_size=3)
     futures = waiting(batcher, run, [1, 2, 3, 4])
     run.gate.set()
-    assert [future.result(LONG) for future in futures] == [0, 1, 4, 9, 16]
+    assert [future.result(HANG_S) for future in futures] == [0, 1, 4, 9, 16]
     assert run.batches == [[0], [1, 2, 3], [4]]
 
 
@@ -72,9 +64,9 @@ def test_a_failing_batch_fails_its_own_callers_only_and_later_calls_work(run: Re
     batcher = Batcher(run, max_batch_size=2)
     futures = waiting(batcher, run, [-1, 2, 3, 4])
     run.gate.set()
-    assert isinstance(futures[1].exception(LONG), ValueError)
-    assert isinstance(futures[2].exception(LONG), ValueError)
-    assert [future.result(LONG) for future in futures[3:]] == [9, 16]
+    assert isinstance(futures[1].exception(HANG_S), ValueError)
+    assert isinstance(futures[2].exception(HANG_S), ValueError)
+    assert [future.result(HANG_S) for future in futures[3:]] == [9, 16]
     # torchrl leaves the failed items in its queue, after which every call raises InvalidStateError.
     assert [batcher(item) for item in (5, 6)] == [25, 36]
     assert batcher.state().failed == 1
@@ -84,18 +76,18 @@ def test_fewer_callers_than_the_minimum_are_served_after_the_timeout(run: Record
     # torchrl waits for ever.
     batcher = Batcher(run, min_batch_size=8, timeout=0.05)
     start = time.monotonic()
-    assert batcher(3, timeout=LONG) == 9
+    assert batcher(3, timeout=HANG_S) == 9
     assert time.monotonic() - start >= 0.05
 
 
 def test_minimum_is_waited_for_within_the_timeout(run: Recorder) -> None:
-    batcher = Batcher(run, min_batch_size=3, timeout=LONG)
+    batcher = Batcher(run, min_batch_size=3, timeout=HANG_S)
     futures = [batcher.submit(item) for item in (1, 2)]
     time.sleep(0.05)
     assert run.batches == []
     assert batcher.state().waiting == 2
     assert batcher(3) == 9
-    assert [future.result(LONG) for future in futures] == [1, 4]
+    assert [future.result(HANG_S) for future in futures] == [1, 4]
     assert run.batches == [[1, 2, 3]]
 
 
@@ -104,7 +96,7 @@ def test_items_of_different_keys_never_share_a_batch(run: Recorder) -> None:
     batcher = Batcher(run, key=lambda item: item % 2)
     futures = waiting(batcher, run, [1, 2, 3, 4])
     run.gate.set()
-    assert [future.result(LONG) for future in futures] == [0, 1, 4, 9, 16]
+    assert [future.result(HANG_S) for future in futures] == [0, 1, 4, 9, 16]
     assert run.batches == [[0], [1, 3], [2, 4]]
 
 
@@ -115,12 +107,12 @@ def test_wrong_number_of_results_is_an_error_of_that_batch() -> None:
 
 
 def test_cleanup_drops_what_waits_and_the_batcher_can_be_used_again(run: Recorder) -> None:
-    batcher = Batcher(run, min_batch_size=5, timeout=LONG)
+    batcher = Batcher(run, min_batch_size=5, timeout=HANG_S)
     futures = [batcher.submit(item) for item in (1, 2)]
     batcher.cleanup()
     for future in futures:
         with pytest.raises(CancelledError, match="dropped by cleanup"):
-            future.result(LONG)
+            future.result(HANG_S)
     assert run.batches == []
     later = batcher.submit(4)
     batcher.cleanup(flush=True)
@@ -128,7 +120,7 @@ def test_cleanup_drops_what_waits_and_the_batcher_can_be_used_again(run: Recorde
 
 
 def test_cleanup_with_flush_runs_what_waits_without_waiting_for_the_minimum(run: Recorder) -> None:
-    batcher = Batcher(run, min_batch_size=5, timeout=LONG)
+    batcher = Batcher(run, min_batch_size=5, timeout=HANG_S)
     futures = [batcher.submit(item) for item in (1, 2)]
     batcher.cleanup(flush=True)
     assert [future.result(0) for future in futures] == [1, 4]
@@ -141,7 +133,7 @@ def test_cleanup_with_flush_runs_what_waits_without_waiting_for_the_minimum(run:
 
 
 def test_a_failing_flush_fails_the_waiting_callers(run: Recorder) -> None:
-    batcher = Batcher(run, min_batch_size=5, timeout=LONG)
+    batcher = Batcher(run, min_batch_size=5, timeout=HANG_S)
     future = batcher.submit(-1)
     batcher.cleanup(flush=True)
     assert isinstance(future.exception(0), ValueError)
@@ -153,7 +145,7 @@ def test_a_caller_that_gives_up_withdraws_its_item(run: Recorder) -> None:
     with pytest.raises(TimeoutError):
         batcher(7, timeout=0.02)
     run.gate.set()
-    assert held[0].result(LONG) == 0
+    assert held[0].result(HANG_S) == 0
     assert batcher(8) == 64
     assert 7 not in [item for batch in run.batches for item in batch]
 
@@ -161,13 +153,13 @@ def test_a_caller_that_gives_up_withdraws_its_item(run: Recorder) -> None:
 def test_a_batch_that_calls_its_own_batcher_is_an_error_not_a_deadlock() -> None:
     batcher: Batcher[int, int] = Batcher(lambda items: [batcher(item - 1) for item in items])
     with pytest.raises(RuntimeError, match="would wait for ever"):
-        batcher(3, timeout=LONG)
+        batcher(3, timeout=HANG_S)
 
 
 def test_no_thread_is_left_when_there_is_no_work(run: Recorder) -> None:
     batcher = Batcher(run)
     assert batcher(2) == 4
-    until(lambda: not any(thread.name == "rlcanary-batcher" for thread in threading.enumerate()))
+    wait_for(lambda: not any(thread.name == "rlcanary-batcher" for thread in threading.enumerate()))
 
 
 def test_state_tells_what_waits_runs_and_ran(run: Recorder) -> None:
@@ -177,13 +169,13 @@ def test_state_tells_what_waits_runs_and_ran(run: Recorder) -> None:
     assert (state.waiting, state.running, state.batches, state.failed) == (2, 1, 0, 0)
     assert state.oldest_wait > 0
     run.gate.set()
-    futures[-1].result(LONG)
-    until(lambda: batcher.state().batches == 2)
+    futures[-1].result(HANG_S)
+    wait_for(lambda: batcher.state().batches == 2)
 
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_cleanup_ends_where_an_item_was_withdrawn(run: Recorder, flush: bool) -> None:
-    batcher = Batcher(run, min_batch_size=5, timeout=LONG)
+    batcher = Batcher(run, min_batch_size=5, timeout=HANG_S)
     assert batcher.submit(1).cancel()
     batcher.submit(2)
     batcher.cleanup(flush=flush)
@@ -203,7 +195,7 @@ def test_cleanup_ends_while_others_keep_calling(run: Recorder) -> None:
         batcher.cleanup(flush=True)
         stop.set()
         for caller in callers:
-            caller.result(LONG)
+            caller.result(HANG_S)
 
 
 @pytest.mark.parametrize(

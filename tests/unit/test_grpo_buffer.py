@@ -5,6 +5,7 @@ import random
 from contextlib import suppress
 
 import pytest
+from waiting import HANG_S
 
 from rlcanary.batch import Completion, Group
 from rlcanary.grpo.buffer import FATES, BufferClosed, GroupBuffer
@@ -20,7 +21,7 @@ def ids(groups):
 
 
 def run(scenario):
-    return asyncio.run(asyncio.wait_for(scenario, 10))
+    return asyncio.run(asyncio.wait_for(scenario, HANG_S))
 
 
 async def balance(buffer):

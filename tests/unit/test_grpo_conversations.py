@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from waiting import HANG_S
 
 from rlcanary.batch import Completion
 from rlcanary.grpo.conversations import conversations
@@ -57,7 +58,7 @@ def started(count, target="yes", retries=1):
 
 
 def run(scenario):
-    return asyncio.run(asyncio.wait_for(scenario, 20))
+    return asyncio.run(asyncio.wait_for(scenario, HANG_S))
 
 
 async def everything(stream):

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 
 import pytest
+from waiting import HANG_S
 
 from rlcanary.errors import UserError
 from rlcanary.grpo.items import ItemIterator, fixed, shuffled
@@ -151,7 +152,7 @@ def test_waiting_ends_when_an_epoch_over_some_items_is_complete():
         iterator.mark_done("b")
         return await waiting
 
-    assert asyncio.run(asyncio.wait_for(visit(), 5)) is False
+    assert asyncio.run(asyncio.wait_for(visit(), HANG_S)) is False
 
 
 def test_waiting_ends_when_an_item_is_returned():
@@ -165,7 +166,7 @@ def test_waiting_ends_when_an_item_is_returned():
         iterator.mark_pending("a")
         return await waiting[1]
 
-    assert asyncio.run(asyncio.wait_for(visit(), 5)) is True
+    assert asyncio.run(asyncio.wait_for(visit(), HANG_S)) is True
 
 
 def test_new_epoch_waits_for_what_is_in_flight():

@@ -4,12 +4,13 @@ import asyncio
 import random
 
 import pytest
+from waiting import HANG_S
 
 from rlcanary.grpo.router import LoadAwareRouter, NoReplicas
 
 
 def run(scenario):
-    return asyncio.run(asyncio.wait_for(scenario, 10))
+    return asyncio.run(asyncio.wait_for(scenario, HANG_S))
 
 
 def place(slot):

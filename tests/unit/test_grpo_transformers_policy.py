@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import HANG_S
 
 from rlcanary.checks.generation import distribution, gap, p_value, scored, shortfall, trainer_logprobs
 from rlcanary.engine import InProcessEngine
@@ -246,7 +247,7 @@ def test_concurrent_requests_share_batches_and_come_back_to_their_callers(
 
 
 def test_threads_share_a_batch_once_there_are_enough_of_them(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = TransformersPolicy(model, tiny_tokenizer(), min_batch_size=4, batching_timeout=30)
+    policy = TransformersPolicy(model, tiny_tokenizer(), min_batch_size=4, batching_timeout=HANG_S)
     request = {"do_sample": False, "max_new_tokens": 4, "eos_token_ids": []}
     prompts = [[3 + index, 4] for index in range(4)]
     expected = [group[0].token_ids for group in policy.generate(prompts, request)]
@@ -254,7 +255,7 @@ def test_threads_share_a_batch_once_there_are_enough_of_them(model: Any, monkeyp
     generate = model.generate
     monkeypatch.setattr(model, "generate", lambda **kw: sizes.append(len(kw["inputs"])) or generate(**kw))
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda prompt: policy.submit(prompt, request).result(60), prompts))
+        together = list(pool.map(lambda prompt: policy.submit(prompt, request).result(HANG_S), prompts))
     assert [group[0].token_ids for group in together] == expected
     assert sizes == [4]
     left = policy.submit(prompts[0], request)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import HANG_S
 
 from rlcanary.errors import UserError
 from rlcanary.results.history import History, load_history
@@ -242,7 +243,7 @@ def test_processes_that_find_it_stale_together_all_answer_right(folder: Path) ->
     for _ in range(2):
         readers = [start_reader(folder) for _ in range(4)]
         for reader in readers:
-            answer, problem = reader.communicate(timeout=60)
+            answer, problem = reader.communicate(timeout=HANG_S)
             assert (answer.split(), problem) == (["400", str(sum(range(400)) / 8)], "")
         (folder / INDEX_NAME).write_bytes(b"broken" * 5000)
 

@@ -5,7 +5,6 @@ machines have no GPU and are one node each.
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 from rlcanary.errors import UserError
 from rlcanary.results import ray_nodes
@@ -156,10 +156,7 @@ def test_cluster_that_comes_up_during_the_test_is_seen(ray: FakeRay, add_node: C
     with sampling() as sampler:
         assert sampler.max_gb() < 9.0
         ray.up = True
-        deadline = time.monotonic() + 10
-        while not sampler.gpu_names():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(sampler.gpu_names)
         assert sampler.max_gb() == 9.0
 
 

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import HANG_S, wait_for
 
 MEASURING = """
 def test_exponentiate(tracker):
@@ -51,13 +51,6 @@ def metrics_without_time(run: Any) -> dict[str, dict[str, Any]]:
 def start_pytest(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_results_file_has_the_known_shape(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,8 +322,8 @@ SLEEPY = """
 def test_killed_run_is_completed_by_the_next_one(pytester: pytest.Pytester, arguments: list[str]) -> None:
     pytester.makepyfile(test_sleepy=SLEEPY)
     process = start_pytest(pytester.path, *arguments)
-    wait_until((pytester.path / "asleep").exists)
-    wait_until((pytester.path / "tracked-0").exists)  # by the other worker
+    wait_for((pytester.path / "asleep").exists)
+    wait_for((pytester.path / "tracked-0").exists)  # by the other worker
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     (pytester.path / "awake").touch()
@@ -339,7 +332,7 @@ def test_killed_run_is_completed_by_the_next_one(pytester: pytest.Pytester, argu
         pytester.runpytest_subprocess()
         return any(run["exit_status"] is None for run in history(pytester.path))
 
-    wait_until(completed)  # under xdist, once the last worker is gone too
+    wait_for(completed)  # under xdist, once the last worker is gone too
     killed, *_, finished = history(pytester.path)
     assert killed["exit_status"] is None
     tracked = metrics_without_time(killed)
@@ -351,11 +344,11 @@ def test_killed_run_is_completed_by_the_next_one(pytester: pytest.Pytester, argu
 def test_run_under_way_is_left_alone_by_another_one(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_sleepy=SLEEPY, test_other="def test_other(tracker): tracker.track('other', 1)")
     first = start_pytest(pytester.path, "test_sleepy.py")
-    wait_until((pytester.path / "asleep").exists)
+    wait_for((pytester.path / "asleep").exists)
     outcome = pytester.runpytest_subprocess("test_other.py")
     assert "killed" not in outcome.stdout.str()
     (pytester.path / "awake").touch()
-    first.communicate(timeout=30)
+    first.communicate(timeout=HANG_S)
     sleepy, other = history(pytester.path)
     assert (sleepy["exit_status"], len(sleepy["metrics"])) == (0, 3)
     assert (other["exit_status"], len(other["metrics"])) == (0, 1)
@@ -444,7 +437,7 @@ def test_runs_started_together_have_a_file_each(pytester: pytest.Pytester) -> No
     pytester.makepyfile("def test_a(tracker): tracker.track('a', 1)")
     processes = [start_pytest(pytester.path) for _ in range(3)]
     for process in processes:
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG_S)
         assert process.returncode == 0
     assert len({run["run_id"] for run in history(pytester.path)}) == 3
 
@@ -454,11 +447,17 @@ def test_maximum_memory_includes_what_was_freed_and_what_children_used(pytester:
         test_memory="""
         import subprocess, sys
 
-        CHILD = "import time; block = bytearray(300 * 2**20); time.sleep(1.0)"
+        CHILD = "import sys; block = bytearray(320 * 2**20); print(flush=True); sys.stdin.read()"
 
         def test_child(tracker):
             before = tracker.get_max_mem()
-            subprocess.run([sys.executable, "-c", CHILD], check=True)
+            with subprocess.Popen(
+                [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ) as child:
+                child.stdout.readline()
+                while tracker.get_max_mem() - before < 0.29:
+                    pass
+                child.stdin.close()
             tracker.track("change", tracker.get_max_mem() - before)
         """
     )

@@ -78,11 +78,13 @@ def test_killed(cluster):
         ray.get(Counter.remote().die.remote())
 
 
-def test_ray_kill(cluster):
+def test_ray_kill(cluster, tmp_path):
     actor = Counter.remote()
     ray.get(actor.quick.remote())
-    actor.hang.remote()
-    time.sleep(0.5)
+    begun = tmp_path / "begun"
+    actor.hang.remote(begun)
+    while not begun.exists():
+        time.sleep(0.01)
     ray.kill(actor)
 
 

@@ -16,7 +16,7 @@ def run(method):
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    value = queue.get(timeout=30)
+    value = queue.get()
     process.join()
     return value
 
