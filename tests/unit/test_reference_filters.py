@@ -56,6 +56,12 @@ def test_one_old_token_makes_a_group_stale():
     assert not is_stale(group(5, [5, 5], [3, 5], None), trainer_version=5, max_staleness=2)
 
 
+def test_a_group_whose_tokens_are_newer_than_its_request_is_as_old_as_they_are():
+    """Weights were synced between sending the request and sampling the first token."""
+    assert not is_stale(group(0, [3, 4], [5, 5]), trainer_version=5, max_staleness=2)
+    assert is_stale(group(0, [3, 4], None), trainer_version=5, max_staleness=2)
+
+
 def test_a_version_from_the_future_is_an_error():
     with pytest.raises(ValueError, match="version 6, but the trainer is at 5"):
         is_stale(group(5, [6]), trainer_version=5, max_staleness=1)

@@ -246,9 +246,9 @@ class GroupBuffer:
 
 def _ages(group: Group) -> Group:
     """A group that is as stale as this one at any time, and judged without a look at each of its tokens."""
-    versions = [group.policy_version]
-    for completion in group.completions:
-        versions += completion.token_versions or ()
+    versions = [
+        version for completion in group.completions for version in completion.token_versions or (group.policy_version,)
+    ]
     extremes = Completion((), token_versions=(min(versions), max(versions)))
     return Group((), [extremes], (), policy_version=group.policy_version)
 

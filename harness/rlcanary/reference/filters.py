@@ -36,9 +36,10 @@ def is_stale(group: Group, trainer_version: int, max_staleness: int) -> bool:
     Raises:
         ValueError: a token claims a version that the trainer has not reached.
     """
-    versions = [group.policy_version]
-    for completion in group.completions:
-        versions += completion.token_versions or ()
+    # A completion that names the version of each token says more than the version at which its group was sent.
+    versions = [
+        version for completion in group.completions for version in completion.token_versions or (group.policy_version,)
+    ]
     if max(versions) > trainer_version:
         raise ValueError(f"sampled by policy version {max(versions)}, but the trainer is at {trainer_version}")
     return min(versions) < trainer_version - max_staleness

@@ -113,7 +113,9 @@ def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) 
     offsets_T = torch.arange(batch.completion_ids.shape[1], device=kept_BS.device)
     positions_BT = (batch.completion_starts.unsqueeze(1) + offsets_T).clamp(max=kept_BS.shape[1] - 1)
     before_BT = (packed_BS.gather(1, positions_BT) - 1).clamp(min=0)
-    logprobs_BT = token_logprobs(logits_NV[before_BT], batch.completion_ids, temperature)
+    # The padding id need not be in the vocabulary.
+    ids_BT = batch.completion_ids.masked_fill(~batch.completion_mask, 0)
+    logprobs_BT = token_logprobs(logits_NV[before_BT], ids_BT, temperature)
     return logprobs_BT.masked_fill(~batch.completion_mask, torch.nan)
 
 
