@@ -1,4 +1,4 @@
-"""Advantages: measured values, exact zeros, groups of one, NaN rewards. For formulas: test_reference_data_derived_twice.py."""
+"""Advantages: measured values, exact zeros, groups of one, NaN rewards. Formulas: test_reference_data_derived_twice.py."""
 
 import math
 
