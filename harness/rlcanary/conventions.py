@@ -52,7 +52,7 @@ class Conventions:
         ratio_level: one importance ratio per token, or one per sequence: exp of the mean log-ratio (GSPO, 2507.18071).
         clip_low: the ratio is clipped below at 1 - clip_low; None leaves it unclipped.
         clip_high: the ratio is clipped above at 1 + clip_high; None leaves it unclipped.
-        dual_clip: with a negative advantage the loss of "clip" is at most dual_clip times -A (arXiv 1912.09729); None is off.
+        dual_clip: the loss of "clip" is at most dual_clip times -A where A < 0 (arXiv 1912.09729, eq. 5); None is off.
         log_ratio_clamp: the log-ratio is clamped to ± this before exp; None is off.
         aggregation: how token losses become one number. "token_mean" divides their sum by the number of tokens,
             "sequence_mean" averages each row's mean over all rows and "sequence_mean_nonempty" over the rows that have a
