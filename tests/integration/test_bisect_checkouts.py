@@ -194,6 +194,7 @@ def test_same_command_after_a_finished_search_shows_its_result(
     ran = len(values(counter))
     again = bisect(history, *ENDS, *options, "--", *command)
     assert found(again) == found(first) == "change 63 [wip]"
+    assert "\n0 runs in " in again.stdout
     assert len(values(counter)) == ran
     assert f"this search is finished, {ran} outcomes known: its result is shown again (--fresh " in again.stderr
     assert len(list((history / "bisect-logs").glob("*.log"))) == 1
@@ -212,6 +213,10 @@ def test_finished_search_goes_on_where_more_confidence_is_asked_and_runs_anew_wh
     found(bisect(history, *ends, "--confidence", "0.99", "--", *command))
     assert not {1, 100, 50} & set(values(counter)[ran:])
     ran = len(values(counter))
+    found(bisect(history, *ends, "--timeout", "60", "--", *command))
+    assert {1, 100, 50} <= set(values(counter)[ran:])
+    ran = len(values(counter))
+    (history / "pyproject.toml").write_text('[tool.rlcanary.bisect.outcomes]\n77 = "untestable"\n')
     found(bisect(history, *ends, "--timeout", "60", "--", *command))
     assert {1, 100, 50} <= set(values(counter)[ran:])
 

@@ -41,16 +41,6 @@ def test_dry_run_and_search_give_one_forecast_and_the_search_keeps_to_it(history
     assert f"{answer['runs']} runs in {duration(answer['wall_seconds'])}" in result.stdout
 
 
-def test_time_that_is_told_is_that_of_the_clock_on_the_wall(short: Path, tmp_path: Path) -> None:
-    """Runs at once share it. A result that is only shown again took no run's time."""
-    command = "sh", "-c", "sleep 0.5; test $(cat value) -lt 8"
-    found(bisect(short, *ENDS, "--", *command))
-    found(bisect(short, *ENDS, "--json", str(tmp_path / "r.json"), "--", *command))
-    answer = json.loads((tmp_path / "r.json").read_text())
-    assert answer["runs"] == 0
-    assert answer["wall_seconds"] < answer["seconds"]
-
-
 def test_finished_search_whose_journal_was_damaged_names_the_lines(short: Path) -> None:
     found(bisect(short, *ENDS, "--", *HALF))
     (journal,) = (short / ".git/rlcanary/bisect").glob("*/journal.jsonl")

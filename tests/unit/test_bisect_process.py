@@ -5,10 +5,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import HANG_S, QUICK_S, wait_for
+from waiting import HANG_S, wait_for
 
 from rlcanary.bisect.outcomes import Ending
-from rlcanary.bisect.process import Interrupts, end_marked, run
+from rlcanary.bisect.process import Cancelled, Interrupts, end_marked, run
 
 SLEEP = "import time; time.sleep(9999)"
 
@@ -47,24 +47,35 @@ def test_daemon_that_left_the_session_of_its_run_ends_with_the_run(tmp_path: Pat
     wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
+class StopWhen:
+    """Asks to stop once a file has been written."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    @property
+    def is_asked(self) -> bool:
+        return self._file.exists() and self._file.stat().st_size > 0
+
+    def check(self) -> None:
+        if self.is_asked:
+            raise Cancelled
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a subreaper")
-@pytest.mark.parametrize("ending", ["", "sleep 9999"], ids=["left behind", "of a run that times out"])
-def test_daemon_without_session_and_environment_ends_with_the_run(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["left behind", "of a run that is stopped"])
+def test_daemon_without_session_and_environment_ends_with_the_run(tmp_path: Path, is_stopped: bool) -> None:
     """It ignores SIGTERM as well."""
-    daemon = f"trap '' TERM; echo $$ > '{tmp_path}/pid'; while true; do sleep 1; done"
-    (tmp_path / "daemon").write_text(daemon)
-    script = f"env -i setsid sh '{tmp_path}/daemon' & while [ ! -s '{tmp_path}/pid' ]; do sleep 0.01; done; {ending}"
-    finished = run(
-        ["sh", "-c", script],
-        directory=tmp_path,
-        environment=os.environ,
-        mark={},
-        output=tmp_path / "output",
-        timeout=QUICK_S if ending else None,
-        stop=Interrupts(),
-    )
-    assert finished.timed_out is bool(ending)
-    pid = int((tmp_path / "pid").read_text())
+    file = tmp_path / "pid"
+    (tmp_path / "daemon").write_text(f"trap '' TERM; echo $$ > '{file}'; while true; do sleep 1; done")
+    script = f"env -i setsid sh '{tmp_path}/daemon' & while [ ! -s '{file}' ]; do sleep 0.01; done"
+    arguments = {"directory": tmp_path, "environment": os.environ, "mark": {}, "output": tmp_path / "output"}
+    if is_stopped:
+        with pytest.raises(Cancelled):
+            run(["sh", "-c", f"{script}; sleep 60"], timeout=None, stop=StopWhen(file), **arguments)
+    else:
+        assert run(["sh", "-c", script], timeout=None, stop=Interrupts(), **arguments).code == 0
+    pid = int(file.read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 

@@ -217,12 +217,12 @@ class Journal:
         journal.append("start", schema=SCHEMA, pid=os.getpid(), checkout=str(checkout), **asdict(header))
         return journal
 
-    def record_options(self, options: Sequence[str], trusted: Collection[str]) -> None:
+    def record_options(self, options: Sequence[str], trusted: Collection[str], table: str) -> None:
         """What of the command line does not make it another search, for a reader that says where it stands and how to go on.
 
-        `trusted`: the SHAs of the ends that need no run.
+        `trusted`: the SHAs of the ends that need no run. `table`: the outcome table as text.
         """
-        self.append("options", options=options, trusted=sorted(trusted))
+        self.append("options", options=options, trusted=sorted(trusted), table=table)
 
     def append(self, event: str, **details: Any) -> None:
         """Write one event and wait until it is on disk."""
@@ -328,6 +328,7 @@ def _is_locked(path: Path) -> bool:
 
 def _is_event(record: dict[str, Any]) -> bool:
     """Whether it is an event with all that readers need of it."""
-    needed = NEEDED.get(record.get("event", ""), ()) if isinstance(record.get("event"), str) else ("event as text",)
-    known = record.get("event") != "observation" or record.get("outcome") in list(Outcome)
-    return set(needed) <= record.keys() and known
+    event = record.get("event")
+    if not isinstance(event, str) or not set(NEEDED.get(event, ())) <= record.keys():
+        return False
+    return event != "observation" or record["outcome"] in list(Outcome)

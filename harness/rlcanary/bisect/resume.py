@@ -43,7 +43,7 @@ def open_journal(
         if number >= KEPT_SEARCHES:
             delete_outputs(journal.folder)
         is_same = journal.header == header
-        has_result = not newer_start and _is_result(journal, request)
+        has_result = not newer_start and _is_result(journal, request, plan)
         if same is None and continues and is_same and (has_result or not journal.is_finished):
             same = journal
             continue
@@ -53,7 +53,7 @@ def open_journal(
         journal.close()
     if same is None:
         journal = Journal.create(store, header, plan.repository.toplevel)
-        journal.record_options(request.options(), trusted)
+        journal.record_options(request.options(), trusted, repr(plan.table))
         for mark in plan.marks:
             journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
         return journal
@@ -64,18 +64,19 @@ def open_journal(
         )
     elif known > 0:
         display.notice(f"continuing the search that was cut short, {known} outcomes known (--fresh starts anew)")
-    same.record_options(request.options(), trusted)
+    same.record_options(request.options(), trusted, repr(plan.table))
     for text in same.damage:
         display.notice(f"warning: {text}")
     return same
 
 
-def _is_result(journal: Journal, request: Request) -> bool:
-    """Whether a search came to a result that the same command with these options would come to."""
+def _is_result(journal: Journal, request: Request, plan: Plan) -> bool:
+    """Whether a search came to a result that the same command with these options and outcome table would come to."""
     end, given = journal.last("end"), journal.last("options")
     if not journal.is_finished or end is None or given is None or end["status"] not in RESULTS:
         return False
-    return test_options(given["options"]) == test_options(request.options())
+    is_same_table = given.get("table") == repr(plan.table)
+    return is_same_table and test_options(given["options"]) == test_options(request.options())
 
 
 def mark_of(journal: Journal) -> dict[str, str]:
