@@ -137,19 +137,18 @@ class Record:
 
     def _contents(self) -> Contents:
         if _is_headless(self.path):
-            return parse_records(self.path, self.path.read_bytes(), first_line=1)
-        return read_journal(self.path, KIND, VERSION)
+            return parse_records(self.path, self.path.read_bytes(), 1, _problem_of)
+        return read_journal(self.path, KIND, VERSION, _problem_of)
 
     def events(self) -> list[dict[str, Any]]:
-        return [record for record in self._contents().records if _is_event(record)]
+        return self._contents().records
 
     @property
     def damage(self) -> list[str]:
-        """What is written there and cannot be used, a sentence each. A last line that is being written is no damage."""
-        contents = self._contents()
-        lines = [str(damage) for damage in contents.damage if not damage.unfinished or not _is_locked(self.path)]
-        strange = [record for record in contents.records if not _is_event(record)]
-        return [*lines, *(f"{self.path} holds what is no event of a search: {str(record)[:60]}" for record in strange)]
+        """A sentence for each line that cannot be used. One that is being written, or was during a crash, is no damage."""
+        damage = self._contents().damage
+        at_end = damage[-1:] if damage and not damage[-1].text.endswith(TORN[:-1]) and not _is_locked(self.path) else []
+        return [str(line) for line in damage if not line.unfinished or line in at_end]
 
     def observations(self) -> list[Observation]:
         """Every finished run that counts, oldest first: those of infrastructure, interrupted ones and undone ones do not."""
@@ -264,7 +263,7 @@ class Journal:
         self._lines.close()
 
 
-def open_idle(folder: Path, tell: Callable[[str], object] = print) -> Iterator[Journal]:
+def open_idle(folder: Path, tell: Callable[[str], object]) -> Iterator[Journal]:
     """The journals under `folder` that no process writes, newest first. The caller closes them.
 
     `tell`: called with a sentence for each that cannot be read.
@@ -326,9 +325,13 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _is_event(record: dict[str, Any]) -> bool:
-    """Whether it is an event with all that readers need of it."""
+def _problem_of(record: dict[str, Any]) -> str | None:
+    """The reason why it is no event, or lacks what readers need of one."""
     event = record.get("event")
-    if not isinstance(event, str) or not set(NEEDED.get(event, ())) <= record.keys():
-        return False
-    return event != "observation" or record["outcome"] in list(Outcome)
+    if not isinstance(event, str):
+        return "not an event of a search"
+    if missing := [name for name in NEEDED.get(event, ()) if name not in record]:
+        return f"{event} without {', '.join(missing)}"
+    if event == "observation" and record["outcome"] not in list(Outcome):
+        return f"an outcome that is none: {record['outcome']!r:.20}"
+    return None
