@@ -58,6 +58,19 @@ class OneSeedForAll(ReferenceAdapter):
         return super().rollout(engine, items, {**sampling, "seed": 42})
 
 
+class SeedOfZeroIgnored(ReferenceAdapter):
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        return super().rollout(engine, items, {**sampling, "seed": sampling["seed"] or None})
+
+
+class ToolAnswersSwapped(ReferenceAdapter):
+    def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+        answers = [message for message in messages if message["role"] == "tool"]
+        return super().render(
+            [answers.pop() if message["role"] == "tool" else message for message in messages], tokenizer
+        )
+
+
 class CompletionsEncodedAgain(ReferenceAdapter):
     def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
         def again(completion: Any) -> Any:

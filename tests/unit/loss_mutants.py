@@ -1,5 +1,7 @@
 """Mistakes in losses that leave one half of value, gradient and metrics right."""
 
+from dataclasses import replace
+
 import torch
 
 from rlcanary import reference
@@ -78,7 +80,14 @@ class MetricsOfTheLastMicroBatch(ReferenceAdapter):
         return LossOutput(output.loss, reference.policy_loss(last, self.conventions).metrics)
 
 
+class EntropyBonusWithoutGradient(ReferenceAdapter):
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        entropy_BT = None if batch.entropy is None else batch.entropy.detach()
+        return super().policy_loss(replace(batch, entropy=entropy_BT))
+
+
 LOSS_MUTANTS = [
+    EntropyBonusWithoutGradient,
     WhereAroundTheResult,
     MultipliedByTheMask,
     EntropyOfPadding,

@@ -4,6 +4,7 @@ import loss_mutants as mutants
 import pytest
 
 from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.batch import LossOutput, PolicyBatch
 from rlcanary.checks import Result, all_checks, run_check
 from rlcanary.contract import Adapter
 from rlcanary.conventions import CODEBASES, GRPO, Conventions
@@ -51,3 +52,19 @@ def test_pieces_of_equal_tokens_and_unequal_rows_that_count_alike_are_a_finding(
 
 def test_metrics_of_the_last_micro_batch_are_a_finding() -> None:
     assert run("split.metrics_over_micro_batches", mutants.MetricsOfTheLastMicroBatch()).status == "fail"
+
+
+class TwiceTheLoss(ReferenceAdapter):
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        return LossOutput(2 * output.loss, output.metrics)
+
+
+def test_wrong_loss_that_reads_no_reference_is_not_said_to_depend_on_it() -> None:
+    assert run("loss.declared_value", TwiceTheLoss()).status == "fail"
+    assert run("config.zero_is_off", TwiceTheLoss()).status == "pass"
+
+
+def test_entropy_bonus_without_gradient_is_a_finding() -> None:
+    result = run("config.entropy_option", mutants.EntropyBonusWithoutGradient())
+    assert result.message.startswith("with entropy_coef=0.1 the gradient of the entropy is another one")

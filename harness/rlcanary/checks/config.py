@@ -9,9 +9,9 @@ from torch import Generator
 
 from rlcanary import reference
 from rlcanary.checks import cases
-from rlcanary.checks.oracle import exact_loss
+from rlcanary.checks.oracle import double, exact_loss
 from rlcanary.checks.registry import check
-from rlcanary.checks.subject import Subject
+from rlcanary.checks.subject import Derived, Subject
 
 
 def _options(subject: Subject, *choices: dict[str, Any]) -> Iterator[Subject]:
@@ -101,7 +101,9 @@ def kl_options(subject: Subject, rng: Generator) -> None:
     change the third digit. Look at `if not use_kl_loss`, and at names that are matched by prefix.
     """
     choices = [{"kl_coef": 0.5, "kl_estimator": name} for name in ("k1", "k2", "k3", "abs")]
-    for option in _options(subject, *choices, {"kl_coef": 0.05}, {"kl_coef": 0.5, "kl_placement": "reward"}):
+    for option in _options(
+        subject, *choices, {"kl_coef": 0.0}, {"kl_coef": 0.05}, {"kl_coef": 0.5, "kl_placement": "reward"}
+    ):
         _expect_declared_loss(option, rng, _told(option))
 
 
@@ -109,11 +111,30 @@ def kl_options(subject: Subject, rng: Generator) -> None:
 def entropy_option(subject: Subject, rng: Generator) -> None:
     """The entropy bonus is subtracted from the loss with its coefficient.
 
-    Silent because with the sign wrong the policy merely collapses a little faster, as policies do. Look at the sign, at
-    the mask of the mean, and at a coefficient whose default is not zero.
+    Silent because with the sign wrong the policy merely collapses a little faster, as policies do, and without a gradient
+    the bonus is only logged. Look at the sign, at `no_grad`, at the mask of the mean, and at a coefficient whose default
+    is not zero.
     """
-    for option in _options(subject, {"entropy_coef": 0.1}):
+    for option in _options(subject, {"entropy_coef": 0.1}, {"entropy_coef": 0.0}):
         _expect_declared_loss(option, rng, _told(option))
+        _expect_entropy_gradient(option, rng)
+
+
+def _expect_entropy_gradient(subject: Subject, rng: Generator) -> None:
+    batch = cases.policy_batch(rng, 2, 3, (3, 1))
+    assert batch.entropy is not None
+    batch = replace(batch, entropy=batch.entropy.requires_grad_())
+    exact = double(batch)
+    assert exact.entropy is not None
+    entropy_BT = exact.entropy.requires_grad_()
+    gradient_BT = torch.zeros_like(entropy_BT)
+    if subject.conventions.entropy_coef:
+        (gradient_BT,) = torch.autograd.grad(reference.policy_loss(exact, subject.conventions).loss, entropy_BT)
+    with subject.case("gradient of the entropy"):
+        call = subject.call("policy_loss", batch)
+        call.expect_gradient(
+            gradient_BT, f"with {_told(subject)} the gradient of the entropy is another one", "entropy"
+        )
 
 
 @check("config.correction_options", needs=("policy_loss",))
@@ -135,19 +156,20 @@ def correction_options(subject: Subject, rng: Generator) -> None:
 
 @check("config.zero_is_off", needs=("policy_loss",))
 def zero_is_off(subject: Subject, rng: Generator) -> None:
-    """A coefficient of 0 switches its term off: the loss no longer depends on what the term reads, and nothing is missing.
+    """A coefficient of 0 switches its term off: the loss no longer depends on what the term reads.
 
     Silent because `coefficient or default` turns an explicit 0 into the default: the ablation without KL is run with KL.
     Look for `or`, and for truth tests on numbers where None is meant.
     """
     off = subject.configured(kl_coef=0.0, entropy_coef=0.0, importance_level="none")
     batch = cases.policy_batch(rng, 2, 3, (3, 1))
-    loss, gradient_BT = exact_loss(batch, off.conventions)
+    before = off.call("policy_loss", batch)
     for name in ("ref_logprobs", "sampler_logprobs", "entropy"):
         with subject.case(name):
             call = off.call("policy_loss", replace(batch, **{name: getattr(batch, name) - 3.0}))
-            call.expect(loss, f"with its coefficient at 0 the loss depends on {name}")
-            call.expect_gradient(gradient_BT, f"with its coefficient at 0 the gradient depends on {name}", "logprobs")
+            told = f"with its coefficient at 0, 3 nats less in {name} changed the"
+            call.expect(before.value, f"{told} loss", derived=Derived(before))
+            call.expect_gradient(before.gradient("logprobs"), f"{told} gradient", "logprobs", derived=Derived(before))
 
 
 def _told(subject: Subject) -> str:

@@ -79,10 +79,17 @@ def padding(subject: Subject, rng: Generator) -> None:
     Silent because policy and reference are off by the same amount, so that the KL looks fine: a short prompt scores
     differently beside a long one. Look for a forward pass without attention mask, and for positions that count padding.
     """
-    right, _ = reference.make_batch(GROUPS, pad_token_id=0, seq_len_buckets=[16])
-    _expect(subject, right, "padding on the right changed the logprobs", "completion_logprobs")
-    left, _ = reference.make_batch(GROUPS, pad_token_id=2, prompt_padding="left")
-    _expect(subject, left, "padding on the left changed the logprobs", "completion_logprobs")
+    layouts: dict[str, dict[str, Any]] = {
+        "more padding on the right": {"pad_token_id": 0, "seq_len_buckets": [16]},
+        "padding on the left": {"pad_token_id": 0, "prompt_padding": "left"},
+        # Both ids are also tokens of these completions.
+        "padding with the id 2": {"pad_token_id": 2},
+        "padding with the id 21": {"pad_token_id": 21},
+    }
+    for told, layout in layouts.items():
+        with subject.case(told):
+            batch, _ = reference.make_batch(GROUPS, **layout)
+            _expect(subject, batch, f"{told} changed the logprobs", "completion_logprobs")
 
 
 @check("forward.garbage_in_padding", needs=("completion_logprobs",))

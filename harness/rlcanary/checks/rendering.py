@@ -34,6 +34,7 @@ def _sampled(content: str, token_ids: list[int] | None = None) -> Message:
 
 SYSTEM: Message = {"role": "system", "content": "be brief"}
 TOOL: Message = {"role": "tool", "content": "42 rows"}
+OTHER_TOOL: Message = {"role": "tool", "content": "no such table"}
 QUESTION, ANSWER = _user("2+2?"), _sampled("four")
 
 
@@ -43,7 +44,7 @@ def _conversations() -> Iterator[list[Message]]:
     yield [QUESTION, _sampled("")]
     yield [_user("é ∑ 你好"), _sampled("ñ 👍\n\nyes ")]
     yield [SYSTEM, QUESTION, _history("yes"), _user("sure?"), ANSWER]
-    yield [QUESTION, _sampled("ask"), TOOL, _sampled("hello"), TOOL, ANSWER]
+    yield [QUESTION, _sampled("ask"), TOOL, _sampled("hello"), OTHER_TOOL, ANSWER]
 
 
 def _told(messages: list[Message]) -> str:
@@ -144,18 +145,21 @@ def tool_turns(subject: Subject, rng: Generator) -> None:
     tokenizer = tiny_chat_tokenizer()
     for messages in (
         [QUESTION, _sampled("ask"), TOOL, ANSWER],
-        [QUESTION, _sampled("ask"), TOOL, TOOL, _sampled("yes")],
+        [QUESTION, _sampled("ask"), TOOL, OTHER_TOOL, _sampled("yes")],
+        [QUESTION, _sampled("ask"), OTHER_TOOL, _sampled("hello"), TOOL, ANSWER],
+        [QUESTION, _sampled("ask"), {**TOOL, "content": ""}, ANSWER],
     ):
         with subject.case(_told(messages)):
             call = _render(subject, messages)
-            before, through = len(_template(messages[:2], tokenizer)), len(_template(messages[:-1], tokenizer))
-            whole = _template(messages, tokenizer)
-            call.expect_equal(
-                f"[int(token) for token in output[0]][{before}:{through}]",
-                whole[before:through],
-                "the tool's turn is not what the template writes",
-            )
-            call.expect_equal(f"any(output[1][{before}:{through}])", False, "tokens of the tool's turn are trained")
+            call.expect_equal(IDS, _template(messages, tokenizer), "the ids are not those of the chat template")
+            for index, message in enumerate(messages):
+                if message["role"] == "tool":
+                    start, end = (
+                        len(_template(messages[:index], tokenizer)),
+                        len(_template(messages[: index + 1], tokenizer)),
+                    )
+                    told = "tokens of the tool's turn are trained"
+                    call.expect_equal(f"any(output[1][{start}:{end}])", False, told)
 
 
 @check("rendering.only_sampled_turns_are_trained", needs=("render",))

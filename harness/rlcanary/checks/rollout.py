@@ -19,7 +19,7 @@ from rlcanary.checks.scripted import (
     spelled,
 )
 from rlcanary.checks.snippet import literal
-from rlcanary.checks.subject import Call, Subject
+from rlcanary.checks.subject import Call, NothingToCompare, Subject
 from rlcanary.conventions import Conventions
 from rlcanary.tiny_models import EOS_ID, PAD_ID
 
@@ -207,35 +207,65 @@ def prompts_as_given(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.sampling_reaches_the_engine", needs=("rollout",))
 def sampling_reaches_the_engine(subject: Subject, rng: Generator) -> None:
-    """Temperature, top-p, top-k, token limit, EOS ids and seed reach the engine as they are, and no penalty is added.
+    """Temperature, top-p, top-k, token limit and EOS ids reach the engine as they are, and no penalty is added.
 
     Silent because another temperature or a repetition penalty still samples good text, only not from the distribution
     that is trained; a `0` that means greedy or "off" turns into a default under `or`; a limit that forgets the prompt
     overruns the context. Look for `x or default`, for keyword arguments that shadow the configuration, for the model's
     generation config, and for a token limit computed from the padded prompt.
     """
-    wanted: list[dict[str, Any]] = [
-        {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "max_new_tokens": 7, "eos_token_ids": (EOS_ID, 5), "seed": 3},
-        {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 1, "eos_token_ids": (5,), "seed": 0},
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 16, "eos_token_ids": (EOS_ID,)}
+    choices: list[dict[str, Any]] = [
+        {"temperature": 0.7},
+        {"temperature": 0.0},
+        {"top_p": 0.9},
+        {"top_k": 20},
+        {"max_new_tokens": 7},
+        {"max_new_tokens": 1},
+        {"eos_token_ids": (EOS_ID, 5)},
+        {"eos_token_ids": (5,)},
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "max_new_tokens": 7, "eos_token_ids": (EOS_ID, 5)},
     ]
     scripted = scripted_items(2, 1)
-    for values in wanted:
-        with subject.case(values):
+    for choice in choices:
+        with subject.case(choice):
+            values = neutral | choice
             call = subject.call("rollout", *arguments_of(scripted, sampling_of(**values)))
             asked = "the engine was given something else"
             for name in ("temperature", "top_p", "top_k", "max_new_tokens"):
-                given = REQUESTED.format(f"request.sampling.get({name!r})")
+                given = REQUESTED.format(f"request.sampling.get({name!r}, {neutral[name]})")
                 call.expect_equal(given, [values[name]], f"{name} {values[name]} was asked for, {asked}")
             ends = REQUESTED.format("tuple(request.sampling.get('eos_token_ids', ()))")
             call.expect_equal(
                 ends, [values["eos_token_ids"]], f"EOS ids {values['eos_token_ids']} were asked for, {asked}"
             )
-            unseeded = REQUESTED.format("request.sampling.get('seed') is None")
-            call.expect_equal(unseeded, [False], f"seed {values['seed']} was asked for, the engine was given none")
             for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"):
-                neutral = 1.0 if name == "repetition_penalty" else 0.0
-                expression = REQUESTED.format(f"request.sampling.get({name!r}) or {neutral}")
-                call.expect_equal(expression, [neutral], f"the engine was given a {name} that nobody asked for")
+                none = 1.0 if name == "repetition_penalty" else 0.0
+                expression = REQUESTED.format(f"request.sampling.get({name!r}) or {none}")
+                call.expect_equal(expression, [none], f"the engine was given a {name} that nobody asked for")
+
+
+@check("rollout.seed_reaches_the_engine", needs=("rollout",))
+def seed_reaches_the_engine(subject: Subject, rng: Generator) -> None:
+    """Where requests carry seeds, every seed that is asked for gives them, 0 included, and another one gives others.
+
+    Silent because a run with an ignored seed is a run: it cannot be repeated, or its repetitions are one and the same
+    sample. Look for `if seed:`, for a seed that is set on some of the requests, and for a constant. An engine that is
+    seeded as a whole gets requests without seeds, which leaves nothing to compare.
+    """
+    scripted = scripted_items(2, 1)
+    drawn = "sorted(str(request.sampling.get('seed')) for request in arguments[0].requests)"
+    calls = {seed: subject.call("rollout", *arguments_of(scripted, sampling_of(seed=seed))) for seed in (3, 0)}
+    seeds = {
+        seed: sorted(str(request.sampling.get("seed")) for request in call.given[0].requests)
+        for seed, call in calls.items()
+    }
+    if all(set(each) <= {"None"} for each in seeds.values()):
+        raise NothingToCompare("requests carry no seed: the engine is seeded as a whole")
+    for seed, call in calls.items():
+        with subject.case(f"seed {seed}"):
+            call.expect_equal(f"'None' in {drawn}", False, f"seed {seed} was asked for, a request carries none")
+    calls[0].expect_equal(f"{drawn} == {seeds[3]}", False, "seeds 3 and 0 were asked for, the requests carry the same")
 
 
 @check("rollout.seeds", needs=("rollout",))
