@@ -19,7 +19,7 @@ from rlcanary.files import require_writable, write_whole
 
     ADAPTER is a bundled adapter ({", ".join(BUNDLED)}), a module and a class (mylib.canary:MyAdapter), or a Python file.
 
-    With --expected the failures in that file are not counted; a check in it that no longer fails is.
+    With --expected the findings in that file are not counted; others are, and so is a check in it that no longer fails.
     """,
     epilog="Exit codes: 0 no check failed, 1 some did, 2 the command was not understood or nothing was checked.",
 )
@@ -37,7 +37,21 @@ from rlcanary.files import require_writable, write_whole
     "--expected",
     "expected_path",
     type=click.Path(path_type=Path),
-    help="Known failures: a line `check.id  # reason` for each.",
+    help="Known failures: a line `check.id  # reason` for each, and its findings below it.",
+)
+@click.option(
+    "--update-expected",
+    "updated_path",
+    type=click.Path(path_type=Path),
+    help="Write the failures of this run here, as --expected reads them; reasons that are there stay.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="Limit of one check, 0 for none; a check that takes longer has raised an error.",
 )
 @click.pass_context
 def check(
@@ -48,8 +62,12 @@ def check(
     json_path: Path | None,
     markdown: Path | None,
     expected_path: Path | None,
+    updated_path: Path | None,
+    timeout: float,
 ) -> None:
-    for path in (json_path, markdown):
+    if expected_path is not None and updated_path is not None:
+        raise UserError("--expected reads the file that --update-expected writes: give one of them")
+    for path in (json_path, markdown, updated_path):
         if path is not None:
             require_writable(path)
     # The console script does not put the current folder on the path, and that is where the user's package is.
@@ -57,7 +75,7 @@ def check(
     implementation = load_adapter(adapter)
 
     from rlcanary.checks import all_checks, run_check
-    from rlcanary.checks.expected import compare, read_expected
+    from rlcanary.checks.expected import NO_REASON, compare, read_expected, update_expected
     from rlcanary.checks.report import show, to_json, to_markdown
 
     prefixes = tuple(prefix.removesuffix("*") for prefix in only)
@@ -73,10 +91,14 @@ def check(
         task = progress.add_task(f"checking {implementation.name}", total=len(checks))
         for item in checks:
             progress.update(task, description=item.id)
-            results.append(run_check(item, implementation, adapter, seed))
+            results.append(run_check(item, implementation, adapter, seed, timeout))
             progress.advance(task)
     if json_path is not None:
         write_whole(json_path, to_json(implementation.name, results))
+    if updated_path is not None:
+        expected = update_expected(updated_path, results)
+        for name in (name for name, expectation in expected.items() if expectation.reason == NO_REASON):
+            click.echo(f"rlcanary: {updated_path}: say behind the # why {name} is expected to fail", err=True)
     comparison = compare(results, expected)
     if markdown is not None:
         write_whole(markdown, to_markdown(implementation.name, checks, results, comparison))

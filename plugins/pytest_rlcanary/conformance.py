@@ -6,6 +6,7 @@ Each check is an item of its own, so that -k, -m canary, xdist, reruns and the t
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,10 @@ from rlcanary.errors import UserError
 if TYPE_CHECKING:
     from rlcanary.adapters import Adapter
     from rlcanary.checks import Check, Result
+    from rlcanary.checks.expected import Expectation
 
 CHOSEN = pytest.StashKey[set[str]]()
+NOT_COMPARED = "canary not compared"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,8 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="ADAPTER",
         help="add the conformance checks of this adapter: trl, package.module:Class or a Python file (repeatable)",
     )
-    parser.addini("canary_expected", "file of known failures of --canary: `check.id  # reason` a line", type="paths")
+    parser.addini("canary_expected", "known failures of --canary, from rlcanary check --update-expected", type="paths")
     group.addoption("--canary-seed", type=int, default=0, metavar="N", help="seed of the checks' random cases")
+    group.addoption(
+        "--canary-timeout", type=float, default=120, metavar="SECONDS", help="limit of one check, 0 for none (120)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,7 +66,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     sys.path.insert(0, str(Path.cwd()))
     from rlcanary.adapters import load_adapter
 
-    expected: dict[str, str] = {}
+    expected: dict[str, Expectation] = {}
     try:
         adapters = [load_adapter(spec) for spec in specs]
         # The checks import torch, which an adapter that was loaded has.
@@ -75,13 +81,27 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         parent = CanaryChecks.from_parent(session, name=f"canary[{adapter.name}]", nodeid=f"canary[{adapter.name}]")
         for check in all_checks():
             item = CanaryItem.from_parent(parent, name=check.id, check=check, adapter=adapter, spec=spec)
-            if chosen and item.nodeid not in chosen:
-                continue
-            if check.id in expected:
-                item.add_marker(pytest.mark.xfail(reason=expected[check.id], strict=True))
-            items.append(item)
+            item.expectation = expected.get(check.id)
+            if not chosen or item.nodeid in chosen:
+                items.append(item)
     if unknown := chosen - {item.nodeid for item in items}:
         raise pytest.UsageError(f"there is no check {min(unknown)}; docs/checks.md lists them")
+
+
+def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
+    """Count a check that compared nothing by that name, apart from what is skipped."""
+    if report.when == "call" and NOT_COMPARED in dict(report.user_properties):
+        return "not compared", "n", "NOT COMPARED"
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the checks that compared nothing."""
+    reports = terminalreporter.stats.get("not compared", [])
+    if reports:
+        terminalreporter.section("checks that compared nothing")
+    for report in reports:
+        terminalreporter.line(f"{report.nodeid}: {dict(report.user_properties)[NOT_COMPARED]}")
 
 
 class CanaryChecks(pytest.Collector):
@@ -100,7 +120,12 @@ class CheckFailed(Exception):
 
 
 class CanaryItem(pytest.Item):
-    """One check on one adapter."""
+    """One check on one adapter.
+
+    expectation: how it is expected to fail, or None.
+    """
+
+    expectation: Expectation | None = None
 
     def __init__(self, *, check: Check, adapter: Adapter, spec: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -109,12 +134,21 @@ class CanaryItem(pytest.Item):
 
     def runtest(self) -> None:
         from rlcanary.checks import run_check
+        from rlcanary.checks.expected import compare
 
-        result = run_check(self.check, self.adapter, self.spec, self.config.getoption("canary_seed"))
-        if result.status in ("not-provided", "not-compared"):
-            pytest.skip(f"{result.status.replace('-', ' ')}: {result.message}")
+        seed, timeout = self.config.getoption("canary_seed"), self.config.getoption("canary_timeout")
+        result = run_check(self.check, self.adapter, self.spec, seed, timeout)
+        comparison = compare([result], {} if self.expectation is None else {self.check.id: self.expectation})
+        if comparison.unexpected:
+            raise CheckFailed(comparison.unexpected[0])
+        if comparison.known and self.expectation is not None:
+            pytest.xfail(self.expectation.reason)
+        if comparison.stale and result.status == "pass":
+            raise CheckFailed(replace(result, message="is expected to fail, but passes: remove it from the file"))
+        if result.status == "not-compared":
+            self.user_properties.append((NOT_COMPARED, result.message))
         if result.status != "pass":
-            raise CheckFailed(result)
+            pytest.skip(f"{result.status.replace('-', ' ')}: {result.message}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if not isinstance(excinfo.value, CheckFailed):

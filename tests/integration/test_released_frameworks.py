@@ -25,6 +25,27 @@ def test_framework_fails_exactly_where_it_is_known_to(framework: str, at_least: 
     assert done.stderr == ""
 
 
+INVERTED = """
+from rlcanary.adapters.verl import VerlAdapter
+
+class Inverted(VerlAdapter):
+    name = "inverted"
+
+    def importance_weights(self, trainer_logprobs, sampler_logprobs, mask):
+        return super().importance_weights(sampler_logprobs, trainer_logprobs, mask)
+"""
+
+
+def test_inverted_importance_weights_are_red_with_verls_list(tmp_path: Path) -> None:
+    pytest.importorskip("verl")
+    (tmp_path / "mine.py").write_text(INVERTED)
+    command = [sys.executable, "-m", "rlcanary", "check", "mine.py", "--only=importance."]
+    known = f"--expected={EXPECTED / 'verl'}.txt"
+    done = subprocess.run([*command, known], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "not among the" in done.stdout
+
+
 def test_advantages_are_those_of_trls_trainer() -> None:
     pytest.importorskip("trl")
     got = load_adapter("trl").advantages(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long))

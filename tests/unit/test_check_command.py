@@ -43,7 +43,7 @@ def test_failure_shows_counterexample_and_exits_with_1(tmp_path: Path) -> None:
     assert "FAIL advantage.groups_are_separate" in done.stdout
     assert "not provided" in done.stdout
     items = {item["id"]: item for item in json.loads((tmp_path / "out.json").read_text())["checks"]}
-    assert set(items["mask.pad_id_zero"]) == {"id", "area", "status", "message", "snippet", "seconds"}
+    assert set(items["mask.pad_id_zero"]) == {"id", "area", "status", "message", "snippet", "seconds", "findings"}
     assert items["mask.pad_id_zero"]["status"] == "not-provided"
     failed = items["advantage.groups_are_separate"]
     assert failed["area"] == "advantage"
@@ -80,21 +80,51 @@ def test_mistake_is_one_line_on_stderr_and_exit_2(arguments: list[str], told: st
     assert list(tmp_path.iterdir()) == []
 
 
-def test_expected_failures_keep_the_exit_code_green(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(WRONG_MEAN)
-    done = rlcanary("check", "mine", "--only", "advantage.", "--json", "out.json", cwd=tmp_path)
-    failed = [
-        item["id"] for item in json.loads((tmp_path / "out.json").read_text())["checks"] if item["status"] == "fail"
-    ]
-    assert done.returncode == 1
-    (tmp_path / "known.txt").write_text("# known since the spring\n" + "".join(f"{name}  # why\n" for name in failed))
+def write_expected(cwd: Path) -> str:
+    """Let the command write the failures of WRONG_MEAN and give each a reason."""
+    (cwd / "mine.py").write_text(WRONG_MEAN)
+    done = rlcanary("check", "mine", "--only", "advantage.", "--update-expected", "known.txt", cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    assert "say behind the # why advantage.groups_are_separate is expected to fail" in done.stderr
+    written = (cwd / "known.txt").read_text()
+    (cwd / "known.txt").write_text(written.replace("# say why", "# the mean of the batch, on purpose"))
+    return written
+
+
+def test_expected_findings_keep_the_exit_code_green(tmp_path: Path) -> None:
+    count = write_expected(tmp_path).count("say why")
     done = rlcanary("check", "mine", "--only", "advantage.", "--expected", "known.txt", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    assert f"{len(failed)} failed as expected" in done.stdout
+    assert f"{count} failed as expected" in done.stdout
+
+
+def test_larger_deviation_than_the_expected_one_is_red(tmp_path: Path) -> None:
+    write_expected(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        WRONG_MEAN.replace("(rewards - rewards.mean())", "5 * (rewards - rewards.mean())")
+    )
+    done = rlcanary("check", "mine", "--only", "advantage.groups", "--expected", "known.txt", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "FAIL advantage.groups_are_separate" in done.stdout
+    assert "not among the 1 expected findings: value off by" in done.stdout
+
+
+def test_update_keeps_reasons_comments_and_what_did_not_run(tmp_path: Path) -> None:
+    written = write_expected(tmp_path)
+    known = tmp_path / "known.txt"
+    before = "# since the spring\n" + known.read_text() + "mask.pad_id_zero  # another time\n    value off by 1\n"
+    known.write_text(before)
+    done = rlcanary("check", "mine", "--only", "advantage.", "--update-expected", "known.txt", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert known.read_text() == before
+    (tmp_path / "mine.py").write_text(WRONG_MEAN.replace("rewards - rewards.mean()", "0 * rewards"))
+    rlcanary("check", "mine", "--only", "advantage.groups", "--update-expected", "known.txt", cwd=tmp_path)
+    assert "advantage.groups_are_separate" in written
+    assert "advantage.groups_are_separate" not in known.read_text()
 
 
 def test_stale_expectation_turns_red(tmp_path: Path) -> None:
-    (tmp_path / "known.txt").write_text("mask.pad_id_zero  # was broken once\n")
+    (tmp_path / "known.txt").write_text("mask.pad_id_zero  # was broken once\n    value off by 1\n")
     done = rlcanary("check", "reference", "--only", "mask.", "--expected", "known.txt", cwd=tmp_path)
     assert done.returncode == 1
     assert "stale mask.pad_id_zero is expected to fail, but passes" in done.stdout
@@ -102,13 +132,71 @@ def test_stale_expectation_turns_red(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "told"),
-    [("mask.no_such  # x", "there is no check 'mask.no_such'"), ("mask.pad_id_zero", "say behind a #")],
+    [
+        ("mask.no_such  # x", "there is no check 'mask.no_such'"),
+        ("mask.pad_id_zero", "say behind a #"),
+        ("mask.pad_id_zero  # say why\n  value off by 1", "say behind a #"),
+        ("mask.pad_id_zero  # known", "any failure of it would be expected; write them with"),
+        ("  value off by 1", "above the first check"),
+        ("mask.pad_id_zero  # known\n  value off by little", "does not end with a number"),
+    ],
 )
 def test_unclear_expectation_is_refused(tmp_path: Path, line: str, told: str) -> None:
     (tmp_path / "known.txt").write_text(line)
     done = rlcanary("check", "reference", "--expected", "known.txt", cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+SILENT = """
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.batch import LossOutput
+
+class Silent(ReferenceAdapter):
+    name = "silent"
+
+    def policy_loss(self, batch):
+        return LossOutput(super().policy_loss(batch).loss, {})
+"""
+
+
+def test_check_that_compared_nothing_is_no_pass_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SILENT)
+    arguments = ("check", "mine.py", "--json", "out.json", "--markdown", "out.md")
+    done = rlcanary(*arguments, "--only", "loss.metrics", "--only", "loss.row", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "not compared" in done.stdout
+    assert "1 not compared" in done.stdout
+    assert "`loss.metrics` compared nothing" in (tmp_path / "out.md").read_text()
+    statuses = {each["id"]: each["status"] for each in json.loads((tmp_path / "out.json").read_text())["checks"]}
+    assert statuses["loss.metrics"] == "not-compared"
+    alone = rlcanary(*arguments, "--only", "loss.metrics", cwd=tmp_path)
+    assert alone.returncode == 2
+    assert "nothing was checked: what these checks called returned nothing to compare" in alone.stderr
+
+
+ENDLESS = """
+import time
+from rlcanary.adapters.reference import ReferenceAdapter
+
+class Endless(ReferenceAdapter):
+    name = "endless"
+
+    def advantages(self, rewards, group_ids):
+        while True:
+            time.sleep(0.01)
+"""
+
+
+def test_check_that_does_not_end_is_one_error_and_the_rest_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ENDLESS)
+    only = ("--only", "advantage.shift", "--only", "mask.")
+    done = rlcanary("check", "mine.py", *only, "--timeout", "1", "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 1
+    results = {each["id"]: each for each in json.loads((tmp_path / "out.json").read_text())["checks"]}
+    assert results.pop("advantage.shift")["message"] == "took longer than 1 s: advantages([4], [4])"
+    assert {each["status"] for each in results.values()} == {"pass"}
 
 
 def test_markdown_summary_folds_each_failure(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """How a check ends: a pass is a comparison, and every case has its say."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -118,5 +120,85 @@ class RaisesOnTwo(ReferenceAdapter):
 def test_error_in_the_smallest_case_hides_no_failure_in_a_larger_one() -> None:
     result = run("advantage.declared_formula", RaisesOnTwo(Conventions()))
     assert result.status == "fail"
-    assert "also raised: [2] (ZeroDivisionError)" in result.message
-    assert "also fails: [6]; [8]" in result.message
+    also = result.message.splitlines()[-1]
+    assert also.startswith("also: [2]: raises ZeroDivisionError; ")
+    assert "; [6]: value off by 2; [8]: value off by 2; " in also
+
+
+class DividesInPlace(ReferenceAdapter):
+    """Divides the logits by the temperature in place, as code does on logits of its own forward pass."""
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        return super().token_logprobs(logits.div_(temperature), token_ids, 1.0)
+
+
+@pytest.mark.parametrize("name", ["logprob.is_log_softmax", "logprob.temperature", "logprob.filtered_logits"])
+def test_code_that_works_in_place_on_fresh_logits_is_right(name: str) -> None:
+    assert run(name, DividesInPlace()).status == "pass"
+
+
+def test_code_that_works_in_place_on_the_callers_logits_is_still_found() -> None:
+    assert run("logprob.inputs_untouched", DividesInPlace()).status == "fail"
+
+
+class RewardOnly(ReferenceAdapter):
+    """The reward itself, divided by the deviation of the batch, as some REINFORCE variants: no one field explains it."""
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+
+
+class DividesByN(ReferenceAdapter):
+    """A standard deviation without Bessel's correction."""
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return ReferenceAdapter(self.conventions.replace(advantage_ddof=0)).advantages(rewards, group_ids)
+
+
+class SumOverRows(ReferenceAdapter):
+    """A sum over rows of the rows' means: another declaration."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        adapter = ReferenceAdapter(self.conventions.replace(aggregation="sequence_sum"))
+        return adapter.policy_loss(batch)
+
+
+class TrainsPadding(ReferenceAdapter):
+    """Counts padding as trained tokens, which is a mistake and no declaration."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        return super().policy_loss(replace(batch, mask=torch.ones_like(batch.mask)))
+
+
+class ValueOfAnother(ReferenceAdapter):
+    """The value of another aggregation with the gradient of the declared one."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        loss = super().policy_loss(batch).loss
+        return LossOutput(loss - loss.detach() + SumOverRows(self.conventions).policy_loss(batch).loss.detach(), {})
+
+
+HINT = "if you mean that, declare it"
+
+
+def test_declaration_that_explains_every_case_is_named() -> None:
+    for name in ("loss.declared_value", "loss.declared_gradient"):
+        assert f"aggregation='sequence_sum' gives this in every case: {HINT}" in run(name, SumOverRows()).message
+    divided = run("advantage.declared_formula", DividesByN(Conventions(advantage_ddof=1)))
+    assert f"advantage_ddof=0 gives this in every case: {HINT}" in divided.message
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter"),
+    [
+        ("advantage.declared_formula", RewardOnly()),
+        ("loss.declared_value", TrainsPadding()),
+        ("loss.declared_gradient", TrainsPadding()),
+        ("loss.declared_value", ValueOfAnother()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_declaration_that_explains_one_case_alone_is_not_named(name: str, adapter: ReferenceAdapter) -> None:
+    result = run(name, adapter)
+    assert result.status == "fail"
+    assert HINT not in result.message

@@ -75,3 +75,55 @@ def test_unknown_adapter_is_a_usage_error(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("--canary", "nothing_like_it")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --canary: no adapter 'nothing_like_it'*"])
+
+
+SILENT = """
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.batch import LossOutput
+
+class Silent(ReferenceAdapter):
+    name = "silent"
+
+    def policy_loss(self, batch):
+        return LossOutput(super().policy_loss(batch).loss, {})
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "under xdist"])
+def test_what_compared_nothing_is_counted_by_that_name(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+    pytester.makepyfile(mine=SILENT)
+    result = pytester.runpytest_subprocess("--canary", "mine", "-k", "loss.metrics or loss.row_order", *workers)
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(
+        [
+            "*checks that compared nothing*",
+            "canary?silent?::loss.metrics: *",
+            "*1 passed*1 not compared*",
+        ]
+    )
+
+
+def test_expected_findings_are_xfailed_and_others_fail(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(mine=WRONG_MEAN)
+    pytester.makeini("[pytest]\ncanary_expected = known.txt\n")
+    known = pytester.path / "known.txt"
+    chosen = ("--canary", "mine", "-k", "groups_are_separate")
+    known.write_text("advantage.groups_are_separate  # on purpose\n    value off by 99\n")
+    pytester.runpytest_subprocess(*chosen).assert_outcomes(xfailed=1, deselected=len(all_checks()) - 1)
+    known.write_text("advantage.groups_are_separate  # on purpose\n    value off by 0.01\n")
+    result = pytester.runpytest_subprocess(*chosen)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*not among the 1 expected findings: value off by*"])
+    known.write_text("advantage.shift  # on purpose\n    value off by 9\n")
+    result = pytester.runpytest_subprocess("--canary", "mine", "-k", "advantage.shift")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*is expected to fail, but passes: remove it from the file*"])
+
+
+def test_check_that_does_not_end_fails_and_the_rest_runs(pytester: pytest.Pytester) -> None:
+    endless = WRONG_MEAN.replace("return (rewards", "while True: rewards + 1\n        return (rewards")
+    pytester.makepyfile(mine=endless)
+    arguments = ("--canary", "mine", "-k", "advantage.shift or mask.pad_id_zero", "--canary-timeout", "1")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(failed=1, skipped=1, deselected=len(all_checks()) - 2)
+    result.stdout.fnmatch_lines(["took longer than 1 s: advantages(?4?, ?4?)*"])

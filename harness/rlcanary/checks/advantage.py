@@ -9,7 +9,7 @@ from rlcanary import reference
 from rlcanary.checks import cases
 from rlcanary.checks.registry import check
 from rlcanary.checks.snippet import literal
-from rlcanary.checks.subject import Call, Derived, Subject, close, tolerance
+from rlcanary.checks.subject import Call, Derived, Subject
 from rlcanary.conventions import Baseline, Conventions, Scale
 
 
@@ -34,29 +34,23 @@ def declared_formula(subject: Subject, rng: Generator) -> None:
             call = subject.call("advantages", rewards_B, group_ids_B)
             expected_B = reference.advantages(rewards_B.double(), group_ids_B, subject.conventions)
             magnitude = float(rewards_B.abs().max())
-            told = f"advantages differ from {_formula(subject.conventions)}"
-            call.expect(expected_B, told + _other_declaration(call, rewards_B, group_ids_B), scale=magnitude)
+            _weigh_others(call, rewards_B, group_ids_B, magnitude)
+            call.expect(expected_B, f"advantages differ from {_formula(subject.conventions)}", scale=magnitude)
 
 
-def _other_declaration(call: Call, rewards_B: Tensor, group_ids_B: Tensor) -> str:
-    """A hint where another declaration than the adapter's gives these advantages."""
+def _weigh_others(call: Call, rewards_B: Tensor, group_ids_B: Tensor, scale: float) -> None:
+    """Find out which declarations that differ in one field give these advantages."""
     declared = call.subject.conventions
-    others: tuple[dict[str, Any], ...] = (
-        {"advantage_ddof": 1 - declared.advantage_ddof},
-        *({"advantage_scale": scale} for scale in get_args(Scale) if scale != declared.advantage_scale),
-        *(
-            {"advantage_baseline": baseline}
-            for baseline in get_args(Baseline)
-            if baseline != declared.advantage_baseline
-        ),
-    )
-    rtol, atol = tolerance(call.value, call.value)
-    for other in others:
-        expected_B = reference.advantages(rewards_B.double(), group_ids_B, declared.replace(**other))
-        if expected_B.shape == call.value.shape and close(call.value, expected_B, rtol, atol):
-            ((name, value),) = other.items()
-            return f"; {name}={value!r} gives them: if you mean that, declare it"
-    return ""
+    choices = {
+        "advantage_ddof": (0, 1),
+        "advantage_scale": get_args(Scale),
+        "advantage_baseline": get_args(Baseline),
+    }
+    others: list[dict[str, Any]] = [
+        {name: value} for name, values in choices.items() for value in values if value != getattr(declared, name)
+    ]
+    exact_B = rewards_B.double()
+    call.subject.weigh(others, lambda other: call.gives(reference.advantages(exact_B, group_ids_B, other), scale=scale))
 
 
 def _formula(conventions: Conventions) -> str:
@@ -87,6 +81,7 @@ def constant_reward_is_zero(subject: Subject, rng: Generator) -> None:
                     largest <= 1e-5,
                     f"{size} completions with reward {reward} each get an advantage of {largest:.2g} instead of 0",
                     "float(got.abs().max()) <= 1e-5",
+                    magnitude=largest,
                 )
 
 
@@ -171,6 +166,7 @@ def scale(subject: Subject, rng: Generator) -> None:
         f"{difference:.3g} when all rewards are ten times as large",
         f"float((got - expected).abs().max()) <= {bound:.3g}",
         before,
+        magnitude=difference,
     )
 
 
@@ -191,6 +187,7 @@ def bounded(subject: Subject, rng: Generator) -> None:
                     largest <= size,
                     f"rewards {rewards_B.tolist()} give an advantage of {largest:.4g}",
                     f"float(got.abs().max()) <= {size}",
+                    magnitude=largest,
                 )
 
 

@@ -47,7 +47,9 @@ def _expect_rows(call: Call, name: str, got: Sequence[object], expected: Sequenc
                 f"got = {expression}",
                 f"assert got == {wanted!r}, got",
             ]
-            raise Finding(f"row {row} has {name} {found}, expected {wanted}", call.snippet(lines))
+            told = f"row {row} has {name} {found}, expected {wanted}"
+            share = [one == other for one, other in zip(got, expected, strict=True)].count(False) / len(expected)
+            raise Finding(told, call.snippet(lines), name, share)
 
 
 def _masked(values_BT: Tensor, mask_BT: Tensor) -> list[list[float]]:
@@ -153,4 +155,5 @@ def nothing_lost(subject: Subject, rng: Generator) -> None:
     subject.compared()
     if trained != sampled:
         lines = [f"assert int(adapter.make_batch(*arguments).completion_mask.sum()) == {sampled}"]
-        raise Finding(f"{sampled} completion tokens were sampled, {trained} are trained", call.snippet(lines))
+        told = f"{sampled} completion tokens were sampled, {trained} are trained"
+        raise Finding(told, call.snippet(lines), "number of tokens", abs(trained - sampled) / sampled)

@@ -36,7 +36,12 @@ def changes_nothing(subject: Subject, rng: Generator) -> None:
             "assert got == [], got",
         )
         more = f" and {len(different) - 1} more" if len(different) > 1 else ""
-        raise Finding(f"evaluation changed {_told(different[0], before, after)}{more}", call.snippet(lines))
+        raise Finding(
+            f"evaluation changed {_told(different[0], before, after)}{more}",
+            call.snippet(lines),
+            "state",
+            len(different),
+        )
 
 
 @check("evaluation.training_mode", needs=("evaluate",))
@@ -170,7 +175,12 @@ def reward(subject: Subject, rng: Generator) -> None:
     subject.compared()
     if not abs(got - 0.25) < 1e-5:
         lines = script("got = adapter.evaluate(*arguments)['reward']", "assert abs(got - 0.25) < 1e-5, got")
-        raise Finding(f"the rewards 0.75, 0.5, 0.25 and -0.5 were logged as {got:.4g}, not 0.25", call.snippet(lines))
+        raise Finding(
+            f"the rewards 0.75, 0.5, 0.25 and -0.5 were logged as {got:.4g}, not 0.25",
+            call.snippet(lines),
+            "reward",
+            abs(got - 0.25),
+        )
 
 
 @check("evaluation.training_goes_on", needs=("evaluate", "train_step"))

@@ -1,51 +1,139 @@
 """The failures that a team knows of: a plain file that keeps their CI green, and turns it red when it goes stale.
 
-One check a line, its id and the reason behind a #:
+A check with the reason behind a #, and below it, indented, the findings that are expected of it:
 
-    advantage.constant_reward_is_zero  # float32 rounding, 6e-4 at most; see issue 12
+    advantage.constant_reward_is_zero  # float32 rounding of the mean; see issue 12
+        3 rewards of 0.9: value off by 0.056
+        5 rewards of 0.7: value off by 0.048
+
+A finding may be up to `tally.MARGIN` times as large as written, or smaller, or missing. One that is not written is a new
+failure. The file is written by `rlcanary check ADAPTER --update-expected FILE`, for the seed of that run.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rlcanary.checks.registry import Result, all_checks
+from rlcanary.checks.registry import Result, all_checks, outcome
+from rlcanary.checks.tally import Fingerprint, Found
 from rlcanary.errors import UserError
+from rlcanary.files import write_whole
+
+NO_REASON = "say why"
+"""Stands where the reason of a new entry belongs; a file with it is refused."""
 
 
-def read_expected(path: Path) -> dict[str, str]:
-    """The expected failures of a file: check id -> reason.
+@dataclass(frozen=True)
+class Expectation:
+    """A check that is expected to fail: why, and with which findings."""
+
+    reason: str
+    findings: tuple[Fingerprint, ...]
+
+    def surplus(self, result: Result) -> list[Found]:
+        """What was found beyond the expected."""
+        return [found for found in result.findings if not any(each.covers(found.fingerprint) for each in self.findings)]
+
+
+@dataclass
+class _Entry:
+    """A check in the file.
+
+    Attributes:
+        where: its line, for messages.
+        comments: the lines of comment above it.
+    """
+
+    where: str
+    comments: list[str]
+    check_id: str
+    reason: str
+    findings: list[Fingerprint] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [*self.comments, f"{self.check_id}  # {self.reason}", *(f"    {each}" for each in self.findings)]
+        return "".join(f"{line}\n" for line in lines)
+
+
+def read_expected(path: Path) -> dict[str, Expectation]:
+    """The expected failures of a file: check id -> reason and findings.
 
     Raises:
-        UserError: the file cannot be read, a line has no reason, or a check is unknown or named twice.
+        UserError: the file cannot be read, a line has no reason or no findings, or a check is unknown or named twice.
     """
+    entries = _read(path)
+    for entry in entries:
+        if entry.reason in ("", NO_REASON):
+            raise UserError(f"{entry.where}: say behind a # why {entry.check_id} is expected to fail")
+        if not entry.findings:
+            raise UserError(
+                f"{entry.where}: {entry.check_id} has no findings, so that any failure of it would be expected; "
+                f"write them with rlcanary check ADAPTER --update-expected {path}"
+            )
+    return {entry.check_id: Expectation(entry.reason, tuple(entry.findings)) for entry in entries}
+
+
+def update_expected(path: Path, results: Iterable[Result]) -> dict[str, Expectation]:
+    """Write the failures among the results into the file, which may not exist yet.
+
+    Reasons, comments and the entries of checks that are not among the results stay.
+
+    Returns:
+        what the file holds now; the reason of a new entry is `NO_REASON`.
+    """
+    entries = {entry.check_id: entry for entry in (_read(path) if path.exists() else [])}
+    for result in results:
+        if result.status not in ("fail", "error"):
+            entries.pop(result.id, None)
+            continue
+        entry = entries.setdefault(result.id, _Entry("", [], result.id, NO_REASON))
+        entry.reason = entry.reason or NO_REASON
+        entry.findings = list(dict.fromkeys(found.fingerprint for found in result.findings))
+    write_whole(path, "".join(map(str, entries.values())))
+    return {entry.check_id: Expectation(entry.reason, tuple(entry.findings)) for entry in entries.values()}
+
+
+def _read(path: Path) -> list[_Entry]:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UserError(f"cannot read the expected failures in {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read the expected failures in {path}: not a text in UTF-8") from error
     known = {check.id for check in all_checks()}
-    expected: dict[str, str] = {}
+    entries: dict[str, _Entry] = {}
+    comments: list[str] = []
     for number, line in enumerate(lines, start=1):
-        check_id, _, reason = (part.strip() for part in line.partition("#"))
-        if not check_id:
-            continue
         where = f"{path}, line {number}"
+        if not line.strip() or line.startswith("#"):
+            comments += [line] if line.strip() else []
+            continue
+        if line[0].isspace():
+            if not entries:
+                raise UserError(f"{where}: a finding stands there above the first check")
+            try:
+                entries[list(entries)[-1]].findings.append(Fingerprint.parse(line.strip()))
+            except ValueError as error:
+                raise UserError(f"{where}: {line.strip()!r} does not end with a number behind 'off by'") from error
+            continue
+        check_id, _, reason = (part.strip() for part in line.partition("#"))
         if check_id not in known:
             raise UserError(f"{where}: there is no check {check_id!r}")
-        if not reason:
-            raise UserError(f"{where}: say behind a # why {check_id} is expected to fail")
-        if check_id in expected:
+        if check_id in entries:
             raise UserError(f"{where}: {check_id} stands there twice")
-        expected[check_id] = reason
-    return expected
+        entries[check_id] = _Entry(where, comments, check_id, reason)
+        comments = []
+    return list(entries.values())
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results held against the expected failures.
+    """Results compared with the expected failures.
 
     Attributes:
-        unexpected: failed or raised without being expected.
+        unexpected: failed or raised without being expected, or otherwise than expected.
         known: failed as expected.
         stale: expected to fail, but passed or did not run.
     """
@@ -59,12 +147,23 @@ class Comparison:
         return bool(self.unexpected or self.stale)
 
 
-def compare(results: Iterable[Result], expected: dict[str, str]) -> Comparison:
+def compare(results: Iterable[Result], expected: dict[str, Expectation]) -> Comparison:
     """Sort results into what is new, known and stale."""
-    results = list(results)
-    failed = [result for result in results if result.status in ("fail", "error")]
-    return Comparison(
-        unexpected=[result for result in failed if result.id not in expected],
-        known=[result for result in failed if result.id in expected],
-        stale=[result for result in results if result.id in expected and result not in failed],
-    )
+    comparison = Comparison([], [], [])
+    for result in results:
+        expectation = expected.get(result.id)
+        if result.status not in ("fail", "error"):
+            comparison.stale.extend([result] if expectation else [])
+        elif expectation and not expectation.surplus(result):
+            comparison.known.append(result)
+        else:
+            comparison.unexpected.append(result if expectation is None else beyond(result, expectation))
+    return comparison
+
+
+def beyond(result: Result, expectation: Expectation) -> Result:
+    """The result with only what was found beyond the expected."""
+    surplus = expectation.surplus(result)
+    status, message, snippet = outcome(surplus)
+    told = f"{message}\nnot among the {len(expectation.findings)} expected findings: {surplus[0].fingerprint}"
+    return replace(result, status=status, message=told, snippet=snippet, findings=tuple(surplus))

@@ -59,6 +59,8 @@ def finite_differences(subject: Subject, rng: Generator) -> None:
                     raise Finding(
                         f"at row {row}, position {position} the gradient is {got:.4g}, the slope of the loss {slope:.4g}",
                         call.snippet(_slope_lines(row, position)),
+                        f"slope at row {row}, position {position}",
+                        abs(got - slope) / (abs(slope) or 1.0),
                     )
 
 
@@ -132,7 +134,12 @@ def is_the_policy_gradient(subject: Subject, rng: Generator) -> None:
             "cosine = torch.nn.functional.cosine_similarity(-got.flatten(), wanted.flatten(), dim=0)",
             "assert cosine > 0.999, cosine",
         ]
-        raise Finding(f"the descent direction has cosine {cosine:.4f} with the policy gradient", call.snippet(lines))
+        raise Finding(
+            f"the descent direction has cosine {cosine:.4f} with the policy gradient",
+            call.snippet(lines),
+            "direction",
+            1 - cosine,
+        )
 
 
 def _gathered(logits_TV: Tensor, ids_BT: Tensor) -> Tensor:

@@ -132,6 +132,7 @@ def expectation_is_the_divergence(subject: Subject, rng: Generator) -> None:
         abs(got - exact) <= rounding,
         f"the estimates average to {got:.6f} over the policy's distribution, KL(policy ‖ reference) is {exact:.6f}",
         f"abs(float((torch.tensor([{weights}]) * got).sum()) - {exact:.9f}) <= {rounding:.9f}",
+        magnitude=abs(got - exact) / abs(exact),
     )
 
 

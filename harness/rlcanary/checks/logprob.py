@@ -103,6 +103,7 @@ def probabilities_add_to_one(subject: Subject, rng: Generator) -> None:
                     abs(float(total) - 1) < 1e-3,
                     f"the probabilities of all {vocabulary} tokens add to {float(total):.6g} at temperature {temperature}",
                     "abs(float(got.double().exp().sum()) - 1) < 1e-3",
+                    magnitude=abs(float(total) - 1),
                 )
 
 
@@ -164,4 +165,5 @@ def bfloat16_logits(subject: Subject, rng: Generator) -> None:
         error < 1e-4,
         f"logprobs of bfloat16 logits are off by {error:.2g}",
         f"float((got.double() - torch.tensor({exact})).abs().max()) < 1e-4",
+        magnitude=error,
     )

@@ -12,7 +12,7 @@ from rlcanary.checks import cases
 from rlcanary.checks.oracle import exact_loss, exact_output
 from rlcanary.checks.registry import check
 from rlcanary.checks.snippet import literal
-from rlcanary.checks.subject import Call, Derived, Finding, Subject, close, tolerance
+from rlcanary.checks.subject import Call, Derived, Finding, Subject
 from rlcanary.conventions import Aggregation, Conventions
 
 
@@ -27,8 +27,8 @@ def declared_value(subject: Subject, rng: Generator) -> None:
         with subject.case(batch):
             loss, _ = exact_loss(batch, subject.conventions)
             call = subject.call("policy_loss", batch)
-            told = f"the loss is not the declared one ({_terms(subject)}){_other_declaration(call, batch)}"
-            call.expect(loss, told)
+            _weigh_aggregations(call, batch)
+            call.expect(loss, f"the loss is not the declared one ({_terms(subject)})")
 
 
 @check("loss.declared_gradient", needs=("policy_loss",))
@@ -42,21 +42,17 @@ def declared_gradient(subject: Subject, rng: Generator) -> None:
         with subject.case(batch):
             _, gradient_BT = exact_loss(batch, subject.conventions)
             call = subject.call("policy_loss", batch)
+            _weigh_aggregations(call, batch)
             call.expect_gradient(
                 gradient_BT, f"the gradient is not that of the declared loss ({_terms(subject)})", "logprobs"
             )
 
 
-def _other_declaration(call: Call, batch: PolicyBatch) -> str:
-    """A hint where another aggregation than the declared one gives this loss on a batch that tells them apart."""
-    if len(batch.mask) < 2:
-        return ""
-    rtol, atol = tolerance(call.value, call.value)
-    for aggregation in get_args(Aggregation):
-        other = call.subject.conventions.replace(aggregation=aggregation)
-        if close(call.value, exact_loss(batch, other)[0], rtol, atol):
-            return f"; aggregation={aggregation!r} gives it: if you mean that, declare it"
-    return ""
+def _weigh_aggregations(call: Call, batch: PolicyBatch) -> None:
+    """Find out which other aggregations give this loss, in value and in gradient."""
+    declared = call.subject.conventions.aggregation
+    others = [{"aggregation": name} for name in get_args(Aggregation) if name != declared]
+    call.subject.weigh(others, lambda conventions: call.gives(*exact_loss(batch, conventions)))
 
 
 def _terms(subject: Subject) -> str:
@@ -95,6 +91,8 @@ def on_policy_sign(subject: Subject, rng: Generator) -> None:
                             f"assert got[{row}, {position}].sign() == {float(wanted_BT[row, position])}, got",
                         ]
                     ),
+                    "sign of the gradient",
+                    float(wrong_BT.sum() / batch.mask.sum()),
                 )
 
 

@@ -25,7 +25,8 @@ def _expect(call: Call, expected: dict[str, float], told: str, source: list[str]
             f"assert abs(got - expected[{name!r}]) <= {allowed[name]:.2g}, got",
         )
         values = "; ".join(f"{name} is {logged[name]:.6g}, not {expected[name]:.6g}" for name in wrong)
-        raise Finding(f"{told}: {values}", call.snippet(lines))
+        magnitude = max(abs(logged[name] - expected[name]) / (abs(expected[name]) or 1.0) for name in wrong)
+        raise Finding(f"{told}: {values}", call.snippet(lines), f"metrics {', '.join(wrong)}", magnitude)
 
 
 @check("metrics.on_policy_identities", needs=("train_step",))

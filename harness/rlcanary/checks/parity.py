@@ -1,5 +1,6 @@
 """Sampler and trainer are the same policy: same distribution, same logprobs, same idea of where a completion ends."""
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -40,7 +41,9 @@ def _generate(
     expected = [request["n"]] * len(prompts)
     if counts != expected:
         lines = ["got = [len(group) for group in adapter.generate(*arguments)]", f"assert got == {expected}, got"]
-        raise Finding(f"{counts} completions came back, {expected} were asked for", call.snippet(lines))
+        raise Finding(
+            f"{counts} completions came back, {expected} were asked for", call.snippet(lines), "number of completions"
+        )
     return call, call.output
 
 
@@ -91,6 +94,8 @@ def _expect_trainer_logprobs(subject: Subject, prompts: list[list[int]], tempera
                 f"at temperature {temperature}, prompt {index + 1} of {len(prompts)}: the sampler's logprobs are not the "
                 f"trainer's\n  sampler: {shown[0]}\n  trainer: {shown[1]}",
                 call.snippet(lines),
+                f"logprobs of prompt {index + 1}",
+                float((got_T - expected_T).abs().max()) if got_T.shape == expected_T.shape else math.inf,
             )
 
 
@@ -139,6 +144,8 @@ def greedy(subject: Subject, rng: Generator) -> None:
                         f"prompt {index + 1} of {len(prompts)} was continued with {list(completion.token_ids)}, where "
                         f"one of the tokens is {lost:.3g} nats less likely than the likeliest",
                         call.snippet(lines),
+                        f"prompt {index + 1}",
+                        lost,
                     )
 
 
@@ -196,7 +203,7 @@ def seed(subject: Subject, rng: Generator) -> None:
                 if outputs[0] == outputs[2]
                 else "all samples of a seed are the same"
             )
-        raise Finding(told, call.snippet(lines))
+        raise Finding(told, call.snippet(lines), told)
 
 
 @check("parity.endings", needs=("generate",))
@@ -228,7 +235,7 @@ def endings(subject: Subject, rng: Generator) -> None:
                     "        got = wrong_ending(completion, request['eos_token_ids'], request['max_new_tokens'])",
                     "        assert got is None, (completion, got)",
                 )
-                raise Finding(f"the completion {list(completion.token_ids)} has {told}", call.snippet(lines))
+                raise Finding(f"the completion {list(completion.token_ids)} has {told}", call.snippet(lines), "endings")
 
 
 @check("parity.distribution", needs=("generate",))
@@ -254,6 +261,12 @@ def first_token_distribution(subject: Subject, rng: Generator) -> None:
 
 def _expect_distribution(subject: Subject, prompt: list[int], choice: dict[str, Any]) -> None:
     probabilities_V = distribution(build("tiny_llama()"), prompt, **choice)
+    # An engine that ignores the limit shows it on few samples; a thousand of its full length would take hours.
+    call, (few,) = _generate_again(subject, [prompt], sampling(n=8, max_new_tokens=1, **choice))
+    longest = max(len(completion.token_ids) for completion in few)
+    if longest > 1:
+        lines = ["(few,) = adapter.generate(*arguments)", "assert max(len(each.token_ids) for each in few) <= 1"]
+        raise Finding(f"a completion of {longest} tokens where 1 was allowed", call.snippet(lines), "length")
     call, (completions,) = _generate_again(subject, [prompt], sampling(n=1000, max_new_tokens=1, **choice))
     empty = sum(not completion.token_ids for completion in completions)
     if empty:
@@ -279,4 +292,6 @@ def _expect_distribution(subject: Subject, prompt: list[int], choice: dict[str, 
         f"with {options}, {len(drawn)} first tokens are not drawn from the trainer's distribution: token {token} was drawn "
         f"{counts[token]} times and should be about {float(probabilities_V[token]) * len(drawn):.0f} times",
         call.snippet(lines),
+        "first tokens",
+        sum(abs(counts[each] / len(drawn) - float(share)) for each, share in enumerate(probabilities_V)) / 2,
     )

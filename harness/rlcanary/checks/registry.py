@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
 
-from rlcanary.checks.subject import Subject, Tally
+from rlcanary.checks.subject import Subject
+from rlcanary.checks.tally import Found
+from rlcanary.checks.time_limit import TookTooLong, time_limit
 from rlcanary.contract import Adapter, provided
 from rlcanary.conventions import Conventions
 
@@ -41,6 +43,12 @@ AREAS = (
     "sync",
     "parity",
 )
+
+DEFAULT_SECONDS = 120.0
+"""How long a check may take."""
+
+SHOWN = 12
+"""How many findings a message lists behind the first."""
 
 Status = Literal["pass", "fail", "not-compared", "not-provided", "error"]
 CheckFunction = Callable[[Subject, torch.Generator], None]
@@ -95,6 +103,7 @@ class Result:
         message: the counterexample or the error and which other cases failed; else why the check or a case did not run.
         snippet: Python that reproduces the counterexample.
         seconds: how long it took.
+        findings: all that was found, in the order of the cases.
     """
 
     id: str
@@ -103,9 +112,15 @@ class Result:
     message: str
     snippet: str
     seconds: float
+    findings: tuple[Found, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The fields by name, each finding with its fingerprint as text."""
+        findings = [
+            {"fingerprint": str(found.fingerprint), "message": found.message, "snippet": found.snippet}
+            for found in self.findings
+        ]
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"findings": findings}
 
 
 def check(
@@ -125,48 +140,61 @@ def all_checks() -> list[Check]:
     return [value for module in modules for value in vars(module).values() if isinstance(value, Check)]
 
 
-def run_check(check: Check, adapter: Adapter, spec: str, seed: int = 0) -> Result:
-    """Run one check. Never raises for what the adapter does: an exception of its code is the status "error"."""
+def run_check(check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout: float = DEFAULT_SECONDS) -> Result:
+    """Run one check. Never raises for what the adapter does: an exception of its code is the status "error".
+
+    Args:
+        check: the check.
+        adapter: what it is run on.
+        spec: what `load_adapter` takes to find the adapter again, for snippets.
+        seed: of its random cases.
+        timeout: how many seconds it may take, 0 for no limit; one that takes longer has the status "error".
+    """
     started = time.perf_counter()
     # The tensors are tiny: more threads only wait for each other.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        status, message, snippet = _run(check, adapter, spec, seed)
+        status, message, snippet, found = _run(check, adapter, spec, seed, timeout)
     finally:
         torch.set_num_threads(threads)
-    return Result(check.id, check.area, status, message, snippet, time.perf_counter() - started)
+    return Result(check.id, check.area, status, message, snippet, time.perf_counter() - started, found)
 
 
-def _run(check: Check, adapter: Adapter, spec: str, seed: int) -> tuple[Status, str, str]:
+def _run(
+    check: Check, adapter: Adapter, spec: str, seed: int, timeout: float
+) -> tuple[Status, str, str, tuple[Found, ...]]:
     missing = [name for name in check.needs if name not in provided(adapter)]
     if missing:
-        return "not-provided", f"needs {', '.join(missing)}", ""
+        return "not-provided", f"needs {', '.join(missing)}", "", ()
     reason = check.applies(adapter.conventions)
     if reason:
-        return "not-provided", f"does not apply: {reason}", ""
+        return "not-provided", f"does not apply: {reason}", "", ()
     subject = Subject(adapter, spec)
     tally = subject.tally
-    with tally.case(""):
-        check.run(subject, torch.Generator().manual_seed(seed))
-    notes = _notes(tally)
-    if tally.findings:
-        first = tally.findings[0]
-        return "fail", "\n".join([first.message, *notes]), first.snippet
-    if tally.raised:
-        return "error", "\n".join([tally.raised[0].message, *notes]), ""
+    try:
+        with time_limit(timeout), tally.case(""):
+            check.run(subject, torch.Generator().manual_seed(seed))
+    except TookTooLong:
+        tally.stopped("takes too long", f"took longer than {timeout:g} s: {tally.calling or 'before its first call'}")
+    left_out = sorted({*tally.declined, *tally.empty})
+    notes = [f"left out: {'; '.join(left_out)}"] if left_out else []
+    if tally.found:
+        status, message, snippet = outcome(tally.found)
+        hints = [f"{told} gives this in every case: if you mean that, declare it" for told in tally.explanations]
+        return status, "\n".join([message, *hints, *notes]), snippet, tuple(tally.found)
     if tally.compared:
-        return "pass", "\n".join(notes), ""
+        return "pass", "\n".join(notes), "", ()
     reasons = "; ".join(dict.fromkeys(tally.empty + tally.declined))
     if tally.empty or (tally.made and not tally.declined):
-        return "not-compared", reasons or "what the calls returned leaves nothing to compare", ""
-    return "not-provided", reasons or "no case applies", ""
+        return "not-compared", reasons or "what the calls returned leaves nothing to compare", "", ()
+    return "not-provided", reasons or "no case applies", "", ()
 
 
-def _notes(tally: Tally) -> list[str]:
-    """A line for the cases that failed behind the first, for those that raised, and for those that were left out."""
-    failed = [finding.case for finding in tally.findings[1:]]
-    raised = [f"{each.case} ({each.kind})" for each in (tally.raised if tally.findings else tally.raised[1:])]
-    left_out = sorted({*tally.declined, *tally.empty})
-    lines = [("also fails: ", failed), ("also raised: ", raised), ("left out: ", left_out)]
-    return [title + "; ".join(filter(None, parts)) for title, parts in lines if parts]
+def outcome(found: Sequence[Found]) -> tuple[Status, str, str]:
+    """Status, message and snippet: the first finding in full, an error where there is none; the others by fingerprint."""
+    first = next((each for each in found if not each.is_error), found[0])
+    others = [str(each.fingerprint) for each in found if each is not first]
+    told = [f"also: {'; '.join(others[:SHOWN])}"] if others else []
+    told += [f"and {len(others) - SHOWN} more"] if len(others) > SHOWN else []
+    return "error" if first.is_error else "fail", "\n".join([first.message, *told]), first.snippet

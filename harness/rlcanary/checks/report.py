@@ -28,7 +28,7 @@ LABELS = {
 
 
 def to_json(adapter: str, results: Iterable[Result]) -> str:
-    """`{"adapter": …, "checks": [{"id", "area", "status", "message", "snippet", "seconds"}, …]}`."""
+    """`{"adapter": …, "checks": [{"id", "area", "status", "message", "snippet", "seconds", "findings"}, …]}`."""
     document: dict[str, Any] = {"adapter": adapter, "checks": [result.to_json() for result in results]}
     return json.dumps(document, indent=2) + "\n"
 
@@ -58,6 +58,7 @@ def to_markdown(adapter: str, checks: list[Check], results: list[Result], compar
         lines += ["```python", result.snippet, "```", ""] if result.snippet else []
         lines += ["</details>", ""]
     lines += [f"- `{result.id}` is expected to fail and does not: remove it" for result in comparison.stale]
+    lines += [f"- `{each.id}` compared nothing: {each.message}" for each in results if each.status == "not-compared"]
     return "\n".join(lines).rstrip() + "\n"
 
 

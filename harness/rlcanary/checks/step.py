@@ -26,7 +26,8 @@ def _step(subject: Subject, state: Written, batch: CollatedBatch) -> tuple[Call,
             "adapter.train_step(*arguments)",
             "assert len(watch.updates) == 1, len(watch.updates)",
         )
-        raise Finding(f"one call of train_step made {len(watch.updates)} steps of state.optimizer", call.snippet(lines))
+        told = f"one call of train_step made {len(watch.updates)} steps of state.optimizer"
+        raise Finding(told, call.snippet(lines), "number of steps", abs(len(watch.updates) - 1))
     return call, watch.updates[0]
 
 
@@ -56,6 +57,8 @@ def _expect_gradients(
         f"{message}\n  {len(wrong)} of {len(names)} parameters have another gradient, {wrong[0]} for one; all together it "
         f"is {length:.4g} times as long as it should be, with a cosine of {cosine:.4f}",
         call.snippet(lines),
+        "gradients",
+        float((both[0] - both[1]).norm() / both[1].norm()),
     )
 
 
@@ -269,6 +272,8 @@ def every_parameter_moves(subject: Subject, rng: Generator) -> None:
             f"{len(still)} of {len(watch.before)} parameters have a gradient and did not move ({rate}): "
             f"{', '.join(still[:3])}{'…' if len(still) > 3 else ''}",
             call.snippet(lines),
+            "parameters that stand still",
+            len(still) / len(watch.before),
         )
 
 
@@ -296,6 +301,8 @@ def small_learning_rate(subject: Subject, rng: Generator) -> None:
         raise Finding(
             f"four updates at learning rate 1e-6 moved the parameters {share:.1%} of the way that the optimizer asks for",
             call.snippet([*lines, "assert watch.share_moved() > 0.9, watch.share_moved()"]),
+            "way moved",
+            abs(1 - share),
         )
 
 
@@ -315,6 +322,8 @@ def only_the_optimizer_moves(subject: Subject, rng: Generator) -> None:
             f"after four updates {len(astray)} of {len(watch.before)} parameters are not where the optimizer takes them: "
             f"{', '.join(astray[:3])}{'…' if len(astray) > 3 else ''}",
             call.snippet([*lines, "assert watch.astray() == [], watch.astray()"]),
+            "parameters astray",
+            len(astray) / len(watch.before),
         )
 
 
@@ -398,4 +407,6 @@ def direction(subject: Subject, rng: Generator) -> None:
             f"the completion that earned 1 led the one that earned 0 by {before:.4f} nats before the update and by "
             f"{after:.4f} after it",
             call.snippet(lines),
+            "lead",
+            before - after,
         )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,94 +14,11 @@ from torch import Tensor
 
 from rlcanary.batch import LossOutput, PolicyBatch
 from rlcanary.checks.snippet import Written, imports_for, literal
+from rlcanary.checks.tally import Finding, NothingToCompare, Tally
 from rlcanary.contract import Adapter, NotProvided
 from rlcanary.conventions import Conventions
 
-
-class Finding(Exception):
-    """A property that does not hold, with the smallest counterexample that was found.
-
-    Attributes:
-        message: what was got and what was expected.
-        snippet: Python that reproduces it.
-        case: the label of the case it was found in, "" in a check of one case.
-    """
-
-    def __init__(self, message: str, snippet: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.snippet = snippet
-        self.case = ""
-
-
-class NothingToCompare(Exception):
-    """The code ran, and what it returned leaves nothing to compare; the message says what is missing."""
-
-
-@dataclass(frozen=True)
-class Raised:
-    """An exception of the adapter's code in one case of a check."""
-
-    case: str
-    kind: str
-    message: str
-
-
-@dataclass
-class Tally:
-    """How one check went.
-
-    Attributes:
-        made: calls of the adapter.
-        compared: comparisons. A check without one has not passed.
-        declined: why the adapter declined a case.
-        empty: why a case left nothing to compare.
-        findings: in the order of the cases, smallest first.
-        raised: at most one a case.
-        calling: the capability that was called last, with what it was given.
-    """
-
-    made: int = 0
-    compared: int = 0
-    declined: list[str] = field(default_factory=list)
-    empty: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    raised: list[Raised] = field(default_factory=list)
-    calling: str = ""
-    _case: str = ""
-    _labels: list[str] = field(default_factory=list)
-    _seen: Counter[str] = field(default_factory=Counter)
-
-    @contextmanager
-    def case(self, label: str) -> Iterator[None]:
-        """Take down how the code inside ends; exceptions stop here."""
-        around = self._case
-        self._labels.append(label)
-        told = "; ".join(filter(None, self._labels))
-        self._seen[told] += 1
-        self._case = f"{told} ({self._seen[told]})" if told and self._seen[told] > 1 else told
-        try:
-            yield
-        except NotProvided as reason:
-            self.declined.append(str(reason) or "declined by the adapter")
-        except NothingToCompare as reason:
-            self.empty.append(str(reason))
-        except Finding as finding:
-            self.note(finding)
-        except Exception as error:  # noqa: BLE001 - the adapter is foreign code; whatever it raises is the result
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
-            called = f"{self.calling} raised " if self.calling else ""
-            message = f"{called}{type(error).__name__}: {error} ({where})"
-            self.raised.append(Raised(self._case, type(error).__name__, message))
-        finally:
-            self._labels.pop()
-            self._case = around
-
-    def note(self, finding: Finding) -> None:
-        """Add a finding of the present case."""
-        finding.case = self._case
-        self.findings.append(finding)
+__all__ = ["Call", "Derived", "Finding", "NothingToCompare", "Subject", "Tally", "close", "tolerance"]
 
 
 class Subject:
@@ -146,9 +61,11 @@ class Subject:
         given = [argument.value if isinstance(argument, Written) else _fresh(argument) for argument in arguments]
         shapes = [str(list(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in given]
         self.tally.calling = f"{capability}({', '.join(shapes)})"
-        output = getattr(self.adapter, capability)(*given)
+        # Code may work in place on logits that its own forward pass made; a leaf that requires a gradient would forbid it.
+        received = [each.clone() if _is_leaf(each) else each for each in given]
+        output = getattr(self.adapter, capability)(*received)
         self.tally.made += 1
-        return Call(self, capability, arguments, given, output)
+        return Call(self, capability, arguments, given, output, received)
 
     def call_unless_raised(self, capability: str, *arguments: Any) -> Call | None:
         """A call that may raise, because an error is loud and the property is about silence; None where it did.
@@ -177,6 +94,15 @@ class Subject:
         """
         return self.tally.case(", ".join(filter(None, map(_label, parts))))
 
+    def weigh(self, alternatives: Iterable[dict[str, Any]], explains: Callable[[Conventions], bool]) -> None:
+        """Find out which other declarations explain this case; the report names those that explain every case.
+
+        Args:
+            alternatives: the conventions that each of them sets otherwise.
+            explains: whether the output of this case is what these conventions declare.
+        """
+        self.tally.weigh(alternatives, lambda other: explains(self.conventions.replace(**other)))
+
 
 @dataclass
 class Call:
@@ -186,8 +112,9 @@ class Call:
 
     Attributes:
         arguments: what the check passed.
-        given: the copies that the adapter received; tensors that require a gradient hold it here after `gradient`.
+        given: copies of them, with respect to which gradients are taken.
         output: what came back.
+        received: what the adapter received: the copies, and clones of those that require a gradient.
     """
 
     subject: Subject
@@ -195,6 +122,7 @@ class Call:
     arguments: tuple[Any, ...]
     given: list[Any]
     output: Any
+    received: list[Any] = field(default_factory=list)
 
     @property
     def value(self) -> Tensor:
@@ -219,6 +147,14 @@ class Call:
         (gradient,) = torch.autograd.grad(scalar, leaf, retain_graph=True, allow_unused=True)
         return torch.zeros_like(leaf) if gradient is None else gradient
 
+    def gives(self, expected: Tensor, gradient: Tensor | None = None, scale: float = 1.0) -> bool:
+        """Whether the output, and the gradient of a loss where one is given, are these; nothing is counted."""
+        both = [(self.value, expected)]
+        both += [] if gradient is None else [(self.gradient("logprobs"), gradient)]
+        return all(
+            got.shape == wanted.shape and close(got, wanted, *tolerance(got, wanted, scale)) for got, wanted in both
+        )
+
     def expect(
         self,
         expected: Tensor,
@@ -237,7 +173,7 @@ class Call:
             derived: how `expected` follows from another call of the same implementation, for the snippet.
         """
         source = None if derived is None else derived.call._value_lines("expected", "before", derived.form)
-        self._compare(self.value, expected, message, where, scale, self._value_lines(), derived, source)
+        self._compare("value", self.value, expected, message, where, scale, self._value_lines(), derived, source)
 
     def expect_gradient(
         self,
@@ -254,15 +190,32 @@ class Call:
         source = None
         if derived is not None:
             source = derived.call._gradient_lines(name, weights, "expected", "before", derived.form)
-        self._compare(self.gradient(name, weights), expected, message, where, scale, lines, derived, source)
+        got = self.gradient(name, weights)
+        self._compare("gradient", got, expected, message, where, scale, lines, derived, source)
 
-    def expect_true(self, holds: bool, message: str, condition: str, before: Call | None = None) -> None:
-        """Demand a condition on the output, written as Python over the names `got` and, with `before`, `expected`."""
+    def expect_true(
+        self,
+        holds: bool,
+        message: str,
+        condition: str,
+        before: Call | None = None,
+        magnitude: float | None = None,
+    ) -> None:
+        """Demand a condition on the output.
+
+        Args:
+            holds: whether it holds.
+            message: the property in the words of this case.
+            condition: as Python over the names `got` and, with `before`, `expected`.
+            before: the call that `expected` came from.
+            magnitude: how far the output is off, where that is a number.
+        """
         self.subject.compared()
+        quantity = self.subject.tally.quantity("condition" if magnitude is None else "value")
         if not holds:
             source = [] if before is None else [*before._before(), *before._value_lines("expected", "before")]
             lines = [*self._value_lines(), *source, f"assert {condition}, got"]
-            self._fails(f"{message}\n  got: {_short(self.value)}", lines)
+            self._fails(f"{message}\n  got: {_short(self.value)}", lines, quantity, magnitude)
 
     def expect_equal(
         self, expression: str, expected: Any, message: str, may_raise: bool = False, before: Call | None = None
@@ -277,9 +230,10 @@ class Call:
             may_raise: whether an exception of the capability would do as well, for the snippet.
             before: an earlier call that this one came after, for the snippet.
         """
-        names = {"torch": torch, "adapter": self.subject.adapter, "arguments": self.given, "output": self.output}
+        names = {"torch": torch, "adapter": self.subject.adapter, "arguments": self.received, "output": self.output}
         got = eval(expression, names)
         self.subject.compared()
+        quantity = self.subject.tally.quantity("data")
         if got == expected:
             return
         run = f"output = adapter.{self.capability}(*arguments)"
@@ -292,11 +246,11 @@ class Call:
         if before is not None:
             lines = [*before._before(), f"adapter.{before.capability}(*before)", *lines]
         shown = f"{message}\n  got:      {_clipped(repr(got))}\n  expected: {_clipped(repr(expected))}"
-        self._fails(shown, lines)
+        self._fails(shown, lines, quantity, _share_of_entries(got, expected))
 
     def expect_inputs_untouched(self, message: str) -> None:
         """Demand that the adapter left the tensors that it was given as they were."""
-        for position, (argument, given) in enumerate(zip(self.arguments, self.given, strict=True)):
+        for position, (argument, given) in enumerate(zip(self.arguments, self.received, strict=True)):
             for label, before, after in _tensors(argument, given):
                 self.subject.compared()
                 if not torch.equal(torch.nan_to_num(before), torch.nan_to_num(after.detach())):
@@ -309,7 +263,7 @@ class Call:
                         "equal_nan=True)",
                     ]
                     self._fails(
-                        f"{message}\n  {name} before: {_short(before)}\n  after: {_short(after.detach())}", lines
+                        f"{message}\n  {name} before: {_short(before)}\n  after: {_short(after.detach())}", lines, name
                     )
 
     def expect_metric(self, name: str, expected: float, told: str, derived: Call | None = None) -> None:
@@ -322,6 +276,7 @@ class Call:
         """
         got = float(self.output.metrics[name])
         self.subject.compared()
+        quantity = self.subject.tally.quantity(f"metric {name}")
         if math.isclose(got, expected, rel_tol=1e-3, abs_tol=1e-5) or (math.isnan(got) and math.isnan(expected)):
             return
         logged = f"float(adapter.{self.capability}(*{{}}).metrics[{name!r}])"
@@ -332,10 +287,11 @@ class Call:
             lines += [*derived._before(), f"expected = {logged.format('before')}"]
         lines.append("assert abs(got - expected) <= 1e-3 * abs(expected) + 1e-5, (got, expected)")
         message = f"the metric {name} is {got:.6g}, {told} it is {expected:.6g}"
-        self._fails(message, lines)
+        magnitude = deviation(torch.tensor(got), torch.tensor(expected))
+        self._fails(message, lines, quantity, magnitude)
 
-    def _fails(self, message: str, lines: list[str]) -> None:
-        self.subject.tally.note(Finding(message, self.snippet(lines)))
+    def _fails(self, message: str, lines: list[str], quantity: str, magnitude: float | None = None) -> None:
+        self.subject.tally.note(Finding(message, self.snippet(lines), quantity, magnitude))
 
     def snippet(self, lines: list[str]) -> str:
         """A program that makes this call's inputs and goes on with these lines."""
@@ -358,9 +314,16 @@ class Call:
     def _before(self) -> list[str]:
         return ["before = [", *(_indented(literal(argument)) for argument in self.arguments), "]"]
 
+    def _called(self, arguments: str) -> str:
+        """The call in Python over a list of arguments of this name."""
+        if not any(map(_is_leaf, self.given)):
+            return f"adapter.{self.capability}(*{arguments})"
+        each = [f"{arguments}[{place}]{'.clone()' * _is_leaf(value)}" for place, value in enumerate(self.given)]
+        return f"adapter.{self.capability}({', '.join(each)})"
+
     def _value_lines(self, result: str = "got", arguments: str = "arguments", form: str = "{}") -> list[str]:
         loss = ".loss" if isinstance(self.output, LossOutput) else ""
-        value = f"torch.as_tensor(adapter.{self.capability}(*{arguments}){loss}).detach()"
+        value = f"torch.as_tensor({self._called(arguments)}{loss}).detach()"
         return [f"{result} = {form.format(value)}"]
 
     def _gradient_lines(
@@ -378,12 +341,13 @@ class Call:
         # Adding nothing of the leaf makes the gradient zero, rather than an error, where the output does not depend on it.
         anchored = f" + 0 * {leaf}.sum()" if may_be_missing else ""
         return [
-            f"output = adapter.{self.capability}(*{arguments}){loss}{weighted}",
+            f"output = {self._called(arguments)}{loss}{weighted}",
             f"{result} = {form.format(f'torch.autograd.grad(output.sum(){anchored}, {leaf})[0]')}",
         ]
 
     def _compare(
         self,
+        name: str,
         got: Tensor,
         expected: Tensor,
         message: str,
@@ -394,13 +358,16 @@ class Call:
         source: list[str] | None,
     ) -> None:
         expected = expected.detach()
+        quantity = self.subject.tally.quantity(name)
         if got.shape != expected.shape:
             shapes = f"got shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
-            self._fails(f"{message}\n  {shapes}", [*lines, f"assert got.shape == {tuple(expected.shape)}"])
+            lines = [*lines, f"assert got.shape == {tuple(expected.shape)}"]
+            self._fails(f"{message}\n  {shapes}", lines, f"{quantity} of shape {list(got.shape)}")
             return
         if expected.is_floating_point() and not got.is_floating_point():
             assertion = "assert got.is_floating_point(), got.dtype"
-            self._fails(f"{message}\n  got numbers of {got.dtype}, expected fractions", [*lines, assertion])
+            told = f"{message}\n  got numbers of {got.dtype}, expected fractions"
+            self._fails(told, [*lines, assertion], f"{quantity} of {got.dtype}")
             return
         rtol, atol = tolerance(got, expected, scale)
         counted = torch.ones_like(expected, dtype=torch.bool) if where is None else where
@@ -419,7 +386,8 @@ class Call:
             "equal_nan=True)",
         ]
         shown = torch.where(counted, got, torch.nan) if where is not None and got.is_floating_point() else got
-        self._fails(f"{message}\n  got:      {_short(shown)}\n  expected: {_short(expected.to(got.dtype))}", lines)
+        told = f"{message}\n  got:      {_short(shown)}\n  expected: {_short(expected.to(got.dtype))}"
+        self._fails(told, lines, quantity, deviation(got[counted], expected[counted]))
 
 
 @dataclass(frozen=True)
@@ -448,15 +416,37 @@ def close(got: Tensor, expected: Tensor, rtol: float, atol: float) -> bool:
     return torch.allclose(got.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True)
 
 
+def deviation(got: Tensor, expected: Tensor) -> float:
+    """The largest difference as a share of the largest expected number, or itself where that is zero; NaN is infinite."""
+    difference = (got.detach().double() - expected.double()).abs()
+    if not difference.numel():
+        return 0.0
+    largest, size = float(difference.nan_to_num(math.inf).max()), float(expected.double().abs().max())
+    return largest / size if 0 < size < math.inf else largest
+
+
+def _share_of_entries(got: Any, expected: Any) -> float | None:
+    """How many entries of a list differ, as a share of them."""
+    if not (isinstance(got, list) and isinstance(expected, list)) or len(got) != len(expected):
+        return None
+    return [one == other for one, other in zip(got, expected, strict=True)].count(False) / len(expected)
+
+
 def _label(part: object) -> str:
     match part:
         case Tensor():
             return str(list(part.shape))
         case PolicyBatch():
             return str(list(part.logprobs.shape))
+        case list():
+            return f"[{', '.join(f'{item:g}' if isinstance(item, float) else str(item) for item in part)}]"
         case dict():
             return ", ".join(f"{name}={value!r}" for name, value in part.items())
     return str(part)
+
+
+def _is_leaf(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.requires_grad
 
 
 def _fresh(argument: Any) -> Any:

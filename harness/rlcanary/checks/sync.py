@@ -36,6 +36,8 @@ def _expect_in_step(call: Call, prompt: list[int], message: str, *steps: str) ->
         raise Finding(
             f"{message}: the engine is {distance:.3g} nats away from the trainer",
             call.snippet([*lines, f"assert got < {CLOSE}, got"]),
+            "nats",
+            distance,
         )
 
 
@@ -109,7 +111,8 @@ def every_parameter(subject: Subject, rng: Generator) -> None:
             f"got = gap(engine, state.model, {SHORT}, max_new_tokens=1)",
             f"assert got < {CLOSE}, got",
         )
-        raise Finding(f"changes of these parameters do not reach the engine: {', '.join(missing)}", call.snippet(lines))
+        told = f"changes of these parameters do not reach the engine: {', '.join(missing)}"
+        raise Finding(told, call.snippet(lines), "parameters", len(missing))
 
 
 @check("sync.tied_weights", needs=("sync_weights",))
@@ -148,6 +151,8 @@ def version(subject: Subject, rng: Generator) -> None:
                     f"after {count} weight sync{'s' * (count > 1)} the engine's version has grown by "
                     f"{engine.value.version - start}",
                     call.snippet(lines),
+                    "version",
+                    abs(engine.value.version - start - count),
                 )
 
 
@@ -202,7 +207,10 @@ def trainer_untouched(subject: Subject, rng: Generator) -> None:
             f"torch.testing.assert_close(named(state.model)[{wrong[0]!r}].detach(), before, rtol=0, atol=0)",
         )
         raise Finding(
-            f"a weight sync changed {len(wrong)} of the trainer's parameters: {wrong[0]}", call.snippet(lines)
+            f"a weight sync changed {len(wrong)} of the trainer's parameters: {wrong[0]}",
+            call.snippet(lines),
+            "parameters",
+            len(wrong),
         )
 
 

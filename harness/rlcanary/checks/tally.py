@@ -1,0 +1,170 @@
+"""How one check went: its comparisons, and how each of its cases ended."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcanary.contract import NotProvided
+
+MARGIN = 1.5
+"""How much larger than the expected one a deviation may be: other processors round otherwise."""
+
+
+class Finding(Exception):
+    """A property that does not hold, with the smallest counterexample that was found.
+
+    Attributes:
+        message: what was got and what was expected.
+        snippet: Python that reproduces it.
+        quantity: what is off, such as "gradient".
+        magnitude: how far it is off; see `Fingerprint`.
+    """
+
+    def __init__(self, message: str, snippet: str, quantity: str = "property", magnitude: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.snippet = snippet
+        self.quantity = quantity
+        self.magnitude = math.inf if magnitude is not None and math.isnan(magnitude) else magnitude
+
+
+class NothingToCompare(Exception):
+    """The code ran, and what it returned leaves nothing to compare; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What tells a finding from others of the same check, also in another run.
+
+    Attributes:
+        case: the label of its case, "" in a check of one case.
+        quantity: what is off, such as "gradient", "metric kl" or "raises ZeroDivisionError".
+        magnitude: the largest deviation as a share of the largest expected number, or itself where zero is expected;
+            infinite for NaN, None where the quantity is no number.
+    """
+
+    case: str
+    quantity: str
+    magnitude: float | None = None
+
+    def __str__(self) -> str:
+        told = self.quantity if self.magnitude is None else f"{self.quantity} off by {self.magnitude:.2g}"
+        return f"{self.case}: {told}" if self.case else told
+
+    @classmethod
+    def parse(cls, text: str) -> Fingerprint:
+        """The fingerprint that is written so.
+
+        Raises:
+            ValueError: what stands behind "off by" is no number.
+        """
+        case, _, told = text.rpartition(": ")
+        quantity, _, magnitude = told.rpartition(" off by ")
+        return cls(case, quantity, float(magnitude)) if quantity else cls(case, told)
+
+    def covers(self, other: Fingerprint) -> bool:
+        """Whether the other is the same and no more than `MARGIN` times as large."""
+        if (self.case, self.quantity) != (other.case, other.quantity):
+            return False
+        if self.magnitude is None or other.magnitude is None:
+            return self.magnitude is other.magnitude
+        return other.magnitude <= MARGIN * self.magnitude
+
+
+@dataclass(frozen=True)
+class Found:
+    """A finding in a case of a check, or an exception that ended the case."""
+
+    fingerprint: Fingerprint
+    message: str
+    snippet: str
+    is_error: bool
+
+
+@dataclass
+class Tally:
+    """How one check went.
+
+    Attributes:
+        made: calls of the adapter.
+        compared: comparisons. A check without one has not passed.
+        declined: why the adapter declined a case.
+        empty: why a case left nothing to compare.
+        found: findings and exceptions, in the order of the cases.
+        calling: the capability that was called last, with what it was given.
+    """
+
+    made: int = 0
+    compared: int = 0
+    declined: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
+    calling: str = ""
+    _case: str = ""
+    _labels: list[str] = field(default_factory=list)
+    _seen: Counter[str] = field(default_factory=Counter)
+    _expected: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _explanations: dict[str, bool] = field(default_factory=dict)
+
+    @contextmanager
+    def case(self, label: str) -> Iterator[None]:
+        """Note how the code inside ends; exceptions stop here."""
+        around = self._case
+        self._labels.append(label)
+        self._case = _numbered("; ".join(filter(None, self._labels)), self._seen)
+        try:
+            yield
+        except NotProvided as reason:
+            self.declined.append(str(reason) or "declined by the adapter")
+        except NothingToCompare as reason:
+            self.empty.append(str(reason))
+        except Finding as finding:
+            self.note(finding)
+        except Exception as error:  # noqa: BLE001 - the adapter is foreign code; whatever it raises is the result
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
+            called = f"{self.calling} raised " if self.calling else ""
+            self.stopped(f"raises {type(error).__name__}", f"{called}{type(error).__name__}: {error} ({where})")
+        finally:
+            self._labels.pop()
+            self._case = around
+
+    def note(self, finding: Finding) -> None:
+        """Add a finding of the present case."""
+        fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
+        self.found.append(Found(fingerprint, finding.message, finding.snippet, is_error=False))
+
+    def stopped(self, what: str, message: str) -> None:
+        """Add what ended the present case before its time."""
+        self.found.append(Found(Fingerprint(self._case, what), message, "", is_error=True))
+
+    def quantity(self, name: str) -> str:
+        """The name of a quantity that is compared now: numbered from the second of this name in a case on."""
+        seen: Counter[str] = Counter({name: self._expected[self._case, name]})
+        self._expected[self._case, name] += 1
+        return _numbered(name, seen)
+
+    def weigh(self, alternatives: Iterable[dict[str, Any]], explains: Callable[[dict[str, Any]], bool]) -> None:
+        """Find out which other declarations explain this case, of those that explain all cases before it."""
+        for other in alternatives:
+            told = ", ".join(f"{name}={value!r}" for name, value in other.items())
+            if self._explanations.get(told, True):
+                self._explanations[told] = explains(other)
+
+    @property
+    def explanations(self) -> list[str]:
+        """The other declarations that explain every case of a check with findings."""
+        if not self.found or any(each.is_error for each in self.found):
+            return []
+        return [told for told, holds in self._explanations.items() if holds]
+
+
+def _numbered(name: str, seen: Counter[str]) -> str:
+    seen[name] += 1
+    return f"{name} ({seen[name]})" if name and seen[name] > 1 else name
