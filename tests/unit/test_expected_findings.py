@@ -135,3 +135,14 @@ def test_nan_is_an_infinite_deviation() -> None:
 
     result = run_check(CHECKS["entropy.filtered_logits"], Nan(), "mine")
     assert [str(found.fingerprint) for found in result.findings] == ["value off by inf"]
+
+
+def test_code_that_samples_without_a_seed_gives_the_same_findings_again() -> None:
+    class Noisy(ReferenceAdapter):
+        def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+            return torch.rand(len(rewards))
+
+    state = torch.get_rng_state()
+    first, second = (run_check(CHECKS["advantage.shift"], Noisy(), "mine").findings for _ in range(2))
+    assert first == second != ()
+    assert torch.equal(torch.get_rng_state(), state)

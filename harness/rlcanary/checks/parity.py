@@ -274,7 +274,8 @@ def _expect_distribution(subject: Subject, prompt: list[int], choice: dict[str, 
             "(completions,) = adapter.generate(*arguments)",
             "assert all(len(each.token_ids) for each in completions)",
         ]
-        raise Finding(f"{empty} of {len(completions)} completions hold no token, not even an EOS", call.snippet(lines))
+        told = f"{empty} of {len(completions)} completions hold no token, not even an EOS"
+        raise Finding(told, call.snippet(lines), "empty completions", empty / len(completions))
     drawn = [int(completion.token_ids[0]) for completion in completions]
     subject.compared(len(drawn))
     if p_value(drawn, probabilities_V) > IMPROBABLE:

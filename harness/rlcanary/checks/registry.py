@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import numpy
 import torch
 
 from rlcanary.checks.subject import Subject
@@ -152,10 +155,26 @@ def run_check(check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        status, message, snippet, found = _run(check, adapter, spec, seed, timeout)
+        with _seeded(seed):
+            status, message, snippet, found = _run(check, adapter, spec, seed, timeout)
     finally:
         torch.set_num_threads(threads)
     return Result(check.id, check.area, status, message, snippet, time.perf_counter() - started, found)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators, so that code which samples without a seed gives the same findings again."""
+    python, numbers = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(numbers)
 
 
 def _run(
