@@ -38,7 +38,7 @@ def plugins(*names: str) -> list[str]:
 def make_project(folder: Path, tests: int) -> Path:
     """A git repository with this many tests that do nothing."""
     folder.mkdir()
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text("[pytest]\nrlcanary_results = unit_results.json\n")  # no test uses the tracker
     (folder / ".gitignore").write_text("unit_results*\n.testmondata*\n__pycache__/\n")
     for number in range(0, tests, TESTS_A_FILE):
         body = "".join(f"def test_{i}(): pass\n" for i in range(number, min(number + TESTS_A_FILE, tests)))

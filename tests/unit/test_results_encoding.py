@@ -92,6 +92,8 @@ def _containing_itself() -> list[object]:
         ({("a", 1): 0}, "keys must be str or int"),
         ({1: 0, "1": 0}, "one key in JSON"),
         (_containing_itself(), "nested more than 50 deep"),
+        ({"a": [10**5000]}, r"the value at \['a'\]\[0\] is a whole number of more than 14000 bits"),
+        ({10**5000: 1}, "the value is a whole number of more than 14000 bits"),
     ],
     ids=[
         "object",
@@ -103,6 +105,8 @@ def _containing_itself() -> list[object]:
         "tuple key",
         "clashing keys",
         "loop",
+        "5,001 digits",
+        "key of 5,001 digits",
     ],
 )
 def test_value_without_json_form_is_refused_with_its_place(value: object, message: str) -> None:

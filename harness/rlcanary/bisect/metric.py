@@ -1,7 +1,6 @@
 """The value of a tracked metric in what one run left behind."""
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from rlcanary.results.history import nearest_names
 from rlcanary.results.run_result import UnreadableFile, read_run
 from rlcanary.results.settings import pytest_settings
 from rlcanary.results.store import RESULTS_NAME
+from rlcanary.results.windows import is_finite
 
 NO_VALUE = "it left no value of"
 
@@ -35,7 +35,7 @@ def read_metric(name: str, checkout: Path, directory: Path, since_ns: int, outpu
         close = nearest_names(name, left)
         raise NotMeasured(f"{NO_VALUE} {name}" + (f", but one of {', '.join(close)}" if close else ""))
     value = found[-1]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
         raise NotMeasured(f"{name} is {'not finite' if value is None else repr(value)}, not a number")
     return float(value)
 

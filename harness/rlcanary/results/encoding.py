@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 # slow and useless.
 MAX_ARRAY_ELEMENTS = 1000
 MAX_DEPTH = 50
+MAX_BITS = 14_000  # Python reads and writes 4,300 digits
 
 
 class EncodingError(TypeError):
@@ -61,7 +62,7 @@ def _encode(value: object, path: str, depth: int, nonfinite: list[NonFinite]) ->
         case None | bool():
             return value
         case int():
-            return int(value)
+            return _whole(value, path)
         case float() | decimal.Decimal():
             number = float(value)
             if math.isfinite(number):
@@ -96,12 +97,21 @@ def _object_key(key: object, mapping: Mapping[Any, object], path: str) -> str:
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, int) and not isinstance(key, bool):
-        if str(int(key)) in mapping:
+        text = str(_whole(key, path))
+        if text in mapping:
             raise EncodingError(
-                f"{_place(path)} has both the key {key!r} and the key {str(key)!r}, which are one key in JSON"
+                f"{_place(path)} has both the key {key!r} and the key {text!r}, which are one key in JSON"
             )
-        return str(int(key))
+        return text
     raise EncodingError(f"{_place(path)} has the key {key!r} ({_type_name(key)}); keys must be str or int")
+
+
+def _whole(number: int, path: str) -> int:
+    if number.bit_length() > MAX_BITS:
+        raise EncodingError(
+            f"{_place(path)} is a whole number of more than {MAX_BITS} bits, which no reader of JSON takes"
+        )
+    return int(number)
 
 
 def _array_types() -> tuple[type, ...]:

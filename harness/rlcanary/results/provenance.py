@@ -42,9 +42,13 @@ def git_commit(folder: Path) -> Commit:
     # Without optional locks, a `git commit` that runs meanwhile is not disturbed.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
-        answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        answer = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", check=False
+        )
     except FileNotFoundError:
         return Commit(None, None, "git is not installed, so the commit is not recorded")
+    except OSError as error:
+        return Commit(None, None, f"git cannot be run ({error.strerror}), so the commit is not recorded")
     if answer.returncode != 0:
         if "not a git repository" in answer.stderr:
             return Commit(None, None)
