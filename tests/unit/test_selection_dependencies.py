@@ -1,9 +1,13 @@
+import json
+import resource
 from pathlib import Path
 
 import pytest
 
+from rlcanary.journal import TORN, header_line
 from rlcanary.selection.dependencies import Run
-from rlcanary.selection.injected.rlcanary_recorder.core import Recorder
+from rlcanary.selection.injected.rlcanary_recorder import core
+from rlcanary.selection.injected.rlcanary_recorder.core import HEADER, Recorder
 from rlcanary.selection.journal import Journals
 from rlcanary.selection.recording import tests_with_late_records as late_tests
 from rlcanary.selection.source_map import SourceMap
@@ -82,30 +86,81 @@ def test_a_file_that_ray_unpacked_elsewhere_is_found_in_the_project(project: Pat
 
 def test_a_journal_is_read_on_from_where_it_was_read_and_half_a_line_waits(tmp_path: Path) -> None:
     path = tmp_path / "p-1-ab.journal"
-    path.write_bytes(b"u\tt:1\tp:2\nu\tt:1")
+    path.write_bytes(HEADER + b'{"fields": ["u", "t:1", "p:2"]}\n{"fields": ["u", "t:1"')
     journals = Journals(tmp_path)
     assert list(journals.new_lines()) == [("p:1-ab", ["u", "t:1", "p:2"])]
     with path.open("ab") as stream:
-        stream.write(b"\tp:3\n")
+        stream.write(b', "p:3"]}\n')
     assert list(journals.new_lines()) == [("p:1-ab", ["u", "t:1", "p:3"])]
     assert list(journals.new_lines()) == []
 
 
-@pytest.mark.parametrize("text", ["a\tb", "a\nb", "a\\nb", "\\", "ä\x85\u2028"])
+@pytest.mark.parametrize("text", ["a\tb", "a\nb", "a\\nb", "\\", "ä\x85\u2028", "\udcff", "'\""])
 def test_a_journal_gives_back_what_the_recorder_wrote(tmp_path: Path, text: str) -> None:
     recorder = Recorder(str(tmp_path), "/nowhere")
     recorder.write("l", "t:1", text)
     assert [fields for _, fields in Journals(tmp_path).new_lines()] == [["l", "t:1", text]]
 
 
+def test_the_recorder_writes_a_journal_of_the_house() -> None:
+    assert core.HEADER.decode() == header_line(core.KIND, core.VERSION) + "\n"
+    assert core.TORN == TORN
+
+
+@pytest.mark.parametrize("more_bytes", [0, 7])
+def test_records_lost_on_a_full_disk_are_named_and_every_test_depends_on_everything(
+    tmp_path: Path, project: Path, more_bytes: int
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recorder = Recorder(str(folder), str(project))
+    recorder.write("c", "t:1", "module.py", "4", "first")
+    (path,) = folder.glob("*.journal")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + more_bytes, hard))
+    try:
+        recorder.write("c", "t:1", "imported.py", "1", "<module>")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    recorder.write("l", "t:1", "test", "test_a")
+    run = Run(SourceMap(project))
+    run.add(Journals(folder).new_lines())
+    assert run.tests == {"test_a": ["t:1"]}
+    assert set(run.dependencies_of_test("test_a").lines) == {"module.py", "imported.py", "package/inner.py"}
+    assert any("could not be written" in problem for problem in run.problems)
+    assert any("line 3 is damaged" in problem for problem in run.problems) is bool(more_bytes)
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[1]", b'{"fields": []}', b'{"fields": [1]}', b"u\tt:1\tp:2", b"\xff"])
+def test_damaged_line_is_named_and_every_test_depends_on_everything(tmp_path: Path, project: Path, line: bytes) -> None:
+    path = tmp_path / "p-1-ab.journal"
+    path.write_bytes(HEADER + line + b'\n{"fields": ["c", "t:1", "module.py", "4", "first"]}\n')
+    run = Run(SourceMap(project))
+    run.add(Journals(tmp_path).new_lines())
+    assert set(lines_of(run, "t:1")) == {"module.py", "imported.py", "package/inner.py"}
+    (problem,) = run.problems
+    assert problem.startswith(f"{path} line 2 is damaged")
+
+
+def test_journal_of_another_version_is_named_once(tmp_path: Path, project: Path) -> None:
+    path = tmp_path / "p-1-ab.journal"
+    path.write_text("u\tt:1\tp:2\n")
+    run, journals = Run(SourceMap(project)), Journals(tmp_path)
+    for _ in range(2):
+        run.add(journals.new_lines())
+    (problem,) = run.problems
+    assert problem.startswith(f"{path}: not a journal of selection")
+
+
 def test_tests_of_a_killed_run_that_saved_too_little_are_found(tmp_path: Path, project: Path) -> None:
     lines = [
-        "l\tt:1\ttest\ttest_a",
-        "l\tt:2\ttest\ttest_b",
-        "c\tt:1\tmodule.py\t4\tfirst",
-        "c\tt:2\tmodule.py\t8\tsecond",
+        ["l", "t:1", "test", "test_a"],
+        ["l", "t:2", "test", "test_b"],
+        ["c", "t:1", "module.py", "4", "first"],
+        ["c", "t:2", "module.py", "8", "second"],
     ]
-    (tmp_path / "p-1-ab.journal").write_text("\n".join(lines) + "\n")
+    text = "".join(json.dumps({"fields": fields}) + "\n" for fields in lines)
+    (tmp_path / "p-1-ab.journal").write_bytes(HEADER + text.encode())
     module = {("module.py", "<module>"), ("imported.py", "<module>")}
     saved = {"test_a": module | {("module.py", "first")}, "test_b": module}
     assert late_tests(tmp_path, SourceMap(project), saved) == ["test_b"]

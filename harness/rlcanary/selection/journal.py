@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
-UNESCAPED = {"\\\\": "\\", "\\t": "\t", "\\n": "\n"}
+from rlcanary.journal import Record, header_line, header_problem, parse_records
+from rlcanary.selection.injected.rlcanary_recorder.core import KIND, LOST, UNKNOWN, VERSION
+
+HEADER = header_line(KIND, VERSION)
 
 
 class Journals:
@@ -15,11 +17,14 @@ class Journals:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.offsets: dict[Path, int] = {}
+        self.lines: dict[Path, int] = {}
+        self.lost: set[Path] = set()
 
     def new_lines(self) -> Iterator[tuple[str, list[str]]]:
         """The process and the fields of every whole line that was not returned before.
 
-        A line that is being written comes next time.
+        A line that is being written comes next time. Damage is a problem to tell the user, and makes every test of the run
+        depend on everything.
         """
         for path in sorted(self.folder.glob("*.journal")):
             offset = self.offsets.get(path, 0)
@@ -30,12 +35,40 @@ class Journals:
                 text = stream.read()
             whole = text[: text.rfind(b"\n") + 1]
             self.offsets[path] = offset + len(whole)
-            process = path.stem.replace("-", ":", 1)
-            for line in whole.decode("utf-8", "surrogateescape").split("\n")[:-1]:
-                yield process, [unescape(field) for field in line.split("\t")]
+            yield from self._records(path, whole)
+        for path in sorted(set(self.folder.glob(f"*{LOST}")) - self.lost):
+            self.lost.add(path)
+            yield from damage(
+                path, f"{path.stem}: what ran in this process could not be written, perhaps on a full disk"
+            )
+
+    def _records(self, path: Path, whole: bytes) -> Iterator[tuple[str, list[str]]]:
+        line = self.lines.get(path, 1)
+        self.lines[path] = line + whole.count(b"\n")
+        if line == 1 and whole:
+            first, _, whole = whole.partition(b"\n")
+            line = 2
+            if problem := header_problem(first, HEADER):
+                yield from damage(path, f"{path}: {problem}")
+                whole = b""
+        contents = parse_records(path, whole, line, problem_of)
+        for record in contents.records:
+            yield process_of(path), record["fields"]
+        for damaged in contents.damage:
+            yield from damage(path, str(damaged))
 
 
-def unescape(field: str) -> str:
-    if "\\" not in field:
-        return field
-    return re.sub(r"\\[\\tn]", lambda match: UNESCAPED[match[0]], field)
+def process_of(path: Path) -> str:
+    return path.stem.replace("-", ":", 1)
+
+
+def damage(path: Path, problem: str) -> list[tuple[str, list[str]]]:
+    process = process_of(path)
+    return [(process, ["p", f"{problem}; the tests of this run depend on all code"]), (process, ["a", UNKNOWN])]
+
+
+def problem_of(record: Record) -> str | None:
+    fields = record.get("fields")
+    if isinstance(fields, list) and fields and all(isinstance(field, str) for field in fields):
+        return None
+    return "not a list of fields"

@@ -2,8 +2,8 @@
 
 Work belongs to a *context*: a test (`t:…`), the set-up of a shared fixture (`x:…`), the import of a module (`m:path`), or a
 process of its own (`p:…`). Contexts use one another: a test uses an actor's process, which uses the modules it imported.
-Every fact is appended to the process's journal the moment it is known, so that a killed process loses nothing. A line is
-fields separated by tabs:
+Every fact is appended to the process's journal the moment it is known, so that a killed process loses nothing. The journal
+has the form of `rlcanary.journal`, which a recorded process may not have installed. Its records are `{"fields": [...]}`:
 
     c context file line name     a function, or a module's body, began to run or was resumed
     d context file               a data file was opened for reading
@@ -20,13 +20,15 @@ fields separated by tabs:
 from __future__ import annotations
 
 import contextvars
+import errno
 import fcntl
 import itertools
 import os
 import sys
+from _json import encode_basestring_ascii as quoted  # all of json takes milliseconds, in every child process
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -42,7 +44,10 @@ MODULE_PREFIX = "module:"  # of a callee's file, where only the name of the modu
 ANYTHING = "*"  # as a callee's file: any code of the project
 # Where a low descriptor would be, a test that closes and reopens files could put another file.
 JOURNAL_DESCRIPTOR = 400
-ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n"})
+KIND, VERSION = "selection", 1
+HEADER = f'{{"journal": "{KIND}", "version": {VERSION}}}\n'.encode()
+TORN = b" (torn)\n"  # ends a half line, as in rlcanary.journal
+LOST = ".lost"  # suffix of the file that stands for records which could not be written
 NOT_PROJECT = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
 UPLOADED = "/_ray_pkg_"  # where Ray unpacks a working_dir and py_modules
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -77,6 +82,7 @@ class Recorder:
         self.codes: dict[int, CodeType] = {}  # keeps them alive, so that an id stays a name
         self.seen: dict[str, set[int]] = {}
         self.said: set[tuple[str, ...]] = set()
+        self.torn = False
         self.backend = choose_backend(self, may_trace)
         self.open_journal()
 
@@ -89,14 +95,34 @@ class Recorder:
             self.descriptor = low
         else:
             os.close(low)
+        if os.fstat(self.descriptor).st_size == 0:
+            self.put(HEADER)
 
     def write(self, *fields: str) -> None:
-        line = ("\t".join(field.translate(ESCAPES) for field in fields) + "\n").encode("utf-8", "surrogateescape")
+        line = f'{{"fields": [{", ".join(map(quoted, fields))}]}}\n'.encode()
         try:
-            os.write(self.descriptor, line)
+            self.put(line)
         except OSError:  # code under test may close every descriptor that it finds
-            self.open_journal()
-            os.write(self.descriptor, line)
+            try:
+                self.open_journal()
+                self.put(line)
+            except OSError:  # a full disk is no trouble of the code under test
+                self.lose()
+
+    def put(self, line: bytes) -> None:
+        """Raises OSError if the line cannot be written whole."""
+        if self.torn:
+            line = TORN + line
+        written = os.write(self.descriptor, line)
+        self.torn = written < len(line) and (self.torn or written > 0)
+        if written < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def lose(self) -> None:
+        """Tell the reader that records of this process are missing: an empty file needs no room on a full disk."""
+        with suppress(OSError):
+            path = os.path.join(self.folder, self.process.replace(":", "-") + LOST)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
     def say(self, *fields: str) -> None:
         """Write a line unless this process has written it before."""
@@ -230,6 +256,7 @@ class Recorder:
         self.seen.clear()
         self.said.clear()
         self.default = context
+        self.torn = False
         self.open_journal()
         self.backend.rearm()
 
