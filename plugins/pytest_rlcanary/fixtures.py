@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # What vLLM's CPU engine needs on a small machine; on a GPU it reads none of them.
 VLLM_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 HEADROOM = 2
+RAY_WAS_SLOW = "timed out during startup"
 
 
 def cluster_scope(fixture_name: str, config: pytest.Config) -> Any:
@@ -67,13 +68,33 @@ def cluster(config: pytest.Config, options: Mapping[str, Any]) -> Iterator[Any]:
     if address := config.getoption("ray_address"):
         ray.init(address=address, namespace=namespace)
     else:
-        ray.init(address="local", namespace=namespace, **options)
+        start_cluster(ray, namespace, options)
     try:
         yield ray
     finally:
         if address:
             hooks.belongings.leave_ray()
         ray.shutdown()
+
+
+def start_cluster(ray: Any, namespace: str, options: Mapping[str, Any]) -> None:
+    """Start a cluster, again where Ray gave up after the 30 seconds that it allows itself: a busy machine takes longer.
+
+    The limit of fixtures ends this.
+    """
+    while True:
+        before = Belongings()
+        try:
+            ray.init(address="local", namespace=namespace, **options)
+        except Exception as error:  # Ray raises nothing narrower
+            if RAY_WAS_SLOW not in str(error):
+                raise
+            ray.shutdown()
+            processes.end(before.children_since_start())
+        else:
+            return
+        finally:
+            before.close()
 
 
 @pytest.fixture

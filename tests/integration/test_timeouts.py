@@ -302,6 +302,32 @@ def test_needs_a_cluster(unhurried, ray_session):
 """
 
 
+def test_cluster_that_ray_was_too_slow_to_start_is_started_again(tmp_path: Path) -> None:
+    tests = SLOW_CLUSTER.replace("time.sleep(2)", "init()").replace("@pytest.fixture", FAILS_ONCE, 1)
+    run = run_session(tmp_path, tests)
+    assert run.cases["test_needs_a_cluster"].outcome == "passed", run.output
+    assert (tmp_path / "inits").read_text() == "init\n" * 2
+    (tmp_path / "inits").unlink()
+    other = run_session(tmp_path, tests.replace("timed out during startup", "no such option"))
+    assert "no such option" in other.cases["test_needs_a_cluster"].text
+
+
+FAILS_ONCE = """def init():
+    import subprocess
+    with open("inits", "a+") as file:
+        file.seek(0)
+        first = not file.read()
+        print("init", file=file)
+    if first:
+        subprocess.Popen(["sleep", "9997"])
+        raise Exception("The current node timed out during startup.")
+    assert "sleep 9997" not in [processes.command_line(child.pid) for child in processes.children()]
+
+from rlcanary.cleanup import processes
+
+@pytest.fixture"""
+
+
 def test_time_that_the_cluster_of_a_test_takes_to_start_is_not_the_tests(tmp_path: Path) -> None:
     run = run_session(tmp_path, SLOW_CLUSTER)
     assert run.cases["test_needs_a_cluster"].outcome == "passed", run.output
