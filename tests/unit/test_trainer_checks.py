@@ -1,7 +1,9 @@
 """The checks of trainers and engines catch mistakes of many kinds and accuse no correct trainer."""
 
+from typing import Any
+
 import pytest
-from trainer_mutants import CAUGHT_BY, CORRECT
+from trainer_mutants import CAUGHT_BY, CORRECT, IGNORED, DropoutAndSampledEvaluation
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
@@ -22,6 +24,28 @@ def test_mistake_is_caught_and_its_snippet_tells_it_from_the_reference(
     with pytest.raises(AssertionError):
         exec(result.snippet, {})
     exec(result.snippet.replace(spec, "reference"), {})
+
+
+@pytest.mark.parametrize(("mutant", "check_id"), IGNORED.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_declaration_that_is_ignored_turns_a_check_red(mutant: type[ReferenceAdapter], check_id: str) -> None:
+    result = run_check(CHECKS[check_id], mutant(), f"trainer_mutants:{mutant.__name__}")
+    assert result.status == "fail", result.message
+    with pytest.raises(AssertionError):
+        exec(result.snippet, {})
+    exec(result.snippet.replace(mutant.__name__, DropoutAndSampledEvaluation.__name__), {})
+
+
+def test_evaluation_that_changes_much_is_told_by_parts() -> None:
+    class MovesOn(ReferenceAdapter):
+        def evaluate(self, state: Any) -> dict[str, float]:
+            state.optimizer.step()
+            state.scheduler.step()
+            return super().evaluate(state)
+
+    result = run_check(CHECKS["evaluation.changes_nothing"], MovesOn(), "unused")
+    assert result.status == "fail"
+    for part in ("20 more of model", "more of optimizer", "more of scheduler"):
+        assert part in result.message
 
 
 @pytest.mark.parametrize("trainer", CORRECT, ids=lambda trainer: trainer.__name__)

@@ -13,7 +13,7 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.batch import CollatedBatch, Completion
 from rlcanary.checks.generation import trainer_logprobs
 from rlcanary.contract import TrainState
-from rlcanary.conventions import GRPO
+from rlcanary.conventions import GRPO, Conventions
 
 
 class GradientsAccumulate(ReferenceAdapter):
@@ -171,7 +171,83 @@ class CopyMadeAtTheStart(ReferenceAdapter):
         engine.version += 1
 
 
+class NoiseAfterTheFirstUpdate(ReferenceAdapter):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        metrics = super().train_step(state, batch)
+        random = torch.Generator().manual_seed(0)
+        for parameter in state.model.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=random) * 0.3
+        return metrics
+
+
+class HeadIsNotLoaded(ReferenceAdapter):
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        torch.nn.init.normal_(model.lm_head.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+        return super().new_state(model, ref_model, learning_rate)
+
+
+class HalvedBelowItsBound(ReferenceAdapter):
+    """Hidden by a bound that every gradient is longer than."""
+
+    def __init__(self, conventions: Conventions = GRPO) -> None:
+        super().__init__(conventions.replace(max_grad_norm=1.0))
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        policy = reference.policy_batch(state.model, state.ref_model, batch, self.conventions)
+        output = reference.policy_loss(policy, self.conventions)
+        return {**output.metrics, "lr": reference.descend(state, 0.5 * output.loss, self.conventions)["lr"]}
+
+
+class ScheduleAheadOfItsUpdate(ReferenceAdapter):
+    """Warms up over four updates, and the schedule moves before the optimizer does."""
+
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        state = super().new_state(model, ref_model, learning_rate)
+        state.scheduler = torch.optim.lr_scheduler.LambdaLR(state.optimizer, lambda k: min(1, (k + 1) / 4))
+        return state
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        state.scheduler.step()
+        return super().train_step(replace(state, scheduler=_Still()), batch)
+
+
+class _Still:
+    def step(self) -> None:
+        """Stays where it is."""
+
+
+class SwapsWeightsInEvaluation(ReferenceAdapter):
+    """Moves other weights in at one evaluation and out at the next."""
+
+    def evaluate(self, state: Any) -> dict[str, float]:
+        metrics = super().evaluate(state)
+        with torch.no_grad():
+            state.model.lm_head.weight.neg_()
+        return metrics
+
+
+class EveryOtherEvaluationItemLeftOut(ReferenceAdapter):
+    def evaluate(self, state: Any) -> dict[str, float]:
+        return super().evaluate(replace(state, eval_items=list(state.eval_items)[::2]))
+
+
+class CompletionsGoToOtherItems(ReferenceAdapter):
+    """The shortest prompt is answered first, and its answer is rewarded as that of the first item."""
+
+    def evaluate(self, state: Any) -> dict[str, float]:
+        prompts = sorted((item.prompt_ids for item in state.eval_items), key=len)
+        items = [replace(item, prompt_ids=prompt) for item, prompt in zip(state.eval_items, prompts, strict=True)]
+        return super().evaluate(replace(state, eval_items=items))
+
+
 CAUGHT_BY = {
+    NoiseAfterTheFirstUpdate: "step.same_policy",
+    HeadIsNotLoaded: "sync.same_policy",
+    HalvedBelowItsBound: "step.declared_gradient",
+    ScheduleAheadOfItsUpdate: "step.learning_rate_schedule",
+    SwapsWeightsInEvaluation: "evaluation.training_goes_on",
+    EveryOtherEvaluationItemLeftOut: "evaluation.reward",
+    CompletionsGoToOtherItems: "evaluation.reward",
     GradientsAccumulate: "step.gradients_start_anew",
     RewardsCentredInPlace: "step.batch_untouched",
     ReferenceFollowsPolicy: "step.reference_model_stays",
@@ -193,7 +269,37 @@ CAUGHT_BY = {
     CastForTheWireInPlace: "sync.trainer_untouched",
     CopyMadeAtTheStart: "sync.every_parameter",
 }
-TRAINER_MUTANTS = list(CAUGHT_BY)
+
+
+class DropoutAndSampledEvaluation(ReferenceAdapter):
+    """Declares both, and does as it says."""
+
+    def __init__(self, conventions: Conventions = GRPO) -> None:
+        super().__init__(conventions.replace(training_dropout=True, evaluation_temperature=0.7))
+
+
+class DropoutLeftOut(DropoutAndSampledEvaluation):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        return reference.train_step(state, batch, self.conventions.replace(training_dropout=False))
+
+
+class EvaluatesGreedily(DropoutAndSampledEvaluation):
+    def evaluate(self, state: Any) -> dict[str, float]:
+        return ReferenceAdapter(self.conventions.replace(evaluation_temperature=0.0)).evaluate(state)
+
+
+class EvaluatesMoreLively(DropoutAndSampledEvaluation):
+    def evaluate(self, state: Any) -> dict[str, float]:
+        return ReferenceAdapter(self.conventions.replace(evaluation_temperature=1.6)).evaluate(state)
+
+
+# What they declare and ignore, on top of `DropoutAndSampledEvaluation`.
+IGNORED = {
+    DropoutLeftOut: "step.dropout_is_on",
+    EvaluatesGreedily: "evaluation.temperature",
+    EvaluatesMoreLively: "evaluation.temperature",
+}
+TRAINER_MUTANTS = [*CAUGHT_BY, *IGNORED]
 
 
 class PlainGradientDescent(ReferenceAdapter):
@@ -258,6 +364,25 @@ class SamplesInTwoRequests(ReferenceAdapter):
         return [[completion for group in groups for completion in group] for groups in zip(*parts, strict=True)]
 
 
+class OwnWarmup(ReferenceAdapter):
+    """Has a schedule of its own, and keeps it where nobody can take it away."""
+
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        state = super().new_state(model, ref_model, learning_rate)
+        state.scheduler = torch.optim.lr_scheduler.LambdaLR(state.optimizer, lambda k: min(1, (k + 1) / 4))
+        state.steps = [state.scheduler]
+        return state
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        return super().train_step(replace(state, scheduler=state.steps[0]), batch)
+
+
+class ClearsGradientsInEvaluation(ReferenceAdapter):
+    def evaluate(self, state: Any) -> dict[str, float]:
+        state.optimizer.zero_grad()
+        return super().evaluate(state)
+
+
 class OldLogprobsByTheTrainer(ReferenceAdapter):
     def __init__(self) -> None:
         super().__init__(GRPO.replace(old_logprobs="trainer", max_grad_norm=1.0, temperature=0.7))
@@ -270,6 +395,8 @@ class OldLogprobsByTheTrainer(ReferenceAdapter):
 
 
 CORRECT = [
+    OwnWarmup,
+    ClearsGradientsInEvaluation,
     PlainGradientDescent,
     TwoLearningRatesAndWeightDecay,
     MicroBatches,

@@ -1,5 +1,6 @@
 """Evaluation: it measures the policy in training and leaves no trace in it."""
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -8,40 +9,38 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from rlcanary.checks.items import tossed_otherwise
 from rlcanary.checks.registry import check
+from rlcanary.checks.states import shaken
 from rlcanary.checks.subject import Finding, NothingToCompare, Subject, close
-from rlcanary.checks.training import PAIR, build, new_state, nudged, reference_model, sampled, script
+from rlcanary.checks.training import PAIR, new_state, reference_model, sampled, script
 from rlcanary.contract import NotProvided
 from rlcanary.conventions import Conventions
 
 
 @check("evaluation.changes_nothing", needs=("evaluate",))
 def changes_nothing(subject: Subject, rng: Generator) -> None:
-    """Evaluation leaves weights, gradients, optimizer, schedule and reference model exactly as they were.
+    """Evaluation leaves weights, optimizer, schedule and reference model as they were, and adds to no gradient.
 
     Silent because an evaluation that goes through the training path with a flag looks like one: the learning rate then
-    depends on how often one evaluates. Look for `scheduler.step()`, `zero_grad()` and weight averages on that path.
+    depends on how often one evaluates. Look for `scheduler.step()`, `backward()` and weight averages on that path.
+    Gradients that are cleared do not count: the next update clears them too.
     """
     state = new_state(subject, ref_model=reference_model(subject), dressed="with_items(started({}))")
     before = snapshot(state.value)
     call = subject.call("evaluate", state)
     after = snapshot(state.value)
-    different = changed(before, after)
+    different = lasting(before, after)
     subject.compared(len(before))
     if different:
         lines = script(
             "before = snapshot(arguments[0])",
             "adapter.evaluate(*arguments)",
-            "got = changed(before, snapshot(arguments[0]))",
+            "got = lasting(before, snapshot(arguments[0]))",
             "assert got == [], got",
         )
-        more = f" and {len(different) - 1} more" if len(different) > 1 else ""
-        raise Finding(
-            f"evaluation changed {_told(different[0], before, after)}{more}",
-            call.snippet(lines),
-            "state",
-            len(different),
-        )
+        told = f"evaluation changed {_summed_up(different, before, after)}"
+        raise Finding(told, call.snippet(lines), "state", len(different))
 
 
 @check("evaluation.training_mode", needs=("evaluate",))
@@ -95,6 +94,10 @@ def _samples(conventions: Conventions) -> str | None:
     return None
 
 
+def _is_greedy(conventions: Conventions) -> str | None:
+    return None if conventions.evaluation_temperature > 0 else "evaluation is greedy"
+
+
 @check("evaluation.repeatable", needs=("evaluate",), applies=_samples)
 def repeatable(subject: Subject, rng: Generator) -> None:
     """With greedy evaluation declared, evaluating the same weights twice gives the same numbers.
@@ -129,41 +132,70 @@ def current_weights(subject: Subject, rng: Generator) -> None:
     """
     state = new_state(subject, dressed="with_items({})")
     first = subject.call("evaluate", state).output
-    nudged(state.value.model)
+    shaken(state.value)
     call = subject.call("evaluate", state)
     # A codebase that evaluates on data of its own may find nothing right with either weights.
     if hasattr(state.value, "eval_items") and not changed(first, call.output, 1e-5):
         lines = script(
             "first = adapter.evaluate(*arguments)",
-            "nudged(arguments[0].model)",
+            "shaken(arguments[0])",
             "assert changed(first, adapter.evaluate(*arguments), 1e-5), first",
         )
         raise Finding(f"after the weights changed, evaluation still gives {first}", call.snippet(lines))
-    expression = "with_items(adapter.new_state(nudged(tiny_llama()), None, 0.001))"
-    expected = subject.adapter.evaluate(build(expression, adapter=subject.adapter))
+    other = new_state(subject, dressed="shaken(with_items({}))")
+    expected = subject.adapter.evaluate(other.value)
     different = changed(expected, call.output, 1e-5)
     subject.compared(len({*expected, *call.output}))
     if different:
         lines = script(
             "adapter.evaluate(*arguments)",
-            "nudged(arguments[0].model)",
-            f"expected = adapter.evaluate({expression})",
+            "shaken(arguments[0])",
+            f"expected = adapter.evaluate({other.expression})",
             "got = changed(expected, adapter.evaluate(*arguments), 1e-5)",
             "assert got == [], got",
         )
         raise Finding(
-            "a state whose weights changed evaluates otherwise than one that starts from these weights: "
+            "a state that was evaluated before its weights changed evaluates otherwise than one that was not: "
             f"{_told(different[0], call.output, expected)}",
             call.snippet(lines),
         )
 
 
+@check("evaluation.temperature", needs=("evaluate",), applies=_is_greedy)
+def temperature(subject: Subject, rng: Generator) -> None:
+    """With sampled evaluation declared, completions are drawn at the declared temperature.
+
+    Silent because a greedy evaluation gives an accuracy too, and so does one at the temperature of training; they are
+    other curves than the config's. Look for sampling parameters that are left out on the way to the engine, and for a
+    `do_sample` that is off.
+    """
+    bias = 2 * subject.conventions.evaluation_temperature
+    state = new_state(subject, f"coin(tiny_llama(), {bias:g})", dressed="with_tossed_items({}, 160)")
+    if not hasattr(state.value, "eval_items"):
+        raise NotProvided("the state has no eval_items")
+    call = subject.call("evaluate", state)
+    texts = state.value.eval_items[0].reward.texts
+    if not texts:
+        raise NothingToCompare("evaluation rewarded no completion")
+    subject.compared(len(texts))
+    told = tossed_otherwise(texts, subject.conventions.evaluation_temperature, bias)
+    if told:
+        lines = script(
+            "adapter.evaluate(*arguments)",
+            "texts = arguments[0].eval_items[0].reward.texts",
+            f"got = tossed_otherwise(texts, {subject.conventions.evaluation_temperature:g}, {bias:g})",
+            "assert got is None, got",
+        )
+        raise Finding(told, call.snippet(lines))
+
+
 @check("evaluation.reward", needs=("evaluate",))
 def reward(subject: Subject, rng: Generator) -> None:
-    """The reward that evaluation logs is the mean of its items' rewards, whatever their range.
+    """The reward that evaluation logs is the mean of its items' rewards, each of the completion of its own prompt.
 
     Silent because an accuracy that counts rewards equal to 1 reads 0 for shaped rewards, and 0 is an accuracy. Look for
-    comparisons with 1.0, for thresholds and clamps, and for items that are left out of the mean.
+    comparisons with 1.0, for thresholds and clamps, for items that are left out of the mean, and for completions that
+    come back in another order than their items.
     """
     state = new_state(subject, dressed="with_graded_items({})")
     if not hasattr(state.value, "eval_items"):
@@ -171,52 +203,85 @@ def reward(subject: Subject, rng: Generator) -> None:
     call = subject.call("evaluate", state)
     if "reward" not in call.output:
         raise NothingToCompare("evaluation logs no reward")
-    got = float(call.output["reward"])
-    subject.compared()
-    if not abs(got - 0.25) < 1e-5:
-        lines = script("got = adapter.evaluate(*arguments)['reward']", "assert abs(got - 0.25) < 1e-5, got")
+    got, given = float(call.output["reward"]), [item.reward.given for item in state.value.eval_items]
+    unscored = [index for index, rewards in enumerate(given) if not rewards]
+    subject.compared(len(given))
+    expected = math.nan if unscored else sum(sum(rewards) / len(rewards) for rewards in given) / len(given)
+    if not abs(got - expected) < 1e-4:
+        lines = script(
+            "got = adapter.evaluate(*arguments)['reward']",
+            "given = [item.reward.given for item in arguments[0].eval_items]",
+            "assert all(given), given",
+            "expected = sum(sum(rewards) / len(rewards) for rewards in given) / len(given)",
+            "assert abs(got - expected) < 1e-4, (got, given)",
+        )
+        shown = ", ".join(f"{sum(rewards) / len(rewards):.3f}" if rewards else "none" for rewards in given)
         raise Finding(
-            f"the rewards 0.75, 0.5, 0.25 and -0.5 were logged as {got:.4g}, not 0.25",
+            f"items with the rewards {shown} were logged as {got:.4g}, not {expected:.4g}",
             call.snippet(lines),
             "reward",
-            abs(got - 0.25),
+            abs(got - expected),
+        )
+    if subject.conventions.evaluation_temperature > 0:
+        return
+    alone = []
+    for index in range(len(given)):
+        single = new_state(subject, dressed=f"with_graded_items({{}}, {index})")
+        alone.append(float(subject.call("evaluate", single).output["reward"]))
+    subject.compared(len(alone))
+    if not abs(got - sum(alone) / len(alone)) < 1e-4:
+        lines = script(
+            "got = adapter.evaluate(*arguments)['reward']",
+            "alone = []",
+            f"for index in range({len(alone)}):",
+            "    with_graded_items(arguments[0], index)",
+            "    alone.append(adapter.evaluate(*arguments)['reward'])",
+            "assert abs(got - sum(alone) / len(alone)) < 1e-4, (got, alone)",
+        )
+        shown = ", ".join(f"{value:.3f}" for value in alone)
+        raise Finding(
+            f"items that earn {shown} when each is evaluated alone earn {got:.4g} together",
+            call.snippet(lines),
+            "reward",
+            abs(got - sum(alone) / len(alone)),
         )
 
 
 @check("evaluation.training_goes_on", needs=("evaluate", "train_step"))
 def training_goes_on(subject: Subject, rng: Generator) -> None:
-    """Training goes on after an evaluation as it would have without it.
+    """Training goes on after evaluations, however many, as it would have without them.
 
     Silent because a run with other intervals between evaluations is never compared with this one. Look for anything that
-    evaluation shares with training: gradients, schedules, caches, counters.
+    evaluation shares with training: gradients, schedules, caches, counters, weights that are swapped in and out.
     """
-    batch = sampled(subject, PAIR)
     ends = []
-    for evaluations in (0, 2):
-        state = new_state(subject, ref_model=reference_model(subject), dressed="with_items(decaying({}))")
+    for evaluations in (0, 1, 2, 3):
+        state = new_state(subject, ref_model=reference_model(subject), dressed="with_items({})")
+        batch = sampled(state.value.model, subject.conventions, PAIR)
         subject.call("train_step", state, batch)
         for _ in range(evaluations):
             subject.call("evaluate", state)
         call = subject.call("train_step", state, batch)
         ends.append(snapshot(state.value))
-    different = changed(ends[0], ends[1], 1e-5)
-    subject.compared(len(ends[0]))
-    if different:
-        lines = script(
-            f"other = {state.expression}",
-            "adapter.train_step(*arguments)",
-            "adapter.evaluate(arguments[0])",
-            "adapter.evaluate(arguments[0])",
-            "adapter.train_step(*arguments)",
-            "adapter.train_step(other, arguments[1])",
-            "adapter.train_step(other, arguments[1])",
-            "got = changed(snapshot(other), snapshot(arguments[0]), 1e-5)",
-            "assert got == [], got",
-        )
-        raise Finding(
-            f"two updates with two evaluations between them end elsewhere than two updates: {_told(different[0], *ends)}",
-            call.snippet(lines),
-        )
+        different = changed(ends[0], ends[-1], 1e-5)
+        subject.compared(len(ends[0]))
+        if different:
+            lines = script(
+                f"other = {state.expression}",
+                "adapter.train_step(*arguments)",
+                *["adapter.evaluate(arguments[0])"] * evaluations,
+                "adapter.train_step(*arguments)",
+                "adapter.train_step(other, arguments[1])",
+                "adapter.train_step(other, arguments[1])",
+                "got = changed(snapshot(other), snapshot(arguments[0]), 1e-5)",
+                "assert got == [], got",
+            )
+            times = f"{evaluations} evaluation{'s' * (evaluations > 1)}"
+            raise Finding(
+                f"two updates with {times} between them end elsewhere than two updates: they differ in "
+                f"{_summed_up(different, ends[0], ends[-1])}",
+                call.snippet(lines),
+            )
 
 
 def snapshot(state: Any) -> dict[str, Any]:
@@ -226,6 +291,7 @@ def snapshot(state: Any) -> dict[str, Any]:
         "gradient": {name: parameter.grad for name, parameter in state.model.named_parameters()},
         "requires_grad": {name: parameter.requires_grad for name, parameter in state.model.named_parameters()},
         "optimizer": state.optimizer.state_dict(),
+        "moved by the optimizer": [group["params"] for group in state.optimizer.param_groups],
         "scheduler": state.scheduler.state_dict(),
         "ref_model": {} if state.ref_model is None else state.ref_model.state_dict(),
     }
@@ -250,6 +316,26 @@ def changed(before: dict[str, Any], after: dict[str, Any], tolerance: float = 0.
     """The entries that differ, numbers by more than this share of themselves."""
     names = sorted({*before, *after})
     return [name for name in names if not _equal(before.get(name), after.get(name), tolerance)]
+
+
+def lasting(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The entries that differ, gradients that were cleared apart."""
+    return [
+        name
+        for name in changed(before, after)
+        if not (name.startswith("gradient.") and (after.get(name) is None or not after[name].any()))
+    ]
+
+
+def _summed_up(names: list[str], first: dict[str, Any], second: dict[str, Any]) -> str:
+    """How many entries of each part differ, with one of them."""
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        parts.setdefault(name.split(".")[0], []).append(name)
+    return "; ".join(
+        f"{_told(found[0], first, second)}{f' and {len(found) - 1} more of {part}' if len(found) > 1 else ''}"
+        for part, found in parts.items()
+    )
 
 
 def _entries(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

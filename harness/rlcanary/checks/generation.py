@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.batch import Completion
+from rlcanary.checks.states import precision
 from rlcanary.engine import Sampling
 
 
@@ -20,9 +21,14 @@ def sampling(**changes: Any) -> dict[str, Any]:
 
 
 def scored(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0) -> Tensor:
-    """[T, V] float64 logprobs of all tokens at each place of a completion: without a cache, a batch or dropout."""
+    """[T, V] float64 logprobs of all tokens at each place of a completion: without a cache, a batch or dropout.
+
+    Weights in half precision are as they are; what is computed from them is not rounded.
+    """
     is_training = any(module.training for module in model.modules())
     frozen = copy.deepcopy(model).eval() if is_training else model
+    if precision(model) not in (torch.float32, torch.float64):
+        frozen = copy.deepcopy(frozen).double()
     with torch.no_grad():
         logits_SV: Tensor = frozen(input_ids=torch.tensor([[*prompt, *token_ids]])).logits[0].double()
     return (logits_SV[len(prompt) - 1 : -1] / temperature).log_softmax(dim=-1)

@@ -1,11 +1,18 @@
 """What a training step logs: identities that hold on policy, and values that can be computed again."""
 
+import torch
 from torch import Generator
 
+from rlcanary.batch import Group
+from rlcanary.checks.descent import own_precision
 from rlcanary.checks.registry import check
+from rlcanary.checks.states import precision, scheduled_rates
 from rlcanary.checks.subject import Call, Finding, NothingToCompare, Subject
 from rlcanary.checks.training import GROUPS, PAIR, build, new_state, reference_model, sampled, script
 from rlcanary.checks.updates import declared
+
+# What needs no model to compute.
+FROM_THE_BATCH = ("lr", "reward", "tokens")
 
 
 def _expect(call: Call, expected: dict[str, float], told: str, source: list[str]) -> None:
@@ -14,8 +21,14 @@ def _expect(call: Call, expected: dict[str, float], told: str, source: list[str]
     if not logged:
         raise NothingToCompare(f"logs none of {', '.join(expected)}")
     call.subject.compared(len(logged))
-    # The absolute part covers float32 logprobs of the order of ten in a mean that cancels.
-    allowed = {name: 1e-3 * abs(expected[name]) + 1e-4 for name in logged}
+    # What a model computed is as exact as its weights; the absolute part covers logprobs of the order of ten in a mean that
+    # cancels.
+    rounding = torch.finfo(precision(call.given[0].model)).eps
+    computed = {name: 0.0 if name in FROM_THE_BATCH else rounding for name in logged}
+    allowed = {
+        name: max(1e-3, 10 * rounding) * abs(expected[name]) + max(1e-4, 5 * rounding)
+        for name, rounding in computed.items()
+    }
     wrong = [name for name, got in logged.items() if not abs(got - expected[name]) <= allowed[name]]
     if wrong:
         name = wrong[0]
@@ -43,7 +56,8 @@ def on_policy_identities(subject: Subject, rng: Generator) -> None:
         with subject.case(choice):
             option = subject.configured(**choice)
             state = new_state(option, ref_model="tiny_llama()")
-            call = option.call("train_step", state, sampled(option, PAIR))
+            batch = sampled(state.value.model, option.conventions, PAIR)
+            call = option.call("train_step", state, batch)
             _expect(
                 call,
                 {**expected, "kl": 0.0},
@@ -60,21 +74,29 @@ def recomputed(subject: Subject, rng: Generator) -> None:
     has moved on, rewards before their weights, means over padding, the metrics of one worker, and a variable that was
     reused before it was logged.
     """
-    for groups in (PAIR, GROUPS):
-        with subject.case(f"{len(groups)} prompts"):
-            batch = sampled(subject, groups)
-            ref_model = reference_model(subject)
-            state = new_state(subject, ref_model=ref_model, learning_rate=1e-3, dressed="decaying({})")
-            expected = declared(build("tiny_llama()"), build(ref_model), batch, subject.conventions).metrics | {
-                "lr": 1e-3
-            }
-            source = [
-                f"metrics = declared(tiny_llama(), {ref_model}, arguments[1], adapter.conventions).metrics",
-                "expected = {**metrics, 'lr': 1e-3}",
-            ]
-            _expect(
-                subject.call("train_step", state, batch),
-                expected,
-                "computed again from the batch, logged metrics differ",
-                source,
-            )
+    for groups, dressed, told in (
+        (PAIR, "decaying({})", ""),
+        (GROUPS, "decaying({})", ""),
+        (PAIR, "{}", "its own schedule"),
+    ):
+        with subject.case(told or f"{len(groups)} prompts"):
+            _expect_recomputed(subject, groups, dressed)
+
+
+def _expect_recomputed(subject: Subject, groups: list[Group], dressed: str) -> None:
+    given = reference_model(subject)
+    state = new_state(subject, ref_model=given, learning_rate=1e-3, dressed=dressed)
+    batch = sampled(state.value.model, subject.conventions, groups)
+    ref_model = own_precision(state.value, given)
+    metrics = declared(state.value.model, build(ref_model), batch, subject.conventions).metrics
+    expected = metrics | {"lr": scheduled_rates(state.value, 1)[0][0]}
+    source = [
+        f"metrics = declared(arguments[0].model, {ref_model}, arguments[1], adapter.conventions).metrics",
+        "expected = {**metrics, 'lr': scheduled_rates(arguments[0], 1)[0][0]}",
+    ]
+    _expect(
+        subject.call("train_step", state, batch),
+        expected,
+        "computed again from the batch, logged metrics differ",
+        source,
+    )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rlcanary import reference
 from rlcanary.batch import CollatedBatch
-from rlcanary.checks.training import named
+from rlcanary.checks.states import held, named, own_logprobs, precision, unwrapped
+from rlcanary.checks.subject import close
 from rlcanary.conventions import Conventions
 
 
@@ -29,13 +30,27 @@ class Declared:
 
 
 def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conventions) -> Declared:
-    """The update that the conventions declare, by the reference in float64."""
-    exact, exact_ref = copy.deepcopy((model, ref_model))
+    """The update that the conventions declare for this model, by the reference in float64.
+
+    The ratio to the sampler is that of the model in its own precision: in bfloat16 logprobs are some hundredths off, and a
+    trainer that is right clips by what it computed.
+
+    Args:
+        model: the policy as the state holds it, wrapped and rounded as it is. It is left as it is.
+        ref_model: the reference model, or None.
+        batch: what to train on.
+        conventions: all of them are used, except that dropout is off: an update with dropout has no one gradient.
+    """
+    exact, exact_ref = copy.deepcopy((unwrapped(model), unwrapped(ref_model)))
     exact = exact.double()
     exact_ref = None if exact_ref is None else exact_ref.double()
-    # Scoring knows no dropout, and an update with it has no one gradient.
     conventions = conventions.replace(training_dropout=False)
-    output = reference.policy_loss(reference.policy_batch(exact, exact_ref, _double(batch), conventions), conventions)
+    exact_batch = _double(batch)
+    if precision(model) not in (torch.float32, torch.float64) and exact_batch.old_logprobs is not None:
+        temperature = conventions.temperature
+        rounding_BT = own_logprobs(exact, batch, temperature) - own_logprobs(model, batch, temperature)
+        exact_batch = replace(exact_batch, old_logprobs=exact_batch.old_logprobs + rounding_BT)
+    output = reference.policy_loss(reference.policy_batch(exact, exact_ref, exact_batch, conventions), conventions)
     parameters = dict(_trainable(exact))
     found = torch.autograd.grad(output.loss, list(parameters.values()), allow_unused=True)
     gradients = {
@@ -67,61 +82,87 @@ class Watch:
 
     Attributes:
         updates: its steps.
-        before: the parameters as they were, float64.
+        before: the model's parameters as they were, float64.
+        held: the tensors that the optimizer moves, by the name of the model's parameter that each is, or is a copy of.
+        unknown: how many tensors of the optimizer are neither.
     """
 
     def __init__(self, state: Any) -> None:
         self.updates: list[Update] = []
-        self._model = state.model
-        self._twin = copy.deepcopy((state.model, state.optimizer))
-        self.before = self._parameters()
+        self._state = state
+        self._twin = copy.deepcopy(state.optimizer)
+        self.held, self.unknown = held(state)
+        places = {id(tensor): place for place, tensor in enumerate(_moved(state.optimizer))}
+        self._places = {name: places[id(tensor)] for name, tensor in self.held.items()}
+        self._parameters_at_start = named(state.model)
+        self.before = _values(self._parameters_at_start)
+        self._started = _values(self.held)
         state.optimizer.register_step_pre_hook(self._note)
 
-    def driven(self) -> list[str]:
-        """The parameters that were given a gradient other than zero."""
-        return [name for name in self.before if any(update.gradients[name].any() for update in self.updates)]
-
-    def standing_still(self) -> list[str]:
-        """The parameters that were given a gradient other than zero and are where they were."""
-        after = self._parameters()
-        return [name for name in self.driven() if torch.equal(after[name], self.before[name])]
-
-    def astray(self) -> list[str]:
-        """The parameters that are not where the optimizer, given these gradients, takes them in exact arithmetic."""
-        after, asked = self._parameters(), self._replayed()
+    def standing_still(self, gradients: dict[str, Tensor]) -> list[str]:
+        """The parameters of the model whose gradient is not negligible among these and that are where they were."""
+        largest = max((float(gradient.abs().max()) for gradient in gradients.values()), default=0.0)
+        after = _values(named(self._state.model))
         return [
             name
-            for name, before in self.before.items()
-            if not torch.allclose(after[name] - before, asked[name] - before, rtol=1e-3, atol=1e-6)
+            for name, gradient in gradients.items()
+            if float(gradient.abs().max()) > 1e-6 * largest and torch.equal(after[name], self.before[name])
         ]
 
+    def astray(self) -> list[str]:
+        """The parameters that are not where the optimizer, given these gradients, takes them in exact arithmetic.
+
+        A parameter in half precision is rounded after each step, or rounded from the copy that the optimizer moves. One
+        that is in no optimizer stays, but for the last bit of a merge that was undone.
+        """
+        parameters, asked, moved = named(self._state.model), self._replayed(), self._moved()
+        wrong = []
+        for name, parameter in parameters.items():
+            value, rounding = parameter.detach().double(), torch.finfo(parameter.dtype).eps
+            if name not in asked:
+                allowed = 2 * rounding * self.before[name].abs().max()
+                is_there = bool(((value - self.before[name]).abs() <= allowed).all())
+            else:
+                start, own = self._started[name], torch.finfo(self.held[name].dtype).eps
+                steps = len(self.updates) * own * asked[name].abs() if own > 1e-6 else 0.0
+                allowed_by = 1e-6 + max(1e-3, 8 * own) * (asked[name] - start).abs() + steps
+                is_there = bool(((moved[name] - asked[name]).abs() <= allowed_by).all())
+                is_there &= close(value, moved[name], rounding, 0.0)
+            if not is_there:
+                wrong.append(name)
+        return wrong
+
     def share_moved(self) -> float:
-        """How far the parameters moved, as a share of what the optimizer asks for in exact arithmetic."""
-        after, asked = self._parameters(), self._replayed()
-        wanted = torch.cat([(asked[name] - before).flatten() for name, before in self.before.items()])
-        moved = torch.cat([(after[name] - before).flatten() for name, before in self.before.items()])
-        return float((moved * wanted.sign()).sum() / wanted.abs().sum())
+        """How far the optimizer's tensors moved, as a share of what it asks for; 0 if it asks for nothing."""
+        after, asked = self._moved(), self._replayed()
+        wanted = torch.cat([(asked[name] - start).flatten() for name, start in self._started.items()])
+        moved = torch.cat([(after[name] - start).flatten() for name, start in self._started.items()])
+        return float((moved * wanted.sign()).sum() / wanted.abs().sum().clamp(min=1e-300))
+
+    def _moved(self) -> dict[str, Tensor]:
+        """The tensors that the optimizer moves, as they are now; the model may hold others than at the start."""
+        parameters = named(self._state.model)
+        copies = {name for name, value in self.held.items() if value is not self._parameters_at_start.get(name)}
+        return _values({name: self.held[name] if name in copies else parameters[name] for name in self.held})
 
     def _replayed(self) -> dict[str, Tensor]:
-        model, optimizer = copy.deepcopy(self._twin)
-        parameters = dict(_trainable(model))
-        for parameter in parameters.values():
-            parameter.data = parameter.data.double()
+        optimizer = copy.deepcopy(self._twin)
+        tensors = _moved(optimizer)
+        for tensor in tensors:
+            tensor.data = tensor.data.double()
         for update in self.updates:
-            for name, parameter in parameters.items():
-                parameter.grad = update.gradients[name].double()
+            for name, place in self._places.items():
+                tensors[place].grad = update.gradients[name].double()
             for group, learning_rate in zip(optimizer.param_groups, update.learning_rates, strict=True):
                 group["lr"] = learning_rate
             optimizer.step()
-        return {name: parameter.detach() for name, parameter in parameters.items()}
-
-    def _parameters(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().double().clone() for name, parameter in _trainable(self._model)}
+        return {name: tensors[place].detach() for name, place in self._places.items()}
 
     def _note(self, optimizer: Any, *_: Any) -> None:
+        given = {name: self.held.get(name, parameter) for name, parameter in _trainable(self._state.model)}
         gradients = {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
-            for name, parameter in _trainable(self._model)
+            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.detach().clone()
+            for name, tensor in given.items()
         }
         self.updates.append(Update(gradients, tuple(float(group["lr"]) for group in optimizer.param_groups)))
 
@@ -131,6 +172,14 @@ def gradients_of(adapter: Any, state: Any, batch: CollatedBatch) -> dict[str, Te
     watch = Watch(state)
     adapter.train_step(state, batch)
     return watch.updates[-1].gradients
+
+
+def _moved(optimizer: Any) -> list[Tensor]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
+
+def _values(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().double().clone() for name, tensor in tensors.items()}
 
 
 def _trainable(model: Any) -> Iterator[tuple[str, Tensor]]:

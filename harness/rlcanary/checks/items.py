@@ -1,0 +1,89 @@
+"""What evaluations answer: items whose reward functions tell texts apart. Snippets import these names."""
+
+import math
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rlcanary.contract import Item
+
+
+def with_items(state: Any) -> Any:
+    """The state with prompts to evaluate on, whose rewards tell almost any two texts apart."""
+    prompts = ([5, 6, 7], [8, 9, 10, 11, 12])
+    return _evaluating(state, [Item(index, prompt, _fingerprint) for index, prompt in enumerate(prompts)])
+
+
+def with_graded_items(state: Any, *chosen: int) -> Any:
+    """The state with four prompts to evaluate on, or with some of them, whose rewards depend on prompt and text.
+
+    They lie between 0.5 and 1.5, -1 and 0, 0 and 1, 2 and 3: not one of them is a 0 or a 1.
+    """
+    prompts = ([5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15])
+    items = [Item(index, prompts[index], Graded(start)) for index, start in enumerate((0.5, -1.0, 0.0, 2.0))]
+    return _evaluating(state, [items[index] for index in chosen or range(len(items))])
+
+
+def with_tossed_items(state: Any, count: int) -> Any:
+    """The state with so many prompts to evaluate on, whose common reward function keeps the texts."""
+    reward = Kept()
+    return _evaluating(state, [Item(index, [5, 6, 7], reward) for index in range(count)])
+
+
+class Graded:
+    """A reward function that tells almost any two texts apart, each of them otherwise than the next one does.
+
+    Attributes:
+        start: the least reward.
+        given: the rewards that were given so far.
+    """
+
+    def __init__(self, start: float) -> None:
+        self.start = start
+        self.given: list[float] = []
+
+    def __call__(self, text: str) -> float:
+        self.given.append(self.start + _fingerprint(f"{self.start} {text}"))
+        return self.given[-1]
+
+
+class Kept:
+    """A reward of 0 for every text.
+
+    Attributes:
+        texts: those that came so far.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, text: str) -> float:
+        self.texts.append(text)
+        return 0.0
+
+
+def tossed_otherwise(texts: Sequence[str], temperature: float, bias: float) -> str | None:
+    """Whether the texts of `coin(…, bias)` come from another temperature, in words; None where they may be from this one.
+
+    A correct sampler is accused once in a million times.
+    """
+    share, count = 1 / (1 + math.exp(-bias / temperature)), len(texts)
+    heads = max(Counter(texts).values(), default=0)
+    chances = [math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(count + 1)]
+    if 2 * min(sum(chances[heads:]), sum(chances[: heads + 1])) > 1e-6:
+        return None
+    return (
+        f"of {count} completions {heads} are the likelier one of two, where about {share * count:.0f} are at the declared "
+        f"evaluation_temperature {temperature:g}"
+    )
+
+
+def _evaluating(state: Any, items: list[Item]) -> Any:
+    if hasattr(state, "eval_items"):
+        state.eval_items = items
+    return state
+
+
+def _fingerprint(text: str) -> float:
+    return zlib.crc32(text.encode()) % 1000 / 1000

@@ -1,0 +1,218 @@
+"""States and their models: made alike, moved, rounded and scored. Snippets import these names."""
+
+import copy
+import math
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from rlcanary import reference
+from rlcanary.batch import CollatedBatch, Completion, Group
+from rlcanary.contract import NotProvided
+from rlcanary.reference.step import forward_mode
+
+
+def seeded(make: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function makes of these arguments with seeded random numbers; the generators stay as they were."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(0)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return make(*arguments)
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+def nudged(model: Any, scale: float = 0.05) -> Any:
+    """The model with noise on every parameter, so much of the parameter's size."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {name: size_of(model, name) for name, _ in model.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.add_(noise * sizes[name] * scale)
+    return model
+
+
+def size_of(model: Any, name: str) -> float:
+    """The size of a parameter's entries; of one that starts at zero, as biases and adapters do, that of all others."""
+    parameters = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
+    squares = sum(float(parameter.square().sum()) for parameter in parameters.values())
+    typical = math.sqrt(squares / sum(parameter.numel() for parameter in parameters.values()))
+    own = float(parameters[name].square().mean().sqrt())
+    return own if own > 1e-3 * typical else typical
+
+
+def toned(model: Any, factor: float) -> Any:
+    """The tiny model with its last norm and its output layer times a factor, which makes all gradients smaller or larger."""
+    with torch.no_grad():
+        model.model.norm.weight *= factor
+        model.lm_head.weight *= factor
+    return model
+
+
+def coin(model: Any, bias: float) -> Any:
+    """The tiny model, made to continue with 8 8 8 … or with 9 9 9 …; the first token 8 is `bias` nats likelier than 9."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Layers that add nothing leave the embedding as it is, and the norm stretches it to the root of the width.
+            parameter.fill_(1.0 if name == "model.norm.weight" else 0.0)
+        embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+        axes = torch.eye(embedding.shape[1])
+        embedding[:], embedding[8], embedding[9] = axes[0], axes[1], axes[2]
+        head[:, :3] = -40.0
+        head[8, 0], head[8, 1] = bias / math.sqrt(embedding.shape[1]), 40.0
+        head[9, 0], head[9, 2] = 0.0, 40.0
+    return model
+
+
+def shaken(state: Any) -> Any:
+    """The state with noise on all that it trains or keeps, as much as it takes to give completions other logprobs.
+
+    Copies that the optimizer moves, such as float32 masters, go along with their parameters.
+
+    Raises:
+        NotProvided: noise does not change what the model computes.
+    """
+    batch, _ = reference.make_batch([Group([5, 6, 7], [Completion([8, 9])], [0.0])], 0)
+    copies, _ = held(state)
+    before_BT = own_logprobs(state.model, batch)
+    for doubling in range(7):
+        nudged(state.model, 0.05 * 2**doubling)
+        parameters = named(state.model)
+        with torch.no_grad():
+            for name, tensor in copies.items():
+                if tensor is not parameters[name]:
+                    tensor.copy_(parameters[name])
+        if float((own_logprobs(state.model, batch) - before_BT).abs().nan_to_num().max()) > 4 * nats(state.model):
+            return state
+    raise NotProvided("noise on every parameter of state.model does not change its logprobs")
+
+
+def started(state: Any) -> Any:
+    """The state after an update with gradients of one, which are still there."""
+    moved = [tensor for group in state.optimizer.param_groups for tensor in group["params"]]
+    for parameter in (*state.model.parameters(), *moved):
+        if parameter.requires_grad:
+            parameter.grad = torch.ones_like(parameter)
+    state.optimizer.step()
+    state.scheduler.step()
+    return state
+
+
+def decaying(state: Any) -> Any:
+    """The state whose own scheduler gives update k = 0, 1, 2, … 1 / (k + 1) of the learning rate.
+
+    Raises:
+        NotProvided: the scheduler is none of torch's that follow a formula.
+    """
+    scheduler = state.scheduler
+    if not isinstance(scheduler, LRScheduler) or type(scheduler).step is not LRScheduler.step:
+        raise NotProvided(f"{type(scheduler).__name__} follows no formula")
+    scheduler.__class__ = type("Decaying", (_Decaying, type(scheduler)), {})
+    for group, rate in zip(state.optimizer.param_groups, scheduler.base_lrs, strict=True):
+        group["lr"] = rate
+    return state
+
+
+class _Decaying:
+    base_lrs: list[float]
+    last_epoch: int
+
+    def get_lr(self) -> list[float]:
+        return [rate / (self.last_epoch + 1) for rate in self.base_lrs]
+
+
+def scheduled_rates(state: Any, updates: int) -> list[list[float]]:
+    """The learning rates, by update and group, that a state's scheduler gives when it is stepped once after each update."""
+    optimizer, scheduler = copy.deepcopy((state.optimizer, state.scheduler))
+    rates = []
+    with warnings.catch_warnings():
+        # Torch warns of a scheduler that is stepped before its optimizer.
+        warnings.simplefilter("ignore")
+        for _ in range(updates):
+            rates.append([float(group["lr"]) for group in optimizer.param_groups])
+            scheduler.step()
+    return rates
+
+
+def held(state: Any) -> tuple[dict[str, Tensor], int]:
+    """The tensors that a state's optimizer moves, by parameter, and how many of them belong to none.
+
+    A copy, such as a float32 master weight of a parameter in bfloat16, is known by its values: rounded, they are the
+    parameter's. Of parameters that are alike the order decides.
+    """
+    tensors = [tensor for group in state.optimizer.param_groups for tensor in group["params"]]
+    parameters = named(state.model)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found = {names[id(tensor)]: tensor for tensor in tensors if id(tensor) in names}
+    copies = [tensor for tensor in tensors if id(tensor) not in names]
+    for name, parameter in parameters.items():
+        if name in found or not parameter.requires_grad:
+            continue
+        for place, tensor in enumerate(copies):
+            if tensor.shape == parameter.shape and torch.equal(tensor.detach().to(parameter), parameter):
+                found[name] = copies.pop(place)
+                break
+    return found, len(copies)
+
+
+def named(model: Any) -> dict[str, Tensor]:
+    """The parameters by name, without what wrappers put in front."""
+    return {
+        name.replace("_orig_mod.", "").removeprefix("module."): parameter
+        for name, parameter in model.named_parameters()
+    }
+
+
+def own_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) -> Tensor:
+    """[B, T] logprobs of a batch's completions, by a model in its own precision, without dropout and gradient."""
+    with torch.no_grad(), forward_mode(model, training=False):
+        return reference.completion_logprobs(model, batch, temperature)
+
+
+def precision(model: Any) -> torch.dtype:
+    """The coarsest dtype of a model's parameters."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def nats(model: Any) -> float:
+    """How far logprobs may be apart that are computed from a model's weights in other kernels.
+
+    In float32 the smallest mistake that was measured on real engines is a hundred times as large.
+    """
+    return max(1e-4, 25 * torch.finfo(precision(model)).eps)
+
+
+def unwrapped(model: Any) -> Any:
+    """The model without what torch.compile and data parallelism put around it; None stays None."""
+    while isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel) or hasattr(
+        model, "_orig_mod"
+    ):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return model
+
+
+def policy_gap(state: Any, model: Any, batch: CollatedBatch) -> float:
+    """By how many nats, at most, a state's model scores a token otherwise than a model in the same precision."""
+    rounded = copy.deepcopy(model).to(precision(state.model))
+    difference_BT = own_logprobs(state.model, batch).double() - own_logprobs(rounded, batch).double()
+    gap = float(difference_BT[batch.completion_mask].abs().max())
+    return math.inf if math.isnan(gap) else gap
+
+
+def lead(model: Any, batch: CollatedBatch) -> float:
+    """By how many nats the first completion of a batch is likelier than the second, in float64."""
+    logprobs_BT = own_logprobs(copy.deepcopy(unwrapped(model)).double(), batch)
+    logprobs_B = logprobs_BT.nansum(dim=1)
+    return float(logprobs_B[0] - logprobs_B[1])
