@@ -169,6 +169,7 @@ def interrupted(subject: Subject, rng: Generator) -> None:
     engine = new_engine(subject, dressed="breaking_off({})")
     start = engine.value.version
     call = subject.call_unless_raised("sync_weights", state, engine)
+    subject.compared()
     close = nats(state.value.model)
     is_done = call is not None and gap(engine.value, state.value.model, SHORT) < close
     lines = script(
