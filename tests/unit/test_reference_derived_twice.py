@@ -274,6 +274,14 @@ def test_a_token_held_by_a_clamp_has_no_gradient(estimator, clamps, gradient):
         assert slope.item() == 0.0, (logprob, ref)
 
 
+def test_a_ratio_that_overflows_has_no_gradient_where_the_clamp_holds_its_kl():
+    conventions = Conventions(kl_coef=1.0, kl_ratio_weighted=True, kl_output_clamp=2.0)
+    logprobs = torch.tensor([[-1.0]], requires_grad=True)
+    old, ref, mask = torch.tensor([[-200.0]]), torch.tensor([[-2.0]]), torch.ones(1, 1, dtype=torch.bool)
+    loss = policy_loss(PolicyBatch(logprobs, old, torch.zeros(1), mask, ref), conventions).loss
+    assert (loss.item(), torch.autograd.grad(loss, logprobs)[0].item()) == (2.0, 0.0)
+
+
 def test_the_score_function_part_of_the_kl_is_not_counted_twice():
     with pytest.raises(ValueError, match="kl_score_term and kl_ratio_weighted together"):
         Conventions(kl_score_term=True, kl_ratio_weighted=True)

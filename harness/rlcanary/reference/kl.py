@@ -15,9 +15,9 @@ from rlcanary.reference.masks import masked
 
 
 def kl(
-    logprobs_BT: Tensor, ref_logprobs_BT: Tensor, conventions: Conventions, weights_BT: Tensor | None = None
+    logprobs_BT: Tensor, ref_logprobs_BT: Tensor, conventions: Conventions, log_weights_BT: Tensor | None = None
 ) -> Tensor:
-    """Per-token KL estimates in nats, differentiable in `logprobs_BT` and the weights.
+    """Per-token KL estimates in nats, differentiable in `logprobs_BT` and `log_weights_BT`.
 
     A token whose log-ratio or estimate lies beyond its clamp has no gradient at all, the score-function part and that of
     its weight included, as in NeMo RL.
@@ -29,7 +29,8 @@ def kl(
             kl_score_term the value is unchanged and the gradient gains estimate × ∇logprob. Over tokens drawn from the
             policy itself the gradient is then that of the expected estimate: for k1 and k3 of KL(policy ‖ reference) the
             true KL's. k2 has the true KL's gradient without the term and not with it.
-        weights_BT: [B, T] factors of the estimates, such as importance ratios, applied before kl_output_clamp; None is 1.
+        log_weights_BT: [B, T] logarithms of factors of the estimates, such as importance ratios, which are applied before
+            kl_output_clamp; None is a factor of 1.
 
     Returns:
         [B, T], of the dtype of the logprobs.
@@ -48,8 +49,8 @@ def kl(
         log_ratio_BT = exact_BT.clamp(-bound, bound)
         is_clamped_BT = log_ratio_BT != exact_BT
         exact_BT = _estimate(log_ratio_BT, conventions)
-        if weights_BT is not None:
-            exact_BT = exact_BT * weights_BT
+        if log_weights_BT is not None:
+            exact_BT = exact_BT * log_weights_BT.exp()
         bound = math.inf if conventions.kl_output_clamp is None else conventions.kl_output_clamp
         value_BT = exact_BT.clamp(-bound, bound)
         is_clamped_BT |= value_BT != exact_BT
@@ -59,8 +60,8 @@ def kl(
     logprobs_BT = logprobs_BT.masked_fill(is_clamped_BT, 0)
     log_ratio_BT = _log_ratio(logprobs_BT, ref_logprobs_BT.masked_fill(is_clamped_BT, 0), conventions)
     estimate_BT = _estimate(log_ratio_BT, conventions)
-    if weights_BT is not None:
-        estimate_BT = estimate_BT * weights_BT.masked_fill(is_clamped_BT, 1)
+    if log_weights_BT is not None:
+        estimate_BT = estimate_BT * log_weights_BT.masked_fill(is_clamped_BT, 0).exp()
     if conventions.kl_score_term:
         estimate_BT = estimate_BT + estimate_BT.detach() * (logprobs_BT - logprobs_BT.detach())
     return torch.where(is_clamped_BT, value_BT, estimate_BT)

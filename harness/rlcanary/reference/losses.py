@@ -58,7 +58,7 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
     if batch.ref_logprobs is not None or kl_is_in_loss:
         ref_logprobs_BT = _required(batch.ref_logprobs, "ref_logprobs", "kl_coef").detach()
         ref_logprobs_BT = masked(ref_logprobs_BT, mask_BT, "ref_logprobs", allow_nan=not kl_is_in_loss)
-        kl_BT = kl(logprobs_BT, ref_logprobs_BT, conventions, ratio_BT if conventions.kl_ratio_weighted else None)
+        kl_BT = kl(logprobs_BT, ref_logprobs_BT, conventions, log_ratio_BT if conventions.kl_ratio_weighted else None)
         metrics["kl"] = _masked_mean(kl_BT, mask_BT)
         if kl_is_in_loss:
             loss_BT = loss_BT + conventions.kl_coef * kl_BT
