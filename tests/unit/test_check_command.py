@@ -103,10 +103,10 @@ def test_larger_deviation_than_the_expected_one_is_red(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         WRONG_MEAN.replace("(rewards - rewards.mean())", "5 * (rewards - rewards.mean())")
     )
-    done = rlcanary("check", "mine", "--only", "advantage.groups", "--expected", "known.txt", cwd=tmp_path)
+    done = rlcanary("check", "mine", "--only", "advantage.declared", "--expected", "known.txt", cwd=tmp_path)
     assert done.returncode == 1
-    assert "FAIL advantage.groups_are_separate" in done.stdout
-    assert "not among the 1 expected findings: value off by" in done.stdout
+    assert "FAIL advantage.declared_formula" in done.stdout
+    assert "expected findings: [2]: value off by" in done.stdout
 
 
 def test_update_keeps_reasons_comments_and_what_did_not_run(tmp_path: Path) -> None:
