@@ -1,6 +1,7 @@
 """Writing values down as Python, so that a counterexample can be pasted and run."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -58,6 +59,21 @@ def literal(value: Any) -> str:
         ]
         return "\n".join([f"{type(value).__name__}(", *lines, ")"])
     raise TypeError(f"no literal for {type(value).__name__}")
+
+
+def short(tensor: Tensor) -> str:
+    """A tensor for a person: four significant digits, shortened when large."""
+    render: Callable[[Any], str] = lambda item: f"{item:.4g}" if isinstance(item, float) else str(item)  # noqa: E731
+
+    def nested(value: Any) -> str:
+        return f"[{', '.join(map(nested, value))}]" if isinstance(value, list) else render(value)
+
+    return clipped(nested(tensor.detach().cpu().tolist()))
+
+
+def clipped(text: str) -> str:
+    """The text, cut where it is long."""
+    return text if len(text) <= 300 else f"{text[:297]}…"
 
 
 def imports_for(values: list[Any]) -> list[str]:

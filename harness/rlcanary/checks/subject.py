@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rlcanary.batch import LossOutput, PolicyBatch
-from rlcanary.checks.snippet import Written, imports_for, literal
+from rlcanary.checks.closeness import close, deviation, share_of_entries, tolerance
+from rlcanary.checks.snippet import Written, clipped, imports_for, literal, short
 from rlcanary.checks.tally import Finding, NothingToCompare, Tally
 from rlcanary.contract import Adapter, NotProvided
 from rlcanary.conventions import Conventions
@@ -215,7 +216,7 @@ class Call:
         if not holds:
             source = [] if before is None else [*before._before(), *before._value_lines("expected", "before")]
             lines = [*self._value_lines(), *source, f"assert {condition}, got"]
-            self._fails(f"{message}\n  got: {_short(self.value)}", lines, quantity, magnitude)
+            self._fails(f"{message}\n  got: {short(self.value)}", lines, quantity, magnitude)
 
     def expect_equal(
         self, expression: str, expected: Any, message: str, may_raise: bool = False, before: Call | None = None
@@ -245,8 +246,8 @@ class Call:
             lines = [run, *lines]
         if before is not None:
             lines = [*before._before(), f"adapter.{before.capability}(*before)", *lines]
-        shown = f"{message}\n  got:      {_clipped(repr(got))}\n  expected: {_clipped(repr(expected))}"
-        self._fails(shown, lines, quantity, _share_of_entries(got, expected))
+        shown = f"{message}\n  got:      {clipped(repr(got))}\n  expected: {clipped(repr(expected))}"
+        self._fails(shown, lines, quantity, share_of_entries(got, expected))
 
     def expect_inputs_untouched(self, message: str) -> None:
         """Demand that the adapter left the tensors that it was given as they were."""
@@ -263,7 +264,7 @@ class Call:
                         "equal_nan=True)",
                     ]
                     self._fails(
-                        f"{message}\n  {name} before: {_short(before)}\n  after: {_short(after.detach())}", lines, name
+                        f"{message}\n  {name} before: {short(before)}\n  after: {short(after.detach())}", lines, name
                     )
 
     def expect_metric(self, name: str, expected: float, told: str, derived: Call | None = None) -> None:
@@ -386,7 +387,7 @@ class Call:
             "equal_nan=True)",
         ]
         shown = torch.where(counted, got, torch.nan) if where is not None and got.is_floating_point() else got
-        told = f"{message}\n  got:      {_short(shown)}\n  expected: {_short(expected.to(got.dtype))}"
+        told = f"{message}\n  got:      {short(shown)}\n  expected: {short(expected.to(got.dtype))}"
         self._fails(told, lines, quantity, deviation(got[counted], expected[counted]))
 
 
@@ -396,40 +397,6 @@ class Derived:
 
     call: Call
     form: str = "{}"
-
-
-def tolerance(got: Tensor, expected: Tensor, scale: float = 1.0) -> tuple[float, float]:
-    """Relative and absolute tolerance for a result in this dtype, computed from numbers as large as `scale`.
-
-    In float32 the relative tolerance of 1e-4 is a thousand roundings wide and well below what any shipped bug was seen
-    to change.
-    """
-    roundings = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
-    rounding = roundings.get(got.dtype, 0.0)
-    finite = expected[expected.isfinite()] if expected.is_floating_point() else expected
-    magnitude = float(finite.abs().max()) if finite.numel() else 0.0
-    return max(1000 * rounding, 1e-9), 50 * rounding * max(scale, magnitude, 1e-3)
-
-
-def close(got: Tensor, expected: Tensor, rtol: float, atol: float) -> bool:
-    """Whether all entries agree; NaN agrees with NaN and infinities with themselves."""
-    return torch.allclose(got.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True)
-
-
-def deviation(got: Tensor, expected: Tensor) -> float:
-    """The largest difference as a share of the largest expected number, or itself where that is zero; NaN is infinite."""
-    difference = (got.detach().double() - expected.double()).abs()
-    if not difference.numel():
-        return 0.0
-    largest, size = float(difference.nan_to_num(math.inf).max()), float(expected.double().abs().max())
-    return largest / size if 0 < size < math.inf else largest
-
-
-def _share_of_entries(got: Any, expected: Any) -> float | None:
-    """How many entries of a list differ, as a share of them."""
-    if not (isinstance(got, list) and isinstance(expected, list)) or len(got) != len(expected):
-        return None
-    return [one == other for one, other in zip(got, expected, strict=True)].count(False) / len(expected)
 
 
 def _label(part: object) -> str:
@@ -465,17 +432,3 @@ def _tensors(argument: Any, given: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines()) + ","
-
-
-def _short(tensor: Tensor) -> str:
-    """A tensor for a person: four significant digits, shortened when large."""
-    render: Callable[[Any], str] = lambda item: f"{item:.4g}" if isinstance(item, float) else str(item)  # noqa: E731
-
-    def nested(value: Any) -> str:
-        return f"[{', '.join(map(nested, value))}]" if isinstance(value, list) else render(value)
-
-    return _clipped(nested(tensor.detach().cpu().tolist()))
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:297]}…"
