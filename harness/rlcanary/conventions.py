@@ -46,7 +46,9 @@ class Conventions:
         advantage_eps_mode: "add" divides by std + eps, "clamp" by max(std, eps), "skip" divides by std + eps where
             std > 0 and leaves the centred reward as it is elsewhere.
         singleton_group: the advantage of a prompt with one completion: zero, its reward as it is, or NaN.
-        nan_reward: a NaN reward is an error, or is left out of the statistics and gets advantage zero.
+        nan_reward: a NaN reward is an error (the call raises, or the row's advantage is NaN), or it is left out of the
+            statistics and gets advantage zero.
+        reward_clip: rewards are clipped to ± this before anything else; None is off.
         objective: "clip" is PPO's min(rA, clip(r)A); "cispo" is the detached, clipped ratio times A times the logprob
             (arXiv 2506.13585).
         ratio_level: one importance ratio per token, or one per sequence: exp of the mean log-ratio (GSPO, 2507.18071).
@@ -99,6 +101,7 @@ class Conventions:
     advantage_eps_mode: EpsMode = "add"
     singleton_group: SingletonGroup = "zero"
     nan_reward: NanReward = "raise"
+    reward_clip: float | None = None
 
     objective: Objective = "clip"
     ratio_level: RatioLevel = "token"

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from rlcanary import reference
 from rlcanary.adapters.reference import ReferenceAdapter
@@ -86,7 +87,13 @@ class EntropyBonusWithoutGradient(ReferenceAdapter):
         return super().policy_loss(replace(batch, entropy=entropy_BT))
 
 
+class NanRewardCountsAsZero(ReferenceAdapter):
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return super().advantages(rewards.nan_to_num(), group_ids)
+
+
 LOSS_MUTANTS = [
+    NanRewardCountsAsZero,
     EntropyBonusWithoutGradient,
     WhereAroundTheResult,
     MultipliedByTheMask,

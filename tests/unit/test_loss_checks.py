@@ -68,3 +68,17 @@ def test_wrong_loss_that_reads_no_reference_is_not_said_to_depend_on_it() -> Non
 def test_entropy_bonus_without_gradient_is_a_finding() -> None:
     result = run("config.entropy_option", mutants.EntropyBonusWithoutGradient())
     assert result.message.startswith("with entropy_coef=0.1 the gradient of the entropy is another one")
+
+
+def test_nan_reward_that_counts_as_a_wrong_answer_is_a_finding() -> None:
+    for conventions in (GRPO, GRPO.replace(nan_reward="exclude")):
+        assert run("advantage.nan_reward", ReferenceAdapter(conventions)).status == "pass"
+        assert run("advantage.nan_reward", mutants.NanRewardCountsAsZero(conventions)).status == "fail"
+
+
+@pytest.mark.parametrize("clip", [0.1, 1.0, 10.0])
+def test_declared_clip_of_rewards_accuses_nobody(clip: float) -> None:
+    adapter = ReferenceAdapter(GRPO.replace(reward_clip=clip))
+    for check_id in CHECKS:
+        if check_id.startswith("advantage."):
+            assert run(check_id, adapter).status == "pass", check_id

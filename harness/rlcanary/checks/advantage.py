@@ -1,5 +1,6 @@
 """Advantages: relative to the right group, on the declared scale, and zero where there is nothing to learn."""
 
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import torch
@@ -29,13 +30,24 @@ def declared_formula(subject: Subject, rng: Generator) -> None:
     axis, easy and hard prompts get the wrong weight and the loss curve looks normal. Look at the branches on the
     scaling option, at the axis and the reshape into groups, and at ddof.
     """
-    for rewards_B, group_ids_B in cases.reward_groups(rng):
+    for rewards_B, group_ids_B in (*cases.reward_groups(rng), *_beyond_the_clip(subject.conventions)):
         with subject.case(rewards_B):
             call = subject.call("advantages", rewards_B, group_ids_B)
             expected_B = reference.advantages(rewards_B.double(), group_ids_B, subject.conventions)
             magnitude = float(rewards_B.abs().max())
             _weigh_others(call, rewards_B, group_ids_B, magnitude)
             call.expect(expected_B, f"advantages differ from {_formula(subject.conventions)}", scale=magnitude)
+
+
+def _beyond_the_clip(conventions: Conventions) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rewards on both sides of either bound of a clip."""
+    if conventions.reward_clip is not None:
+        yield torch.tensor([0.9, 1.1, -0.9, -1.1, 3.0, 0.0]) * conventions.reward_clip, torch.zeros(6, dtype=torch.long)
+
+
+def _within_the_clip(conventions: Conventions, largest: float) -> float:
+    """What rewards up to the largest are multiplied by so that no clip of rewards touches them."""
+    return 1.0 if conventions.reward_clip is None else min(1.0, conventions.reward_clip / largest)
 
 
 def _weigh_others(call: Call, rewards_B: Tensor, group_ids_B: Tensor, scale: float) -> None:
@@ -113,13 +125,14 @@ def groups_are_separate(subject: Subject, rng: Generator) -> None:
     declared, is taken into account.)
     """
     subject = subject.configured(advantage_scale="none") if subject.conventions.advantage_scale == "batch" else subject
-    rewards_B = cases.uniform(rng, 6, low=0, high=1)
+    unit = _within_the_clip(subject.conventions, 8)
+    rewards_B = cases.uniform(rng, 6, low=0, high=1) * unit
     group_ids_B = torch.tensor([0, 0, 0, 1, 1, 1])
     before = subject.call("advantages", rewards_B, group_ids_B)
-    call = subject.call("advantages", rewards_B + 7.0 * (group_ids_B == 1), group_ids_B)
+    call = subject.call("advantages", rewards_B + 7.0 * unit * (group_ids_B == 1), group_ids_B)
     call.expect(
         before.value,
-        "adding 7 to the rewards of the second prompt changed the advantages of the first",
+        f"adding {7 * unit:g} to the rewards of the second prompt changed the advantages of the first",
         where=group_ids_B == 0,
         scale=8,
         derived=Derived(before),
@@ -133,10 +146,12 @@ def shift(subject: Subject, rng: Generator) -> None:
     Silent because a reward with an offset (a format bonus, a length penalty) is common and only shifts the curve. Look
     for a baseline that is not subtracted, or is computed before the bonus was added.
     """
-    rewards_B, group_ids_B = cases.uniform(rng, 4, low=0, high=1), torch.tensor([0, 0, 1, 1])
+    unit = _within_the_clip(subject.conventions, 4)
+    rewards_B, group_ids_B = cases.uniform(rng, 4, low=0, high=1) * unit, torch.tensor([0, 0, 1, 1])
     before = subject.call("advantages", rewards_B, group_ids_B)
-    call = subject.call("advantages", rewards_B + 3.0, group_ids_B)
-    call.expect(before.value, "adding 3 to every reward changed the advantages", scale=4, derived=Derived(before))
+    call = subject.call("advantages", rewards_B + 3.0 * unit, group_ids_B)
+    told = f"adding {3 * unit:g} to every reward changed the advantages"
+    call.expect(before.value, told, scale=4, derived=Derived(before))
 
 
 @check("advantage.scale", needs=("advantages",))
@@ -144,9 +159,11 @@ def scale(subject: Subject, rng: Generator) -> None:
     """Rewards ten times as large give the same advantages when they are scaled, and ten times as large when not.
 
     Silent because the factor hides in the learning rate. Look for the option that switches the scaling: which value of
-    it divides by the standard deviation, and is it the one that the config documents?
+    it divides by the standard deviation, and is it the one that the config documents? A clip of rewards is declared as
+    `reward_clip`.
     """
-    rewards_B, group_ids_B = cases.uniform(rng, 8, low=0, high=10, decimals=1), torch.arange(8) // 4
+    unit = _within_the_clip(subject.conventions, 100)
+    rewards_B, group_ids_B = cases.uniform(rng, 8, low=0, high=10, decimals=1) * unit, torch.arange(8) // 4
     before = subject.call("advantages", rewards_B, group_ids_B)
     call = subject.call("advantages", rewards_B * 10, group_ids_B)
     if subject.conventions.advantage_scale == "none":
@@ -159,7 +176,7 @@ def scale(subject: Subject, rng: Generator) -> None:
         return
     eps = subject.conventions.advantage_eps
     difference = float((call.value - before.value).abs().max())
-    bound = 10 * eps + 1e-3
+    bound = 10 * eps / unit + 1e-3
     call.expect_true(
         difference <= bound,
         f"advantages declared as scaled by the {subject.conventions.advantage_scale}'s standard deviation change by "
@@ -204,6 +221,33 @@ def single_completion(subject: Subject, rng: Generator) -> None:
     expected_B = reference.advantages(rewards_B.double(), group_ids_B, subject.conventions)
     told = f"a group of one is declared as {subject.conventions.singleton_group!r}"
     call.expect(expected_B, told, where=torch.tensor([True, False, False]))
+
+
+@check("advantage.nan_reward", needs=("advantages",))
+def nan_reward(subject: Subject, rng: Generator) -> None:
+    """A NaN reward does what the conventions declare: it is an error, or its row is left out and gets advantage zero.
+
+    Silent because a reward that could not be judged turns into a judgement: as 0 it is a wrong answer, in a NaN-aware mean
+    it moves the others. Look for `nan_to_num`, `nanmean` and `nansum`, and for a NaN that is compared with a threshold.
+    """
+    nan = float("nan")
+    group_ids_B = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    for rewards in (
+        [1.0, nan, 0.0, 0.5, 1.0, 0.0, 0.0, 2.0],
+        [1.0, 0.0, 0.0, 0.5, nan, nan, 1.0, nan],
+        [1.0, 0.0, 0.0, 0.5, nan, nan, nan, nan],
+    ):
+        rewards_B = torch.tensor(rewards)
+        with subject.case(f"{int(rewards_B.isnan().sum())} NaN"):
+            if subject.conventions.nan_reward == "exclude":
+                expected_B = reference.advantages(rewards_B.double(), group_ids_B, subject.conventions)
+                call = subject.call("advantages", rewards_B, group_ids_B)
+                call.expect(expected_B, "rows with a NaN reward are declared as left out, with advantage zero")
+                continue
+            loud = subject.call_unless_raised("advantages", rewards_B, group_ids_B)
+            if loud is not None:
+                told = "a NaN reward is declared as an error, and its row has an advantage"
+                loud.expect(torch.full((8,), nan), told, where=rewards_B.isnan())
 
 
 @check("advantage.inputs_untouched", needs=("advantages",))

@@ -157,3 +157,27 @@ def nothing_lost(subject: Subject, rng: Generator) -> None:
         lines = [f"assert int(adapter.make_batch(*arguments).completion_mask.sum()) == {sampled}"]
         told = f"{sampled} completion tokens were sampled, {trained} are trained"
         raise Finding(told, call.snippet(lines), "number of tokens", abs(trained - sampled) / sampled)
+
+
+@check("batch.only_sampled_tokens_are_trained", needs=("make_batch",))
+def only_sampled_tokens_are_trained(subject: Subject, rng: Generator) -> None:
+    """Tokens of a completion that the policy did not sample are in the sequence and are not trained.
+
+    Silent because a tool's reply in the middle of a completion is good text: trained, it teaches the policy to write the
+    replies itself. Look for masks that are made from the lengths alone, where `Completion.sampled` says more.
+    """
+    for sampled in ([True, False, True], [False, True, True], [True, True, False]):
+        marked = Completion([21, 22, 23], logprobs=[-0.1, -0.2, -0.3], sampled=sampled)
+        group = Group(prompt_ids=[11, 12], completions=[marked, Completion([24, 2], [-0.4, -0.5])], rewards=[1.0, 0.0])
+        with subject.case(sampled):
+            call = subject.call("make_batch", [group], 0)
+            call.expect_equal(
+                "[row[keep.bool()].tolist() for row, keep in zip(output.completion_ids, output.completion_mask)]",
+                [[token for token, kept in zip((21, 22, 23), sampled, strict=True) if kept], [24, 2]],
+                f"the policy sampled {sampled} of the first completion, other tokens are trained",
+            )
+            call.expect_equal(
+                "[row[keep.bool()].tolist() for row, keep in zip(output.input_ids, output.attention_mask)]",
+                [[11, 12, 21, 22, 23], [11, 12, 24, 2]],
+                "tokens that others wrote are not in the sequence",
+            )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Generator
@@ -12,6 +12,7 @@ from rlcanary.checks import cases
 from rlcanary.checks.oracle import double, exact_loss
 from rlcanary.checks.registry import check
 from rlcanary.checks.subject import Derived, Subject
+from rlcanary.conventions import KlDirection
 
 
 def _options(subject: Subject, *choices: dict[str, Any]) -> Iterator[Subject]:
@@ -47,6 +48,7 @@ def advantage_options(subject: Subject, rng: Generator) -> None:
         {"advantage_scale": "none"},
         {"advantage_baseline": "leave_one_out", "advantage_scale": "none"},
         {"advantage_ddof": 1 - subject.conventions.advantage_ddof},
+        {"reward_clip": 0.5},
     ):
         with subject.case():
             call = option.call("advantages", rewards_B, group_ids_B)
@@ -100,7 +102,13 @@ def kl_options(subject: Subject, rng: Generator) -> None:
     Silent because the coefficient is small: two switches tied together, or an estimator that falls back to the default,
     change the third digit. Look at `if not use_kl_loss`, and at names that are matched by prefix.
     """
-    choices = [{"kl_coef": 0.5, "kl_estimator": name} for name in ("k1", "k2", "k3", "abs")]
+    choices: list[dict[str, Any]] = [{"kl_coef": 0.5, "kl_estimator": name} for name in ("k1", "k2", "k3", "abs")]
+    choices += [{"kl_coef": 0.5, "kl_input_clamp": 0.3}, {"kl_coef": 0.5, "kl_output_clamp": 0.1}]
+    choices += [{"kl_coef": 0.5, "kl_direction": name} for name in get_args(KlDirection)]
+    choices += [
+        {"kl_coef": 0.5, "kl_score_term": score, "kl_ratio_weighted": weighted}
+        for score, weighted in ((False, False), (True, False), (False, True))
+    ]
     for option in _options(
         subject, *choices, {"kl_coef": 0.0}, {"kl_coef": 0.05}, {"kl_coef": 0.5, "kl_placement": "reward"}
     ):

@@ -19,9 +19,9 @@ def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions)
     Args:
         rewards_B: [B] of any dtype.
         group_ids_B: [B], equal for the completions of one prompt; rows may come in any order.
-        conventions: the advantage_* fields, singleton_group and nan_reward are used. A prompt with one completion falls
-            under singleton_group wherever its group's statistics are asked for; with neither a baseline nor the group's
-            scale they are not.
+        conventions: the advantage_* fields, singleton_group, nan_reward and reward_clip are used. A prompt with one
+            completion falls under singleton_group wherever its group's statistics are asked for; with neither a baseline
+            nor the group's scale they are not.
 
     Returns:
         [B], float64 for float64 rewards and float32 otherwise.
@@ -40,6 +40,8 @@ def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions)
     is_nan = rewards.isnan()
     if conventions.nan_reward == "raise" and is_nan.any():
         raise ValueError(f"reward of row {int(is_nan.nonzero()[0])} is NaN; nan_reward='exclude' leaves such rows out")
+    if conventions.reward_clip is not None:
+        rewards = rewards.clamp(-conventions.reward_clip, conventions.reward_clip)
 
     batch_std = _std(rewards[~is_nan], conventions.advantage_ddof)
     result = torch.zeros_like(rewards)
