@@ -39,7 +39,7 @@ def test_driver_names_the_culprit_of_a_hundred_commits_with_few_runs(history: Pa
     )
     assert found(result) == f"change {culprit} [wip]"
     assert f"{git(history, 'rev-parse', f'c{culprit}')} is the first bad commit" in result.stdout
-    runs = int(result.stdout.split(" runs, ")[0].splitlines()[-1])
+    runs = int(result.stdout.split(" runs in ")[0].splitlines()[-1])
     assert runs <= 2 + 7 + 5
     assert git(history, "status", "--porcelain") == ""
     assert git(history, "symbolic-ref", "HEAD") == "refs/heads/main"
