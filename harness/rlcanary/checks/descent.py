@@ -39,7 +39,7 @@ def scene(
     model: str = "tiny_llama()",
     drift: float = 0.0,
     learning_rate: float = 1e-3,
-    is_clipped: bool = False,
+    is_clipped: bool | None = False,
     dressed: str = "{}",
     other_reference: bool = True,
     **layout: Any,
@@ -55,7 +55,7 @@ def scene(
         model: Python for the policy.
         drift: how far, at most, an older policy's logprobs were from these.
         learning_rate: of the state.
-        is_clipped: whether the gradient is to be longer than the bound.
+        is_clipped: whether the gradient is to be longer than the bound; None takes the model as it is.
         dressed: Python with {} where the state goes.
         other_reference: whether the reference model, if the conventions need one, differs from the policy.
         layout: options of `sampled`.
@@ -70,13 +70,18 @@ def scene(
         state = new_state(subject, policy, given, learning_rate, dressed)
         ref_model = own_precision(state.value, given)
         batch = sampled(state.value.model, subject.conventions, groups, drift, **layout)
-        if limit is None:
+        if limit is None or is_clipped is None:
             return Scene(state, batch, policy, ref_model)
         norm = declared(state.value.model, build(ref_model), batch, subject.conventions).metrics["grad_norm"]
         if norm > 2 * limit if is_clipped else norm < limit / 2:
             return Scene(state, batch, policy, ref_model)
         factor *= (4 if is_clipped else 0.25) * limit / max(norm, 1e-3 * limit)
     raise NotProvided(f"no gradient of the tiny model is {'above' if is_clipped else 'below'} max_grad_norm {limit:g}")
+
+
+def sides(subject: Subject) -> tuple[bool | None, ...]:
+    """The model as it is, and where max_grad_norm may hide a factor one that lies below it as well."""
+    return (None,) if subject.conventions.max_grad_norm is None else (None, False)
 
 
 def own_precision(state: Any, ref_model: str) -> str:

@@ -74,18 +74,14 @@ def recomputed(subject: Subject, rng: Generator) -> None:
     has moved on, rewards before their weights, means over padding, the metrics of one worker, and a variable that was
     reused before it was logged.
     """
-    for groups, dressed, told in (
-        (PAIR, "decaying({})", ""),
-        (GROUPS, "decaying({})", ""),
-        (PAIR, "{}", "its own schedule"),
-    ):
-        with subject.case(told or f"{len(groups)} prompts"):
-            _expect_recomputed(subject, groups, dressed)
+    for groups in (PAIR, GROUPS):
+        with subject.case(f"{len(groups)} prompts"):
+            _expect_recomputed(subject, groups)
 
 
-def _expect_recomputed(subject: Subject, groups: list[Group], dressed: str) -> None:
+def _expect_recomputed(subject: Subject, groups: list[Group]) -> None:
     given = reference_model(subject)
-    state = new_state(subject, ref_model=given, learning_rate=1e-3, dressed=dressed)
+    state = new_state(subject, ref_model=given, learning_rate=1e-3, dressed="decaying({})")
     batch = sampled(state.value.model, subject.conventions, groups)
     ref_model = own_precision(state.value, given)
     metrics = declared(state.value.model, build(ref_model), batch, subject.conventions).metrics

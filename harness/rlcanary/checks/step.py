@@ -7,7 +7,7 @@ import torch
 from torch import Generator
 
 from rlcanary.batch import Group
-from rlcanary.checks.descent import expect_gradients, scene, take_step, watched
+from rlcanary.checks.descent import expect_gradients, scene, sides, take_step, watched
 from rlcanary.checks.registry import check
 from rlcanary.checks.snippet import literal
 from rlcanary.checks.states import lead, named, nats, policy_gap, precision, scheduled_rates
@@ -50,7 +50,9 @@ def declared_gradient(subject: Subject, rng: Generator) -> None:
         for groups in (PAIR, GROUPS):
             with subject.case(choice, f"{len(groups)} prompts"):
                 option = subject.configured(**choice)
-                _expect_declared(option, groups, "on policy, the gradient is not the declared one")
+                for side in sides(option):
+                    message = "on policy, the gradient is not the declared one"
+                    _expect_declared(option, groups, message, is_clipped=side)
 
 
 def _kl_in_reward(conventions: Conventions) -> str | None:
@@ -70,7 +72,8 @@ def off_policy_gradient(subject: Subject, rng: Generator) -> None:
     for groups in (PAIR, GROUPS):
         with subject.case(f"{len(groups)} prompts"):
             message = "with samples of an older policy the gradient is not the declared one"
-            _expect_declared(subject, groups, message, drift=0.5)
+            for side in sides(subject):
+                _expect_declared(subject, groups, message, drift=0.5, is_clipped=side)
 
 
 def _drops_out(conventions: Conventions) -> str | None:
@@ -182,22 +185,23 @@ def _expect_same(
         between: Python that runs between the two, over `before`, the first state and batch.
         layout: options of `sampled` for the second batch.
     """
-    start = scene(subject, groups)
-    first_call, first = take_step(subject, start.state, start.batch)
-    for line in between or []:
-        exec(line, {"torch": torch, "adapter": subject.adapter, "before": first_call.given})
-    second_state = new_state(subject, start.policy, reference_model(subject, start.policy))
-    batch = sampled(second_state.value.model, subject.conventions, others or groups, **layout)
-    call, second = take_step(subject, second_state, batch)
-    source = [
-        "before = [",
-        f"    {literal(start.state)},",
-        f"    {literal(start.batch)},",
-        "]",
-        "expected = gradients_of(adapter, *before)",
-        *(between or []),
-    ]
-    expect_gradients(call, second.gradients, first.gradients, message, source)
+    for side in sides(subject):
+        start = scene(subject, groups, is_clipped=side)
+        first_call, first = take_step(subject, start.state, start.batch)
+        for line in between or []:
+            exec(line, {"torch": torch, "adapter": subject.adapter, "before": first_call.given})
+        second_state = new_state(subject, start.policy, reference_model(subject, start.policy))
+        batch = sampled(second_state.value.model, subject.conventions, others or groups, **layout)
+        call, second = take_step(subject, second_state, batch)
+        source = [
+            "before = [",
+            f"    {literal(start.state)},",
+            f"    {literal(start.batch)},",
+            "]",
+            "expected = gradients_of(adapter, *before)",
+            *(between or []),
+        ]
+        expect_gradients(call, second.gradients, first.gradients, message, source)
 
 
 @check("step.repeatable", needs=("train_step",))
