@@ -2,6 +2,7 @@
 
 import loss_mutants as mutants
 import pytest
+from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.batch import LossOutput, PolicyBatch
@@ -82,3 +83,13 @@ def test_declared_clip_of_rewards_accuses_nobody(clip: float) -> None:
     for check_id in CHECKS:
         if check_id.startswith("advantage."):
             assert run(check_id, adapter).status == "pass", check_id
+
+
+class DividesItsOwnLogits(ReferenceAdapter):
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        return super().token_logprobs(logits.div_(temperature), token_ids, 1.0)
+
+
+@pytest.mark.parametrize("check_id", ["logprob.is_log_softmax", "logprob.temperature", "logprob.large_logits"])
+def test_code_may_divide_logits_that_a_model_has_just_computed(check_id: str) -> None:
+    assert run(check_id, DividesItsOwnLogits()).status == "pass"
