@@ -51,17 +51,18 @@ def policy_batch(
 ) -> PolicyBatch:
     """A batch of two completions per prompt, with ratios between 0.5 and 2; on policy all of them are 1."""
     logprobs_BT = uniform(rng, rows, width, low=-3, high=-0.5)
-    drift_BT = torch.zeros(rows, width) if on_policy else uniform(rng, rows, width, low=-0.7, high=0.7)
+    # No difference lies on a round number, where a clamp has two gradients that are equally right.
+    drift_BT = torch.zeros(rows, width) if on_policy else uniform(rng, rows, width, low=-0.7, high=0.7) + 0.003
     mismatch_BT = torch.zeros(rows, width) if on_policy else uniform(rng, rows, width, low=-0.4, high=0.4)
     # A row advantage of both signs in every batch of two rows or more, none of them zero.
     signs_B = torch.tensor([1.0, -1.0]).repeat(rows)[:rows]
     return PolicyBatch(
         logprobs=logprobs_BT.clone().requires_grad_(),
-        old_logprobs=(logprobs_BT - drift_BT).round(decimals=2),
+        old_logprobs=(logprobs_BT - drift_BT).round(decimals=3),
         advantages=signs_B * uniform(rng, rows, low=0.3, high=1.5),
         mask=mask(rng, rows, width, lengths),
-        ref_logprobs=(logprobs_BT + uniform(rng, rows, width, low=-0.8, high=0.8)).round(decimals=2),
-        sampler_logprobs=(logprobs_BT - drift_BT + mismatch_BT).round(decimals=2),
+        ref_logprobs=(logprobs_BT + uniform(rng, rows, width, low=-0.8, high=0.8) + 0.003).round(decimals=3),
+        sampler_logprobs=(logprobs_BT - drift_BT + mismatch_BT).round(decimals=3),
         entropy=uniform(rng, rows, width, low=0.1, high=2),
         group_ids=torch.arange(rows) // 2,
     )
