@@ -1,6 +1,7 @@
 """Releases of the package index under the checks: their own functions run, and what is found is exactly what is known."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -59,3 +60,13 @@ def test_settings_reach_trls_trainer() -> None:
     assert adapter.conventions.kl_coef == 0.5
     got = adapter.advantages(torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long))
     torch.testing.assert_close(got, torch.tensor([0.5, -0.5]))
+
+
+def test_the_correction_of_vllms_logprobs_is_trls_own() -> None:
+    pytest.importorskip("trl")
+    settings = {"importance_level": "token", "importance_mode": "truncate", "importance_high": 1.5}
+    adapter = load_adapter("trl").configured(**settings)
+    assert {name: getattr(adapter.conventions, name) for name in settings} == settings
+    trainer_logprobs, sampler_logprobs = torch.tensor([[-1.0, -1.0, -1.0]]), torch.tensor([[-2.0, -0.9, -9.0]])
+    got = adapter.importance_weights(trainer_logprobs, sampler_logprobs, torch.tensor([[True, True, False]]))
+    torch.testing.assert_close(got, torch.tensor([[1.5, math.exp(-0.1), 0.0]]))

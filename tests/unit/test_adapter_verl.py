@@ -109,7 +109,7 @@ def test_the_reward_filter_drops_a_group_of_equal_rewards(verl):
     [{"dual_clip": None}, {"clip_low": None}, {"kl_ratio_weighted": True}, {"aggregation": "group_token_mean"}],
 )
 def test_what_verl_has_no_option_for_is_declined(verl, changes):
-    with pytest.raises(NotProvided, match="verl has no"):
+    with pytest.raises(NotProvided, match="no setting of verl"):
         verl.configured(**changes)
 
 

@@ -261,7 +261,7 @@ def settings_for(
     """Fields of the two configuration classes for changed conventions.
 
     Raises:
-        NotProvided: NeMo RL has no such option.
+        NotProvided: the adapter knows no such option of NeMo RL.
     """
     wanted = conventions.replace(**changes)
     loss, advantage = dict(loss), dict(advantage)
@@ -296,7 +296,7 @@ def settings_for(
             case "importance_level" | "importance_mode" | "importance_low" | "importance_high":
                 loss |= _correction_for(wanted)
             case _:
-                raise NotProvided(f"NeMo RL has no {name}={changes[name]!r}")
+                raise NotProvided(f"this adapter has no setting of NeMo RL for {name}={changes[name]!r}")
     if wanted.ratio_level == "sequence" and wanted.aggregation != "sequence_mean":
         raise NotProvided("sequence_level_importance_ratios excludes token_level_loss")
     if wanted.objective == "cispo" and (wanted.aggregation != "token_mean" or wanted.dual_clip is not None):

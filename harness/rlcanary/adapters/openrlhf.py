@@ -322,7 +322,7 @@ def settings_for(settings: Mapping[str, Any], conventions: Conventions, changes:
     """OpenRLHF's options for changed conventions.
 
     Raises:
-        NotProvided: OpenRLHF has no such option.
+        NotProvided: the adapter knows no such option of OpenRLHF.
     """
     wanted = conventions.replace(**changes)
     result = dict(settings)
@@ -353,7 +353,7 @@ def settings_for(settings: Mapping[str, Any], conventions: Conventions, changes:
                 result["actor.entropy_coef"] = wanted.entropy_coef
             case "importance_level" | "importance_mode" | "importance_low" | "importance_high":
                 if wanted.importance_level == "sequence":
-                    raise NotProvided("OpenRLHF has no importance_level='sequence'")
+                    raise NotProvided("this adapter has no setting of OpenRLHF for importance_level='sequence'")
                 is_mask = wanted.importance_mode == "mask"
                 result |= {
                     "algo.advantage.is_correction_enable": wanted.importance_level == "token",
@@ -364,7 +364,7 @@ def settings_for(settings: Mapping[str, Any], conventions: Conventions, changes:
                     ),
                 }
             case _:
-                raise NotProvided(f"OpenRLHF has no {name}={changes[name]!r}")
+                raise NotProvided(f"this adapter has no setting of OpenRLHF for {name}={changes[name]!r}")
     return result
 
 

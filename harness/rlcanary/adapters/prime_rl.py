@@ -59,7 +59,8 @@ class PrimeRlAdapter(Adapter):
     def configured(self, **changes: Any) -> Self:
         changed = [name for name, value in changes.items() if getattr(self.conventions, name) != value]
         if changed:
-            raise NotProvided(f"prime-rl has no {', '.join(f'{name}={changes[name]!r}' for name in changed)}")
+            wanted = ", ".join(f"{name}={changes[name]!r}" for name in changed)
+            raise NotProvided(f"this adapter has no setting of prime-rl for {wanted}")
         return self
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:

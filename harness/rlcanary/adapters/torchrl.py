@@ -377,7 +377,7 @@ def _settings(
     """The loss's arguments and class for changed conventions.
 
     Raises:
-        NotProvided: torchrl has no such option.
+        NotProvided: the adapter knows no such option of torchrl.
     """
     wanted = conventions.replace(**changes)
     result = dict(loss)
@@ -394,5 +394,5 @@ def _settings(
             case "entropy_coef":
                 result |= {"entropy_bonus": wanted.entropy_coef != 0, "entropy_coeff": wanted.entropy_coef}
             case _:
-                raise NotProvided(f"torchrl has no {name}={changes[name]!r}")
+                raise NotProvided(f"this adapter has no setting of torchrl for {name}={changes[name]!r}")
     return result, loss_class

@@ -44,6 +44,8 @@ class TrlAdapter(Adapter):
     def __init__(self, **settings: Any) -> None:
         with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.16", at_least="1.16"), _quiet():
             import trl.trainer.grpo_trainer  # noqa: F401
+        # The trainer is built without its engine: what the engine's logprobs do to the loss is switched on afterwards.
+        self.use_vllm = bool(settings.pop("use_vllm", False))
         self.settings = settings
 
     @cached_property
@@ -51,6 +53,8 @@ class TrlAdapter(Adapter):
         """What the settings say, in our words."""
         args = self._trainer.args
         is_cispo = args.loss_type == "cispo"
+        level, mode = args.vllm_importance_sampling_mode.split("_")
+        is_corrected = self.use_vllm and args.vllm_importance_sampling_correction
         return Conventions(
             advantage_scale=args.scale_rewards,
             advantage_ddof=1,
@@ -69,10 +73,15 @@ class TrlAdapter(Adapter):
             kl_ratio_weighted=args.use_bias_correction_kl,
             entropy_coef=args.entropy_coef,
             logprobs_upcast=False,
+            importance_level=level if is_corrected else "none",
+            importance_mode=mode,
+            importance_low=args.vllm_importance_sampling_clip_min or 0.0,
+            importance_high=_or_infinite(args.vllm_importance_sampling_clip_max),
         )
 
     def configured(self, **changes: Any) -> Self:
-        return type(self)(**_settings(self.settings, self.conventions, changes))
+        settings = {**self.settings, "use_vllm": self.use_vllm}
+        return type(self)(**_settings(settings, self.conventions, changes))
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         from trl.trainer.utils import selective_log_softmax
@@ -166,6 +175,28 @@ class TrlAdapter(Adapter):
         pairs = zip(logprobs.flatten(), ref_logprobs.flatten(), strict=True)
         return torch.stack([one(*pair) for pair in pairs]).view(logprobs.shape)
 
+    def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+        """What the trainer makes of vLLM's logprobs beside its own when it scores completions."""
+        import torch
+
+        trainer, rows = self._trainer, len(mask)
+        if self.conventions.importance_level == "none":
+            raise NotProvided("vLLM's logprobs are not corrected for")
+        trainer.num_generations = rows
+        trainer.model.train()
+        # Nothing is sent to an engine.
+        trainer._last_loaded_step = trainer.state.global_step
+        trainer._get_per_token_logps_and_entropies = lambda *_, **__: (trainer_logprobs, None, None)
+        trainer.rollout_func = lambda prompts, _: {
+            "prompt_ids": [[5]] * rows,
+            "completion_ids": [[6] * mask.shape[1]] * rows,
+            "logprobs": sampler_logprobs.tolist(),
+            "env_mask": mask.long().tolist(),
+        }
+        scored = trainer._generate_and_score_completions([{"prompt": "t5", "given_reward": 0.0}] * rows)
+        weights = scored["importance_sampling_ratio"].expand(mask.shape)
+        return torch.where(mask, weights, 0.0)
+
     def _loss_of_pieces(self, pieces: list[PolicyBatch], whole: PolicyBatch) -> LossOutput:
         import torch
 
@@ -180,7 +211,14 @@ class TrlAdapter(Adapter):
             entropy = torch.zeros_like(piece.logprobs) if piece.entropy is None else piece.entropy
             scored = (piece.logprobs, entropy, None)
             trainer._get_per_token_logps_and_entropies = lambda *_, scored=scored, **__: scored
-            losses.append(trainer._compute_loss(trainer.model, _loss_inputs(piece, whole.mask.sum())))
+            inputs = _loss_inputs(piece, whole.mask.sum())
+            if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+                if piece.sampler_logprobs is None:
+                    raise NotProvided("the correction needs the sampler's logprobs")
+                inputs["importance_sampling_ratio"] = self.importance_weights(
+                    piece.old_logprobs, piece.sampler_logprobs, piece.mask
+                )
+            losses.append(trainer._compute_loss(trainer.model, inputs))
         logged = trainer._metrics["train"]
         metrics = {ours: logged[theirs][0] for theirs, ours in METRICS.items() if len(logged[theirs]) == 1}
         if whole.entropy is None:
@@ -195,6 +233,7 @@ class TrlAdapter(Adapter):
         trainer.model = copy.copy(trainer.model)
         trainer.model_wrapped = trainer.model
         trainer._tokenizer = copy.copy(trainer._tokenizer)
+        trainer.use_vllm = self.use_vllm
         return trainer
 
     @cached_property
@@ -253,6 +292,10 @@ def _loss_inputs(batch: PolicyBatch, tokens_of_update: Tensor) -> dict[str, Tens
     return inputs
 
 
+def _or_infinite(bound: float | None) -> float:
+    return float("inf") if bound is None else bound
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without TRL's and transformers' warnings and progress bars, which would stand between the report's lines."""
@@ -284,7 +327,7 @@ def _settings(settings: dict[str, Any], conventions: Conventions, changes: dict[
     """GRPOConfig settings for changed conventions.
 
     Raises:
-        NotProvided: TRL has no such option.
+        NotProvided: the adapter knows no such option of TRL.
     """
     wanted = conventions.replace(**changes)
     result = dict(settings)
@@ -312,6 +355,17 @@ def _settings(settings: dict[str, Any], conventions: Conventions, changes: dict[
                 result["loss_type"] = {ours: theirs for theirs, ours in AGGREGATIONS.items() if theirs != "cispo"}[
                     wanted.aggregation
                 ]
+            case "importance_level" | "importance_mode" | "importance_low" | "importance_high":
+                level = "token" if wanted.importance_level == "none" else wanted.importance_level
+                result |= {
+                    "use_vllm": wanted.importance_level != "none",
+                    "vllm_importance_sampling_mode": f"{level}_{wanted.importance_mode}",
+                    "vllm_importance_sampling_clip_max": wanted.importance_high,
+                    "vllm_importance_sampling_clip_min": wanted.importance_low or None,
+                }
+                # A truncation of TRL has a lower bound as well, for which the conventions have no word.
+                if wanted.importance_mode == "truncate":
+                    result["vllm_importance_sampling_clip_min"] = None
             case _:
-                raise NotProvided(f"TRL has no {name}={changes[name]!r}")
+                raise NotProvided(f"this adapter has no setting of TRL for {name}={changes[name]!r}")
     return result

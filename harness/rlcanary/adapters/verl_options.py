@@ -102,7 +102,7 @@ def settings_for(
     """Actor and algorithm settings for changed conventions.
 
     Raises:
-        NotProvided: verl has no such option.
+        NotProvided: the adapter knows no such option of verl.
     """
     wanted = conventions.replace(**changes)
     actor, algorithm = dict(actor), dict(algorithm)
@@ -150,5 +150,5 @@ def settings_for(
                     "rollout_is_threshold": f"{low}_{high}" if wanted.importance_mode == "mask" else high,
                 }
             case _:
-                raise NotProvided(f"verl has no {name}={changes[name]!r}")
+                raise NotProvided(f"this adapter has no setting of verl for {name}={changes[name]!r}")
     return actor, algorithm
