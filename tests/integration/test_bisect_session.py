@@ -114,7 +114,14 @@ def test_history_of_the_tracker_tells_how_flaky_the_test_is(history: Path) -> No
     nodeid = "tests/unit/test_x.py::test_y"
     for number, outcome in enumerate([*outcomes, "failed", "failed"]):
         tag = "c100" if number >= len(outcomes) else "c3"
-        document = {"git_commit": git(history, "rev-parse", tag), "tests": {nodeid: {"outcome": outcome}}}
+        when = f"2026-01-01T00:00:{number:02d}+00:00"
+        commit = git(history, "rev-parse", tag)
+        document = {
+            "start_time_utc": when,
+            "metrics": {},
+            "git_commit": commit,
+            "tests": {nodeid: {"outcome": outcome}},
+        }
         (folder / f"run{number:03d}.json").write_text(json.dumps(document))
     ends = git(history, "rev-parse", "c10"), git(history, "rev-parse", "c90")
     repository = Repository.around(history)
