@@ -140,7 +140,8 @@ class TrlAdapter(Adapter):
         trainer.num_generations = int(counts[0])
         trainer.model.train()
         items = [{"prompt": "t5", "given_reward": float(reward)} for reward in rewards]
-        scored = trainer._generate_and_score_completions(items)
+        with _quiet():
+            scored = trainer._generate_and_score_completions(items)
         return scored["advantages"]  # type: ignore[no-any-return]
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
