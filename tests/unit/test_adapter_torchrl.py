@@ -12,6 +12,7 @@ from rlcanary.errors import UserError
 from rlcanary.tiny_models import tiny_llama
 
 CHECKS = {check.id: check for check in all_checks()}
+# loss.clipping and loss.masked_positions fail on released torchrl: tests/expected/torchrl.txt holds what they find.
 DECLARED = (
     "advantage.declared_formula",
     "advantage.row_order",
@@ -19,8 +20,6 @@ DECLARED = (
     "kl.declared_estimator",
     "loss.declared_value",
     "loss.declared_gradient",
-    "loss.masked_positions",
-    "loss.clipping",
 )
 
 

@@ -231,11 +231,10 @@ class TorchrlAdapter(Adapter):
             raise NotProvided("greedy sampling gives one completion")
         wrapper = self._wrapped(engine, generate=True, generate_kwargs=generate_kwargs(request))
         rows = lazy_stack([TensorDict({"tokens": {"prompt": torch.tensor(prompt)}}) for prompt in prompts])
+        # An unseeded request goes on from the caller's random state, which a check has seeded.
+        seed = int(torch.randint(2**62, ())) if request.seed is None else request.seed
         with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            if request.seed is None:
-                torch.seed()
-            else:
-                torch.manual_seed(request.seed)
+            torch.manual_seed(seed)
             groups = wrapper(rows).reshape(len(prompts), -1).unbind(0)
         return [[completion_of(row, request) for row in group.unbind(0)] for group in groups]
 
