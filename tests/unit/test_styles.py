@@ -9,6 +9,7 @@ import os
 import re
 
 import pytest
+import torch
 from styles.cispo import Cispo
 from styles.dapo_packed import DapoPacked
 from styles.dr_grpo import DrGrpo
@@ -18,7 +19,7 @@ from styles.rloo import Rloo
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
-from rlcanary.contract import CAPABILITIES, Adapter, provided
+from rlcanary.contract import CAPABILITIES, Adapter, TrainState, provided
 from rlcanary.conventions import GRPO
 
 STYLES = (DrGrpo, Gspo, Rloo, DapoPacked, Cispo, PaddingLeft)
@@ -89,3 +90,16 @@ class EngineWithItsOwnSeed(PaddingLeft):
 def test_an_engine_with_a_seed_of_its_own_is_not_accused_of_other_sampling():
     found = accusations(EngineWithItsOwnSeed(), [check for check in CHECKS if check.area == "rollout"])
     assert found == {}
+
+
+class PlainSgd(DrGrpo):
+    """At a learning rate of 1e-6 most of its steps are below the resolution of float32."""
+
+    def new_state(self, model, ref_model, learning_rate):
+        optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+        return TrainState(model, optimizer, schedule, ref_model)
+
+
+def test_plain_sgd_is_not_accused_of_rounding():
+    assert accusations(PlainSgd(), [check for check in CHECKS if check.area == "step"]) == {}

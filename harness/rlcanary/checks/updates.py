@@ -133,8 +133,11 @@ class Watch:
         return wrong
 
     def share_moved(self) -> float:
-        """How far the optimizer's tensors moved, as a share of what it asks for; 0 if it asks for nothing."""
-        after, asked = self._moved(), self._replayed()
+        """How far the optimizer's tensors moved, as a share of what it asks for; 0 if it asks for nothing.
+
+        It asks in float32: steps that plain SGD makes below that resolution are nobody's mistake.
+        """
+        after, asked = self._moved(), self._replayed(torch.float32)
         wanted = torch.cat([(asked[name] - start).flatten() for name, start in self._started.items()])
         moved = torch.cat([(after[name] - start).flatten() for name, start in self._started.items()])
         return float((moved * wanted.sign()).sum() / wanted.abs().sum().clamp(min=1e-300))
@@ -145,18 +148,18 @@ class Watch:
         copies = {name for name, value in self.held.items() if value is not self._parameters_at_start.get(name)}
         return _values({name: self.held[name] if name in copies else parameters[name] for name in self.held})
 
-    def _replayed(self) -> dict[str, Tensor]:
+    def _replayed(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         optimizer = copy.deepcopy(self._twin)
         tensors = _moved(optimizer)
         for tensor in tensors:
-            tensor.data = tensor.data.double()
+            tensor.data = tensor.data.to(dtype)
         for update in self.updates:
             for name, place in self._places.items():
-                tensors[place].grad = update.gradients[name].double()
+                tensors[place].grad = update.gradients[name].to(dtype)
             for group, learning_rate in zip(optimizer.param_groups, update.learning_rates, strict=True):
                 group["lr"] = learning_rate
             optimizer.step()
-        return {name: tensors[place].detach() for name, place in self._places.items()}
+        return {name: tensors[place].detach().double() for name, place in self._places.items()}
 
     def _note(self, optimizer: Any, *_: Any) -> None:
         given = {name: self.held.get(name, parameter) for name, parameter in _trainable(self._state.model)}
