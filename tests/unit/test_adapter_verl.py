@@ -80,8 +80,14 @@ def test_a_step_descends_the_declared_gradient_and_logs_the_learning_rate_of_the
 
 
 def test_nan_behind_the_mask_reaches_the_loss_of_sequence_means_only(verl):
-    assert status(verl, "loss.masked_positions") == "pass"
-    assert status(verl.configured(aggregation="sequence_mean"), "loss.masked_positions") == "fail"
+    batch = PolicyBatch(
+        logprobs=torch.tensor([[-1.0, float("nan")]], requires_grad=True),
+        old_logprobs=torch.tensor([[-1.0, -1.0]]),
+        advantages=torch.tensor([1.0]),
+        mask=torch.tensor([[True, False]]),
+    )
+    assert verl.policy_loss(batch).loss.isfinite()
+    assert verl.configured(aggregation="sequence_mean").policy_loss(batch).loss.isnan()
 
 
 def test_the_clip_fraction_over_ranks_is_found_to_be_a_mean_of_means(verl):

@@ -25,7 +25,7 @@ def usable(package: str, install: str, written_for: str, at_least: str | None = 
     Raises:
         UserError: the package is not installed, is older than `at_least`, or whatever runs inside fails.
     """
-    if importlib.util.find_spec(package) is None:
+    if not _is_found(package):
         raise UserError(f"{package} is not installed: {install}")
     version = _version(package)
     cannot = f"this adapter was written for {written_for} and cannot use {package}{version and f' {version}'}"
@@ -37,6 +37,13 @@ def usable(package: str, install: str, written_for: str, at_least: str | None = 
         raise
     except Exception as error:
         raise UserError(f"{cannot}: {_cause(error, package)}") from error
+
+
+def _is_found(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # a finder that hides packages may raise
+        return False
 
 
 def _version(package: str) -> str:
