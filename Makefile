@@ -46,7 +46,7 @@ ifeq ($(PYTHON312),)
 	@echo "there is no Python 3.12 here, so test selection is not tested under it; set PYTHON312=/path/to/python3.12" >&2
 else
 	@$(MAKE) --no-print-directory venv312
-	@$(BIN312)/python -m pytest -n 2 --dist loadfile $(wildcard tests/*/test_selection*.py)
+	@$(BIN312)/python -m pytest -n 2 --dist loadfile tests/unit/selection tests/integration/selection
 endif
 
 lint: venv

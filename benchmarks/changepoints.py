@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from rlcanary.results.changepoints import Floats, SquaredDeviations, change_points, optimal_cuts
+from rlcanary.history.changepoints import Floats, SquaredDeviations, change_points, optimal_cuts
 
 RUNS, STEP_AT, NEAR = 150, 100, 5
 NOISES = (0.01, 0.02, 0.05)

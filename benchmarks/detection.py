@@ -19,9 +19,9 @@ from rich.table import Table
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import all_bugs
+from rlcanary.bugs.detection import detect
 from rlcanary.checks import all_checks, run_check
-from rlcanary.conventions import GRPO, PRESETS
-from rlcanary.detection import detect
+from rlcanary.contract.conventions import GRPO, PRESETS
 
 
 def greedy_cover(caught_by: dict[str, set[str]]) -> list[str]:

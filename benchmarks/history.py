@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.progress import Progress, track
 from rich.table import Table
 
-from rlcanary.results.history import load_history, results_files
-from rlcanary.results.index import INDEX_NAME
-from rlcanary.results.jq_query import run_query
-from rlcanary.results.trends import Trend
+from rlcanary.history.history import load_history, results_files
+from rlcanary.history.index import INDEX_NAME
+from rlcanary.history.jq_query import run_query
+from rlcanary.history.trends import Trend
 
 TESTS, METRICS = 50, 4
 KEY, METRIC = "test_module_7::test_number_7", "metric_2"

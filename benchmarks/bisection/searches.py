@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcanary.bisect.bayesian import Bayesian
-from rlcanary.bisect.levels import Levels
-from rlcanary.bisect.likelihood import Likelihood
-from rlcanary.bisect.outcomes import Outcome
-from rlcanary.bisect.rates import History, PassFail
+from rlcanary.bisect.search.bayesian import Bayesian
+from rlcanary.bisect.search.likelihood import Likelihood
+from rlcanary.bisect.search.metric_noise import Levels
+from rlcanary.bisect.search.pass_fail_noise import History, PassFail
+from rlcanary.jobs.outcomes import Outcome
 
 try:
     from git_bayesect import Bisector

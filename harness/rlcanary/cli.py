@@ -19,26 +19,26 @@ class Subcommand(NamedTuple):
 
 # The attribute in the module has the subcommand's name, with _ for -.
 SUBCOMMANDS = {
-    "check": Subcommand("rlcanary.conformance", "Run the conformance checks on an adapter."),
-    "new-adapter": Subcommand("rlcanary.new_adapter", "Write a first adapter for your codebase."),
-    "bugs": Subcommand("rlcanary.detection", "Show which checks catch which shipped bug."),
-    "trend": Subcommand("rlcanary.results.command", "Show how a tracked metric moved over runs and commits."),
-    "regress": Subcommand("rlcanary.results.regress", "Show which metrics became worse, since which commit."),
-    "report": Subcommand("rlcanary.results.report", "Write one HTML page with a plot of every metric."),
-    "check-metrics": Subcommand("rlcanary.results.check_metrics", "Hold the numbers of a run against limits."),
-    "dump-logs": Subcommand("rlcanary.results.dump_logs", "Turn TensorBoard files and JSON lines into one JSON file."),
-    "gates": Subcommand("rlcanary.gates_command", "Show which tests the gates hold back, and why."),
-    "known-issues": Subcommand("rlcanary.known_issues_command", "Show the registry of known issues."),
+    "check": Subcommand("rlcanary.commands.check", "Run the conformance checks on an adapter."),
+    "new-adapter": Subcommand("rlcanary.commands.new_adapter", "Write a first adapter for your codebase."),
+    "bugs": Subcommand("rlcanary.bugs.detection", "Show which checks catch which shipped bug."),
+    "trend": Subcommand("rlcanary.commands.history_options", "Show how a tracked metric moved over runs and commits."),
+    "regress": Subcommand("rlcanary.commands.regress", "Show which metrics became worse, since which commit."),
+    "report": Subcommand("rlcanary.history.report", "Write one HTML page with a plot of every metric."),
+    "check-metrics": Subcommand("rlcanary.commands.check_metrics", "Hold the numbers of a run against limits."),
+    "dump-logs": Subcommand("rlcanary.commands.dump_logs", "Turn TensorBoard files and JSON lines into one JSON file."),
+    "gates": Subcommand("rlcanary.commands.gates", "Show which tests the gates hold back, and why."),
+    "known-issues": Subcommand("rlcanary.commands.known_issues", "Show the registry of known issues."),
     "selection": Subcommand(
-        "rlcanary.selection.command", "Show which tests an edit would run with --testmon, and why."
+        "rlcanary.commands.selection", "Show which tests an edit would run with --testmon, and why."
     ),
     "launch": Subcommand(
-        "rlcanary.launch.command", "Run test scripts as jobs on a snapshot of the code, and judge them."
+        "rlcanary.commands.launch", "Run test scripts as jobs on a snapshot of the code, and judge them."
     ),
-    "launches": Subcommand("rlcanary.launch.launches", "Tell how launches ended, or cancel them."),
+    "launches": Subcommand("rlcanary.commands.launches", "Tell how launches ended, or cancel them."),
     "code-snapshot": Subcommand("rlcanary.launch.snapshot", "Copy the tracked code to a folder named for its content."),
-    "train": Subcommand("rlcanary.grpo.command", "Train with the bundled GRPO, as a plan says."),
-    "bisect": Subcommand("rlcanary.bisect.command", "Find the commit that broke a command."),
+    "train": Subcommand("rlcanary.commands.train", "Train with the bundled GRPO, as a plan says."),
+    "bisect": Subcommand("rlcanary.commands.bisect", "Find the commit that broke a command."),
 }
 
 

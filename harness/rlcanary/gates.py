@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rlcanary.errors import UserError
-from rlcanary.requirement import is_importable, unmet
-from rlcanary.results.gpus import open_gpus
+from rlcanary.system.gpus import open_gpus
+from rlcanary.system.requirement import is_importable, unmet
 
 Kind = Literal["include", "only"]
 KINDS = ("include", "only")

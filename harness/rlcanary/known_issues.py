@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcanary.errors import UserError
-from rlcanary.requirement import parse, unmet
+from rlcanary.system.requirement import parse, unmet
 
 FILE_NAME = "known_issues.toml"
 PRIORITIES = ("high", "medium", "low")

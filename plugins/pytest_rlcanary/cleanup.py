@@ -27,19 +27,17 @@ from pytest_rlcanary.fixtures import (  # noqa: F401 - the fixtures of this plug
     vllm_engine_options,
 )
 from pytest_rlcanary.marks import closest_mark
+from pytest_rlcanary.stash import BELONGINGS, GIVEN_UP
 from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches, gpu_bytes_allocated
 from rlcanary.cleanup.frames import clear_tracebacks
 from rlcanary.cleanup.gpu_shares import take_share
-from rlcanary.cleanup.processes import adopt_orphans
 from rlcanary.cleanup.session_guardian import SessionGuardian
 from rlcanary.cleanup.surroundings import Keeper
+from rlcanary.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from rlcanary.cleanup.leaks import Resources
 
-BELONGINGS = pytest.StashKey[Belongings]()
-# Set by rlcanary-timeouts once a hung test is given up: nothing may wait for the main thread any more.
-GIVEN_UP = pytest.StashKey[bool]()
 LEFT = pytest.StashKey[list[str]]()
 GREW = pytest.StashKey[list[dict[str, Any]]]()
 # Attributes of a report travel from a worker of xdist to its controller.

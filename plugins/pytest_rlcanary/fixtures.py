@@ -8,15 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from rlcanary.cleanup import processes
+from pytest_rlcanary.stash import BELONGINGS
 from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches
-
-if TYPE_CHECKING:
-    from pytest_rlcanary.cleanup import Cleanup
+from rlcanary.system import processes
 
 # What vLLM's CPU engine needs on a small machine; on a GPU it reads none of them.
 VLLM_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -59,9 +57,9 @@ def ray_cluster_fixture(request: pytest.FixtureRequest, ray_options: dict[str, A
 def cluster(config: pytest.Config, options: Mapping[str, Any]) -> Iterator[Any]:
     """Connect to a cluster started for this, or to the one of `--ray-address`, and disconnect."""
     ray = pytest.importorskip("ray")
-    hooks: Cleanup = config.pluginmanager.getplugin("rlcanary-cleanup-hooks")
+    belongings = config.stash[BELONGINGS]
     if ray.is_initialized():
-        if hooks.belongings.ray_is_shared:
+        if belongings.ray_is_shared:
             pytest.fail("a cluster of another fixture is running in this process; a process can have only one")
         ray.shutdown()  # left by an earlier test, which nobody owns
     namespace = f"rlcanary-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.urandom(4).hex()}"
@@ -73,7 +71,7 @@ def cluster(config: pytest.Config, options: Mapping[str, Any]) -> Iterator[Any]:
         yield ray
     finally:
         if address:
-            hooks.belongings.leave_ray()
+            belongings.leave_ray()
         ray.shutdown()
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from pytest_rlcanary.marks import marks
 from rlcanary.errors import UserError
-from rlcanary.files import write_whole
 from rlcanary.gates import BUILT_IN, MARKERS, REPORT_OPTION, Gate, Machine, Mark, check_flags, held_back, read_gates
+from rlcanary.system.files import write_whole
 
 GATES = pytest.StashKey[list[Gate]]()
 

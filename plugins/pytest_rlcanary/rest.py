@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from xdist.dsession import DSession, Interrupted
 
-from pytest_rlcanary.timeouts import REST_INPUT
+from pytest_rlcanary.stash import REST_INPUT
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController

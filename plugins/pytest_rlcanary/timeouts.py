@@ -22,8 +22,8 @@ import pytest
 from _pytest.outcomes import Failed  # what pytest.fail raises, under a name that can be subclassed
 
 from pytest_rlcanary import fixtures
-from pytest_rlcanary.cleanup import BELONGINGS, GIVEN_UP
 from pytest_rlcanary.marks import closest_mark
+from pytest_rlcanary.stash import BELONGINGS, GIVEN_UP, REST_INPUT
 from rlcanary.cleanup import ray_cluster
 from rlcanary.cleanup.watchdog import Expiry, TimedOut, Watchdog
 
@@ -35,7 +35,6 @@ GRACE_SECONDS = "30"
 LAST_WORDS_SECONDS = 120
 EXPIRY = pytest.StashKey[Expiry]()
 STACKS = "rlcanary-timeout-stacks"
-REST_INPUT = "rlcanary_rest"
 
 
 class TestTimedOut(Failed):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rlcanary.errors import UserError
-from rlcanary.results.keys import qualified_keys
-from rlcanary.results.outcomes import OutcomeLog
-from rlcanary.results.recorder import ProcessRecorder, RunRecorder, WorkerRecorder
-from rlcanary.results.store import default_results_file, require_place
+from rlcanary.recording.keys import qualified_keys
+from rlcanary.recording.outcomes import OutcomeLog
+from rlcanary.recording.recorder import ProcessRecorder, RunRecorder, WorkerRecorder
+from rlcanary.recording.results_file import default_results_file, require_place
 
 if TYPE_CHECKING:
-    from rlcanary.results.tracker import Tracker
+    from rlcanary.recording.tracker import Tracker
 
 PROCESS = pytest.StashKey[ProcessRecorder]()
 RUN_INPUT = "rlcanary_run"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from rlcanary.batch import Completion, Group
-from rlcanary.grpo.datasets import arithmetic
-from rlcanary.grpo.models import load_model, save_model
-from rlcanary.grpo.plan import read_plan
-from rlcanary.grpo.run_log import RunLog
+from rlcanary.contract.batch import Completion, Group
+from rlcanary.grpo.data.datasets import arithmetic
+from rlcanary.grpo.plan.models import load_model, save_model
+from rlcanary.grpo.plan.plan import read_plan
+from rlcanary.grpo.training.run_log import RunLog
 from rlcanary.reference.batching import make_batch
 from rlcanary.reference.logprobs import completion_logprobs
 

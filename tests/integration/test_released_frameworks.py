@@ -27,7 +27,7 @@ def test_framework_fails_exactly_where_it_is_known_to(framework: str, at_least: 
 
 
 INVERTED = """
-from rlcanary.adapters.verl import VerlAdapter
+from rlcanary.adapters.verl.adapter import VerlAdapter
 
 class Inverted(VerlAdapter):
     name = "inverted"

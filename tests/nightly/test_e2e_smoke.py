@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from rlcanary.batch import Group
-from rlcanary.grpo.models import load_model
-from rlcanary.grpo.plan import Plan, plan_of
-from rlcanary.grpo.samplers import Samplers, start_samplers
-from rlcanary.grpo.sync import SyncError, sync_weights
+from rlcanary.contract.batch import Group
+from rlcanary.grpo.engines.samplers import Samplers, start_samplers
+from rlcanary.grpo.plan.models import load_model
+from rlcanary.grpo.plan.plan import Plan, plan_of
+from rlcanary.grpo.sync.sync import SyncError, sync_weights
+from rlcanary.grpo.sync.transports import BytesTransport
 from rlcanary.grpo.train import ENDINGS, train
-from rlcanary.grpo.transports import BytesTransport
 from rlcanary.reference import completion_logprobs, make_batch
 
 pytestmark = pytest.mark.vllm
@@ -135,7 +135,7 @@ def test_an_engine_that_is_killed_ends_the_run_with_a_clear_error_and_resuming_g
     At the start it is near 1/200; where nothing is learned, the mean of the last five steps, 2,000 rewards with a standard
     deviation of at most 0.0112, would exceed 0.1 less than once in 10^15 times.
     """
-    from rlcanary.cleanup import processes
+    from rlcanary.system import processes
 
     folder, steps = tmp_path / "run", 60
     plan = the_plan(folder, steps, run__checkpoint_every=20)

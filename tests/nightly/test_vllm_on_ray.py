@@ -9,8 +9,8 @@ import psutil
 import pytest
 from test_e2e_smoke import LIMIT, log_of, the_plan
 
-from rlcanary.cleanup import processes
 from rlcanary.grpo.train import ENDINGS, train
+from rlcanary.system import processes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray]
 

@@ -4,8 +4,8 @@ from tinygrpo import loss
 from tinygrpo.advantages import group_advantages
 
 from rlcanary.adapters import Adapter, NotProvided
-from rlcanary.batch import LossOutput
-from rlcanary.conventions import Conventions
+from rlcanary.contract.batch import LossOutput
+from rlcanary.contract.conventions import Conventions
 
 
 class TinyGRPO(Adapter):

@@ -1,6 +1,6 @@
 """Adapters: one module per codebase, and the base class for yours."""
 
 from rlcanary.adapters.load import BUNDLED, load_adapter
-from rlcanary.contract import CAPABILITIES, Adapter, NotProvided, provided
+from rlcanary.contract.adapter import CAPABILITIES, Adapter, NotProvided, provided
 
 __all__ = ["BUNDLED", "CAPABILITIES", "Adapter", "NotProvided", "load_adapter", "provided"]

@@ -1,5 +1,5 @@
-"""The base class of adapters; see `rlcanary.contract`."""
+"""The base class of adapters; see `rlcanary.contract.adapter`."""
 
-from rlcanary.contract import CAPABILITIES, Adapter, NotProvided, provided
+from rlcanary.contract.adapter import CAPABILITIES, Adapter, NotProvided, provided
 
 __all__ = ["CAPABILITIES", "Adapter", "NotProvided", "provided"]

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.reference import ReferenceAdapter
-from rlcanary.contract import Item, NotProvided
+from rlcanary.contract.adapter import Item, NotProvided
 
 if TYPE_CHECKING:
-    from rlcanary.batch import CollatedBatch, Completion, Group
+    from rlcanary.contract.batch import CollatedBatch, Completion, Group
 
 # Rows per forward pass: small, so that the checks' few rows make several micro-batches.
 MICRO_BATCH = 2
@@ -29,14 +29,14 @@ class GrpoAdapter(ReferenceAdapter):
     name = "grpo"
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
-        from rlcanary.grpo.optimizer import OptimizerSettings
-        from rlcanary.grpo.trainer import new_state
+        from rlcanary.grpo.plan.optimizer import OptimizerSettings
+        from rlcanary.grpo.training.trainer import new_state
 
         return new_state(model, OptimizerSettings(learning_rate), ref_model)
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
-        from rlcanary.grpo.schedule import Schedule
-        from rlcanary.grpo.trainer import accumulate_gradients, descend, policy_data
+        from rlcanary.grpo.plan.schedule import Schedule
+        from rlcanary.grpo.training.trainer import accumulate_gradients, descend, policy_data
 
         rows = len(batch.rewards)
         micro = MICRO_BATCH if rows % MICRO_BATCH == 0 else 1
@@ -51,8 +51,8 @@ class GrpoAdapter(ReferenceAdapter):
         }
 
     def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
-        from rlcanary.grpo.collector import Collector
-        from rlcanary.grpo.items import ItemIterator
+        from rlcanary.grpo.data.items import ItemIterator
+        from rlcanary.grpo.rollout.collector import Collector
 
         without_reward: list[str] = []
 
@@ -78,13 +78,13 @@ class GrpoAdapter(ReferenceAdapter):
         return [replace(group, item_id=items[int(str(group.item_id))].id) for group in groups]
 
     def sync_weights(self, state: Any, engine: Any) -> None:
-        from rlcanary.grpo.sync import InProcessEndpoint, sync_weights
-        from rlcanary.grpo.transports import CopyTransport
+        from rlcanary.grpo.sync.sync import InProcessEndpoint, sync_weights
+        from rlcanary.grpo.sync.transports import CopyTransport
 
         sync_weights(state.model, [InProcessEndpoint(engine)], CopyTransport())
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
-        from rlcanary.grpo.generation import GenerationParameters
+        from rlcanary.grpo.plan.sampling import GenerationParameters
 
         try:
             parameters = GenerationParameters.of(sampling).with_ends(())

@@ -10,16 +10,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
-from rlcanary.contract import CAPABILITIES, Adapter, provided
-from rlcanary.conventions import Conventions
+from rlcanary.contract.adapter import CAPABILITIES, Adapter, provided
+from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
 
 BUNDLED = {
     "reference": "rlcanary.adapters.reference:ReferenceAdapter",
     "grpo": "rlcanary.adapters.grpo:GrpoAdapter",
     "trl": "rlcanary.adapters.trl:TrlAdapter",
-    "verl": "rlcanary.adapters.verl:VerlAdapter",
-    "torchrl": "rlcanary.adapters.torchrl:TorchrlAdapter",
+    "verl": "rlcanary.adapters.verl.adapter:VerlAdapter",
+    "torchrl": "rlcanary.adapters.torchrl.adapter:TorchrlAdapter",
     "nemo_rl": "rlcanary.adapters.nemo_rl:NemoRlAdapter",
     "openrlhf": "rlcanary.adapters.openrlhf:OpenrlhfAdapter",
     "prime_rl": "rlcanary.adapters.prime_rl:PrimeRlAdapter",
@@ -90,7 +90,7 @@ def _require_conventions(adapter: Adapter, spec: str) -> None:
     if not isinstance(conventions, Conventions):
         raise UserError(
             f"the conventions of adapter {spec!r} are of type {type(conventions).__name__}: "
-            "set them to a rlcanary.conventions.Conventions"
+            "set them to a rlcanary.contract.conventions.Conventions"
         )
 
 

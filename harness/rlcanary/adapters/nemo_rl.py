@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
 from rlcanary.adapters.frameworks import usable
-from rlcanary.batch import LossOutput
-from rlcanary.conventions import Conventions
+from rlcanary.contract.batch import LossOutput
+from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlcanary.batch import PolicyBatch
+    from rlcanary.contract.batch import PolicyBatch
 
 METRICS = {
     "kl_penalty": "kl",
@@ -117,7 +117,7 @@ class NemoRlAdapter(Adapter):
         """One token at a time: with advantage zero and penalty 1 the loss of one token is its KL."""
         import torch
 
-        from rlcanary.batch import PolicyBatch
+        from rlcanary.contract.batch import PolicyBatch
 
         only_kl = self.configured(kl_coef=1.0)
 

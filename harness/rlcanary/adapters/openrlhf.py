@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
 from rlcanary.adapters.frameworks import usable
-from rlcanary.batch import LossOutput
-from rlcanary.conventions import Aggregation, Baseline, Conventions, Scale
+from rlcanary.contract.batch import LossOutput
+from rlcanary.contract.conventions import Aggregation, Baseline, Conventions, Scale
 from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlcanary.batch import CollatedBatch, PolicyBatch
+    from rlcanary.contract.batch import CollatedBatch, PolicyBatch
 
 # The defaults of openrlhf/cli/train_ppo_ray.py, which builds its parser where nobody can import it; the advantage
 # estimator is the one of GRPO.

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
 from rlcanary.adapters.frameworks import usable
-from rlcanary.batch import LossOutput
-from rlcanary.conventions import Conventions
+from rlcanary.contract.batch import LossOutput
+from rlcanary.contract.conventions import Conventions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlcanary.batch import PolicyBatch
+    from rlcanary.contract.batch import PolicyBatch
 
 # No probability moves by more than 1.
 OFF = {"dppo_mask_low": 1.0, "dppo_mask_high": 1.0, "kl_tau": 0.0}

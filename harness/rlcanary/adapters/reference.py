@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.contract import Adapter, Item
-from rlcanary.conventions import GRPO, Conventions
+from rlcanary.contract.adapter import Adapter, Item
+from rlcanary.contract.conventions import GRPO, Conventions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlcanary.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+    from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 
 
 class ReferenceAdapter(Adapter):

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.frameworks import usable
-from rlcanary.batch import LossOutput
-from rlcanary.contract import Adapter, NotProvided
-from rlcanary.conventions import Aggregation, Conventions
+from rlcanary.contract.adapter import Adapter, NotProvided
+from rlcanary.contract.batch import LossOutput
+from rlcanary.contract.conventions import Aggregation, Conventions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlcanary.batch import CollatedBatch, PolicyBatch
+    from rlcanary.contract.batch import CollatedBatch, PolicyBatch
 
 AGGREGATIONS: dict[str, Aggregation] = {
     "grpo": "sequence_mean",
@@ -159,7 +159,7 @@ class TrlAdapter(Adapter):
         """One token at a time: with advantage zero and beta 1 the trainer's loss of one token is its KL."""
         import torch
 
-        from rlcanary.batch import PolicyBatch
+        from rlcanary.contract.batch import PolicyBatch
 
         only_kl = _with_beta_one()
 

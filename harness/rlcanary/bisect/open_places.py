@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from rlcanary.bisect.display import Display
-from rlcanary.bisect.git import GitError, Repository
-from rlcanary.bisect.journal import Journal
-from rlcanary.bisect.places import Checkout, Place
 from rlcanary.bisect.plan import Request
-from rlcanary.bisect.worktree import Worktree
+from rlcanary.bisect.record.journal import Journal
+from rlcanary.bisect.runs.places import Checkout, Place
+from rlcanary.bisect.runs.worktree import Worktree
+from rlcanary.bisect.view.progress import Display
+from rlcanary.system.git import GitError, Repository
 
 
 @contextmanager

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcanary.bisect.bisect_log import BisectLog, Mark, read_log
-from rlcanary.bisect.environments import Builder, choose_builder, environment_keys
-from rlcanary.bisect.git import Commit, Repository
-from rlcanary.bisect.outcomes import OutcomeTable
-from rlcanary.bisect.pinned import in_virtual_environment, script_of
+from rlcanary.bisect.record.git_log import BisectLog, Mark, read_log
+from rlcanary.bisect.runs.environments import Builder, choose_builder, environment_keys
+from rlcanary.bisect.runs.pinned_files import in_virtual_environment, script_of
+from rlcanary.bisect.runs.submodules import submodules_left_out
 from rlcanary.bisect.settings import BisectSettings
-from rlcanary.bisect.submodules import submodules_left_out
 from rlcanary.errors import UserError
+from rlcanary.jobs.outcomes import OutcomeTable
+from rlcanary.system.git import Commit, Repository
 
 
 @dataclass(frozen=True)

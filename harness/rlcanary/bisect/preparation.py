@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rlcanary.bisect import process
-from rlcanary.bisect.environments import EnvironmentCache
-from rlcanary.bisect.executors.choose import make_executor, ray_address
-from rlcanary.bisect.executors.remote_run import RemoteRun
-from rlcanary.bisect.executors.slurm import SlurmOptions
-from rlcanary.bisect.import_paths import find_import_paths
-from rlcanary.bisect.journal import Journal
-from rlcanary.bisect.outcomes import find_runners
-from rlcanary.bisect.pinned import Command, prepare_command
 from rlcanary.bisect.plan import Plan, Request
-from rlcanary.bisect.probe import Probe, Run
+from rlcanary.bisect.record.journal import Journal
 from rlcanary.bisect.resume import mark_of
+from rlcanary.bisect.runs.environments import EnvironmentCache
+from rlcanary.bisect.runs.pinned_files import Command, prepare_command
+from rlcanary.bisect.runs.probe import Probe, Run
+from rlcanary.bisect.runs.remote import RemoteRun
+from rlcanary.jobs.choose import make_executor, ray_address
+from rlcanary.jobs.outcomes import find_runners
+from rlcanary.jobs.slurm import SlurmOptions
+from rlcanary.system import sessions as process
+from rlcanary.system.import_paths import find_import_paths
 
 
 @dataclass(frozen=True)

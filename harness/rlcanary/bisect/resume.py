@@ -6,16 +6,16 @@ from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 
-from rlcanary.bisect.bisect_log import format_log
-from rlcanary.bisect.display import Display
-from rlcanary.bisect.git import GitError, Repository
-from rlcanary.bisect.journal import Header, Journal, Observation, now, open_idle
-from rlcanary.bisect.outputs import KEPT_SEARCHES, delete_outputs
 from rlcanary.bisect.plan import Plan, Request, test_options
-from rlcanary.bisect.probe import DRIVER_VARIABLE
-from rlcanary.bisect.process import end_marked
-from rlcanary.bisect.worktree import remove_worktree
-from rlcanary.files import write_whole
+from rlcanary.bisect.record.git_log import format_log
+from rlcanary.bisect.record.journal import Header, Journal, Observation, now, open_idle
+from rlcanary.bisect.runs.outputs import KEPT_SEARCHES, delete_outputs
+from rlcanary.bisect.runs.probe import DRIVER_VARIABLE
+from rlcanary.bisect.runs.worktree import remove_worktree
+from rlcanary.bisect.view.progress import Display
+from rlcanary.system.files import write_whole
+from rlcanary.system.git import GitError, Repository
+from rlcanary.system.sessions import end_marked
 
 MARK_VARIABLE = "RLCANARY_BISECT_JOURNAL"
 

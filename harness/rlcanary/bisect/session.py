@@ -7,25 +7,25 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from rlcanary.bisect.descent import Descent
-from rlcanary.bisect.display import Display, Progress
-from rlcanary.bisect.environments import EnvironmentCache, default_cache_folder, environment_keys
-from rlcanary.bisect.git import Commit, GitError
-from rlcanary.bisect.journal import Header, Lock, Observation, set_test_variables
-from rlcanary.bisect.merges import Inside, why_not_searched
+from rlcanary.bisect.line.descent import Descent
+from rlcanary.bisect.line.merges import Inside, why_not_searched
+from rlcanary.bisect.line.stage import make_stage
 from rlcanary.bisect.open_places import open_places
-from rlcanary.bisect.outcomes import EVIDENCE, Outcome
-from rlcanary.bisect.places import Place
 from rlcanary.bisect.plan import Plan, Request
-from rlcanary.bisect.pool import Finished, Pool
 from rlcanary.bisect.preparation import prepare
-from rlcanary.bisect.process import Interrupted, Interrupts
-from rlcanary.bisect.refusals import NOT_FOUND, Contradicted, Refused, explain, explain_merge
-from rlcanary.bisect.report import Merge, Report
+from rlcanary.bisect.record.journal import Header, Lock, Observation, set_test_variables
 from rlcanary.bisect.resume import open_journal, resume_line, save_log
-from rlcanary.bisect.search import Contradiction, Refusal, Verdict
-from rlcanary.bisect.searches import make_stage
+from rlcanary.bisect.runs.environments import EnvironmentCache, default_cache_folder, environment_keys
+from rlcanary.bisect.runs.places import Place
+from rlcanary.bisect.runs.pool import Finished, Pool
+from rlcanary.bisect.search.verdict import Contradiction, Refusal, Verdict
+from rlcanary.bisect.view.progress import Display, Progress
+from rlcanary.bisect.view.refusals import NOT_FOUND, Contradicted, Refused, explain, explain_merge
+from rlcanary.bisect.view.report import Merge, Report
 from rlcanary.errors import UserError
+from rlcanary.jobs.outcomes import EVIDENCE, Outcome
+from rlcanary.system.git import Commit, GitError
+from rlcanary.system.sessions import Interrupted, Interrupts
 
 RETRIES = 2
 MOST_RUNS = 500

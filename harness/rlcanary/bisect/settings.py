@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcanary.bisect.outcomes import RUNNERS, SLURM_STATES, TIMEOUT, Outcome, OutcomeTable, Pattern
 from rlcanary.errors import UserError
+from rlcanary.jobs.outcomes import RUNNERS, SLURM_STATES, TIMEOUT, Outcome, OutcomeTable, Pattern
 
 OPTIONS = {"confidence": float, "env": str, "env-dir": str, "jobs": int, "on-timeout": str, "timeout": float}
 """Options of the command line that may have a default here, and what they are."""

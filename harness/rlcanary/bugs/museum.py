@@ -2,33 +2,11 @@
 
 import importlib
 import inspect
+import pkgutil
 from typing import ClassVar
 
+from rlcanary import bugs
 from rlcanary.adapters.reference import ReferenceAdapter
-
-AREAS = (
-    "logprob",
-    "forward",
-    "mask",
-    "advantage",
-    "loss",
-    "kl",
-    "importance",
-    "split",
-    "config",
-    "batch",
-    "eos",
-    "reward",
-    "rollout",
-    "rendering",
-    "order",
-    "filter",
-    "schedule",
-    "step",
-    "evaluation",
-    "sync",
-    "parity",
-)
 
 # Bugs that no capability of the contract can observe: source and why.
 OUT_OF_REACH = {
@@ -69,8 +47,9 @@ class Bug(ReferenceAdapter):
 
 
 def all_bugs() -> list[type[Bug]]:
-    """Every exhibit, by area and in the order of its module."""
-    modules = [importlib.import_module(f"rlcanary.bugs.{area}") for area in AREAS]
+    """Every bug of the modules in the folders beside this one, by folder and area."""
+    found = pkgutil.walk_packages(bugs.__path__, f"{bugs.__name__}.")
+    modules = [importlib.import_module(module.name) for module in found if module.name.count(".") == 3]
     return [
         value
         for module in modules

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.batch import CollatedBatch, Group
 from rlcanary.checks.snippet import Written
 from rlcanary.checks.states import precision
 from rlcanary.checks.subject import Call, Finding, Subject, close
-from rlcanary.checks.training import PAIR, build, new_state, reference_model, sampled, script
-from rlcanary.checks.updates import Update, Watch, declared
-from rlcanary.contract import NotProvided
+from rlcanary.checks.worlds.states import PAIR, build, new_state, reference_model, sampled, script
+from rlcanary.checks.worlds.updates import Update, Watch, declared
+from rlcanary.contract.adapter import NotProvided
+from rlcanary.contract.batch import CollatedBatch, Group
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rlcanary.checks.registry import Result, all_checks, outcome
+from rlcanary.checks.check import Result, outcome
+from rlcanary.checks.registry import all_checks
 from rlcanary.checks.tally import Fingerprint, Found
 from rlcanary.errors import UserError
-from rlcanary.files import write_whole
+from rlcanary.system.files import write_whole
 
 NO_REASON = "say why"
 """Stands where the reason of a new entry belongs; a file with it is refused."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rlcanary.contract import Item
+from rlcanary.contract.adapter import Item
 
 
 def with_items(state: Any) -> Any:

@@ -14,8 +14,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from rlcanary.checks.check import Check, Result
 from rlcanary.checks.expected import Comparison
-from rlcanary.checks.registry import Check, Result
 
 STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-compared": "yellow", "not-provided": "dim"}
 LABELS = {

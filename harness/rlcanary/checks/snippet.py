@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcanary.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 
 RECORDS = (CollatedBatch, Completion, Group, LossOutput, PolicyBatch)
 
@@ -31,7 +31,7 @@ def written(expression: str, imports: str) -> Written:
 
 
 def literal(value: Any) -> str:
-    """A Python expression for a value: numbers, strings, containers, tensors, the records of `rlcanary.batch`.
+    """A Python expression for a value: numbers, strings, containers, tensors, the records of `rlcanary.contract.batch`.
 
     Raises:
         TypeError: there is no way to write this value down.
@@ -81,7 +81,7 @@ def imports_for(values: list[Any]) -> list[str]:
     records = sorted({name for value in values for name in _record_names(value)})
     lines = {value.imports for value in values if isinstance(value, Written)}
     if records:
-        lines.add(f"from rlcanary.batch import {', '.join(records)}")
+        lines.add(f"from rlcanary.contract.batch import {', '.join(records)}")
     return sorted(lines)
 
 

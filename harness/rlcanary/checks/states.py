@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlcanary import reference
-from rlcanary.batch import CollatedBatch, Completion, Group
-from rlcanary.contract import NotProvided
+from rlcanary.contract.adapter import NotProvided
+from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.reference.step import forward_mode
 
 

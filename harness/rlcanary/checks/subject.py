@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.batch import LossOutput, PolicyBatch
 from rlcanary.checks.closeness import close, deviation, share_of_entries, tolerance
 from rlcanary.checks.snippet import Written, clipped, imports_for, literal, short
 from rlcanary.checks.tally import Finding, NothingToCompare, Tally
-from rlcanary.contract import Adapter, NotProvided
-from rlcanary.conventions import Conventions
+from rlcanary.contract.adapter import Adapter, NotProvided
+from rlcanary.contract.batch import LossOutput, PolicyBatch
+from rlcanary.contract.conventions import Conventions
 
 __all__ = ["Call", "Derived", "Finding", "NothingToCompare", "Subject", "Tally", "close", "tolerance"]
 

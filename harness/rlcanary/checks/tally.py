@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlcanary.contract import NotProvided
+from rlcanary.contract.adapter import NotProvided
 
 MARGIN = 1.5
 """How much larger than the expected one a deviation may be: other processors round otherwise."""

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from rlcanary.cleanup import processes, ray_cluster
-from rlcanary.cleanup.processes import Census, ProcessId
+from rlcanary.cleanup import ray_cluster
 from rlcanary.cleanup.ray_cluster import Holdings
+from rlcanary.system import processes
+from rlcanary.system.processes import Census, ProcessId
 
 
 class Belongings:

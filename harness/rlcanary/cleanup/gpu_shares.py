@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from rlcanary.results.gpus import open_gpus
+from rlcanary.system.gpus import open_gpus
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 

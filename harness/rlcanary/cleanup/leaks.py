@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcanary.cleanup import belongings, processes, ray_cluster
+from rlcanary.cleanup import belongings, ray_cluster
+from rlcanary.system import processes
 
 MIB = 2**20
 PAGE = os.sysconf("SC_PAGE_SIZE")

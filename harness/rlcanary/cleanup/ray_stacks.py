@@ -18,7 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from rlcanary.cleanup import processes, ray_cluster
+from rlcanary.cleanup import ray_cluster
+from rlcanary.system import processes
 
 READ_SECONDS = 1.0
 SPY_SECONDS = 2.0

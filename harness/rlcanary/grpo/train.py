@@ -14,15 +14,15 @@ from statistics import fmean
 import torch
 
 from rlcanary import reference
-from rlcanary.batch import CollatedBatch, Group
-from rlcanary.grpo.buffer import Account, BufferClosed
-from rlcanary.grpo.checkpoint import CheckpointError
-from rlcanary.grpo.engine_pool import EnginesLost
-from rlcanary.grpo.plan import Plan
-from rlcanary.grpo.rollout import NothingSampled
-from rlcanary.grpo.run import Run, open_run
-from rlcanary.grpo.sync import SyncError, sync_weights
-from rlcanary.grpo.trainer import accumulate_gradients, descend, policy_data, refresh_reference, score, select
+from rlcanary.contract.batch import CollatedBatch, Group
+from rlcanary.grpo.engines.engine_pool import EnginesLost
+from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.rollout.buffer import Account, BufferClosed
+from rlcanary.grpo.sync.sync import SyncError, sync_weights
+from rlcanary.grpo.training.checkpoint import CheckpointError
+from rlcanary.grpo.training.rollout import NothingSampled
+from rlcanary.grpo.training.run import Run, open_run
+from rlcanary.grpo.training.trainer import accumulate_gradients, descend, policy_data, refresh_reference, score, select
 
 # What ends a run for reasons of its own. Its log and its checkpoints are there to go on from.
 ENDINGS = (EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError)

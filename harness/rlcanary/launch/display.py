@@ -11,13 +11,13 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from rlcanary.bisect.executors.job import Job
-from rlcanary.bisect.executors.waiting import JobEnd, Waiting
-from rlcanary.bisect.outcomes import Outcome, Reading
-from rlcanary.bisect.outputs import read_end
 from rlcanary.console import progress_bar, report_console
+from rlcanary.jobs.job import Job
+from rlcanary.jobs.outcomes import Outcome, Reading
+from rlcanary.jobs.waiting import JobEnd, Waiting
 from rlcanary.launch.experiment import Experiment
 from rlcanary.launch.suite import Configuration
+from rlcanary.system.files import read_end
 
 STYLES = {Outcome.GOOD: "green", Outcome.BAD: "bold red"}
 TAIL_BYTES = 4000

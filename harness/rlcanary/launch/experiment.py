@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from rlcanary.bisect.executors.job import Job
-from rlcanary.bisect.executors.waiting import JobEnd
-from rlcanary.bisect.import_paths import find_import_paths
-from rlcanary.bisect.outcomes import Outcome, Reading
-from rlcanary.bisect.verdict_file import write_verdict_file
+from rlcanary.jobs.job import Job
+from rlcanary.jobs.outcomes import Outcome, Reading
+from rlcanary.jobs.verdict_file import write_verdict_file
+from rlcanary.jobs.waiting import JobEnd
 from rlcanary.launch.suite import Configuration
 from rlcanary.launch.verdict import CHECKS_VARIABLE, read_verdict
+from rlcanary.system.import_paths import find_import_paths
 
 
 @dataclass(frozen=True)

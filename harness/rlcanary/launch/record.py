@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcanary.errors import UserError
-from rlcanary.files import write_whole
 from rlcanary.launch.experiment import Experiment
 from rlcanary.launch.suite import Configuration
+from rlcanary.system.files import write_whole
 
 NAME = "launch.json"
 

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
-from rlcanary.bisect.git import Repository, git
 from rlcanary.errors import UserError
-from rlcanary.files import temporary_pattern
 from rlcanary.launch.edits import Edits
+from rlcanary.system.files import temporary_pattern
+from rlcanary.system.git import Repository, git
 
 DEFAULT_FOLDER = "code_snapshots"
 
@@ -97,21 +95,3 @@ def _copy(source: Path, target: Path) -> None:
 def _check(snapshot: Path, files: Sequence[str], key: str) -> None:
     if digest(snapshot, files) != key:
         raise UserError(f"{snapshot} was changed since it was taken: delete it, and it is taken again")
-
-
-@click.command("code-snapshot")
-@click.option(
-    "--folder", type=click.Path(path_type=Path), metavar="DIR", help=f"Where snapshots lie; default {DEFAULT_FOLDER}/."
-)
-@click.argument("name", default="snapshot")
-def code_snapshot(name: str, folder: Path | None) -> int:
-    """Copy the files that git tracks, submodules too, to a folder NAME-KEY, and print its path.
-
-    KEY is a hash of the files: the same code is copied once.
-    """
-    if not name or "/" in name or name.startswith("."):
-        raise UserError(f"NAME is {name!r}: it becomes part of a folder's name, so no '/' and no '.' at its start")
-    repository = Repository.around(Path.cwd())
-    where = (repository.toplevel / DEFAULT_FOLDER if folder is None else folder).absolute()
-    click.echo(take_snapshot(repository, where, name).path)
-    return 0

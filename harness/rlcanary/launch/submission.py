@@ -4,13 +4,13 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rlcanary.bisect.executors.job import LOST, Executor, Job, QueryFailed, Rejected, State
-from rlcanary.bisect.executors.waiting import SILENCE_SECONDS, JobEnd, NoAnswer, Waiting
-from rlcanary.bisect.outcomes import Reading
-from rlcanary.bisect.process import Stop
 from rlcanary.errors import UserError
+from rlcanary.jobs.job import LOST, Executor, Job, QueryFailed, Rejected, State
+from rlcanary.jobs.outcomes import Reading
+from rlcanary.jobs.waiting import SILENCE_SECONDS, JobEnd, NoAnswer, Waiting
 from rlcanary.launch.experiment import Experiment
 from rlcanary.launch.record import Record
+from rlcanary.system.sessions import Stop
 
 CANCEL_ATTEMPTS = 3
 ANSWER_SECONDS = 5.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from rlcanary.bisect.executors.job import Resources
 from rlcanary.errors import UserError
+from rlcanary.jobs.job import Resources
 
 BLOCK = re.compile(r"^# =+ BEGIN CONFIG =+\n(.*?)^# =+ END CONFIG =+$", re.MULTILINE | re.DOTALL)
 NAMES = ("NUM_NODES", "GPUS_PER_NODE", "STEPS_PER_RUN", "MAX_STEPS", "NUM_RUNS", "NUM_MINUTES")

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcanary.bisect.executors.waiting import JobEnd
-from rlcanary.bisect.outcomes import Ending, Outcome, OutcomeTable, Reading
+from rlcanary.jobs.outcomes import Outcome, OutcomeTable, Reading
+from rlcanary.jobs.waiting import JobEnd
+from rlcanary.system.ending import Ending
 
 CHECKS_VARIABLE = "RLCANARY_METRIC_CHECKS"
 """Names the file to which `rlcanary check-metrics` appends a line for each of its runs."""

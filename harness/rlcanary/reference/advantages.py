@@ -7,7 +7,7 @@ Shapes: B rows (completions), T completion positions, G completions of one promp
 import torch
 from torch import Tensor
 
-from rlcanary.conventions import Conventions
+from rlcanary.contract.conventions import Conventions
 
 
 def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions) -> Tensor:

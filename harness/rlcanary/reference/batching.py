@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlcanary.batch import CollatedBatch, Completion, Group
+from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.reference.masks import lengths_to_mask
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from rlcanary.batch import Completion, Group
+from rlcanary.contract.batch import Completion, Group
 
 
 def has_signal(rewards_G: Tensor, threshold: float = 0.0) -> bool:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlcanary.conventions import Conventions
+from rlcanary.contract.conventions import Conventions
 from rlcanary.reference.masks import masked
 
 

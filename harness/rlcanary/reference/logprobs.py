@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.batch import CollatedBatch
+from rlcanary.contract.batch import CollatedBatch
 
 
 def token_logprobs(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float = 1.0) -> Tensor:

@@ -14,8 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rlcanary.batch import LossOutput, PolicyBatch
-from rlcanary.conventions import Conventions
+from rlcanary.contract.batch import LossOutput, PolicyBatch
+from rlcanary.contract.conventions import Conventions
 from rlcanary.reference.kl import kl
 from rlcanary.reference.masks import masked
 

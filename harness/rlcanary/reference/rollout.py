@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rlcanary.batch import Completion, Group
+from rlcanary.contract.batch import Completion, Group
 from rlcanary.reference.scoring import RewardedItem, score
 
 
 class AsyncEngine(Protocol):
-    """The part of `rlcanary.engine.Engine` that sampling needs."""
+    """The part of `rlcanary.contract.engine.Engine` that sampling needs."""
 
     @property
     def version(self) -> int: ...
@@ -26,7 +26,7 @@ def rollout(engine: AsyncEngine, items: Sequence[RewardedItem], sampling: Mappin
 
     Args:
         engine: the inference engine; its completions carry their text.
-        sampling: the fields of `rlcanary.engine.Sampling`, passed to the engine as they are.
+        sampling: the fields of `rlcanary.contract.engine.Sampling`, passed to the engine as they are.
 
     Raises:
         ValueError: the engine returned another number of completions than n, or a completion without text.

@@ -13,7 +13,7 @@ log.addHandler(logging.NullHandler())
 
 
 class RewardedItem(Protocol):
-    """An item of the dataset, such as `rlcanary.contract.Item`.
+    """An item of the dataset, such as `rlcanary.contract.adapter.Item`.
 
     Attributes:
         id: identifies the item.

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.batch import CollatedBatch, PolicyBatch
-from rlcanary.conventions import Conventions
+from rlcanary.contract.batch import CollatedBatch, PolicyBatch
+from rlcanary.contract.conventions import Conventions
 from rlcanary.reference.advantages import advantages
 from rlcanary.reference.kl import rewards_with_kl
 from rlcanary.reference.logprobs import completion_logprobs, completion_scores
@@ -23,7 +23,7 @@ def train_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> di
     """One update of the policy on one batch.
 
     Args:
-        state: has `model`, `optimizer`, `scheduler` and `ref_model`, as `rlcanary.contract.TrainState` describes them.
+        state: has `model`, `optimizer`, `scheduler` and `ref_model`, as `TrainState` of the contract describes.
         batch: is left as it is.
         conventions: all of them are used.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlcanary.journal import Record, header_line, header_problem, parse_records
 from rlcanary.selection.injected.rlcanary_recorder.core import KIND, LOST, UNKNOWN, VERSION
+from rlcanary.system.journal import Record, header_line, header_problem, parse_records
 
 HEADER = header_line(KIND, VERSION)
 

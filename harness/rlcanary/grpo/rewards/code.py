@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcanary.grpo.python_tool import PythonTool, code_blocks
 from rlcanary.grpo.rewards.verifier import Score
+from rlcanary.grpo.tools.python_tool import PythonTool, code_blocks
 
 # The word is said only behind the last test: a program that exits, or prints what it likes, before that has passed nothing.
 # `exec` and `print` are taken before the program can give these names another meaning.

@@ -97,7 +97,7 @@ class Tally:
 
 
 class Reward:
-    """The reward function of `rlcanary.contract.Item`: a verifier and the target of one prompt."""
+    """The reward function of `rlcanary.contract.adapter.Item`: a verifier and the target of one prompt."""
 
     def __init__(self, verifier: Verifier, target: Any) -> None:
         self.verifier = verifier

@@ -3,7 +3,7 @@
 Work belongs to a *context*: a test (`t:…`), the set-up of a shared fixture (`x:…`), the import of a module (`m:path`), or a
 process of its own (`p:…`). Contexts use one another: a test uses an actor's process, which uses the modules it imported.
 Every fact is appended to the process's journal the moment it is known, so that a killed process loses nothing. The journal
-has the form of `rlcanary.journal`, which a recorded process may not have installed. Its records are `{"fields": [...]}`:
+has the form of `rlcanary.system.journal`, which a recorded process may not have installed. Its records are `{"fields": [...]}`:
 
     c context file line name     a function, or a module's body, began to run or was resumed
     d context file               a data file was opened for reading
@@ -46,7 +46,7 @@ ANYTHING = "*"  # as a callee's file: any code of the project
 JOURNAL_DESCRIPTOR = 400
 KIND, VERSION = "selection", 1
 HEADER = f'{{"journal": "{KIND}", "version": {VERSION}}}\n'.encode()
-TORN = b" (torn)\n"  # ends a half line, as in rlcanary.journal
+TORN = b" (torn)\n"  # ends a half line, as in rlcanary.system.journal
 LOST = ".lost"  # suffix of the file that stands for records which could not be written
 NOT_PROJECT = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
 UPLOADED = "/_ray_pkg_"  # where Ray unpacks a working_dir and py_modules

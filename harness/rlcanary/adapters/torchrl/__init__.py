@@ -1,0 +1,1 @@
+"""torchrl behind the adapter contract."""

@@ -1,0 +1,118 @@
+"""Batches, sampling requests and completions in torchrl's containers and names."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.contract.batch import Completion
+from rlcanary.contract.engine import Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcanary.contract.batch import CollatedBatch
+
+
+@cache
+def given_actor() -> Any:
+    """An actor whose distribution over the response tokens is the one that the batch holds."""
+    import torch
+
+    class GivenActor(torch.nn.Module):
+        def _get_sft_dist(self, data: Any) -> Any:
+            return _given_distribution_class()(data["given"])
+
+        _get_rlhf_dist = _get_generic_dist = get_dist = _get_sft_dist
+
+    return GivenActor()
+
+
+@cache
+def _given_distribution_class() -> Any:
+    import torch
+
+    class GivenDistribution(torch.distributions.Distribution):
+        arg_constraints: dict[str, Any] = {}  # noqa: RUF012 - torch wants it on the class
+
+        def __init__(self, given: Any) -> None:
+            super().__init__(batch_shape=given["mask"].shape, validate_args=False)
+            self.given = given
+            self.mask = given["mask"]
+
+        def log_prob(self, value: Tensor) -> Tensor:
+            return self.given["log_prob"]  # type: ignore[no-any-return]
+
+        def entropy(self) -> Tensor:
+            entropy = self.given.get("entropy")
+            return torch.zeros_like(self.given["log_prob"]) if entropy is None else entropy
+
+    return GivenDistribution
+
+
+def ragged_rows(batch: CollatedBatch) -> Any:
+    """The sequences as torchrl's rollouts hold them: ragged, without padding."""
+    import torch
+    from tensordict import TensorDict, lazy_stack
+
+    lengths = batch.completion_mask.sum(dim=1).tolist()
+    rows = zip(batch.input_ids, batch.attention_mask, lengths, strict=True)
+    return lazy_stack(
+        [
+            TensorDict(
+                {
+                    "tokens": {"full": ids[kept], "prompt": ids[kept][: int(kept.sum()) - length]},
+                    "masks": {"all_attention_mask": torch.ones(int(kept.sum()), dtype=torch.bool)},
+                }
+            )
+            for ids, kept, length in rows
+        ]
+    )
+
+
+def full_length(values: Tensor, batch: CollatedBatch) -> list[Tensor]:
+    """[B, T] of the completions -> one tensor per row over prompt and completion, NaN on the prompt: nobody scored it."""
+    import torch
+
+    rows = zip(values, batch.completion_mask, batch.attention_mask.sum(dim=1).tolist(), strict=True)
+    return [
+        torch.nn.functional.pad(row[kept], (total - int(kept.sum()), 0), value=torch.nan) for row, kept, total in rows
+    ]
+
+
+def generate_kwargs(request: Sampling) -> dict[str, Any]:
+    """In torchrl's names, which take neither a temperature of 0 for greedy nor a top_k of 0 for off."""
+    kwargs: dict[str, Any] = {"max_new_tokens": request.max_new_tokens, "num_return_sequences": request.n}
+    if request.eos_token_ids:
+        kwargs["eos_token_id"] = list(request.eos_token_ids)
+    if request.temperature == 0:
+        return kwargs | {"do_sample": False}
+    kwargs |= {"do_sample": True, "temperature": request.temperature, "top_p": request.top_p}
+    # Without it transformers takes the 50 likeliest.
+    return kwargs | {"top_k": request.top_k or 2**31 - 1}
+
+
+def completion_of(row: Any, request: Sampling) -> Completion:
+    ids = row["tokens", "response"].tolist()
+    return Completion(
+        ids,
+        logprobs=row["log_probs", "response"].tolist(),
+        finish_reason="stop" if ids and ids[-1] in request.eos_token_ids else "length",
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torchrl's and torch's remarks, which would stand between the report's lines."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

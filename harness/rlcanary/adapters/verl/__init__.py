@@ -1,0 +1,1 @@
+"""verl behind the adapter contract."""

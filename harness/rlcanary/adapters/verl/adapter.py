@@ -1,0 +1,369 @@
+"""verl's actor update as an adapter: its engine's forward-backward loop, its loss and its advantage estimators.
+
+The engine is the FSDP one without FSDP: its methods run as they are on one process and on the CPU, with a given model, or
+with given logprobs in place of a model's output. Written for verl 0.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
+
+from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.adapters.frameworks import usable
+from rlcanary.adapters.verl.engine import (
+    given_outputs,
+    jagged,
+    new_engine,
+    on_ranks,
+    quiet,
+    replay_buffer_module,
+    sequences,
+    tensordict,
+)
+from rlcanary.adapters.verl.options import conventions_of, require_words, settings_for
+from rlcanary.contract.batch import LossOutput
+from rlcanary.contract.conventions import Conventions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcanary.contract.batch import CollatedBatch, PolicyBatch
+
+
+class VerlAdapter(Adapter):
+    """verl under some settings; without any, under its defaults with the GRPO advantage estimator."""
+
+    name = "verl"
+
+    def __init__(
+        self,
+        actor: Mapping[str, Any] | None = None,
+        algorithm: Mapping[str, Any] | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        """Settings of verl's configuration groups.
+
+        Args:
+            actor: fields of `ActorConfig`; `policy_loss` and others that are groups themselves as mappings.
+            algorithm: fields of `AlgoConfig`; `rollout_correction` as a mapping.
+            temperature: of the rollouts.
+
+        Raises:
+            UserError: verl is not installed, or a setting is one that the conventions have no words for.
+        """
+        with usable("verl", "pip install 'rlcanary[verl]'", "verl 0.9", at_least="0.9"), quiet():
+            import verl.trainer.ppo.ray_trainer
+            import verl.workers.engine.fsdp.transformer_impl
+            import verl.workers.utils.losses  # noqa: F401
+        self.actor = dict(actor or {})
+        self.temperature = temperature
+        self.algorithm = {"adv_estimator": "grpo", **(algorithm or {})}
+        require_words(self._actor_config)
+
+    @cached_property
+    def conventions(self) -> Conventions:  # type: ignore[override]
+        """What the settings say, in our words."""
+        return conventions_of(self._actor_config, self._algorithm_config, self.temperature)
+
+    def configured(self, **changes: Any) -> Self:
+        actor, algorithm = settings_for(self.actor, self.algorithm, self.conventions, changes)
+        return type(self)(actor, algorithm, changes.get("temperature", self.temperature))
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        import torch
+
+        engine = new_engine(self._actor_config, None)
+        tokens = token_ids.numel()
+        outputs = engine.prepare_model_outputs(
+            output=SimpleNamespace(logits=logits.reshape(1, tokens, -1)),
+            output_args={
+                "input_ids_rmpad_rolled": token_ids.flatten(),
+                "temperature_rmpad": torch.full((tokens,), temperature),
+                "temperature_is_one": temperature == 1.0,
+                "pad_size": 0,
+            },
+            micro_batch=tensordict({"input_ids": jagged(token_ids)}, use_remove_padding=True),
+            logits_processor_func=None,
+        )
+        return outputs["log_probs"].values().view(token_ids.shape)  # type: ignore[no-any-return]
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        return self._scored(model, batch, temperature, use_remove_padding=False)
+
+    def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        return self._scored(model, batch, temperature, use_remove_padding=True)
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        from verl.utils.torch_functional import entropy_from_logits
+
+        return entropy_from_logits(logits)  # type: ignore[no-any-return]
+
+    def completion_mask(self, completion_ids: Tensor, eos_token_ids: Sequence[int], pad_token_id: int) -> Tensor:
+        import torch
+        from verl.utils.torch_functional import get_response_mask
+
+        return get_response_mask(completion_ids, list(eos_token_ids), dtype=torch.bool)  # type: ignore[no-any-return]
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        import numpy as np
+        import torch
+        from verl.protocol import DataProto
+        from verl.trainer.ppo.core_algos import AdvantageEstimator
+        from verl.trainer.ppo.ray_trainer import compute_advantage
+
+        config = self._algorithm_config
+        data = DataProto.from_dict(
+            tensors={
+                "token_level_rewards": rewards.unsqueeze(1),
+                "response_mask": torch.ones(len(rewards), 1, dtype=torch.long),
+            },
+            non_tensors={"uid": np.array([str(group) for group in group_ids.tolist()], dtype=object)},
+        )
+        computed = compute_advantage(
+            data,
+            adv_estimator=AdvantageEstimator(config.adv_estimator),
+            norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo,
+            config=config,
+        )
+        return computed.batch["advantages"].squeeze(1)  # type: ignore[no-any-return]
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        return self._update(batch)
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        return self._update(batch, n_micro=n_micro)
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        return self._update(batch, n_ranks=n_ranks)
+
+    def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        from verl.trainer.ppo.core_algos import kl_penalty
+
+        return kl_penalty(logprobs, ref_logprobs, self._actor_config.kl_loss_type)  # type: ignore[no-any-return]
+
+    def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+        if self.conventions.importance_level == "none":
+            raise NotProvided("rollout_correction.rollout_is is not set")
+        return self._corrected(trainer_logprobs, sampler_logprobs, mask)["rollout_is_weights"]
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        """The trainer's step: old and reference logprobs, advantages, the actor's update, the schedule."""
+        metrics: dict[str, float]
+        (metrics,) = on_ranks(1, lambda rank, group: self._step(group, state, batch))
+        return metrics
+
+    def _step(self, group: Any, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        import torch
+        from verl.workers.utils.losses import ppo_loss
+        from verl.workers.utils.padding import response_from_nested, response_to_nested
+
+        actor = self._actor_config
+        fields = sequences(batch)
+        rows = len(batch.rewards)
+        plan = {
+            "temperature": self.temperature,
+            "use_dynamic_bsz": False,
+            "micro_batch_size_per_gpu": rows,
+            "global_batch_size": rows,
+            "calculate_entropy": actor.calculate_entropy or actor.entropy_coeff != 0,
+        }
+        response_mask = fields["response_mask"]
+
+        def scored(model: Any) -> Tensor:
+            engine = new_engine(actor, group, model)
+            with engine.eval_mode():
+                output = engine.infer_batch(tensordict(fields, **plan), loss_function=None)
+            return response_from_nested(output["model_output"]["log_probs"], response_mask)  # type: ignore[no-any-return]
+
+        old_log_probs = scored(state.model)
+        made = {"old_log_probs": old_log_probs}
+        if actor.use_kl_loss:
+            if batch.ref_logprobs is None and state.ref_model is None:
+                raise NotProvided("use_kl_loss needs a reference")
+            made["ref_log_prob"] = (
+                scored(state.ref_model)
+                if batch.ref_logprobs is None
+                else response_to_nested(batch.ref_logprobs, response_mask)
+            )
+        mask = batch.completion_mask
+        if self.conventions.importance_level != "none":
+            if batch.old_logprobs is None:
+                raise NotProvided("rollout correction needs the sampler's logprobs")
+            sampled = batch.old_logprobs.masked_fill(~mask, 0)
+            corrected = self._corrected(torch.nested.to_padded_tensor(old_log_probs, 0.0), sampled, mask)
+            made |= {name: response_to_nested(values, response_mask) for name, values in corrected.items()}
+        advantages = self.advantages(batch.rewards, batch.group_ids).unsqueeze(1) * mask
+        made["advantages"] = response_to_nested(advantages, response_mask)
+
+        engine = new_engine(actor, group, state.model, state.optimizer, state.scheduler)
+        with engine.train_mode():
+            output = engine.train_batch(tensordict({**fields, **made}, **plan), partial(ppo_loss, actor))
+            learning_rate = engine.lr_scheduler_step()
+        logged = output["metrics"]
+        return {**self._metrics([logged]), "grad_norm": float(logged["grad_norm"]), "lr": float(learning_rate)}
+
+    def keep_group(self, rewards: Tensor) -> bool:
+        """What `filter_groups` decides when it is enabled with the metric `reward`."""
+        replay_buffer = replay_buffer_module()
+        keys = [f"group_{index}_0" for index in range(len(rewards))]
+        scores = dict(zip(keys, rewards.view(-1, 1), strict=True))
+        replay_buffer.tq = SimpleNamespace(  # type: ignore[attr-defined]
+            kv_batch_get=lambda keys, **_: {"rm_scores": [scores[key] for key in keys]},
+        )
+        with quiet():
+            buffer = replay_buffer.ReplayBuffer(
+                trainer_mode="sync",
+                trainer_config=None,
+                max_off_policy_threshold=None,
+                max_off_policy_strategy="drop",
+                sampler_kwargs=None,
+                refill_fn=lambda prompts: None,
+                filter_groups_metric="reward",
+            )
+        buffer.partitions["train"] = {key: {} for key in keys}
+        buffer.finished_keys["train"] = {"group"}
+        filtered, _ = buffer._dapo_filtered_keys("train")
+        return "group" not in filtered
+
+    def _scored(self, model: Any, batch: CollatedBatch, temperature: float, use_remove_padding: bool) -> Tensor:
+        """The engine's forward step, read where the loss reads it."""
+        from verl.workers.utils.padding import no_padding_2_padding
+
+        data = tensordict(
+            sequences(batch),
+            temperature=temperature,
+            max_response_len=batch.completion_ids.shape[1],
+            use_remove_padding=use_remove_padding,
+        )
+        scored = []
+
+        def read(model_output: dict[str, Tensor], data: Any, dp_group: Any) -> tuple[Tensor, dict[str, Any]]:
+            scored.append(no_padding_2_padding(model_output["log_probs"], data))
+            return scored[0].sum(), {}
+
+        def on_rank(rank: int, group: Any) -> None:
+            new_engine(self._actor_config, group, model).forward_step(data, loss_function=read, forward_only=False)
+
+        on_ranks(1, on_rank)
+        return scored[0]  # type: ignore[no-any-return]
+
+    def _update(self, batch: PolicyBatch, n_micro: int = 1, n_ranks: int = 1) -> LossOutput:
+        """The engine's `forward_backward_batch` on each rank; the ranks' gradients are averaged, as FSDP does.
+
+        The backward passes end at leaves that collect the weight with which each piece's loss went backward.
+        """
+        from verl.utils.tensordict_utils import chunk_tensordict
+        from verl.workers.utils.losses import ppo_loss
+
+        if batch.global_tokens is not None or batch.global_sequences is not None:
+            raise NotProvided("the engine counts the tokens of the whole update itself")
+        if len(batch.mask) % (n_ranks * n_micro):
+            raise NotProvided("ranks and micro-batches have to be of equal size")
+        data = self._update_data(batch, len(batch.mask) // (n_ranks * n_micro))
+
+        def on_rank(rank: int, group: Any) -> tuple[Tensor, dict[str, Any]]:
+            losses, leaves = [], []
+
+            def loss_function(model_output: dict[str, Tensor], data: Any, dp_group: Any) -> tuple[Tensor, Any]:
+                loss, metrics = ppo_loss(self._actor_config, model_output, data, dp_group)
+                losses.append(loss)
+                leaves.append(loss.detach().requires_grad_())
+                return leaves[-1], metrics
+
+            engine = new_engine(self._actor_config, group, model=lambda **_: None)
+            engine.prepare_model_outputs = partial(given_outputs, batch)
+            output = engine.forward_backward_batch(chunk_tensordict(data, n_ranks)[rank], loss_function)
+            return sum(leaf.grad * loss for leaf, loss in zip(leaves, losses, strict=True)), output["metrics"]
+
+        losses, metrics = zip(*on_ranks(n_ranks, on_rank), strict=True)
+        return LossOutput(sum(losses) / n_ranks, self._metrics(metrics))
+
+    def _update_data(self, batch: PolicyBatch, micro_batch_size: int) -> Any:
+        """What the trainer sends to its workers, with a prompt of one token and every position of a row a token."""
+        import torch
+
+        rows, width = batch.mask.shape
+        advantages = batch.advantages.unsqueeze(1) if batch.advantages.ndim == 1 else batch.advantages
+        fields = {
+            "response_mask": batch.mask.long(),
+            "old_log_probs": batch.old_logprobs,
+            "advantages": advantages.expand(rows, width),
+        }
+        if batch.ref_logprobs is not None:
+            fields["ref_log_prob"] = batch.ref_logprobs
+        if self.conventions.importance_level != "none":
+            if batch.sampler_logprobs is None:
+                raise NotProvided("rollout correction needs the sampler's logprobs")
+            fields |= self._corrected(batch.old_logprobs, batch.sampler_logprobs, batch.mask)
+        tokens = torch.zeros(rows, 1 + width, dtype=torch.long)
+        return tensordict(
+            {name: jagged(values) for name, values in fields.items()}
+            | {
+                "loss_mask": jagged(batch.mask.long()),
+                "input_ids": jagged(tokens),
+                "position_ids": jagged(torch.arange(1 + width).expand(rows, -1)),
+                "prompts": jagged(tokens[:, :1]),
+                "responses": jagged(tokens[:, 1:]),
+                "row": torch.arange(rows),
+            },
+            temperature=1.0,
+            global_batch_size=rows,
+            use_dynamic_bsz=False,
+            micro_batch_size_per_gpu=micro_batch_size,
+        )
+
+    def _corrected(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """The fields that the trainer adds to, or changes in, a batch for its rollout correction."""
+        from verl.protocol import DataProto
+        from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+
+        data = DataProto.from_dict(
+            tensors={
+                "old_log_probs": trainer_logprobs,
+                "rollout_log_probs": sampler_logprobs,
+                "response_mask": mask.long(),
+            }
+        )
+        data, _ = compute_rollout_correction_and_add_to_batch(data, self._algorithm_config.rollout_correction)
+        return {name: data.batch[name] for name in ("response_mask", "rollout_is_weights")}
+
+    def _metrics(self, of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """In our names; what is aggregated like the loss is a mean over tokens under one aggregation only."""
+        from verl.utils.metric import Metric
+
+        logged = {
+            name: float(Metric.aggregate_dp([metrics[name] for metrics in of_ranks]))
+            for name, value in of_ranks[0].items()
+            if isinstance(value, Metric)
+        }
+        metrics = {
+            "clip_fraction": logged["actor/pg_clipfrac"] + logged["actor/pg_clipfrac_lower"],
+            "ppo_kl": logged["actor/ppo_kl"],
+        }
+        if self.conventions.aggregation == "token_mean":
+            names = {"kl_loss": "kl", "actor/entropy_loss": "entropy"}
+            metrics |= {ours: logged[theirs] for theirs, ours in names.items() if theirs in logged}
+        return metrics
+
+    @cached_property
+    def _actor_config(self) -> Any:
+        from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, PolicyLossConfig
+
+        settings = {"rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1, **self.actor}
+        groups = {
+            "policy_loss": PolicyLossConfig(**settings.get("policy_loss", {})),
+            "optim": FSDPOptimizerConfig(**{"lr": 1e-6, **settings.get("optim", {})}),
+        }
+        return FSDPActorConfig(**settings | groups)
+
+    @cached_property
+    def _algorithm_config(self) -> Any:
+        from verl.trainer.config import AlgoConfig, RolloutCorrectionConfig
+
+        correction = self.algorithm.get("rollout_correction")
+        return AlgoConfig(
+            **self.algorithm | {"rollout_correction": correction and RolloutCorrectionConfig(**correction)}
+        )

@@ -1,0 +1,181 @@
+"""verl's FSDP engine on one CPU: its own methods, without FSDP, Ray or an accelerator, and the data that it takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.contract.adapter import NotProvided
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcanary.contract.batch import CollatedBatch, PolicyBatch
+
+
+def new_engine(actor_config: Any, group: Any, model: Any = None, optimizer: Any = None, scheduler: Any = None) -> Any:
+    """verl's engine for one rank of a process group; its constructor would build FSDP, which needs a GPU."""
+    import torch
+    from verl.utils.torch_functional import entropy_from_logits
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    engine = FSDPEngineWithLMHead.__new__(FSDPEngineWithLMHead)
+    engine.engine_config = actor_config.engine
+    engine.optimizer_config = actor_config.optim
+    engine.module = model
+    engine.optimizer = optimizer
+    engine.lr_scheduler = scheduler
+    engine.get_data_parallel_group = lambda: group
+    engine.get_data_parallel_size = lambda: group.size()
+    engine.ulysses_parallel_group = None
+    engine.ulysses_device_mesh = None
+    engine.ulysses_sequence_parallel_size = 1
+    engine.use_ulysses_sp = False
+    engine.pad_to_length = False
+    engine.compute_entropy_from_logits = entropy_from_logits
+    engine._autocast_dtype = torch.float32
+    engine._is_offload_param = engine._is_offload_optimizer = engine._qat_enabled = False
+    return engine
+
+
+def on_ranks(n_ranks: int, run: Callable[[int, Any], Any]) -> list[Any]:
+    """`run(rank, process group)` on every rank of a data-parallel group of threads, with the CPU as verl's platform."""
+    import torch.distributed as dist
+
+    store = dist.HashStore()  # type: ignore[attr-defined]
+
+    def on(rank: int) -> Any:
+        return run(rank, dist.ProcessGroupGloo(store, rank, n_ranks, timedelta(seconds=60)))
+
+    with _on_cpu(), ThreadPoolExecutor(n_ranks) as pool:
+        return list(pool.map(on, range(n_ranks)))
+
+
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    """verl knows accelerators only, and takes a machine without one for a misconfigured one with."""
+    from verl.plugin.platform import get_platform, set_platform
+
+    with quiet():
+        platform = get_platform()
+        set_platform(SimpleNamespace(device_name="cpu", current_device=lambda: "cpu"))
+        try:
+            yield
+        finally:
+            set_platform(platform)
+
+
+def given_outputs(given: PolicyBatch, micro_batch: Any, **_: Any) -> dict[str, Tensor]:
+    """The logprobs and entropies of a batch in place of what the engine makes of a model's logits."""
+    import torch
+
+    def flat(values: Tensor) -> Tensor:
+        rows = values[micro_batch["row"]]
+        # An output stands one position before the token that it scores; the last scores nothing.
+        return torch.cat([rows, torch.zeros_like(rows[:, :1])], dim=1).flatten()
+
+    outputs = {"log_probs": flat(given.logprobs)}
+    if given.entropy is not None:
+        outputs["entropy"] = flat(given.entropy)
+    return outputs
+
+
+def tensordict(tensors: dict[str, Tensor], **others: Any) -> Any:
+    """What verl's driver sends to its workers."""
+    from verl.utils import tensordict_utils
+
+    return tensordict_utils.get_tensordict(tensors, others)
+
+
+def sequences(batch: CollatedBatch) -> dict[str, Tensor]:
+    """The rows as verl's rollouts return them: ragged, without padding."""
+    import torch
+
+    prompts = [
+        ids[:start][kept[:start]]
+        for ids, kept, start in zip(
+            batch.input_ids, batch.attention_mask, batch.completion_starts.tolist(), strict=True
+        )
+    ]
+    completions = [ids[kept] for ids, kept in zip(batch.completion_ids, batch.completion_mask, strict=True)]
+    rows = [torch.cat(pair) for pair in zip(prompts, completions, strict=True)]
+    mask = [torch.ones_like(ids) for ids in completions]
+    return {
+        "input_ids": ragged(rows),
+        "position_ids": ragged([torch.arange(len(ids)) for ids in rows]),
+        "prompts": ragged(prompts),
+        "responses": ragged(completions),
+        "response_mask": ragged(mask),
+        "loss_mask": ragged(mask),
+    }
+
+
+def jagged(values: Tensor) -> Tensor:
+    """[B, T] as the nested tensor that verl's workers receive."""
+    import torch
+
+    rows, width = values.shape
+    offsets = torch.arange(0, rows * width + 1, width)
+    with quiet():
+        return torch.nested.nested_tensor_from_jagged(values.flatten().contiguous(), offsets)
+
+
+def ragged(rows: list[Tensor]) -> Tensor:
+    """Rows of different lengths as one nested tensor."""
+    import torch
+
+    with quiet():
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+@cache
+def replay_buffer_module() -> ModuleType:
+    """verl's replay buffer, loaded alone: its package starts with TransferQueue, which is a store on Ray.
+
+    Raises:
+        NotProvided: this version of verl has none.
+    """
+    import verl.trainer.ppo
+
+    path = Path(verl.trainer.ppo.__path__[0], "v1", "replay_buffer.py")
+    if not path.exists():
+        raise NotProvided("this version of verl filters groups in its recipes only")
+    spec = importlib.util.spec_from_file_location("rlcanary.adapters._verl_replay_buffer", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    installed = sys.modules.get("transfer_queue")
+    store = ModuleType("transfer_queue")
+    store.KVBatchMeta = object  # type: ignore[attr-defined]
+    sys.modules["transfer_queue"] = store
+    try:
+        with quiet():
+            spec.loader.exec_module(module)
+    finally:
+        del sys.modules["transfer_queue"]
+        if installed is not None:
+            sys.modules["transfer_queue"] = installed
+    return module
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without verl's remarks on missing GPUs and engines, which would stand between the report's lines."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,1 +1,0 @@
-"""Where commands run: processes of this machine, Slurm jobs, Ray jobs, behind one protocol (`job.Executor`)."""

@@ -1,0 +1,45 @@
+"""Going into a guilty merge: the commits that it brought in."""
+
+from dataclasses import dataclass
+
+from rlcanary.system.git import Commit, Repository
+
+
+@dataclass(frozen=True)
+class Inside:
+    merge: Commit
+    good: Commit
+    """Where the branch left the line that was searched, or GOOD where the branch holds it."""
+    commits: tuple[Commit, ...]
+    """Of the branch, by first parents, oldest first; the last one is the merge's second parent."""
+
+
+def look_inside(repository: Repository, commit: Commit, good: str) -> Inside | None:
+    """What a merge of two brought in; None for other commits, and where the sides have no common ancestor.
+
+    `good`: the SHA of GOOD, whose ancestors are left out.
+    """
+    parents = repository.parents(commit.sha)
+    if len(parents) != 2:
+        return None
+    base = repository.merge_base(*parents)
+    if base is None or base == parents[1]:
+        return None
+    holds_good = repository.is_ancestor(good, parents[1]) and not repository.is_ancestor(good, base)
+    line = repository.commits("--first-parent", "--reverse", parents[1], f"^{base}", f"^{good}")
+    return Inside(commit, repository.commit(good if holds_good else base), tuple(line)) if line else None
+
+
+def why_not_searched(repository: Repository, sha: str) -> str:
+    """Where the search ended at a merge without going into it: what was not searched, and how to. "" for other commits."""
+    first, *others = repository.parents(sha) or [""]
+    bases = {other: repository.merge_base(first, other) for other in others}
+    brought = [other for other in others if bases[other] != other]
+    if not brought:
+        return ""
+    ways = [f"--good {base[:10]} --bad {other[:10]}" for other in brought if (base := bases[other]) is not None]
+    how = (
+        f"; search it with {', and with '.join(ways)}" if ways else " and has no common ancestor with its first parent"
+    )
+    branches = f"the {len(brought)} branches" if len(brought) > 1 else "the branch"
+    return f"what {branches} brought in was not searched{how}"

@@ -1,0 +1,1 @@
+"""The journal of a search, and git's own bisect log."""

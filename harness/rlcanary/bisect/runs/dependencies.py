@@ -1,0 +1,175 @@
+"""What the environment of each commit depends on, so that commits with the same dependencies can share one."""
+
+import hashlib
+import json
+import platform
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rlcanary.system.git import Commit, GitError, Repository
+
+LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock")
+DEPENDENCY_FILES = re.compile(
+    r"pyproject\.toml|setup\.(py|cfg)|\.python-version|Pipfile|environment\.ya?ml|pylock(\..+)?\.toml"
+    rf"|[\w-]*(requirements|constraints)[\w.-]*\.(txt|in)|{'|'.join(map(re.escape, LOCK_FILES))}"
+)
+PROJECT_TABLES = ("dependencies", "optional-dependencies", "requires-python")
+TOOL_TABLES = ("uv", "poetry", "pdm")
+CONTAINER_VARIABLES = ("CONTAINER", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+GITLINK = "160000"
+
+
+def dependency_keys(
+    repository: Repository, good: Commit, commits: Sequence[Commit], circumstances: Mapping[str, str]
+) -> dict[str, str]:
+    """A key for `good` and each commit, oldest first, each the child of the one before: equal keys, equal dependencies.
+
+    It covers the lock files, requirement files, what pyproject.toml says about dependencies, the contents of the packages
+    of the repository that these name by path, the commits of the submodules, and `circumstances`.
+    """
+    local = [*_local_packages(repository, good.sha), *_local_packages(repository, commits[-1].sha)]
+    state = _state(repository, good.sha, local)
+    digests: dict[str, str] = {}
+
+    def key() -> str:
+        contents = {path: _digest(repository, path, blob, digests) for path, blob in state.items()}
+        text = json.dumps([sorted(contents.items()), sorted(circumstances.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    keys = {good.sha: key()}
+    changes = _changes(repository, good.sha, commits[-1].sha)
+    for commit in commits:
+        changed = False
+        for mode, path, blob in changes.get(commit.sha, ()):
+            if path in state or _matters(mode, path, local, repository):
+                changed = True
+                if mode == "000000":
+                    state.pop(path, None)
+                else:
+                    state[path] = blob
+        keys[commit.sha] = key() if changed else next(reversed(keys.values()))
+    return keys
+
+
+def circumstances(python_version: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What an environment depends on besides the commit."""
+    found = {name: environment[name] for name in CONTAINER_VARIABLES if environment.get(name)}
+    return found | {"python": python_version, "machine": platform.machine(), "system": platform.system()}
+
+
+def _state(repository: Repository, sha: str, local: Sequence[str]) -> dict[str, str]:
+    entries = repository.git("ls-tree", "-r", "-z", "--full-tree", sha).split("\0")
+    state = {}
+    for entry in filter(None, entries):
+        facts, path = entry.split("\t", 1)
+        mode, _, blob = facts.split()
+        if _matters(mode, path, local, repository):
+            state[path] = blob
+    return state
+
+
+def _changes(repository: Repository, good: str, bad: str) -> dict[str, list[tuple[str, str, str]]]:
+    """New mode, path and object of every file that a commit changed against its first parent."""
+    text = repository.git(
+        *("log", "--first-parent", "--diff-merges=first-parent", "--raw", "--no-abbrev", "--no-renames", "-z"),
+        *("--format=%x01%H", f"{good}..{bad}"),
+    )
+    changes: dict[str, list[tuple[str, str, str]]] = {}
+    for block in text.split("\x01")[1:]:
+        sha, _, rest = block.partition("\0")
+        fields = rest.strip("\n").split("\0")
+        changes[sha.strip()] = [
+            (facts.split()[1], path, facts.split()[3])
+            for facts, path in zip(fields[0::2], fields[1::2], strict=False)
+            if facts.strip().startswith(":")
+        ]
+    return changes
+
+
+def _matters(mode: str, path: str, local: Sequence[str], repository: Repository) -> bool:
+    if mode == GITLINK:
+        return True
+    place = PurePosixPath(path)
+    folders = {".", "requirements", repository.directory.as_posix()}
+    if place.parent.as_posix() in folders and DEPENDENCY_FILES.fullmatch(place.name):
+        return True
+    return any(place.is_relative_to(folder) for folder in local)
+
+
+def _local_packages(repository: Repository, sha: str) -> list[str]:
+    """Folders of the repository that its dependencies name by path, other than the repository itself."""
+    sources = _tables(_read(repository, f"{sha}:pyproject.toml")).get("uv", {}).get("sources", {})
+    paths = [source["path"] for source in sources.values() if isinstance(source, dict) and "path" in source]
+    lines = (_read(repository, f"{sha}:requirements.txt") or "").splitlines()
+    paths += [match[1] for line in lines if (match := re.match(r"\s*(?:-e\s+|--editable[ =])?(\./[\w./-]+)", line))]
+    inside = [PurePosixPath(path).as_posix() for path in paths if not path.startswith(("/", ".."))]
+    return [path for path in inside if path != "."]
+
+
+def _digest(repository: Repository, path: str, blob: str, known: dict[str, str]) -> str:
+    """Of a pyproject.toml only what it says about dependencies counts: a new version number asks for no new environment."""
+    if PurePosixPath(path).name != "pyproject.toml":
+        return blob
+    if blob not in known:
+        text = repository.git("cat-file", "blob", blob)
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError:
+            known[blob] = blob
+        else:
+            project = document.get("project", {})
+            kept = {
+                "build-system": document.get("build-system"),
+                "dependency-groups": document.get("dependency-groups"),
+                "project": {name: project.get(name) for name in PROJECT_TABLES},
+                "tool": {name: document.get("tool", {}).get(name) for name in TOOL_TABLES},
+            }
+            known[blob] = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+    return known[blob]
+
+
+def _tables(text: str | None) -> dict[str, Any]:
+    try:
+        tool = tomllib.loads(text or "").get("tool", {})
+    except tomllib.TOMLDecodeError:
+        return {}  # What it says about local packages is lost; the blob still counts in the key.
+    return tool if isinstance(tool, dict) else {}
+
+
+def _read(repository: Repository, name: str) -> str | None:
+    try:
+        return repository.git("cat-file", "blob", name)
+    except GitError:
+        return None
+
+
+def development_requirements(pyproject: Path) -> list[str]:
+    """The dependencies that a pyproject.toml declares, with those that are named for development or tests."""
+    if not pyproject.is_file():
+        return []
+    document = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+    project = document.get("project", {})
+    found = list(project.get("dependencies", []))
+    for tables in (project.get("optional-dependencies", {}), document.get("dependency-groups", {})):
+        for name in ("dev", "test", "tests"):
+            found += _texts(tables.get(name, []))
+    return list(dict.fromkeys(found))
+
+
+def source_folders(checkout: Path) -> list[Path]:
+    """The folders that a checkout's own packages are imported from."""
+    pyproject = checkout / "pyproject.toml"
+    tools = _tables(pyproject.read_text(encoding="utf-8")) if pyproject.is_file() else {}
+    setuptools = tools.get("setuptools", {})
+    packages = setuptools.get("packages", {})
+    where = packages.get("find", {}).get("where", []) if isinstance(packages, dict) else []
+    declared = [*where, *setuptools.get("package-dir", {}).values()]
+    found = [checkout / folder for folder in ("src", *declared)]
+    return [folder for folder in dict.fromkeys([*found, checkout]) if folder.is_dir()]
+
+
+def _texts(entries: Iterable[object]) -> list[str]:
+    return [entry for entry in entries if isinstance(entry, str)]

@@ -1,0 +1,159 @@
+"""Files of the command that must not change under the search, and arguments that must point into the worktree."""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcanary.system.git import Repository
+from rlcanary.errors import UserError
+from rlcanary.system.files import write_whole
+
+INTERPRETERS = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k|fi)?sh|perl|ruby|node")
+WRAPPERS = {"conda", "env", "nice", "nohup", "pdm", "pixi", "poetry", "stdbuf", "time", "timeout", "uv", "xvfb-run"}
+SCRIPTS = (".sh", ".bash", ".zsh", ".py", ".pl", ".rb", ".js")
+CODE_OPTION = re.compile(r"-[a-zA-Z]*[cm]|-e")
+"""An option that is followed by code or a module's name, as in `bash -lc` and `python -m`."""
+
+
+@dataclass(frozen=True)
+class PinnedFile:
+    relative: str
+    """Where it lies in the checkout and, during a probe, in the worktree."""
+    copy: Path
+    digest: str
+    mode: int
+
+    def lay_over(self, worktree: Path) -> None:
+        target = worktree / self.relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
+        shutil.copyfile(self.copy, target)
+        target.chmod(self.mode)
+
+
+@dataclass(frozen=True)
+class Command:
+    """The user's command, ready to run in any worktree.
+
+    A helper script is pinned at the place where it lies, not run from elsewhere, so that `$0`, `sys.path[0]` and relative
+    paths in it mean the worktree.
+    """
+
+    arguments: tuple[str, ...]
+    """As typed, except that a virtual environment's program inside the checkout has its absolute path."""
+    relocated: frozenset[int]
+    """The arguments that name a place in the checkout absolutely, which the worktree's place stands for."""
+    pinned: tuple[PinnedFile, ...]
+
+    def inside(self, worktree: Path, toplevel: Path) -> list[str]:
+        """The arguments for a run in `worktree`."""
+        return [
+            str(worktree) + argument.removeprefix(str(toplevel)) if index in self.relocated else argument
+            for index, argument in enumerate(self.arguments)
+        ]
+
+
+def prepare_command(
+    arguments: Sequence[str], repository: Repository, bad: str, copies: Path, *, also: Sequence[str], automatic: bool
+) -> Command:
+    """Find what to pin and copy it to the folder `copies`, each under its SHA-256.
+
+    Pinned are: a program given by its path, the script of an interpreter, any file that the history does not hold (a new
+    test, say), and the files in `also`. Every other path follows the history. Raises UserError for a path in `also` that is
+    no file of the checkout.
+    """
+    here = repository.toplevel / repository.directory
+    script = _script_index(arguments, here)
+    prepared = list(arguments)
+    relocated: set[int] = set()
+    chosen: list[str] = []
+    for index, argument in enumerate(arguments):
+        path = argument.split("::")[0]
+        absolute = Path(path).is_absolute()
+        by_name = index == 0 and "/" not in path
+        if by_name or not path or not (absolute or os.path.lexists(here / path)):
+            continue
+        relative = _inside(here / path, repository)
+        if relative is None:
+            if not absolute:  # From the worktree it would lead elsewhere.
+                prepared[index] = os.path.normpath(here / path) + argument.removeprefix(path)
+            continue
+        file = repository.toplevel / relative
+        if in_virtual_environment(file):
+            prepared[index] = str(file)
+            continue
+        known = repository.has_file(bad, relative)
+        pins = automatic and file.is_file() and (index == script or (not known and not absolute))
+        if pins:
+            chosen.append(relative)
+        if absolute and (pins or known):
+            prepared[index] = str(file) + argument.removeprefix(path)
+            relocated.add(index)
+    for path in also:
+        relative = _inside(here / path, repository)
+        if relative is None or not (repository.toplevel / relative).is_file():
+            raise UserError(f"--pin {path}: no such file in {repository.toplevel}")
+        chosen.append(relative)
+    pinned = tuple(_copy(repository.toplevel, relative, copies) for relative in dict.fromkeys(chosen))
+    return Command(tuple(prepared), frozenset(relocated), pinned)
+
+
+def script_of(arguments: Sequence[str], repository: Repository) -> str | None:
+    """The path, as typed, of the program or script whose text decides; None for a program that is found by its name."""
+    index = _script_index(arguments, repository.toplevel / repository.directory)
+    if index is None:
+        return None
+    script = arguments[index]
+    return script if "/" in script or (index > 0 and script.endswith(SCRIPTS)) else None
+
+
+def _script_index(arguments: Sequence[str], here: Path) -> int | None:
+    """Which argument is the program or script whose text decides: `./check.sh`, `bash check.sh`, `timeout 9 python x.py`."""
+    wrapped = Path(arguments[0]).name in WRAPPERS
+    for index, argument in enumerate(arguments):
+        if INTERPRETERS.fullmatch(Path(argument).name):
+            rest = arguments[index + 1 :]
+            script = next((i for i, later in enumerate(rest) if _is_code(later) or not later.startswith("-")), None)
+            return None if script is None or _is_code(rest[script]) else index + 1 + script
+        if not wrapped or ("/" in argument and index and _is_script(here / argument)):
+            return index
+    return None
+
+
+def _is_code(argument: str) -> bool:
+    return CODE_OPTION.fullmatch(argument) is not None
+
+
+def _is_script(file: Path) -> bool:
+    return os.access(file, os.X_OK) and file.is_file() and file.read_bytes()[:2] == b"#!"
+
+
+def _inside(path: Path, repository: Repository) -> str | None:
+    """The path relative to the checkout, or None where it lies outside or in the git directory."""
+    place = Path(os.path.realpath(path.parent)) / path.name
+    if not place.is_relative_to(repository.toplevel) or place.is_relative_to(repository.common_dir):
+        return None
+    relative = str(place.relative_to(repository.toplevel))
+    return None if relative == "." else relative
+
+
+def in_virtual_environment(file: Path) -> bool:
+    return (file.parent.parent / "pyvenv.cfg").is_file()
+
+
+def _copy(toplevel: Path, relative: str, copies: Path) -> PinnedFile:
+    source = toplevel / relative
+    content = source.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    copy = copies / digest
+    if not copy.exists():
+        copies.mkdir(parents=True, exist_ok=True)
+        write_whole(copy, content)
+    return PinnedFile(relative, copy, digest, source.stat().st_mode & 0o777)

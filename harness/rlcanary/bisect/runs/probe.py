@@ -1,0 +1,162 @@
+"""One run of the command on one commit."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from rlcanary.bisect.runs.environments import EnvironmentCache, building_variables
+from rlcanary.system.git import Commit, environment_without_repository
+from rlcanary.bisect.record.journal import Observation, now
+from rlcanary.bisect.runs.measured_value import NotMeasured, read_metric
+from rlcanary.jobs.outcomes import Outcome, OutcomeTable, Reading
+from rlcanary.system.ending import Ending
+from rlcanary.bisect.runs.outputs import compress_large
+from rlcanary.system.files import read_end
+from rlcanary.bisect.runs.pinned_files import Command
+from rlcanary.bisect.runs.places import Place
+from rlcanary.system.sessions import Stop
+from rlcanary.jobs.verdict_file import VERDICT_VARIABLE, read_verdict_file
+from rlcanary.bisect.runs.worktree import Untestable
+
+RUN_VARIABLE = "RLCANARY_BISECT_RUN"
+DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"
+READ_BYTES = 4_000_000
+MEASURABLE_CODES = (0, 1)
+"""Exit codes of a run that came to its end: a metric that it left is believed."""
+
+
+class Run(Protocol):
+    """`process.run`, or what does the same with jobs."""
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        environment: Mapping[str, str],
+        mark: Mapping[str, str],
+        output: Path,
+        timeout: float | None,
+        stop: Stop,
+    ) -> Ending: ...
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is the same for every run. Runs may go on in several threads at once, each with a place of its own."""
+
+    command: Command
+    toplevel: Path
+    directory: Path
+    """Where in the checkout the command starts, relative."""
+    outputs: Path
+    """Folder for what the runs print."""
+    table: OutcomeTable
+    runners: tuple[str, ...]
+    timeout: float | None
+    import_paths: tuple[str, ...]
+    mark: Mapping[str, str]
+    """In the environment of every process of this search."""
+    run_command: Run
+    metric: str | None = None
+    environments: EnvironmentCache | None = None
+
+    def run(self, commit: Commit, number: int, place: Place, stop: Stop) -> Observation:
+        """Raises GitError where git cannot make a place to run in, Stopped."""
+        stop.check()
+        output = self.outputs / f"{datetime.now():%H%M%S}-{number:03d}-{commit.short}.log"
+        key = "" if self.environments is None else self.environments.key(commit.sha)
+
+        def observation(reading: Reading, seconds: float, value: float | None = None) -> Observation:
+            file = str(compress_large(output)) if output.exists() else ""
+            return Observation(
+                commit.sha, reading.outcome, reading.reason, round(seconds, 3), now(), file, value, number, key
+            )
+
+        mark = {**self.mark, RUN_VARIABLE: str(number)}
+        began = time.monotonic()
+        try:
+            place.prepare(commit.sha, self.command.pinned, stop)
+            directory = place.path / self.directory
+            if not directory.is_dir():
+                raise Untestable(f"the folder {self.directory} does not exist at this commit")
+            variables = self._variables(commit, place, directory, output, stop, mark)
+        except Untestable as error:
+            return observation(Reading(Outcome.UNTESTABLE, str(error)), time.monotonic() - began)
+        verdict = output.with_suffix(".verdict.json")
+        since = time.time_ns()
+        ending = self.run_command(
+            self.command.inside(place.path, self.toplevel),
+            directory=directory,
+            environment={**variables, VERDICT_VARIABLE: str(verdict)},
+            mark=mark,
+            output=output,
+            timeout=self.timeout,
+            stop=stop,
+        )
+        printed = read_end(output, READ_BYTES)
+        reading = read_verdict_file(verdict) or self.table.read(ending, self.runners, printed)
+        if self.metric is None:
+            return observation(reading, ending.seconds)
+        return self._measure(self.metric, ending, reading, place, directory, since, printed, observation)
+
+    def _measure(
+        self,
+        metric: str,
+        ending: Ending,
+        reading: Reading,
+        place: Place,
+        directory: Path,
+        since: int,
+        printed: str,
+        observation: Callable[..., Observation],
+    ) -> Observation:
+        if reading.outcome in (Outcome.INFRA, Outcome.ABORT) or ending.code not in MEASURABLE_CODES:
+            outcome = Outcome.UNTESTABLE if reading.outcome is Outcome.BAD else reading.outcome
+            return observation(Reading(outcome, reading.reason), ending.seconds)
+        try:
+            value = read_metric(metric, place.path, directory, since, printed)
+        except NotMeasured as error:
+            return observation(Reading(Outcome.UNTESTABLE, f"{reading.reason}, and {error}"), ending.seconds)
+        return observation(Reading(Outcome.MEASURED, f"{value:.6g}"), ending.seconds, value)
+
+    def _variables(
+        self,
+        commit: Commit,
+        place: Place,
+        directory: Path,
+        output: Path,
+        stop: Stop,
+        mark: Mapping[str, str],
+    ) -> Mapping[str, str]:
+        variables = environment_without_repository() | {"PWD": str(directory)}
+        variables.pop(DRIVER_VARIABLE, None)
+        paths = [str(place.path / relative) for relative in self.import_paths]
+        if paths:
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, variables.get("PYTHONPATH")]))
+        if self.environments is None:
+            return variables
+        log = output.with_suffix(".environment.log")
+        environment = self.environments.get(commit.sha, place.path, log, stop, building_variables(), mark)
+        variables = environment.variables(variables, place.path)
+        program = self.command.arguments[0]
+        if "/" not in program and is_foreign(program, variables["PATH"], environment.folder):
+            raise Untestable(
+                f"{program} is not in the environment that was built for this commit: its dependencies do not name it"
+            )
+        return variables
+
+
+def is_foreign(program: str, path: str, environment: Path) -> bool:
+    """Whether a program on `path` is a Python script of another environment, which would bring its own packages."""
+    place = shutil.which(program, path=path)
+    if place is None or Path(place).is_relative_to(environment):
+        return False
+    with Path(place).open("rb") as stream:
+        first = stream.readline(4096)
+    return first.startswith(b"#!") and b"python" in first

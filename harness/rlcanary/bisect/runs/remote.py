@@ -1,0 +1,84 @@
+"""Running a probe's command as a job of an executor, in the manner of `process.run`."""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rlcanary.jobs.job import Executor, Job, QueryFailed, Rejected
+from rlcanary.jobs.waiting import JobEnd, NoAnswer, Waiting
+from rlcanary.system.ending import Ending
+from rlcanary.system.sessions import Stop
+
+
+class RemoteRun:
+    """One job for each call. Calls may go on in several threads at once: each makes an executor of its own."""
+
+    def __init__(self, make_executor: Callable[[], Executor], name: str) -> None:
+        self._make_executor = make_executor
+        self._name = name
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        environment: Mapping[str, str],
+        mark: Mapping[str, str],
+        output: Path,
+        timeout: float | None,
+        stop: Stop,
+    ) -> Ending:
+        """Run `command`, its output in the file `output`, and cancel the job whatever happens. Raises Stopped.
+
+        `timeout` counts from when the job runs, not from when it waits in a queue.
+        """
+        folder = output.with_suffix(".job")
+        job = Job(self._name, command, directory, folder, output, {**environment, **mark})
+        executor = self._make_executor()
+        began = time.monotonic()
+        try:
+            (identity,) = executor.submit([job])
+        except Rejected as error:
+            return Ending(0, 0.0, state="REJECTED", why=str(error))
+        (folder / "id").write_text(f"{identity}\n", encoding="utf-8")
+        waiting = Waiting(executor, {identity: job})
+        try:
+            end = self._wait(waiting, identity, timeout, stop)
+        except (NoAnswer, Rejected) as error:
+            return Ending(0, time.monotonic() - began, state="UNKNOWN", why=str(error))
+        finally:
+            if waiting.open:
+                _cancel(executor, identity)
+        seconds = time.monotonic() - began
+        if end is None:
+            return Ending(0, seconds, timed_out=True)
+        if end.result is None:
+            return Ending(0, seconds, state=end.state, why=end.broken or "no result file")
+        return Ending(end.result.exit_code, end.result.seconds)
+
+    def _wait(self, waiting: Waiting, identity: str, timeout: float | None, stop: Stop) -> JobEnd | None:
+        """None where the time was over."""
+        started: float | None = None
+        while True:
+            ends = waiting.look()
+            if identity in ends:
+                return ends[identity]
+            state = waiting.states.get(identity)
+            if started is None and state is not None and state.has_started:
+                started = time.monotonic()
+            if timeout is not None and started is not None and time.monotonic() - started > timeout:
+                return None
+            waiting.pause(stop)
+
+    def cancel_left(self, outputs: Path) -> None:
+        """Cancel the jobs of an earlier search with this folder that was killed."""
+        for file in outputs.glob("*.job/id"):
+            if not (file.parent / "result.json").exists():
+                _cancel(self._make_executor(), file.read_text(encoding="utf-8").strip())
+
+
+def _cancel(executor: Executor, identity: str) -> None:
+    # A job that cannot be cancelled now ends by its own time limit; its result is not used.
+    with contextlib.suppress(QueryFailed):
+        executor.cancel([identity])

@@ -1,0 +1,199 @@
+"""A detached worktree in a private temporary folder, which probes may do anything to."""
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlcanary.system.git import GitError, Repository, git
+from rlcanary.bisect.runs.pinned_files import PinnedFile
+from rlcanary.system.sessions import Stop
+from rlcanary.bisect.runs.submodules import initialised_submodules, submodule_paths
+
+DISK_FULL = "No space left on device"
+
+
+class Untestable(Exception):
+    """This commit cannot be put into the worktree; the message says why."""
+
+
+class Worktree:
+    """`prepare(sha)` makes it exactly that commit, submodules included; `remove()` leaves no trace in the repository."""
+
+    def __init__(self, repository: Repository, with_submodules: bool = True) -> None:
+        self._repository = repository
+        self._with_submodules = with_submodules
+        # Made by the first `prepare`, when the journal knows of it.
+        self._folder = Path(tempfile.gettempdir(), f"rlcanary-bisect-{secrets.token_hex(6)}").resolve()
+        # The checkout's own name: some code reads meaning into it.
+        self.path = self._folder / repository.toplevel.name
+        self._link = b""
+
+    def prepare(self, sha: str, pinned: Sequence[PinnedFile] = (), stop: Stop | None = None) -> None:
+        """Make the worktree the commit `sha` and nothing else, with the pinned files laid over it.
+
+        Raises Untestable when git cannot check the commit out (a filter that fails, an object that is missing) or its
+        submodules cannot be had, GitError when git cannot make a worktree at all, Stopped.
+        """
+        if self._is_whole:
+            try:
+                self._switch(sha, stop)
+            except GitError:
+                # A probe can leave a worktree that git cannot mend (a broken .git, folders without permissions).
+                self.discard()
+        if not self._is_whole:
+            self.discard()  # A probe, or a cleaner of /tmp, may have deleted the folder and left git's record of it.
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            add = ("worktree", "add", "--detach", "--no-checkout", "--quiet", str(self.path), sha)
+            with alone_among_worktrees(self._repository, stop):
+                git(self._repository.toplevel, *add, stop=stop)
+            self._link = (self.path / ".git").read_bytes()
+            try:
+                self._switch(sha, stop)
+            except GitError as error:
+                if DISK_FULL in str(error):
+                    raise
+                raise Untestable(f"git cannot check it out: {error}") from None
+        if self._with_submodules:
+            try:
+                update_submodules(self.path, self._repository.git_dir, self._repository.common_dir, stop)
+            except GitError as error:
+                raise Untestable(f"submodules: {error}") from None
+        for file in pinned:
+            file.lay_over(self.path)
+
+    def remove(self) -> None:
+        """Delete the worktree, its folder and git's record of it."""
+        self.discard()
+        _delete(self._folder)
+
+    def discard(self) -> None:
+        """Delete the worktree; the next `prepare` makes it anew."""
+        remove_worktree(self._repository, self.path)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether git works in this worktree, rather than in a repository around it or behind a link in its place."""
+        link = self.path / ".git"
+        is_link = self.path.is_symlink() or self._folder.is_symlink()
+        return not is_link and link.is_file() and link.read_bytes() == self._link
+
+    def _switch(self, sha: str, stop: Stop | None) -> None:
+        clean = ("clean", "-ffdxq")
+        git(self.path, *clean, stop=stop)
+        git(self.path, "checkout", "--force", "--detach", "--quiet", sha, stop=stop)
+        git(self.path, *clean, stop=stop)  # The folders of submodules that this commit has not.
+
+
+def remove_worktree(repository: Repository, path: Path) -> None:
+    """Delete a worktree's folder, then git's record of it. Both may be gone already, or have a link in their place."""
+    if path.parent.is_symlink():
+        path.parent.unlink()
+    _delete(path)
+    with alone_among_worktrees(repository):
+        records = repository.git("worktree", "list", "--porcelain", "-z").split("\0")
+        if f"worktree {path}" in records:
+            # `git worktree prune` would forget the user's own worktrees on unmounted disks as well.
+            repository.git("worktree", "remove", "--force", "--force", str(path))
+
+
+@contextmanager
+def alone_among_worktrees(repository: Repository, stop: Stop | None = None) -> Iterator[None]:
+    """Git trips over the records of worktrees that are half-made, so one at a time makes or removes them."""
+    path = repository.common_dir / "rlcanary" / "worktrees.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if stop is not None:
+                    stop.check()
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder that may hold others without permissions. Raises OSError for what is not ours to delete."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
+    if not folder.exists():
+        return
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            if not (place := Path(parent, name)).is_symlink():
+                place.chmod(stat.S_IRWXU)
+    shutil.rmtree(folder)
+
+
+def update_submodules(checkout: Path, git_dir: Path, modules_of: Path, stop: Stop | None) -> None:
+    """Bring the submodules of `checkout` to the commits it records, nested ones included, if the user has initialised them.
+
+    `git_dir`: the git directory whose configuration says which are initialised. Clones come from the user's own clones under
+    `modules_of`/modules where they exist, so no network is needed and the user's configuration and submodule checkouts stay
+    as they are. Raises GitError when a commit cannot be had.
+    """
+    if not (checkout / ".gitmodules").is_file():
+        return
+    entries = git(checkout, "ls-files", "--stage", "-z").split("\0")
+    links = {entry.split("\t", 1)[1]: entry.split()[1] for entry in entries if entry.startswith("160000 ")}
+    is_initialised = initialised_submodules(git_dir, checkout)
+    for name, path in submodule_paths(git(checkout, "config", "-z", "-f", ".gitmodules", "--list")).items():
+        if path not in links or not is_initialised(name, path):
+            continue
+        own_clone = modules_of / "modules" / name
+        submodule = checkout / path
+        _update_submodule(checkout, name, path, own_clone if own_clone.is_dir() else None, links[path], stop)
+        git(submodule, "clean", "-ffdxq", stop=stop)
+        if own_clone.is_dir():
+            update_submodules(submodule, own_clone, own_clone, stop)
+
+
+def _update_submodule(
+    checkout: Path, name: str, path: str, own_clone: Path | None, sha: str, stop: Stop | None
+) -> None:
+    active = ("-c", f"submodule.{name}.active=true")
+    update = ("submodule", "--quiet", "update", "--force", "--checkout", "--", path)
+    if own_clone is not None and _has_commit(own_clone, sha):
+        # Git forbids clones by path since a hostile .gitmodules could name one; this path is ours, not from the file.
+        local = ("-c", "protocol.file.allow=always", "-c", f"submodule.{name}.url={own_clone}")
+        git(checkout, *active, *local, *update, stop=stop)
+        return
+    url = git(checkout, "config", "-f", ".gitmodules", f"submodule.{name}.url").strip()
+    if url.startswith(("./", "../")):
+        url = _resolve_relative(checkout, url)
+    git(checkout, *active, "-c", f"submodule.{name}.url={url}", *update, stop=stop)
+
+
+def _has_commit(repository: Path, sha: str) -> bool:
+    try:
+        git(repository, "--git-dir=.", "cat-file", "-e", f"{sha}^{{commit}}")
+    except GitError:
+        return False
+    return True
+
+
+def _resolve_relative(checkout: Path, url: str) -> str:
+    """A submodule's relative URL against the remote that the checkout came from, or its own path without a remote."""
+    remotes = git(checkout, "remote").split()
+    remote = "origin" if "origin" in remotes else remotes[0] if remotes else None
+    if remote is None:
+        base = str(Path(git(checkout, "rev-parse", "--path-format=absolute", "--git-common-dir").strip()).parent)
+    else:
+        base = git(checkout, "remote", "get-url", remote).strip().rstrip("/")
+    while url.startswith(("./", "../")):
+        if url.startswith("../"):
+            cut = max(base.rfind("/"), base.rfind(":"))
+            base = base[:cut]
+        url = url.split("/", 1)[1]
+    return f"{base}/{url}"

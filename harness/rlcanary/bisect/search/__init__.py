@@ -1,0 +1,1 @@
+"""The posterior over commits and the choice of the next run."""

@@ -1,0 +1,398 @@
+"""The search for the commit that broke a command, or moved a metric, whose runs may lie: Bayesian inference over its place.
+
+Every commit is the culprit with some probability. The next run goes where its outcome is expected to tell most about which
+one it is; the noise is learned from the same runs (rates.py, levels.py). While no run contradicts another this is halving.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from itertools import combinations
+
+import numpy as np
+
+from rlcanary.bisect.search.ends import Ends
+from rlcanary.bisect.search.likelihood import BAD, GOOD, Array, Likelihood, Prediction
+from rlcanary.bisect.search.untestable import chance_testable
+from rlcanary.bisect.search.verdict import Contradiction, Refusal, Verdict
+from rlcanary.jobs.outcomes import Outcome
+
+CONFIDENCE = 0.95
+CERTAINTY = 1 - 1e-6
+"""The confidence of a search that believes every run."""
+OUTSIDE = 0.02
+"""The probability beforehand that GOOD is bad already, and as much that BAD is not bad."""
+ALIKE = 0.1
+"""The probability beforehand that every commit is alike: the command fails now and then, whatever the commit. It is 0 where
+an end is trusted, which says that this end is unlike the other; that the other one is not is `OUTSIDE`."""
+HALVING_SHARE = 0.9
+"""The middle is taken while nothing contradicts and its information is this share of the best."""
+END_SHARE = 0.6
+"""GOOD or BAD is run again where its information is this share of the best. Information counts only what this one run tells;
+what GOOD and BAD teach about the noise helps with all later runs as well."""
+READY_SHARE = 0.35
+"""A commit whose environment is built is taken where its information is this share of the best: a build often takes longer
+than a run."""
+CLEAR = 0.8
+"""Where a good and a bad commit differ by this much in their chances to fail, the search stops at the asked confidence."""
+WORTHLESS_SHARE = 0.05
+"""A run under way is not worth waiting for below this share of the best information."""
+LEAST_INFORMATION = 1e-6
+"""Bits; a run that tells less is not started."""
+SCENARIOS = 16
+"""How many joint outcomes of the runs under way are looked at."""
+RELAPSE_ODDS = 20.0
+"""That the history breaks more than once is said at these odds against once."""
+HOPELESS_ODDS = 1000.0
+"""At these the search stops: it looks for the one culprit."""
+
+
+class Bayesian:
+    """A search over a line of commits, with any number of runs at a time.
+
+    The caller loops: start what `next_commits` names; when a run ends, `record` it, end those that `worthless` names, ask
+    again. The search is over when `next_commits` names none and nothing runs; then `refusal` or else `result` is what it
+    came to. GOOD and BAD, the ends, are commits like others here: they come from `next_commits` first, as often as the
+    noise asks, and go to `record`. The order and the time of the records do not matter, so a journal is taken up by
+    recording all of it, every run of a commit that ran more than once.
+
+    The likelihood says what runs are like:
+    - `Believed()`: no run ever lies. Plain halving, each end once; records that contradict each other raise Contradiction.
+    - `PassFail(history)`: runs pass and fail, and sometimes by chance, at rates that are learned.
+    - `Levels(worse)`: runs measure a metric, and its value is recorded.
+    """
+
+    def __init__(
+        self,
+        good: str,
+        commits: Sequence[str],
+        likelihood: Likelihood,
+        *,
+        confidence: float = CONFIDENCE,
+        confidence_of: Mapping[str, float] | None = None,
+        trusted: Collection[str] = (),
+    ) -> None:
+        """`commits`: oldest first; `good` is the parent of the first, the last one is BAD.
+
+        `confidence`: the probability of the culprit at which the search stops, in (0, 1).
+        `confidence_of`: the same for commits of which another probability is asked.
+        `trusted`: those of the two ends that need not be run.
+        """
+        self._commits = tuple(commits)
+        self._bad = self._commits[-1]
+        self._position = {sha: index for index, sha in enumerate(commits)} | {good: -1}
+        self._likelihood = likelihood
+        self._confidence = CERTAINTY if likelihood.believes else confidence
+        self._confidence_of = {} if likelihood.believes else dict(confidence_of or {})
+        self._end_of = {good: GOOD, self._bad: BAD}
+        self._commit_of_end = {GOOD: good, BAD: self._bad}
+        self._ends = Ends(likelihood, [self._end_of[sha] for sha in trusted])
+        self._log_prior_H, self._log_prior_alike = self._prior()
+        self._readings: dict[int, list[float]] = {}
+        self._untestable: set[int] = set()
+        self._inferred = False
+
+    def record(self, commit: str, outcome: Outcome, value: float | None = None) -> None:
+        """Take in a finished run: good, bad or untestable. Where the search is for a metric, `value` is the metric's, in
+        place of good and bad.
+
+        Raises KeyError for a commit outside the range, ValueError for an outcome that is no evidence, Contradiction where
+        every run is believed and this one cannot be true together with the others.
+        """
+        position = self._position[commit]
+        if outcome is Outcome.UNTESTABLE:
+            self._untestable.add(position)
+            if commit in self._end_of:
+                self._ends.record_untestable(self._end_of[commit])
+        else:
+            reading = self._reading(outcome, value)
+            if self._likelihood.believes:
+                self._check_contradiction(position, reading)
+            self._readings.setdefault(position, []).append(reading)
+            if commit in self._end_of:
+                self._ends.record(self._end_of[commit], reading)
+        self._inferred = False
+
+    def next_commits(self, count: int, running: Sequence[str] = (), ready: Collection[str] = ()) -> list[str]:
+        """Up to `count` commits to start now, while those in `running` run (a commit that runs twice is named twice).
+
+        A commit comes again, even twice at once, where the noise asks for it. Fewer than `count` come, or none, where more
+        runs would add nothing to those under way. Among commits that tell nearly as much, those in `ready` come first: the
+        ones whose environment is built.
+        """
+        self._infer()
+        chosen: list[str] = []
+        while len(chosen) < count:
+            commit = self._next([*running, *chosen], ready)
+            if commit is None:
+                break
+            chosen.append(commit)
+        return chosen
+
+    def worthless(self, running: Sequence[str]) -> list[str]:
+        """Those of the runs under way whose outcome no longer matters."""
+        self._infer()
+        if self._is_over:
+            return list(running)
+        information_C = self._information([])
+        enough = WORTHLESS_SHARE * float((information_C * self._chance_C).max())
+        return [sha for sha in running if sha not in self._end_of and information_C[self._candidate(sha)] < enough]
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why the search cannot start from these ends; None while nothing speaks against them."""
+        self._infer()
+        if (by_their_runs := self._ends.refusal) is not None:
+            return by_their_runs
+        doubts = {
+            Refusal.GOOD_FAILS: self._belief_H[0],
+            Refusal.BAD_PASSES: self._belief_H[-1],
+            Refusal.ALIKE: self._alike,
+        }
+        if sum(doubts.values()) < self._confidence:
+            return None
+        return self._ends.mostly_wrong or max(doubts, key=lambda refusal: doubts[refusal])
+
+    def result(self) -> Verdict:
+        """The culprit, or as few commits as hold the demanded probability. May be asked at any time."""
+        self._infer()
+        if self._is_certain_enough:
+            member_N = self._group_N == self._likeliest_group
+        else:
+            order = np.argsort(-self._posterior_N, kind="stable")
+            count = int(np.searchsorted(np.cumsum(self._posterior_N[order]), self._confidence)) + 1
+            member_N = np.zeros(len(order), dtype=bool)
+            member_N[order[:count]] = True
+        suspects = tuple(self._commits[index] for index in np.flatnonzero(member_N))
+        posterior = dict(zip(self._commits, self._posterior_N.tolist(), strict=True))
+        probability = float(self._posterior_N[member_N].sum())
+        return Verdict(suspects, probability, posterior, self._estimate(), self._relapse)
+
+    def sides(self, culprit: str, without: Collection[str] = ()) -> tuple[list[float], list[float]]:
+        """The readings of the commits before the culprit, and of those from it on. `without`: commits to leave out."""
+        left_out = {self._position[sha] for sha in without if sha in self._position}
+        sides: tuple[list[float], list[float]] = ([], [])
+        for index, values in self._readings.items():
+            if index not in left_out:
+                sides[index >= self._position[culprit]].extend(values)
+        return sides
+
+    def tests_left(self) -> int:
+        """About how many more runs the search takes, 0 when it is over.
+
+        While no run contradicts another, as many as if none ever did and the likeliest culprit is the one.
+        """
+        self._infer()
+        if self._is_over:
+            return 0
+        good, bad = self._bounds
+        if self._likelihood.reads_outcomes and good < bad:
+            return self._tests_without_surprise()
+        information = float((self._information([]) * self._chance_C).max())
+        if information <= LEAST_INFORMATION:
+            return 0
+        unknown = float(entropy(self._posterior_N))
+        doubt = -float(np.log2(1 - self._confidence))
+        runs = (unknown + doubt / 4) / information
+        return max(1, int(np.ceil(runs - 1e-6))) + self._ends.runs_left
+
+    def _tests_without_surprise(self) -> int:
+        search, culprit, count = deepcopy(self), int(self._posterior_N.argmax()), 0
+        while chosen := search.next_commits(1):
+            search.record(chosen[0], Outcome.BAD if self._position[chosen[0]] >= culprit else Outcome.GOOD)
+            count += 1
+        return count
+
+    def _reading(self, outcome: Outcome, value: float | None) -> float:
+        if self._likelihood.reads_outcomes and outcome in (Outcome.GOOD, Outcome.BAD):
+            return BAD if outcome is Outcome.BAD else GOOD
+        if not self._likelihood.reads_outcomes and value is not None and np.isfinite(value):
+            return value
+        raise ValueError(f"{outcome} with the value {value} is no evidence about a commit")
+
+    def _check_contradiction(self, position: int, reading: float) -> None:
+        for other, readings in self._readings.items():
+            if reading == GOOD and BAD in readings and other <= position:
+                good, bad = position, other
+            elif reading == BAD and GOOD in readings and position <= other:
+                good, bad = other, position
+            else:
+                continue
+            if good != bad and {good, bad} & {-1, len(self._commits) - 1}:
+                continue  # An end that is not what it is called is refused, not contradicted.
+            names = {index: sha[:10] for sha, index in self._position.items() if index in (good, bad)}
+            raise Contradiction(f"{names[good]} is good, but {names[bad]} at or before it is bad")
+
+    @property
+    def _is_over(self) -> bool:
+        if self.refusal is not None:
+            return True
+        settled = self._is_certain_enough or self._relapse_odds >= HOPELESS_ODDS
+        return settled and self._ends.next_end() is None
+
+    def _next(self, running: Sequence[str], ready: Collection[str]) -> str | None:
+        if self._is_over:
+            return None
+        end = self._ends.next_end([self._end_of[sha] for sha in running if sha in self._end_of])
+        if end is not None:
+            return self._commit_of_end[end]
+        worth_C = self._information([self._candidate(sha) for sha in running]) * self._chance_C
+        best = int(worth_C.argmax())
+        if worth_C[best] <= LEAST_INFORMATION:
+            return None
+        choice, middle = best, self._middle
+        end = max((0, len(self._commits)), key=lambda candidate: float(worth_C[candidate]))
+        if not running and middle is not None and worth_C[middle] >= HALVING_SHARE * worth_C[best]:
+            choice = middle
+        elif not running and worth_C[end] >= END_SHARE * worth_C[best]:
+            choice = end
+        if ready and self._sha(choice) not in ready:
+            enough = READY_SHARE * worth_C[best]
+            near = [self._candidate(sha) for sha in ready if sha in self._position]
+            near = [candidate for candidate in near if worth_C[candidate] >= enough]
+            choice = max(near, key=lambda candidate: float(worth_C[candidate]), default=choice)
+        return self._sha(choice)
+
+    def _candidate(self, sha: str) -> int:
+        """Where a commit stands among those that can be run: GOOD first."""
+        return self._position[sha] + 1
+
+    def _sha(self, candidate: int) -> str:
+        return self._commits[candidate - 1] if candidate else self._commit_of_end[GOOD]
+
+    def _prior(self) -> tuple[Array, float]:
+        """Log probabilities beforehand: of each place of the culprit, GOOD and before first, after BAD last; of no culprit.
+
+        The levels of a metric are the same with a culprit outside as without one, also where an end is trusted.
+        """
+        count = len(self._commits)
+        reads_outcomes = self._likelihood.reads_outcomes
+        outside = {end: OUTSIDE * (end in self._ends.asked and reads_outcomes) for end in (GOOD, BAD)}
+        is_possible = not self._likelihood.believes and (len(self._ends.asked) == 2 or not reads_outcomes)
+        alike = ALIKE * is_possible
+        inside = (1 - sum(outside.values()) - alike) / count
+        with np.errstate(divide="ignore"):
+            return np.log([outside[GOOD], *[inside] * count, outside[BAD]]), float(np.log(alike))
+
+    def _infer(self) -> None:
+        if self._inferred:
+            return
+        tested = sorted(self._readings)
+        readings = [self._readings[index] for index in tested]
+        count = len(self._commits)
+        self._prediction: Prediction = self._likelihood.predict(readings)
+        self._place_H = np.searchsorted(np.array(tested, dtype=int), np.arange(-1, count + 1))
+        log_weight_H = self._prediction.log_evidence_S[self._place_H] + self._log_prior_H
+        log_alike = self._prediction.log_evidence_alike + self._log_prior_alike
+        largest = max(log_weight_H.max(), log_alike)
+        weight_H, alike = np.exp(log_weight_H - largest), float(np.exp(log_alike - largest))
+        total = float(weight_H.sum()) + alike
+        self._belief_H: Array = weight_H / total
+        self._alike = alike / total
+        self._posterior_N: Array = self._belief_H[1:-1]
+        chance_N = chance_testable(count, tested, self._untestable)
+        # Commits that no run can tell apart are found together or not at all.
+        separates_N = chance_N > 0
+        separates_N[[index for index in tested if index >= 0]] = True
+        self._group_N = np.concatenate([[0], np.cumsum(separates_N[:-1])])
+        mass_G = np.bincount(self._group_N, weights=self._posterior_N)
+        self._likeliest_group = int(mass_G.argmax())
+        self._is_certain_enough = bool(mass_G[self._likeliest_group] >= self._demanded)
+        self._chance_C = np.concatenate([[float(GOOD in self._ends.asked)], chance_N])
+        self._chance_C[-1] *= BAD in self._ends.asked
+        gaps = np.bincount(self._place_H[1:-1], minlength=len(tested) + 1)
+        self._relapse_odds = float(np.exp(min(self._likelihood.log_odds_relapse(readings, gaps.tolist()), 50.0)))
+        self._inferred = True
+
+    @property
+    def _demanded(self) -> float:
+        """The probability of the culprit at which the search stops.
+
+        The noisier the runs, the likelier a search stops at a wrong commit before any two contradict each other. Those that
+        go on make up for it. Numbers differ from the first two runs on.
+        """
+        likeliest = int(self._posterior_N.argmax())
+        asked = self._confidence_of.get(self._commits[likeliest], self._confidence)
+        if not self._likelihood.reads_outcomes:
+            return asked
+        good_K, bad_K = self._prediction.chances_S2K[self._place_H[1 + likeliest]]
+        tells = float(np.abs(good_K - bad_K).sum() / 2)
+        return 1 - (1 - asked) * min(1.0, tells / CLEAR) ** 2
+
+    @property
+    def _relapse(self) -> tuple[str, str] | None:
+        """The bad commit and the later good one that the readings bear out best."""
+        if self._relapse_odds < RELAPSE_ODDS:
+            return None
+        badness = {index: self._likelihood.badness(values) for index, values in self._readings.items()}
+        inner = sorted(index for index in badness if 0 <= index < len(self._commits) - 1)
+        bad, good = max(combinations(inner, 2), key=lambda pair: badness[pair[0]] - badness[pair[1]])
+        return self._commits[bad], self._commits[good]
+
+    def _estimate(self) -> dict[str, float]:
+        return dict(self._likelihood.estimate(*self.sides(self._commits[int(self._posterior_N.argmax())])))
+
+    @property
+    def _middle(self) -> int | None:
+        """The candidate of plain halving; None once runs contradict each other, or where it has no say."""
+        if self._untestable or not self._likelihood.reads_outcomes:
+            return None
+        good, bad = self._bounds
+        return (good + bad) // 2 + 1 if bad - good > 1 else None
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        """The newest commit that was good, and the oldest that was bad."""
+        good = max((index for index, values in self._readings.items() if GOOD in values), default=-1)
+        bad = min((index for index, values in self._readings.items() if BAD in values), default=len(self._commits) - 1)
+        return good, bad
+
+    def _information(self, running: Sequence[int]) -> Array:
+        """Expected information in bits, about which commit is the culprit if any is, of a run of each candidate.
+
+        With runs under way it is what the run adds to theirs: the mean over their joint outcomes.
+        """
+        chances_H2K = self._prediction.chances_S2K[self._place_H]
+        alike_K = self._prediction.chances_alike_K
+        joint_XZ = self._scenarios(running, chances_H2K, alike_K)
+        weight_X = joint_XZ.sum(axis=1)
+        reading_XCK = _mixture(joint_XZ, chances_H2K, alike_K) / weight_X[:, None, None]
+        surprise_C = weight_X @ entropy(reading_XCK)
+        ambiguity_H21, ambiguity_1 = entropy(chances_H2K)[..., None], entropy(alike_K)[None]
+        given_C = _mixture(joint_XZ.sum(axis=0)[None], ambiguity_H21, ambiguity_1)[0, :, 0]
+        information_C: Array = np.maximum(surprise_C - given_C, 0.0)
+        return information_C
+
+    def _scenarios(self, running: Sequence[int], chances_H2K: Array, alike_K: Array) -> Array:
+        """Joint probability of each hypothesis (each place of the culprit, and at last none) and each outcome of the runs
+        under way, of the likeliest outcomes."""
+        joint_XZ: Array = np.append(self._belief_H, self._alike)[None]
+        if not running:
+            return joint_XZ
+        # What matters of a reading that is a number is which side it speaks for.
+        mean_2K = np.tensordot(self._belief_H, chances_H2K, axes=1)
+        speaks_bad_K = mean_2K[1] >= mean_2K[0]
+        bad_H2 = chances_H2K @ speaks_bad_K
+        place_H = np.arange(len(self._belief_H))
+        for candidate in running:
+            bad_H = np.where(candidate >= place_H, bad_H2[:, 1], bad_H2[:, 0])
+            bad_Z = np.append(bad_H, alike_K @ speaks_bad_K)
+            joint_XZ = np.concatenate([joint_XZ * bad_Z, joint_XZ * (1 - bad_Z)])
+            likeliest = np.argsort(-joint_XZ.sum(axis=1), kind="stable")[:SCENARIOS]
+            joint_XZ = joint_XZ[likeliest]
+        possible_XZ: Array = joint_XZ[joint_XZ.sum(axis=1) > 0]
+        return possible_XZ
+
+
+def entropy(chances: Array) -> Array:
+    """Bits, over the last axis."""
+    result: Array = -(chances * np.log2(np.maximum(chances, 1e-300))).sum(axis=-1)
+    return result
+
+
+def _mixture(weight_XZ: Array, values_H2K: Array, alike_K: Array) -> Array:
+    """For a run of each candidate: its values summed over the hypotheses, weighed, on the side that it then has."""
+    weight_XH1 = weight_XZ[:, :-1, None]
+    bad_XCK = np.cumsum(weight_XH1 * values_H2K[:, 1], axis=1)[:, :-1]
+    good_XHK = np.cumsum(weight_XH1 * values_H2K[:, 0], axis=1)
+    result: Array = bad_XCK + good_XHK[:, -1:] - good_XHK[:, :-1] + weight_XZ[:, -1, None, None] * alike_K
+    return result

@@ -1,0 +1,65 @@
+"""GOOD and BAD before the search: each runs first, and again while it is not what it is called."""
+
+from collections.abc import Collection, Sequence
+
+from rlcanary.bisect.search.likelihood import BAD, GOOD, Likelihood
+from rlcanary.bisect.search.verdict import Refusal
+
+MOSTLY = 0.8
+REFUSALS = {GOOD: Refusal.GOOD_FAILS, BAD: Refusal.BAD_PASSES}
+REFUSALS_UNTESTABLE = {GOOD: Refusal.GOOD_UNTESTABLE, BAD: Refusal.BAD_UNTESTABLE}
+
+
+class Ends:
+    """The readings of both ends. `trusted`: the ends (GOOD, BAD) that need no run."""
+
+    def __init__(self, likelihood: Likelihood, trusted: Collection[float] = ()) -> None:
+        self._likelihood = likelihood
+        self.asked = tuple(end for end in (GOOD, BAD) if end not in trusted)
+        self._readings: dict[float, list[float]] = {GOOD: [], BAD: []}
+        self._untestable: float | None = None
+
+    def record(self, end: float, reading: float) -> None:
+        self._readings[end].append(reading)
+
+    def record_untestable(self, end: float) -> None:
+        if end in self.asked and not self._readings[end]:
+            self._untestable = end
+
+    def next_end(self, running: Sequence[float] = ()) -> float | None:
+        """The end to run next, while those in `running` run; None when neither is missing."""
+        for end in self.asked:
+            runs = len(self._readings[end]) + running.count(end)
+            wanted = self._likelihood.refusal_runs if self._is_always_wrong(end) else self._likelihood.end_runs
+            if runs < wanted:
+                return end
+        return None
+
+    @property
+    def runs_left(self) -> int:
+        return sum(max(0, self._likelihood.end_runs - len(self._readings[end])) for end in self.asked)
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why the search cannot start from these ends, as far as their own runs show it."""
+        if self._untestable is not None:
+            return REFUSALS_UNTESTABLE[self._untestable]
+        for end in self.asked:
+            if len(self._readings[end]) >= self._likelihood.refusal_runs and self._is_always_wrong(end):
+                return REFUSALS[end]
+        return None
+
+    @property
+    def mostly_wrong(self) -> Refusal | None:
+        """The end that is nearly always wrong, where one is."""
+        if self._likelihood.reads_outcomes:
+            for end in self.asked:
+                readings = self._readings[end]
+                if len(readings) - readings.count(end) > MOSTLY * len(readings):
+                    return REFUSALS[end]
+        return None
+
+    def _is_always_wrong(self, end: float) -> bool:
+        readings = self._readings[end]
+        opposite = BAD + GOOD - end
+        return self._likelihood.reads_outcomes and bool(readings) and all(reading == opposite for reading in readings)

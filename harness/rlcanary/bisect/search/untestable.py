@@ -1,0 +1,50 @@
+"""Which commits are worth trying where some could not be tested."""
+
+from collections.abc import Collection
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from rlcanary.bisect.search.likelihood import Array
+
+INSIDE = 0.05
+"""The chance given to a commit between two untestable ones."""
+
+
+def chance_testable(count: int, tested: Collection[int], untestable: Collection[int]) -> Array:
+    """The chance of each of `count` commits to be testable, given which ones were; -1 (GOOD) may be among the tested.
+
+    Untestable commits are taken to lie side by side, as they do when a build was broken for a while. Between a tested and
+    an untestable commit the edge of such a stretch may be at any distance, every order of magnitude alike. Between two
+    untestable ones only the middle commit is tried, and only while that gap is wider than half of the stretch: so both
+    edges are found by halving, and the commits inside are not tried one by one.
+    """
+    chance_N = np.ones(count)
+    marks = sorted({-1, count - 1, *tested, *untestable})
+    bad = set(untestable) - set(tested)
+    stretches = _stretches(marks, bad)
+    for before, after in pairwise(marks):
+        gap = after - before
+        if gap < 2 or not {before, after} & bad:
+            continue
+        inside_N = slice(before + 1, after)
+        if before in bad and after in bad:
+            first, last = stretches[before]
+            chance_N[inside_N] = 0.0
+            if 2 * gap > last - first:
+                chance_N[(before + after) // 2] = INSIDE
+        else:
+            distance = np.arange(1, gap) if before in bad else np.arange(gap - 1, 0, -1)
+            chance_N[inside_N] = np.log1p(distance) / np.log1p(gap)
+    chance_N[[index for index in bad if index >= 0]] = 0.0
+    return chance_N
+
+
+def _stretches(marks: list[int], untestable: set[int]) -> dict[int, tuple[int, int]]:
+    """First and last commit of the stretch that each untestable commit belongs to: no tested commit lies inside."""
+    stretches: dict[int, tuple[int, int]] = {}
+    for is_untestable, group in groupby(marks, untestable.__contains__):
+        if is_untestable:
+            stretch = list(group)
+            stretches |= dict.fromkeys(stretch, (stretch[0], stretch[-1]))
+    return stretches

@@ -1,0 +1,107 @@
+"""What a search would take, before it starts: runs, time, environment builds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from rlcanary.bisect.line.stage import make_stage
+from rlcanary.bisect.plan import Plan, Request
+from rlcanary.bisect.record.journal import readable_records
+from rlcanary.bisect.runs.environments import EnvironmentCache, default_cache_folder
+from rlcanary.bisect.view.progress import duration
+from rlcanary.jobs.outcomes import Outcome
+
+PLACES = 7
+"""The culprit is put in so many places of the range, and the search played out in each."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of a command that never flakes; each is a mean over where the culprit may be."""
+
+    runs: float
+    rounds: float
+    """With --jobs runs at once."""
+    builds: float | None
+    """Of environments that are not built yet; None where none are built."""
+    keys: int
+    seconds_a_run: float | None
+    """Of the runs of earlier searches with this command; None without one."""
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.seconds_a_run is None else self.rounds * self.seconds_a_run
+
+
+def make_forecast(request: Request, plan: Plan) -> Forecast:
+    count = len(plan.commits)
+    places = sorted({round((place + 0.5) * count / PLACES - 0.5) for place in range(PLACES)})
+    built: set[str] = set()
+    if plan.builder is not None:
+        folder = request.env_dir or default_cache_folder()
+        built = EnvironmentCache(folder, plan.builder, plan.keys).built()
+    played = [_play(request, plan, place, built) for place in places]
+    return Forecast(
+        fmean(runs for runs, _, _ in played),
+        fmean(rounds for _, rounds, _ in played),
+        None if plan.builder is None else fmean(builds for _, _, builds in played),
+        len(set(plan.keys.values())),
+        _seconds_a_run(request.command, plan),
+    )
+
+
+def _play(request: Request, plan: Plan, culprit: int, built: set[str]) -> tuple[int, int, int]:
+    """Runs, rounds and builds of a search for the commit with this number."""
+    ends = {plan.good.sha, plan.bad.sha}
+    stage = make_stage(request, plan.repository, plan.good, plan.good_name, plan.commits, trusted=plan.trusted & ends)
+    position = {commit.sha: index for index, commit in enumerate(plan.commits)} | {plan.good.sha: -1}
+    ready = {plan.keys[sha] for sha in built}
+    runs = rounds = builds = 0
+    while wanted := stage.search.next_commits(request.jobs, (), [sha for sha in plan.keys if plan.keys[sha] in ready]):
+        rounds += 1
+        for sha in wanted:
+            runs += 1
+            if plan.keys and plan.keys[sha] not in ready:
+                builds += 1
+                ready.add(plan.keys[sha])
+            bad = position[sha] >= culprit
+            if request.metric is None:
+                stage.search.record(sha, Outcome.BAD if bad else Outcome.GOOD, None)
+            else:
+                # A step of three standard deviations, with noise that repeats from search to search.
+                noise = ((runs * 0.618) % 1 - 0.5) * 3.4641
+                side = 3.0 if request.worse == "higher" else -3.0
+                stage.search.record(sha, Outcome.MEASURED, noise + side * bad)
+    return runs, rounds, builds
+
+
+def _seconds_a_run(command: Sequence[str], plan: Plan) -> float | None:
+    store = plan.repository.common_dir / "rlcanary" / "bisect"
+    seconds: list[float] = []
+    # The search itself names those that cannot be read.
+    for record in readable_records(sorted(store.glob("*/journal.jsonl"), reverse=True), tell=lambda _: None):
+        header = record.header
+        if header is not None and header.command == tuple(command):
+            seconds += [observation.seconds for observation in record.observations() if observation.run]
+    return median(seconds) if seconds else None
+
+
+def forecast_lines(forecast: Forecast, plan: Plan) -> list[str]:
+    """For people, before a search or in place of it."""
+    runs, rounds = round(forecast.runs), round(forecast.rounds)
+    lines = [
+        f"GOOD {plan.good.short} {plan.good.subject}",
+        f"BAD  {plan.bad.short} {plan.bad.subject}",
+        *plan.notices,
+        f"{len(plan.commits)} commit{'s' * (len(plan.commits) > 1)} to choose from: about {runs} runs in {rounds} rounds, "
+        "more if the command flakes",
+    ]
+    if forecast.seconds_a_run is not None and forecast.seconds is not None:
+        lines.append(
+            f"about {duration(forecast.seconds)}, at {duration(forecast.seconds_a_run)} a run as in earlier searches"
+        )
+    else:
+        lines.append("how long a run takes is not known: this command was not bisected here before")
+    if forecast.builds is not None:
+        lines.append(f"about {forecast.builds:.0f} environment builds, of {forecast.keys} sets of dependencies")
+    return lines

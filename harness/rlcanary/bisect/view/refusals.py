@@ -1,0 +1,109 @@
+"""Why a search cannot start from its ends, and what to do."""
+
+from rlcanary.bisect.line.merges import Inside
+from rlcanary.bisect.record.journal import Journal, Observation
+from rlcanary.bisect.runs.measured_value import NO_VALUE
+from rlcanary.bisect.search.verdict import Contradiction, Refusal
+from rlcanary.jobs.outcomes import Outcome
+from rlcanary.system.git import Commit
+
+NOT_FOUND = ("exit 126", "exit 127")
+
+
+class Refused(Exception):
+    """The search cannot start from these ends."""
+
+
+class Contradicted(Refused):
+    """The search believes every run, and two runs contradict each other."""
+
+    @classmethod
+    def by(cls, contradiction: Contradiction) -> "Contradicted":
+        return cls(
+            f"the runs contradict each other: {contradiction}; leave --deterministic out, or edit the log and replay it"
+        )
+
+
+def explain(
+    refusal: Refusal, good: Commit, good_name: str, bad: Commit, journal: Journal, worse: str | None = None
+) -> str:
+    """`worse`: which way a metric gets worse, lower or higher, where one is searched."""
+    observations = journal.observations()
+    of_good = [observation for observation in observations if observation.commit == good.sha]
+    of_bad = [observation for observation in observations if observation.commit == bad.sha]
+    if refusal is Refusal.ALIKE:
+        if worse and (opposite := _is_opposite(of_good, of_bad, worse)):
+            return f"BAD is {opposite}, and --worse {worse} was asked for: GOOD {_tally(of_good)}, BAD {_tally(of_bad)}"
+        return (
+            f"GOOD and BAD cannot be told apart: GOOD {_tally(of_good)}, BAD {_tally(of_bad)}; give ends that differ more, "
+            "or a command that tells them apart"
+        )
+    end, name, runs = (good, good_name, of_good) if refusal.startswith("good") else (bad, "BAD", of_bad)
+    title = f"{name} ({end.short} {end.subject})"
+    last = runs[-1]
+    if refusal in (Refusal.GOOD_UNTESTABLE, Refusal.BAD_UNTESTABLE):
+        return f"{title} cannot be tested: {last.reason}; {_advice(of_good, of_bad, last)}"
+    wrong = Outcome.GOOD if refusal is Refusal.BAD_PASSES else Outcome.BAD
+    reason = next((run.reason for run in reversed(runs) if run.outcome is wrong), last.reason)
+    how = reason if len(runs) == 1 else f"{reason}, {_tally(runs)}"
+    if refusal is Refusal.BAD_PASSES:
+        return f"{title} passes ({how}): nothing broke up to it; give a commit where the command fails"
+    if name != "GOOD":
+        return (
+            f"{title} already fails ({how}): it broke before GOOD and BAD parted, and GOOD holds a fix; "
+            "give an older GOOD that BAD contains"
+        )
+    return f"{title} fails ({how}): give an older commit where the command passes"
+
+
+def explain_merge(refusal: Refusal, inside: Inside, journal: Journal) -> str:
+    """Why the search ended at a merge in place of a commit that it brought in."""
+    tip, base = inside.commits[-1], inside.good
+    if refusal is Refusal.BAD_PASSES:
+        return "both sides pass, and what they make together fails"
+    if refusal is Refusal.ALIKE:
+        return "its branch is no worse than the commit that it left, and what both sides make together is"
+    if refusal is Refusal.GOOD_FAILS:
+        return f"the commit that its branch left ({base.short} {base.subject}) fails as well: no run tells what broke inside"
+    end, name = (base, "the commit that its branch left") if refusal is Refusal.GOOD_UNTESTABLE else (tip, "its branch")
+    reason = [observation.reason for observation in journal.observations() if observation.commit == end.sha][-1]
+    return (
+        f"{name} ({end.short} {end.subject}) cannot be tested: {reason}. Any commit that it brought in may be the one"
+    )
+
+
+def _advice(of_good: list[Observation], of_bad: list[Observation], last: Observation) -> str:
+    if all(runs and runs[-1].reason.startswith(NOT_FOUND) for runs in (of_good, of_bad)):
+        return "neither can BAD: the command itself is wrong; check its spelling, its PATH and that it is executable"
+    if last.reason.startswith(NOT_FOUND):
+        return "give a commit that has it (--good-when-added PATH finds one), or believe GOOD with --skip-good-check"
+    if NO_VALUE in last.reason:
+        return "check the name after --metric, or choose another commit near it"
+    if "timed out" in last.reason:
+        return "give a longer --timeout; if the hang is what you search for, add --on-timeout bad"
+    if last.reason.startswith("killed by"):
+        return "something here ends it, often for want of memory: run it where it has what it needs"
+    if "environment" in last.reason:
+        return "mend that, name a build command with --env 'COMMAND', or use your own environment with --env none"
+    return "choose another commit near it"
+
+
+def _is_opposite(of_good: list[Observation], of_bad: list[Observation], worse: str) -> str | None:
+    """The way that the metric went if it is plainly not the one that was asked for."""
+    good = [run.value for run in of_good if run.value is not None]
+    bad = [run.value for run in of_bad if run.value is not None]
+    if worse == "lower" and good and bad and min(bad) > max(good):
+        return "higher"
+    if worse == "higher" and good and bad and max(bad) < min(good):
+        return "lower"
+    return None
+
+
+def _tally(runs: list[Observation]) -> str:
+    """As "passed 2 of 3 runs"."""
+    if any(run.outcome is Outcome.MEASURED for run in runs):
+        values = ", ".join(f"{run.value:.4g}" for run in runs if run.value is not None)
+        return f"measured {values}"
+    tried = [run for run in runs if run.outcome in (Outcome.GOOD, Outcome.BAD)]
+    passed = sum(run.outcome is Outcome.GOOD for run in tried)
+    return f"passed {passed} of {len(tried)} runs"

@@ -1,0 +1,139 @@
+"""What a search came to, for people's tools: the same as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rlcanary.bisect.plan import Plan
+from rlcanary.bisect.record.journal import Observation
+from rlcanary.jobs.outcomes import Outcome
+from rlcanary.system.git import Commit, Repository
+
+SCHEMA = 2
+NEXT_BEST = 3
+WORTH_NAMING = 0.005
+"""Suspects of less probability are not named."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A guilty merge, and what the search inside it came to."""
+
+    commit: Commit
+    note: str
+    """Why the search ended at the merge; empty where it went on to a commit of the branch."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a search came to; the JSON result holds the same."""
+
+    status: str
+    """found, range (several suspects are left), relapse (the history breaks more than once), budget (stopped in time),
+    refused (an end is not what it should be), interrupted, aborted (by the outcome table)."""
+    exit_code: int
+    message: str
+    suspects: tuple[Commit, ...]
+    """Oldest first; the culprit alone where it was found."""
+    observations: tuple[Observation, ...]
+    """Every run that counts, in the order in which they ended."""
+    runs: int
+    """How often the command ran this time."""
+    reused: int
+    """How many outcomes came from a journal or a log."""
+    seconds: float
+    """What all known runs took together."""
+    wall_seconds: float
+    """What the search took this time, from start to end."""
+    log: Path | None
+    journal: Path
+    probability: float = 1.0
+    """That one of the suspects is the culprit."""
+    posterior: Mapping[str, float] = field(default_factory=dict)
+    estimates: Mapping[str, float] = field(default_factory=dict)
+    relapse: tuple[Commit, Commit] | None = None
+    merges: tuple[Merge, ...] = ()
+    environments_built: int = 0
+    commits: Mapping[str, Commit] = field(default_factory=dict)
+
+    @property
+    def culprit(self) -> Commit | None:
+        return self.suspects[0] if self.status == "found" else None
+
+    def next_best(self) -> list[tuple[Commit, float]]:
+        """The likeliest commits besides the suspects."""
+        chosen = {commit.sha for commit in self.suspects} if self.culprit else set()
+        ranked = sorted(self.posterior.items(), key=lambda item: -item[1])
+        others = [(self.commits[sha], share) for sha, share in ranked if sha not in chosen and share >= WORTH_NAMING]
+        return others[:NEXT_BEST]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All runs of one commit."""
+
+    commit: Commit
+    observations: tuple[Observation, ...]
+
+    @property
+    def counts(self) -> dict[Outcome, int]:
+        counts: dict[Outcome, int] = {}
+        for observation in self.observations:
+            counts[observation.outcome] = counts.get(observation.outcome, 0) + 1
+        return counts
+
+
+def evidence_by_commit(observations: Sequence[Observation], repository: Repository) -> list[Evidence]:
+    """In the order of the history."""
+    of: dict[str, list[Observation]] = {}
+    for observation in observations:
+        of.setdefault(observation.commit, []).append(observation)
+    if not of:
+        return []
+    order = repository.git("rev-list", "--topo-order", *of).split()
+    position = {sha: index for index, sha in enumerate(order)}
+    commits = sorted(repository.commits("--no-walk=unsorted", *of), key=lambda commit: -position[commit.sha])
+    return [Evidence(commit, tuple(of[commit.sha])) for commit in commits]
+
+
+def result_json(report: Report, plan: Plan, command: Sequence[str]) -> str:
+    """The JSON result; `first_bad` is null unless the search ended at a single commit."""
+    culprit = report.culprit
+    files = [] if culprit is None else file_names(culprit, plan.repository)
+    document = {
+        "schema": SCHEMA,
+        "status": report.status,
+        "exit_code": report.exit_code,
+        "message": report.message,
+        "first_bad": None if culprit is None else asdict(culprit) | {"files": files},
+        "probability": report.probability,
+        "suspects": [asdict(commit) for commit in report.suspects],
+        "next_best": [{"sha": commit.sha, "probability": share} for commit, share in report.next_best()],
+        "posterior": {sha: share for sha, share in report.posterior.items() if share > 0},
+        "estimates": {name: value if value == value else None for name, value in report.estimates.items()},
+        "relapse": None if report.relapse is None else [commit.sha for commit in report.relapse],
+        "merges": [{"sha": merge.commit.sha, "note": merge.note} for merge in report.merges],
+        "good": asdict(plan.good),
+        "bad": asdict(plan.bad),
+        "command": list(command),
+        "runs": report.runs,
+        "reused": report.reused,
+        "seconds": round(report.seconds, 3),
+        "wall_seconds": round(report.wall_seconds, 3),
+        "environments_built": report.environments_built,
+        "observations": [asdict(observation) for observation in report.observations],
+        "notices": list(plan.notices),
+        "log": None if report.log is None else str(report.log),
+        "journal": str(report.journal),
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def changed_files(commit: Commit, repository: Repository) -> str:
+    return repository.git("show", "--first-parent", "--format=", "--stat=100", commit.sha).rstrip()
+
+
+def file_names(commit: Commit, repository: Repository) -> list[str]:
+    text = repository.git("show", "--first-parent", "--format=", "--name-only", "-z", commit.sha)
+    return [name for name in text.split("\0") if name]

@@ -1,0 +1,1 @@
+"""Bugs in batches, their order and what prompts become."""

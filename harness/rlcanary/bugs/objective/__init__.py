@@ -1,0 +1,1 @@
+"""Bugs in advantages, the loss and how it is split."""

@@ -1,0 +1,27 @@
+"""Bugs in the KL term."""
+
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.bugs.museum import Bug
+from rlcanary.contract.batch import LossOutput, PolicyBatch
+
+
+class KlSubtracted(Bug):
+    id = "V01"
+    source = "verl a65c9157b, #179"
+    effect = "the policy is pushed away from the reference"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        wrong = self.conventions.replace(kl_coef=-self.conventions.kl_coef)
+        return reference.policy_loss(batch, wrong)
+
+
+class RatioUpsideDown(Bug):
+    id = "H04"
+    source = "rlvr-experiments 12345f5"
+    effect = "k3 explodes where the policy reinforces: 974 instead of 5.9"
+
+    def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        log_ratio = logprobs - ref_logprobs
+        return log_ratio.exp() - 1 - log_ratio

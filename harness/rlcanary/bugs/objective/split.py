@@ -1,0 +1,119 @@
+"""Bugs in updates that are split over micro-batches or ranks."""
+
+from dataclasses import replace
+
+import torch
+
+from rlcanary import reference
+from rlcanary.bugs.museum import Bug
+from rlcanary.contract.batch import LossOutput, PolicyBatch
+from rlcanary.contract.conventions import Conventions
+
+
+def local_pieces(batch: PolicyBatch, n_pieces: int, conventions: Conventions) -> list[PolicyBatch]:
+    """The pieces as they look to somebody who knows nothing of the other pieces."""
+    pieces = reference.split(batch, n_pieces, conventions)
+    return [replace(piece, global_tokens=None, global_sequences=None) for piece in pieces]
+
+
+class SumOverMicroBatches(Bug):
+    id = "N01"
+    source = "NeMo RL d1f0609a2, #86"
+    effect = "the gradient is as many times too large as there are micro-batches"
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        output = reference.accumulated_loss(batch, n_micro, self.conventions)
+        return LossOutput(output.loss * n_micro, output.metrics)
+
+
+class DividedAfterBackward(Bug):
+    id = "V37"
+    source = "verl e160d3b2e, #3332"
+    effect = "the logged loss is right, the gradient as many times too large as there are micro-batches"
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        output = reference.accumulated_loss(batch, n_micro, self.conventions)
+        undivided = output.loss * n_micro
+        return LossOutput(undivided - (undivided - output.loss).detach(), output.metrics)
+
+
+class MeanOfMeans(Bug):
+    id = "N03"
+    source = "NeMo RL af9f6e861, #266"
+    effect = "tokens in short micro-batches count more"
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        by_tokens = self.conventions.replace(aggregation="token_mean")
+        pieces = local_pieces(batch, n_micro, self.conventions)
+        return LossOutput(torch.stack([reference.policy_loss(piece, by_tokens).loss for piece in pieces]).mean())
+
+
+class TokenMeanPerMicroBatch(Bug):
+    id = "O03"
+    source = "OpenRLHF c5bebd14, #1249"
+    effect = "the token mean of each micro-batch is averaged: 3.0 where the mean is 1.8"
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        tokens = float(batch.mask.sum())
+        losses = [
+            reference.policy_loss(piece, self.conventions).loss * tokens / (n_micro * float(piece.mask.sum()))
+            for piece in reference.split(batch, n_micro, self.conventions)
+        ]
+        return LossOutput(torch.stack(losses).sum())
+
+
+class NormalisedByRank(Bug):
+    id = "P07"
+    source = "prime-rl 1d9ca9255, #2562"
+    effect = "ranks with few tokens are over-weighted: 3.0 instead of 1.4"
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        by_tokens = self.conventions.replace(aggregation="token_mean")
+        pieces = local_pieces(batch, n_ranks, self.conventions)
+        return LossOutput(torch.stack([reference.policy_loss(piece, by_tokens).loss for piece in pieces]).mean())
+
+
+class MetricMeanOfMeans(Bug):
+    id = "T32"
+    source = "TRL c1f6f24e1, #6380"
+    effect = "KL, entropy and clip fraction lean towards ranks with short completions"
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        output = super().sharded_loss(batch, n_ranks)
+        logged = [
+            reference.policy_loss(piece, self.conventions).metrics
+            for piece in local_pieces(batch, n_ranks, self.conventions)
+        ]
+        return LossOutput(output.loss, {name: sum(each[name] for each in logged) / n_ranks for name in logged[0]})
+
+
+class LocalDenominator(Bug):
+    id = "T10"
+    source = "TRL c13de6f9c, #3506"
+    effect = "a fraction over all ranks is divided by the count of one: it goes above 1"
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        output = super().sharded_loss(batch, n_ranks)
+        return LossOutput(output.loss, {**output.metrics, "clip_fraction": output.metrics["clip_fraction"] * n_ranks})
+
+
+class ExtremesAveraged(Bug):
+    id = "N26"
+    source = "NeMo RL 0eb5fffec, #1818"
+    effect = "the largest ratio is divided by the number of batches and falls below the mean"
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        output = super().sharded_loss(batch, n_ranks)
+        divided = {name: output.metrics[name] / n_ranks for name in ("ratio_min", "ratio_max")}
+        return LossOutput(output.loss, {**output.metrics, **divided})
+
+
+class MetricsOfRankZero(Bug):
+    id = "V39"
+    source = "verl eb06fda2a, #3699"
+    effect = "the metrics of all ranks but the first are dropped"
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        output = super().sharded_loss(batch, n_ranks)
+        first = local_pieces(batch, n_ranks, self.conventions)[0]
+        return LossOutput(output.loss, reference.policy_loss(first, self.conventions).metrics)

@@ -1,0 +1,1 @@
+"""Bugs in rollouts, rewards and the engine."""

@@ -1,0 +1,1 @@
+"""Bugs in logprobs, forward passes and masks."""

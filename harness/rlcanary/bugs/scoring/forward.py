@@ -1,0 +1,94 @@
+"""Bugs on the way from token ids to logprobs."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.bugs.museum import Bug
+from rlcanary.contract.batch import CollatedBatch
+
+
+class NoAttentionMask(Bug):
+    id = "T02"
+    source = "TRL bbdd6db17, #2708"
+    effect = "padding is attended to: the same completion scores differently beside longer prompts"
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        attending = replace(batch, attention_mask=torch.ones_like(batch.attention_mask))
+        return reference.completion_logprobs(model, attending, temperature)
+
+
+class LogitsOneLate(Bug):
+    id = "T38"
+    source = "TRL a5b98fcf9, #2058"
+    effect = "each token is scored by the logits at its own position, which predict the next one"
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        def late(**inputs: Any) -> Any:
+            output = model(**inputs)
+            output.logits = output.logits.roll(-1, dims=1)
+            return output
+
+        return reference.completion_logprobs(late, batch, temperature)
+
+
+class LastPositions(Bug):
+    id = "H08"
+    source = "rlvr-experiments 7b60ce4"
+    effect = "the last T logits are taken, so that shorter rows are scored inside their padding"
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        mask = batch.attention_mask.long()
+        logits = model(input_ids=batch.input_ids, attention_mask=mask, position_ids=batch.position_ids).logits
+        width = batch.completion_ids.shape[1]
+        return reference.token_logprobs(logits[:, -width - 1 : -1], batch.completion_ids, temperature)
+
+
+class TextPositions(Bug):
+    id = "V10"
+    source = "verl 830fab2ae, #527"
+    effect = "the row's own position ids are never used; left-padded rows are scored at other positions"
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        counted = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids) * 2
+        return reference.completion_logprobs(model, replace(batch, position_ids=counted), temperature)
+
+
+class OneBackendWithoutTemperature(Bug):
+    id = "V33"
+    source = "verl 5deb8cc9a, #3133"
+    effect = "this path scores at temperature 1, the other one at the sampling temperature"
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        return reference.completion_logprobs(model, batch, 1.0)
+
+
+class AttentionMaskOfTokenIds(Bug):
+    id = "V17"
+    source = "verl a43ead6f8, #1411"
+    effect = "token ids serve as the attention mask: padding with an id other than 0 is attended to"
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        def masked_by_id(**inputs: Any) -> Any:
+            inputs["attention_mask"] = inputs["input_ids"].bool().long()
+            return model(**inputs)
+
+        return reference.completion_logprobs(masked_by_id, batch, temperature)
+
+
+class BoundariesOfAbsolutePositions(Bug):
+    id = "P15"
+    source = "prime-rl 7d7bd9233, #2392"
+    effect = "documents of a packed sequence attend across their seams"
+
+    def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        def seamless(**inputs: Any) -> Any:
+            count = inputs["input_ids"].shape[1]
+            visible = torch.ones(count, count, dtype=torch.bool).tril()
+            inputs["attention_mask"] = torch.zeros(1, 1, count, count).masked_fill(~visible, -1e9)
+            return model(**inputs)
+
+        return reference.packed_logprobs(seamless, batch, temperature)

@@ -1,0 +1,1 @@
+"""Bugs in the update and in evaluation."""

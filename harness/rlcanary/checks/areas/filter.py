@@ -1,0 +1,49 @@
+"""Dynamic sampling: a group is kept if its rewards differ, and only then."""
+
+import torch
+from torch import Generator
+
+from rlcanary.checks.check import check
+from rlcanary.checks.subject import Subject
+
+
+@check("filter.constant_group_is_dropped", needs=("keep_group",))
+def constant_group_is_dropped(subject: Subject, rng: Generator) -> None:
+    """A group whose completions all earned the same is dropped, whatever the reward and the group's size.
+
+    Silent because the standard deviation of seven times 0.9 is not zero in float32: under `std > 0` such groups stay, have
+    nothing to learn from, and shrink the batch that does. Look for a test of the standard deviation against zero; the
+    range (max - min) of equal numbers is exactly zero.
+    """
+    for size in (2, 3, 5, 7, 8, 16, 63):
+        for reward in (0.9, 0.1, 1.0, 0.0, -0.3, 0.7, 0.95):
+            with subject.case(f"{size} rewards of {reward}"):
+                call = subject.call("keep_group", torch.full((size,), reward))
+                told = f"a group of {size} completions that all earned {reward} is kept"
+                call.expect_true(not bool(call.output), told, "not bool(got)")
+
+
+@check("filter.varied_group_is_kept", needs=("keep_group",))
+def varied_group_is_kept(subject: Subject, rng: Generator) -> None:
+    """A group whose rewards differ is kept, whatever their sign, their mean, their size and their order.
+
+    Silent because dropped groups are replaced by others: a filter that asks for a mean between 0 and 1 throws away all
+    that penalties, bonuses or graded rewards have to teach. Look for a filter written for rewards of 0 and 1, and for a
+    threshold that is large beside the differences between rewards. A filter for 0 and 1 alone declines other rewards.
+    """
+    winners = [[float(index == winner) for index in range(4)] for winner in range(4)]
+    graded = [[0.5, 0.75], [0.5, 0.501], [-1.0, 1.0], [0.0, 2.0], [-2.0, -1.0, -1.0], [2.0, 3.0], [1000.0, 1000.5]]
+    for rewards in ([1.0, 0.0], *winners, [1.0] * 15 + [0.0], *graded):
+        with subject.case(rewards):
+            call = subject.call("keep_group", torch.tensor(rewards))
+            call.expect_true(bool(call.output), f"a group with the rewards {rewards} is dropped", "bool(got)")
+
+
+@check("filter.inputs_untouched", needs=("keep_group",))
+def inputs_untouched(subject: Subject, rng: Generator) -> None:
+    """Filtering leaves the rewards as they were.
+
+    Silent because the rewards are logged and turned into advantages afterwards. Look for `-=`, `sub_` and `sort_`.
+    """
+    call = subject.call("keep_group", torch.tensor([1.0, 0.0, 0.0, 1.0]))
+    call.expect_inputs_untouched("keep_group changed the rewards in place")

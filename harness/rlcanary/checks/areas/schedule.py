@@ -1,0 +1,69 @@
+"""The batch schedule: an optimizer update is of as many rows as the configuration says."""
+
+from torch import Generator
+
+from rlcanary.checks.check import check
+from rlcanary.checks.subject import Subject
+
+
+@check("schedule.update_has_batch_size", needs=("accumulation_steps",))
+def update_has_batch_size(subject: Subject, rng: Generator) -> None:
+    """Accumulation steps × micro-batch size × data-parallel ranks is the batch size.
+
+    Silent because a smaller update is an update: with floor divisions in the wrong order, or a micro-batch size that
+    never reached the trainer, the effective batch is another one than the configured one, and with it the noise and the
+    learning rate that fits. Look at the order of the floor divisions and at default arguments.
+    """
+    for batch, micro, ranks, shared in (
+        (1, 1, 1, 1),
+        (8, 2, 1, 1),
+        (8, 1, 2, 1),
+        (48, 3, 4, 1),
+        (64, 16, 2, 1),
+        (8, 2, 4, 2),
+        (96, 2, 32, 4),
+        (128, 4, 64, 4),
+        (24, 3, 8, 8),
+    ):
+        data_parallel = ranks // shared
+        told = f"a batch of {batch} in micro-batches of {micro} on {data_parallel} data-parallel ranks ({ranks} in all)"
+        with subject.case(batch, micro, ranks, shared):
+            call = subject.call("accumulation_steps", batch, micro, ranks, shared)
+            call.expect_equal("int(output)", batch // (micro * data_parallel), f"{told} takes another number of steps")
+
+
+@check("schedule.sequence_parallel_ranks_share_rows", needs=("accumulation_steps",))
+def sequence_parallel_ranks_share_rows(subject: Subject, rng: Generator) -> None:
+    """Ranks that split the sequences between them count as one: with twice as many of them the number of steps is the same.
+
+    Silent because dividing by all ranks makes the update as many times too small as there are ranks to a sequence. Look
+    for `world_size` where the number of data-parallel ranks is meant.
+    """
+    for batch, micro, ranks in ((8, 2, 1), (16, 1, 2), (48, 3, 4)):
+        before = subject.call("accumulation_steps", batch, micro, ranks, 1)
+        for shared in (2, 4):
+            told = f"{ranks} data-parallel ranks take {before.output} steps, with {shared} ranks to each another number"
+            alone = f"int(adapter.accumulation_steps({batch}, {micro}, {ranks}, 1))"
+            with subject.case(ranks * shared, shared):
+                call = subject.call("accumulation_steps", batch, micro, ranks * shared, shared)
+                call.expect_equal(f"int(output) == {alone}", True, told)
+
+
+@check("schedule.impossible_is_refused", needs=("accumulation_steps",))
+def impossible_is_refused(subject: Subject, rng: Generator) -> None:
+    """A batch that cannot be dealt out evenly is refused.
+
+    Silent because floor division always has an answer: rows are left over and never trained, or the number of steps is
+    zero and the optimizer never moves. Look for `//` without a test of the remainder.
+    """
+    for batch, micro, ranks, shared, told in (
+        (10, 4, 1, 1, "10 rows are not a multiple of 4"),
+        (4, 8, 1, 1, "4 rows do not fill one micro-batch of 8"),
+        (8, 2, 3, 1, "8 rows cannot be dealt out to 3 ranks in twos"),
+        (8, 2, 16, 1, "16 ranks with 2 rows each take more than 8 rows"),
+        (8, 1, 6, 4, "6 ranks are not a multiple of 4 to a sequence"),
+    ):
+        with subject.case(told):
+            call = subject.call_unless_raised("accumulation_steps", batch, micro, ranks, shared)
+            if call is not None:
+                call.expect_equal("output", "an error", f"{told}, and nothing is said", may_raise=True)

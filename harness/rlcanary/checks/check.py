@@ -1,0 +1,185 @@
+"""A check, its result, and running one."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy
+import torch
+
+from rlcanary.checks.subject import Subject
+from rlcanary.checks.tally import Found
+from rlcanary.checks.time_limit import TookTooLong, time_limit
+from rlcanary.contract.adapter import Adapter, provided
+from rlcanary.contract.conventions import Conventions
+
+SHOWN = 12
+"""How many findings a message lists behind the first."""
+
+
+Status = Literal["pass", "fail", "not-compared", "not-provided", "error"]
+
+
+CheckFunction = Callable[[Subject, torch.Generator], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A property of RL training code.
+
+    Attributes:
+        id: `area.property`.
+        needs: the capabilities without which it cannot run.
+        run: raises `Finding` when the property does not hold.
+        applies: why it does not apply under some conventions, or None where it does.
+    """
+
+    id: str
+    needs: tuple[str, ...]
+    run: CheckFunction
+    applies: Callable[[Conventions], str | None]
+
+    @property
+    def area(self) -> str:
+        return self.id.split(".")[0]
+
+    @property
+    def summary(self) -> str:
+        """The property in one line."""
+        return self.explanation.splitlines()[0]
+
+    @property
+    def explanation(self) -> str:
+        """The property, why breaking it is silent, and where to look."""
+        return inspect.getdoc(self.run) or ""
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """The explanation without its line breaks, for a reader whose page has another width."""
+        return [" ".join(paragraph.split()) for paragraph in self.explanation.split("\n\n")]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one check went.
+
+    A check that called the code and compared nothing is "not-compared", never "pass".
+
+    Attributes:
+        id: the check's.
+        area: the check's.
+        status: how it ended.
+        message: the counterexample or the error and which other cases failed; else why the check or a case did not run.
+        snippet: Python that reproduces the counterexample.
+        seconds: how long it took.
+        findings: all that was found, in the order of the cases.
+    """
+
+    id: str
+    area: str
+    status: Status
+    message: str
+    snippet: str
+    seconds: float
+    findings: tuple[Found, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, each finding with its fingerprint as text."""
+        findings = [
+            {"fingerprint": str(found.fingerprint), "message": found.message, "snippet": found.snippet}
+            for found in self.findings
+        ]
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"findings": findings}
+
+
+def check(
+    check_id: str, *, needs: tuple[str, ...], applies: Callable[[Conventions], str | None] = lambda conventions: None
+) -> Callable[[CheckFunction], Check]:
+    """Make a check of a function `(subject, rng)` whose docstring explains the property to the person whose code fails."""
+
+    def decorate(function: CheckFunction) -> Check:
+        return Check(check_id, needs, function, applies)
+
+    return decorate
+
+
+def run_check(check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout: float = 0) -> Result:
+    """Run one check. Never raises for what the adapter does: an exception of its code is the status "error".
+
+    Args:
+        check: the check.
+        adapter: what it is run on.
+        spec: what `load_adapter` takes to find the adapter again, for snippets.
+        seed: of its random cases.
+        timeout: how many seconds it may take, 0 for no limit; one that takes longer has the status "error".
+    """
+    started = time.perf_counter()
+    # The tensors are tiny: more threads only wait for each other.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with _seeded(seed):
+            status, message, snippet, found = _run(check, adapter, spec, seed, timeout)
+    finally:
+        torch.set_num_threads(threads)
+    return Result(check.id, check.area, status, message, snippet, time.perf_counter() - started, found)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators, so that code which samples without a seed gives the same findings again."""
+    python, numbers = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(numbers)
+
+
+def _run(
+    check: Check, adapter: Adapter, spec: str, seed: int, timeout: float
+) -> tuple[Status, str, str, tuple[Found, ...]]:
+    missing = [name for name in check.needs if name not in provided(adapter)]
+    if missing:
+        return "not-provided", f"needs {', '.join(missing)}", "", ()
+    reason = check.applies(adapter.conventions)
+    if reason:
+        return "not-provided", f"does not apply: {reason}", "", ()
+    subject = Subject(adapter, spec)
+    tally = subject.tally
+    try:
+        with time_limit(timeout), tally.case(""):
+            check.run(subject, torch.Generator().manual_seed(seed))
+    except TookTooLong:
+        tally.stopped("takes too long", f"took longer than {timeout:g} s: {tally.calling or 'before its first call'}")
+    left_out = sorted({*tally.declined, *tally.empty})
+    notes = [f"left out: {'; '.join(left_out)}"] if left_out else []
+    if tally.found:
+        status, message, snippet = outcome(tally.found)
+        hints = [f"{told} gives this in every case: if you mean that, declare it" for told in tally.explanations]
+        return status, "\n".join([message, *hints, *notes]), snippet, tuple(tally.found)
+    if tally.compared:
+        return "pass", "\n".join(notes), "", ()
+    reasons = "; ".join(dict.fromkeys(tally.empty + tally.declined))
+    if tally.empty or (tally.made and not tally.declined):
+        return "not-compared", reasons or "what the calls returned leaves nothing to compare", "", ()
+    return "not-provided", reasons or "no case applies", "", ()
+
+
+def outcome(found: Sequence[Found]) -> tuple[Status, str, str]:
+    """Status, message and snippet: the first finding in full, an error where there is none; the others by fingerprint."""
+    first = next((each for each in found if not each.is_error), found[0])
+    others = [str(each.fingerprint) for each in found if each is not first]
+    told = [f"also: {'; '.join(others[:SHOWN])}"] if others else []
+    told += [f"and {len(others) - SHOWN} more"] if len(others) > SHOWN else []
+    return "error" if first.is_error else "fail", "\n".join([first.message, *told]), first.snippet

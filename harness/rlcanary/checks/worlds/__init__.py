@@ -1,0 +1,1 @@
+"""The inputs, models, states and engines that checks run in."""

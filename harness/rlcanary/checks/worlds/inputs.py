@@ -1,0 +1,88 @@
+"""The inputs that checks try, smallest first, so that the first failure is a small counterexample.
+
+Adversarial on purpose: uneven lengths, a fully masked row, B equal to T, groups of one, constant rewards, ratios on both
+sides of the clipping bounds. Numbers are rounded so that a counterexample reads well; float32 holds them exactly enough.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+
+from rlcanary.contract.batch import PolicyBatch
+
+# [B, T] of the batches, and the number of trained tokens of each row; None is a mask with holes, as tool turns leave.
+SHAPES: tuple[tuple[int, int, tuple[int, ...] | None], ...] = (
+    (1, 1, (1,)),
+    (2, 2, (2, 1)),
+    (2, 3, (3, 1)),
+    (4, 4, (4, 2, 1, 3)),
+    (4, 6, None),
+)
+WITH_EMPTY_ROW = (4, 5, (5, 0, 2, 3))
+
+
+def uniform(rng: Generator, *shape: int, low: float, high: float, decimals: int = 2) -> Tensor:
+    """Float32 numbers drawn evenly from [low, high], rounded."""
+    return (torch.rand(*shape, generator=rng) * (high - low) + low).round(decimals=decimals)
+
+
+def logits(rng: Generator, rows: int, width: int, vocabulary: int) -> Tensor:
+    """[rows, width, vocabulary] float32 logits that require a gradient."""
+    return uniform(rng, rows, width, vocabulary, low=-3, high=3).requires_grad_()
+
+
+def token_ids(rng: Generator, rows: int, width: int, vocabulary: int) -> Tensor:
+    """[rows, width] ids."""
+    return torch.randint(vocabulary, (rows, width), generator=rng)
+
+
+def mask(rng: Generator, rows: int, width: int, lengths: tuple[int, ...] | None) -> Tensor:
+    """[rows, width] bool from lengths, or with holes and at least one true entry in each row."""
+    if lengths is not None:
+        return torch.arange(width) < torch.tensor(lengths).unsqueeze(1)
+    holes = torch.rand(rows, width, generator=rng) < 0.6
+    holes[:, 0] = True
+    return holes
+
+
+def policy_batch(
+    rng: Generator, rows: int, width: int, lengths: tuple[int, ...] | None, *, on_policy: bool = False
+) -> PolicyBatch:
+    """A batch of two completions per prompt, with ratios between 0.5 and 2; on policy all of them are 1."""
+    logprobs_BT = uniform(rng, rows, width, low=-3, high=-0.5)
+    # No difference lies on a round number, where a clamp has two gradients that are equally right.
+    drift_BT = torch.zeros(rows, width) if on_policy else uniform(rng, rows, width, low=-0.7, high=0.7) + 0.003
+    mismatch_BT = torch.zeros(rows, width) if on_policy else uniform(rng, rows, width, low=-0.4, high=0.4)
+    # A row advantage of both signs in every batch of two rows or more, none of them zero.
+    signs_B = torch.tensor([1.0, -1.0]).repeat(rows)[:rows]
+    return PolicyBatch(
+        logprobs=logprobs_BT.clone().requires_grad_(),
+        old_logprobs=(logprobs_BT - drift_BT).round(decimals=3),
+        advantages=signs_B * uniform(rng, rows, low=0.3, high=1.5),
+        mask=mask(rng, rows, width, lengths),
+        ref_logprobs=(logprobs_BT + uniform(rng, rows, width, low=-0.8, high=0.8) + 0.003).round(decimals=3),
+        sampler_logprobs=(logprobs_BT - drift_BT + mismatch_BT).round(decimals=3),
+        entropy=uniform(rng, rows, width, low=0.1, high=2),
+        group_ids=torch.arange(rows) // 2,
+    )
+
+
+def policy_batches(rng: Generator, *, on_policy: bool = False, empty_row: bool = False) -> Iterator[PolicyBatch]:
+    """Batches of growing size; with `empty_row` the last has a row without a trained token."""
+    for rows, width, lengths in SHAPES + ((WITH_EMPTY_ROW,) if empty_row else ()):
+        yield policy_batch(rng, rows, width, lengths, on_policy=on_policy)
+
+
+def reward_groups(rng: Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """[B] rewards and [B] group ids. Equal group sizes first; then shuffled rows; then groups of unequal size."""
+    yield torch.tensor([1.0, 0.0]), torch.tensor([0, 0])
+    yield torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([0, 0, 0, 0])
+    yield torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5, 3.0]), torch.tensor([0, 0, 0, 1, 1, 1])
+    yield uniform(rng, 8, low=-2, high=5), torch.arange(8) // 4
+    # Far apart, so that the wrong axis or the wrong scope of a statistic shows.
+    yield torch.tensor([0.0, 1.0, 100.0, 103.0]), torch.tensor([0, 0, 1, 1])
+    # So small that the epsilon matters.
+    yield torch.tensor([0.0, 1e-4, 3e-4, 2e-4]), torch.tensor([0, 0, 0, 0])
+    yield uniform(rng, 6, low=0, high=1), torch.tensor([0, 1, 0, 1, 1, 0])
+    yield uniform(rng, 7, low=0, high=1), torch.tensor([4, 4, 4, 7, 7, 7, 7])

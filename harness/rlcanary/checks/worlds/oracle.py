@@ -1,0 +1,36 @@
+"""The reference loss in float64, which the losses under test are compared with."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.contract.batch import LossOutput, PolicyBatch
+from rlcanary.contract.conventions import Conventions
+
+
+def double(batch: PolicyBatch) -> PolicyBatch:
+    """The batch in float64, its logprobs a leaf that requires a gradient."""
+    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    exact: dict[str, Any] = {
+        name: value.detach().double()
+        for name, value in tensors.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+    exact["logprobs"].requires_grad_()
+    return replace(batch, **exact)
+
+
+def exact_output(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
+    """Loss and metrics of the reference in float64."""
+    return reference.policy_loss(double(batch), conventions)
+
+
+def exact_loss(batch: PolicyBatch, conventions: Conventions) -> tuple[Tensor, Tensor]:
+    """The loss of the reference in float64 and its gradient with respect to the logprobs, [B, T]."""
+    exact = double(batch)
+    loss = reference.policy_loss(exact, conventions).loss
+    (gradient_BT,) = torch.autograd.grad(loss, exact.logprobs)
+    return loss.detach(), gradient_BT

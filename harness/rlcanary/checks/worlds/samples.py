@@ -1,0 +1,115 @@
+"""What a trainer says about the samples of an engine. Snippets import these names."""
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary.checks.states import precision
+from rlcanary.contract.batch import Completion
+from rlcanary.contract.engine import Sampling
+
+
+def sampling(**changes: Any) -> dict[str, Any]:
+    """A request with all its fields: by default one completion of at most 4 tokens at temperature 1."""
+    return asdict(Sampling(**{"max_new_tokens": 4, **changes}))
+
+
+def scored(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0) -> Tensor:
+    """[T, V] float64 logprobs of all tokens at each place of a completion: without a cache, a batch or dropout.
+
+    Weights in half precision are as they are; what is computed from them is not rounded.
+    """
+    is_training = any(module.training for module in model.modules())
+    frozen = copy.deepcopy(model).eval() if is_training else model
+    if precision(model) not in (torch.float32, torch.float64):
+        frozen = copy.deepcopy(frozen).double()
+    with torch.no_grad():
+        logits_SV: Tensor = frozen(input_ids=torch.tensor([[*prompt, *token_ids]])).logits[0].double()
+    return (logits_SV[len(prompt) - 1 : -1] / temperature).log_softmax(dim=-1)
+
+
+def trainer_logprobs(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0) -> Tensor:
+    """[T] float64 logprobs of a completion."""
+    ids_T1 = torch.tensor(list(token_ids)).unsqueeze(1)
+    return scored(model, prompt, token_ids, temperature).gather(1, ids_T1).squeeze(1)
+
+
+def shortfall(model: Any, prompt: Sequence[int], token_ids: Sequence[int]) -> float:
+    """By how many nats, at most, a token of a completion is less likely than the likeliest in its place."""
+    scores_TV = scored(model, prompt, token_ids)
+    ids_T1 = torch.tensor(list(token_ids)).unsqueeze(1)
+    return float((scores_TV.amax(dim=1) - scores_TV.gather(1, ids_T1).squeeze(1)).max())
+
+
+def gap(engine: Any, model: Any, prompt: Sequence[int], max_new_tokens: int = 4) -> float:
+    """How far an engine's greedy continuation is from the trainer's, in nats: in its choices or in its logprobs."""
+    ((completion,),) = engine.generate([list(prompt)], sampling(temperature=0.0, max_new_tokens=max_new_tokens))
+    distance = shortfall(model, prompt, completion.token_ids)
+    if completion.logprobs is None:
+        return distance
+    exact_T = trainer_logprobs(model, prompt, completion.token_ids)
+    difference = float((torch.tensor(list(completion.logprobs)).double() - exact_T).abs().max())
+    return math.nan if math.isnan(difference) else max(distance, difference)
+
+
+def distribution(
+    model: Any, prompt: Sequence[int], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> Tensor:
+    """[V] float64 probabilities of the first token: the temperature first, then one of the two filters.
+
+    `top_k` keeps so many of the likeliest tokens, 0 all; `top_p` the fewest likeliest that hold this probability.
+    """
+    ranked_V, order_V = scored(model, prompt, [0], temperature)[0].exp().sort(descending=True)
+    kept = top_k or len(ranked_V)
+    if top_p < 1:
+        kept = int((ranked_V.cumsum(dim=0) < top_p).sum()) + 1
+    ranked_V[kept:] = 0
+    return torch.zeros_like(ranked_V).scatter(0, order_V, ranked_V / ranked_V.sum())
+
+
+def p_value(drawn: Sequence[int], probabilities_V: Tensor) -> float:
+    """How likely draws at least this far from the distribution are, by the chi-square test.
+
+    The rarest tokens are counted together, until at least ten of them are expected, as the test's approximation asks for.
+    """
+    counts = Counter(drawn)
+    if any(probabilities_V[token] == 0 for token in counts):
+        return 0.0
+    bins: list[tuple[float, int]] = [(0.0, 0)]
+    for probability, token in sorted((float(share), token) for token, share in enumerate(probabilities_V)):
+        expected, observed = bins[-1]
+        if expected >= 10:
+            bins.append((0.0, 0))
+            expected, observed = bins[-1]
+        bins[-1] = (expected + probability * len(drawn), observed + counts[token])
+    if len(bins) > 1 and bins[-1][0] < 10:
+        last = bins.pop()
+        bins[-1] = (bins[-1][0] + last[0], bins[-1][1] + last[1])
+    if len(bins) < 2:
+        return 1.0
+    statistic = sum((observed - expected) ** 2 / expected for expected, observed in bins)
+    degrees = torch.tensor((len(bins) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(degrees, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
+def wrong_ending(completion: Completion, eos_token_ids: Sequence[int], max_new_tokens: int) -> str | None:
+    """What is wrong with how a completion ends, or None."""
+    token_ids = [int(token) for token in completion.token_ids]
+    has_eos = bool(token_ids) and token_ids[-1] in eos_token_ids
+    if len(token_ids) > max_new_tokens:
+        return f"{len(token_ids)} tokens where {max_new_tokens} were allowed"
+    if any(token in eos_token_ids for token in token_ids[:-1]):
+        return "tokens behind an end-of-sequence token"
+    if not has_eos and len(token_ids) < max_new_tokens:
+        return "neither an end-of-sequence token at the end nor the full length"
+    # An end-of-sequence token in the very last place is both.
+    expected = {"length"} if not has_eos else {"stop"} if len(token_ids) < max_new_tokens else {"stop", "length"}
+    if completion.finish_reason not in expected:
+        return f"the finish reason {completion.finish_reason!r} instead of {sorted(expected)[0]!r}"
+    return None

@@ -1,0 +1,194 @@
+"""An inference engine without a model, which answers from a script, and the items that it has answers for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.checks.snippet import Written, literal, written
+from rlcanary.contract.batch import Completion
+from rlcanary.contract.engine import Sampling
+from rlcanary.tiny_models import BOS_ID, EOS_ID, tiny_chat_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+START_ID = 3  # of a turn, in the tokenizer's ids
+
+Prompt = tuple[int, ...]
+
+# What a prompt that is in no script gets, as it would get an answer from a model.
+UNSCRIPTED = Completion([4, 2], [-1.0, -1.0], text="!")
+
+# Turns of the event loop that requests for successive prompts of the script are apart.
+TURNS = 10
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the engine was asked for one prompt, and the policy version at that moment."""
+
+    prompt: Prompt
+    sampling: dict[str, Any]
+    version: int
+
+
+class ScriptedEngine:
+    """A `rlcanary.contract.engine.Engine` that hands out given completions.
+
+    Concurrent requests end in the opposite of the script's order: the first prompt last. Completions of a prompt are handed
+    out in the order of the script, over as many requests as it takes.
+
+    Attributes:
+        script: the completions of each prompt.
+        fails: prompts for which a request raises RuntimeError.
+        version: policy version; with `syncing` a weight sync falls into each request, so that it grows.
+        requests: what was asked, in order.
+        served: what was handed out, by prompt.
+        tokenizer: the tokenizer that made the texts, for code that decodes itself.
+    """
+
+    def __init__(
+        self,
+        script: Mapping[Prompt, Sequence[Completion]],
+        *,
+        fails: Sequence[Prompt] = (),
+        version: int = 0,
+        syncing: bool = False,
+    ) -> None:
+        self.script = script
+        self.fails = fails
+        self.version = version
+        self.syncing = syncing
+        self.requests: list[Request] = []
+        self.served: dict[Prompt, list[Completion]] = {prompt: [] for prompt in script}
+
+    @property
+    def tokenizer(self) -> Any:
+        return tiny_chat_tokenizer()
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        requests = [self._request(prompt, sampling) for prompt in prompts]
+        self._sync()
+        return [self._serve(request) for request in requests]
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+        request = self._request(prompt, sampling)
+        place = list(self.script).index(request.prompt) if request.prompt in self.script else len(self.script)
+        for turn in range(1 + TURNS * (len(self.script) - place)):
+            await asyncio.sleep(0)
+            if turn == 0:
+                self._sync()
+        return self._serve(request)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        raise RuntimeError("a scripted engine has no weights")
+
+    def reset_prefix_cache(self) -> None:
+        """There is no cache."""
+
+    def _request(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Request:
+        request = Request(tuple(int(token) for token in prompt), dict(sampling), self.version)
+        self.requests.append(request)
+        return request
+
+    def _sync(self) -> None:
+        self.version += self.syncing
+
+    def _serve(self, request: Request) -> list[Completion]:
+        if request.prompt in self.fails:
+            raise RuntimeError(f"the engine died on the prompt {list(request.prompt)}")
+        count = int(request.sampling.get("n", 1))
+        if request.prompt not in self.script:
+            return [UNSCRIPTED] * count
+        served = self.served[request.prompt]
+        chosen = self.script[request.prompt][len(served) : len(served) + count]
+        if len(chosen) < count:
+            raise RuntimeError(f"more completions of the prompt {list(request.prompt)} were asked for than were wanted")
+        if self.syncing:
+            chosen = [_straddling(completion, request.version) for completion in chosen]
+        served += chosen
+        return list(chosen)
+
+
+def _straddling(completion: Completion, version: int) -> Completion:
+    """The completion with its first token from one policy version and the others from the next."""
+    later = [version + 1] * (len(completion.token_ids) - 1)
+    return replace(completion, token_versions=[version, *later])
+
+
+@dataclass(frozen=True)
+class ScriptedItem:
+    """An item, the completions that the engine has for its prompt, and the reward of each text."""
+
+    id: str
+    prompt_ids: list[int]
+    completions: list[Completion]
+    rewards: dict[str, float | None]
+
+    @property
+    def prompt(self) -> Prompt:
+        return tuple(self.prompt_ids)
+
+
+def spelled(text: str) -> list[int]:
+    """One id per byte, which is not how the tokenizer encodes the text."""
+    tokenizer = tiny_chat_tokenizer()
+    return [tokenizer.convert_tokens_to_ids(token) for byte in text for token in tokenizer.tokenize(byte)]
+
+
+def prompt_of(text: str) -> list[int]:
+    """The spelled text with special tokens around it."""
+    return [BOS_ID, START_ID, *spelled(text), EOS_ID]
+
+
+def completion_of(text: str, offset: float, finish_reason: str = "stop") -> Completion:
+    """The spelled text, ended if it stopped, with logprobs that start at -offset and tell its tokens apart."""
+    ids = spelled(text) + [EOS_ID] * (finish_reason == "stop")
+    return Completion(
+        ids, [round(-offset - position / 10, 2) for position in range(len(ids))], finish_reason, text=text
+    )
+
+
+def scripted_items(n_items: int, n: int) -> list[ScriptedItem]:
+    """Items a, b, … with the completions a0, a1, …: every odd one truncated, the third of a group like its first."""
+    items = []
+    for index in range(n_items):
+        name = "abcdefghijkl"[index]
+        texts = [f"{name}{0 if sample == 2 else sample}" for sample in range(n)]
+        completions = [
+            completion_of(text, index + sample + 1, "length" if sample % 2 else "stop")
+            for sample, text in enumerate(texts)
+        ]
+        rewards: dict[str, float | None] = {text: (index * n + sample) / 2 - 1 for sample, text in enumerate(texts)}
+        # Prompts of unequal length, the first of them a word that is one id where text is encoded.
+        items.append(ScriptedItem(name, prompt_of("hello" if index == 0 else name * index), completions, rewards))
+    return items
+
+
+def sampling_of(**changes: Any) -> dict[str, Any]:
+    """The sampling parameters of a rollout, with these changes."""
+    return {**asdict(Sampling(eos_token_ids=(EOS_ID,))), **changes}
+
+
+def arguments_of(scripted: list[ScriptedItem], sampling: Mapping[str, Any], **options: Any) -> list[Any]:
+    """The engine, the items and the sampling parameters, as `rollout` takes them; options are those of the engine."""
+    script: dict[Prompt, list[Completion]] = {}
+    for item in scripted:
+        script[item.prompt] = script.get(item.prompt, []) + item.completions
+    keywords = "".join(f", {name}={literal(value)}" for name, value in options.items())
+    engine = written(
+        f"ScriptedEngine({literal(script)}{keywords})",
+        "from rlcanary.contract.batch import Completion\nfrom rlcanary.checks.worlds.scripted_engine import ScriptedEngine",
+    )
+    return [engine, _items(scripted), dict(sampling)]
+
+
+def _items(scripted: list[ScriptedItem]) -> Written:
+    lines = [
+        f"    Item({literal(item.id)}, {literal(item.prompt_ids)}, {literal(item.rewards)}.__getitem__),"
+        for item in scripted
+    ]
+    return written("\n".join(["[", *lines, "]"]), "from rlcanary.contract.adapter import Item")

@@ -1,0 +1,202 @@
+"""What an optimizer update has to be, and what one was seen to be. Snippets import these names."""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.checks.states import held, named, own_logprobs, precision, unwrapped
+from rlcanary.checks.subject import close
+from rlcanary.contract.batch import CollatedBatch
+from rlcanary.contract.conventions import Conventions
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What an update has to be.
+
+    Attributes:
+        gradients: of each parameter, clipped as declared, float64.
+        metrics: what it logs, the learning rate apart.
+    """
+
+    gradients: dict[str, Tensor]
+    metrics: dict[str, float]
+
+
+def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conventions) -> Declared:
+    """The update that the conventions declare for this model, by the reference in float64.
+
+    The ratio to the sampler is that of the model in its own precision: in bfloat16 logprobs are some hundredths off, and a
+    trainer that is right clips by what it computed.
+
+    Args:
+        model: the policy as the state holds it, wrapped and rounded as it is. It is left as it is.
+        ref_model: the reference model, or None.
+        batch: what to train on.
+        conventions: all of them are used, except that dropout is off: an update with dropout has no one gradient.
+    """
+    exact, exact_ref = copy.deepcopy((unwrapped(model), unwrapped(ref_model)))
+    exact = exact.double()
+    exact_ref = None if exact_ref is None else exact_ref.double()
+    conventions = conventions.replace(training_dropout=False)
+    exact_batch = _double(batch)
+    if precision(model) not in (torch.float32, torch.float64) and exact_batch.old_logprobs is not None:
+        temperature = conventions.temperature
+        rounding_BT = own_logprobs(exact, batch, temperature) - own_logprobs(model, batch, temperature)
+        exact_batch = replace(exact_batch, old_logprobs=exact_batch.old_logprobs + rounding_BT)
+    output = reference.policy_loss(reference.policy_batch(exact, exact_ref, exact_batch, conventions), conventions)
+    parameters = dict(_trainable(exact))
+    found = torch.autograd.grad(output.loss, list(parameters.values()), allow_unused=True)
+    gradients = {
+        name: torch.zeros_like(parameter) if gradient is None else gradient
+        for (name, parameter), gradient in zip(parameters.items(), found, strict=True)
+    }
+    norm = _norm(gradients)
+    if conventions.max_grad_norm is not None and norm > conventions.max_grad_norm:
+        gradients = {name: gradient * conventions.max_grad_norm / norm for name, gradient in gradients.items()}
+    metrics = {
+        **output.metrics,
+        "grad_norm": norm,
+        "reward": float(batch.rewards.double().mean()),
+        "tokens": float(batch.attention_mask.sum()),
+    }
+    return Declared(gradients, metrics)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One step of an optimizer: the gradients that it was given, by parameter, and its learning rates, by group."""
+
+    gradients: dict[str, Tensor]
+    learning_rates: tuple[float, ...]
+
+
+class Watch:
+    """What the optimizer of a state does from now on.
+
+    Attributes:
+        updates: its steps.
+        before: the model's parameters as they were, float64.
+        held: the tensors that the optimizer moves, by the name of the model's parameter that each is, or is a copy of.
+        unknown: how many tensors of the optimizer are neither.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self.updates: list[Update] = []
+        self._state = state
+        self._twin = copy.deepcopy(state.optimizer)
+        self.held, self.unknown = held(state)
+        places = {id(tensor): place for place, tensor in enumerate(_moved(state.optimizer))}
+        self._places = {name: places[id(tensor)] for name, tensor in self.held.items()}
+        self._parameters_at_start = named(state.model)
+        self.before = _values(self._parameters_at_start)
+        self._started = _values(self.held)
+        state.optimizer.register_step_pre_hook(self._note)
+
+    def standing_still(self, gradients: dict[str, Tensor]) -> list[str]:
+        """The parameters of the model whose gradient is not negligible among these and that are where they were."""
+        largest = max((float(gradient.abs().max()) for gradient in gradients.values()), default=0.0)
+        after = _values(named(self._state.model))
+        return [
+            name
+            for name, gradient in gradients.items()
+            if float(gradient.abs().max()) > 1e-6 * largest and torch.equal(after[name], self.before[name])
+        ]
+
+    def astray(self) -> list[str]:
+        """The parameters that are not where the optimizer, given these gradients, takes them in exact arithmetic.
+
+        A parameter in half precision is rounded after each step, or rounded from the copy that the optimizer moves. One
+        that is in no optimizer stays, but for the last bit of a merge that was undone.
+        """
+        parameters, asked, moved = named(self._state.model), self._replayed(), self._moved()
+        wrong = []
+        for name, parameter in parameters.items():
+            value, rounding = parameter.detach().double(), torch.finfo(parameter.dtype).eps
+            if name not in asked:
+                allowed = 2 * rounding * self.before[name].abs().max()
+                is_there = bool(((value - self.before[name]).abs() <= allowed).all())
+            else:
+                start, own = self._started[name], torch.finfo(self.held[name].dtype).eps
+                steps = len(self.updates) * own * asked[name].abs() if own > 1e-6 else 0.0
+                allowed_by = 1e-6 + max(1e-3, 8 * own) * (asked[name] - start).abs() + steps
+                is_there = bool(((moved[name] - asked[name]).abs() <= allowed_by).all())
+                is_there &= close(value, moved[name], rounding, 0.0)
+            if not is_there:
+                wrong.append(name)
+        return wrong
+
+    def share_moved(self) -> float:
+        """How far the optimizer's tensors moved, as a share of what it asks for; 0 if it asks for nothing.
+
+        It asks in float32: steps that plain SGD makes below that resolution are nobody's mistake.
+        """
+        after, asked = self._moved(), self._replayed(torch.float32)
+        wanted = torch.cat([(asked[name] - start).flatten() for name, start in self._started.items()])
+        moved = torch.cat([(after[name] - start).flatten() for name, start in self._started.items()])
+        return float((moved * wanted.sign()).sum() / wanted.abs().sum().clamp(min=1e-300))
+
+    def _moved(self) -> dict[str, Tensor]:
+        """The tensors that the optimizer moves, as they are now; the model may hold others than at the start."""
+        parameters = named(self._state.model)
+        copies = {name for name, value in self.held.items() if value is not self._parameters_at_start.get(name)}
+        return _values({name: self.held[name] if name in copies else parameters[name] for name in self.held})
+
+    def _replayed(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        optimizer = copy.deepcopy(self._twin)
+        tensors = _moved(optimizer)
+        for tensor in tensors:
+            tensor.data = tensor.data.to(dtype)
+        for update in self.updates:
+            for name, place in self._places.items():
+                tensors[place].grad = update.gradients[name].to(dtype)
+            for group, learning_rate in zip(optimizer.param_groups, update.learning_rates, strict=True):
+                group["lr"] = learning_rate
+            optimizer.step()
+        return {name: tensors[place].detach().double() for name, place in self._places.items()}
+
+    def _note(self, optimizer: Any, *_: Any) -> None:
+        given = {name: self.held.get(name, parameter) for name, parameter in _trainable(self._state.model)}
+        gradients = {
+            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.detach().clone()
+            for name, tensor in given.items()
+        }
+        self.updates.append(Update(gradients, tuple(float(group["lr"]) for group in optimizer.param_groups)))
+
+
+def gradients_of(adapter: Any, state: Any, batch: CollatedBatch) -> dict[str, Tensor]:
+    """The gradients that the optimizer is given when the adapter trains on a batch."""
+    watch = Watch(state)
+    adapter.train_step(state, batch)
+    return watch.updates[-1].gradients
+
+
+def _moved(optimizer: Any) -> list[Tensor]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
+
+def _values(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().double().clone() for name, tensor in tensors.items()}
+
+
+def _trainable(model: Any) -> Iterator[tuple[str, Tensor]]:
+    return ((name, parameter) for name, parameter in named(model).items() if parameter.requires_grad)
+
+
+def _norm(gradients: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
+
+
+def _double(batch: CollatedBatch) -> CollatedBatch:
+    exact: dict[str, Any] = {
+        field.name: getattr(batch, field.name).double()
+        for field in fields(batch)
+        if isinstance(getattr(batch, field.name), Tensor) and getattr(batch, field.name).is_floating_point()
+    }
+    return replace(batch, **exact)

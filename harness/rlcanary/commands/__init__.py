@@ -1,0 +1,1 @@
+"""One module per subcommand of `rlcanary`: options and printing only."""

@@ -1,0 +1,146 @@
+"""`rlcanary bisect`."""
+
+import shutil
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlcanary.commands.bisect_status import log, mark, status, undo, visualize
+from rlcanary.errors import UserError
+from rlcanary.system.files import require_writable, write_whole
+
+PATH = click.Path(path_type=Path)
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+@click.command("bisect", context_settings={"allow_interspersed_args": False})
+@click.option("--good", metavar="REF", help="A commit where the command passes.")
+@click.option("--bad", metavar="REF", help="A commit where it fails.")
+@click.option("--good-when-added", metavar="PATH", help="Take as GOOD the newest commit that added this file.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="K", help="Test K commits at once.")
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
+    default=0.95,
+    metavar="P",
+    help="Stop at this probability of the culprit; default 0.95.",
+)
+@click.option(
+    "--deterministic", is_flag=True, help="Believe every run: plain halving, for a command that never flakes."
+)
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "slurm", "ray"]),
+    default="local",
+    help="Where the command runs: here, or as a job of Slurm or Ray.",
+)
+@click.option("--metric", metavar="NAME", help="Search for a step of this tracked metric; needs --worse.")
+@click.option("--worse", type=click.Choice(["lower", "higher"]), help="Which side of the metric is worse.")
+@click.option("--first-parent", is_flag=True, help="Stop at a guilty merge.")
+@click.option("--timeout", type=POSITIVE, metavar="SECONDS", help="End a run after this long.")
+@click.option(
+    "--on-timeout",
+    type=click.Choice(["infra", "bad", "untestable", "good"]),
+    help="What a run that takes too long says; default infra: it is tried again.",
+)
+@click.option("--budget-runs", type=click.IntRange(min=1), metavar="N", help="Stop after this many runs.")
+@click.option("--budget-minutes", type=POSITIVE, metavar="M", help="Stop before this time is over.")
+@click.option(
+    "--env",
+    default="auto",
+    metavar="HOW",
+    help="Environments for commits whose dependencies differ: auto, uv, pip, none, or a command that fills $RLCANARY_ENV.",
+)
+@click.option("--env-dir", type=PATH, metavar="DIR", help="Where built environments are kept.")
+@click.option("--dry-run", is_flag=True, help="Print the expected runs, time and environment builds, then exit.")
+@click.option("--skip-good-check", is_flag=True, help="Do not test GOOD; assume that it passes.")
+@click.option("--json", "json_file", type=PATH, metavar="FILE", help="Write the result as JSON.")
+@click.option("--save-dir", type=PATH, metavar="DIR", help="Where the log goes; default bisect-logs/.")
+@click.option("--replay", type=PATH, metavar="LOG", help="Take over the outcomes of a bisect log.")
+@click.option("--pin", multiple=True, metavar="PATH", help="Use this file of the checkout on every commit; repeatable.")
+@click.option("--no-pin", is_flag=True, help="Let the command's own script follow the history.")
+@click.option("--no-submodules", is_flag=True, help="Leave all submodules out.")
+@click.option("--in-place", is_flag=True, help="Use this checkout, which must be clean, instead of a worktree.")
+@click.option("--keep-worktree", is_flag=True, help="Leave the worktree (or the checkout) at the culprit.")
+@click.option("--fresh", is_flag=True, help="Search anew: do not continue a search, nor show its result again.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def search(
+    json_file: Path | None, dry_run: bool, no_pin: bool, no_submodules: bool, command: tuple[str, ...], **options: Any
+) -> int:
+    """Find the commit that broke COMMAND.
+
+    COMMAND runs on commits between GOOD and BAD in a worktree of its own; your checkout is not touched. Its exit code
+    says what a commit is: 0 good, 125 untestable, other bad.
+
+    Exit codes: 0 the commit was found, 1 several suspects are left, 2 the search could not start, 128 + N stopped by
+    signal N.
+
+    `rlcanary bisect status|log|undo|mark|visualize` look at the last search of this checkout and correct it.
+    """
+    from rlcanary.bisect.plan import Request, make_plan
+    from rlcanary.bisect.session import Session
+    from rlcanary.bisect.settings import read_settings
+    from rlcanary.bisect.view.forecast import forecast_lines, make_forecast
+    from rlcanary.bisect.view.progress import Display
+    from rlcanary.bisect.view.report import result_json
+    from rlcanary.bisect.view.summary import print_summary
+    from rlcanary.system.git import Repository
+    from rlcanary.system.sessions import Interrupts
+
+    repository = Repository.around(Path.cwd())
+    request = Request(command=command, automatic_pins=not no_pin, submodules=not no_submodules, **options)
+    if json_file is not None:
+        require_writable(json_file)
+    plan = make_plan(request, repository, read_settings(repository.toplevel))
+    forecast = forecast_lines(make_forecast(request, plan), plan)
+    if dry_run:
+        click.echo("\n".join(forecast))
+        return 0
+    with Interrupts() as interrupts, Display() as display:
+        for line in forecast:
+            display.notice(line)
+        report = Session(request, plan, display, interrupts).run()
+    if json_file is not None:
+        write_whole(json_file, result_json(report, plan, command).encode())
+    if report.status in ("refused", "aborted"):
+        raise UserError(report.message)
+    if report.status == "interrupted":
+        display.last_words(f"log: {report.log}")
+        display.last_words(report.message)
+    else:
+        print_summary(report, plan.repository)
+    return report.exit_code
+
+
+class BisectGroup(click.Group):
+    """A search, unless the first word is the name of a subcommand."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args and args[0] in self.commands:
+            return super().make_context(info_name, args, parent, **extra)
+        is_word = len(args) == 1 and args[0].isalpha() and shutil.which(args[0]) is None
+        if is_word and (close := get_close_matches(args[0], self.commands, n=1)):
+            raise UserError(f"{args[0]!r} is no subcommand of bisect: did you mean {close[0]!r}?")
+        extra.setdefault("default_map", _defaults())
+        return search.make_context(info_name, args, parent, **extra)
+
+
+def _defaults() -> dict[str, Any]:
+    """Options that the checkout's pyproject.toml sets."""
+    from rlcanary.bisect.settings import read_settings
+    from rlcanary.system.git import GitError, git
+
+    try:
+        toplevel = git(Path.cwd(), "rev-parse", "--show-toplevel").strip()
+    except (GitError, FileNotFoundError):
+        return {}  # The search itself says that there is no repository.
+    return read_settings(Path(toplevel)).options
+
+
+bisect = BisectGroup(
+    "bisect", commands={command.name or "": command for command in (log, mark, status, undo, visualize)}
+)

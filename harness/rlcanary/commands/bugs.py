@@ -1,0 +1,116 @@
+"""`rlcanary bugs`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from rlcanary.console import progress_bar, report_console
+from rlcanary.errors import UserError
+from rlcanary.system.files import require_writable, write_whole
+
+if TYPE_CHECKING:
+    from rlcanary.checks import Result
+from rlcanary.bugs.detection import Detection, detect, false_alarms
+
+
+@click.command(
+    epilog="Exit codes: 0 every bug is caught and nobody accused, 1 otherwise, 2 the command was not understood."
+)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the matrix here, as JSON.")
+@click.option("--only", multiple=True, metavar="ID", help="Only these bugs.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the checks' random cases.")
+@click.pass_context
+def bugs(ctx: click.Context, json_path: Path | None, only: tuple[str, ...], seed: int) -> None:
+    """Plant every bug of the museum in the reference and show which checks catch it."""
+    from rlcanary.bugs import all_bugs
+    from rlcanary.contract.conventions import PRESETS
+
+    if json_path is not None:
+        require_writable(json_path)
+    exhibits = [bug for bug in all_bugs() if not only or bug.id in only]
+    unknown = set(only) - {bug.id for bug in exhibits}
+    if unknown:
+        raise UserError(f"no bug {', '.join(sorted(unknown))} in the museum; `rlcanary bugs` lists them all")
+    presets = {} if only else PRESETS
+
+    with progress_bar() as progress:
+        task = progress.add_task("planting", total=len(exhibits) + len(presets))
+        detections = []
+        for bug in exhibits:
+            progress.update(task, description=f"planting {bug.id}")
+            detections.append(detect(bug, seed))
+            progress.advance(task)
+        alarms = {}
+        for name, conventions in presets.items():
+            progress.update(task, description=f"the reference as {name}")
+            alarms[name] = false_alarms(conventions, seed)
+            progress.advance(task)
+
+    if json_path is not None:
+        write_whole(json_path, to_json(detections, alarms))
+    _show(report_console(), detections, alarms)
+    missed = [detection for detection in detections if not detection.caught_by]
+    ctx.exit(1 if missed or any(alarms.values()) else 0)
+
+
+def to_json(detections: list[Detection], alarms: dict[str, list[Result]]) -> str:
+    """`{"bugs": [{"id", "source", "area", "effect", "caught_by"}], "false_alarms": [{"preset", "check", "message"}],
+    "out_of_reach": [{"id", "source", "reason"}]}`."""
+    from rlcanary.bugs import OUT_OF_REACH
+
+    document = {
+        "bugs": [
+            {
+                "id": detection.bug.id,
+                "source": detection.bug.source,
+                "area": detection.bug.area(),
+                "effect": detection.bug.effect,
+                "caught_by": detection.caught_by,
+            }
+            for detection in detections
+        ],
+        "false_alarms": [
+            {"preset": preset, "check": result.id, "message": result.message}
+            for preset, results in alarms.items()
+            for result in results
+        ],
+        "out_of_reach": [
+            {"id": bug, "source": source, "reason": reason} for bug, (source, reason) in OUT_OF_REACH.items()
+        ],
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _show(console: Console, detections: list[Detection], alarms: dict[str, list[Result]]) -> None:
+    from rlcanary.bugs import OUT_OF_REACH
+
+    table = Table(title="The museum", title_justify="left")
+    table.add_column("Bug", no_wrap=True)
+    table.add_column("Shipped in")
+    table.add_column("Effect")
+    table.add_column("Caught by")
+    for detection in detections:
+        caught = detection.caught_by
+        told = f"[bold red]missed[/] ({len(detection.results)} checks ran)"
+        if caught:
+            told = caught[0] if len(caught) == 1 else f"{caught[0]} [dim]and {len(caught) - 1} more[/]"
+        table.add_row(detection.bug.id, detection.bug.source, detection.bug.effect, told)
+    console.print(table)
+    for preset, results in alarms.items():
+        for result in results:
+            console.print(f"[bold red]false alarm[/] on the reference as {preset}: {result.id}: {result.message}")
+    if alarms:
+        for bug, (source, reason) in OUT_OF_REACH.items():
+            console.print(f"[dim]out of reach[/] {bug} ({source}): {reason}")
+    caught_count = sum(bool(detection.caught_by) for detection in detections)
+    accused = sum(bool(results) for results in alarms.values())
+    told = (
+        f"{accused} of {len(alarms)} correct implementations accused" if alarms else "no correct implementation tried"
+    )
+    console.print(f"{caught_count} of {len(detections)} bugs caught, {told}")

@@ -1,0 +1,113 @@
+"""`rlcanary check ADAPTER`: the conformance checks on an adapter."""
+
+from __future__ import annotations
+
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+
+import click
+
+from rlcanary.adapters.load import BUNDLED, load_adapter, misspelt
+from rlcanary.console import progress_bar, report_console
+from rlcanary.errors import UserError
+from rlcanary.system.files import require_writable, write_whole
+
+
+@click.command(
+    help=f"""Run the conformance checks on ADAPTER.
+
+    ADAPTER is a bundled adapter ({", ".join(BUNDLED)}), a module and a class (mylib.canary:MyAdapter), or a Python file.
+
+    With --expected the findings in that file are not counted; others are, and so is a check in it that no longer fails.
+    """,
+    epilog="Exit codes: 0 no check failed, 1 some did, 2 the command was not understood or nothing was checked.",
+)
+@click.argument("adapter", metavar="ADAPTER")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="PREFIX",
+    help="Run only the checks whose id starts so, such as `loss.`; repeatable.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the random cases.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Also write a summary here, as Markdown.")
+@click.option(
+    "--expected",
+    "expected_path",
+    type=click.Path(path_type=Path),
+    help="Known failures: a line `check.id  # reason` for each, and its findings below it.",
+)
+@click.option(
+    "--update-expected",
+    "updated_path",
+    type=click.Path(path_type=Path),
+    help="Write the failures of this run here, as --expected reads them; reasons that are there stay.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="Limit of one check, 0 for none; a check that takes longer has raised an error.",
+)
+@click.pass_context
+def check(
+    ctx: click.Context,
+    adapter: str,
+    only: tuple[str, ...],
+    seed: int,
+    json_path: Path | None,
+    markdown: Path | None,
+    expected_path: Path | None,
+    updated_path: Path | None,
+    timeout: float,
+) -> None:
+    if expected_path is not None and updated_path is not None:
+        raise UserError("--expected reads the file that --update-expected writes: give one of them")
+    for path in (json_path, markdown, updated_path):
+        if path is not None:
+            require_writable(path)
+    # The console script does not put the current folder on the path, and that is where the user's package is.
+    sys.path.insert(0, str(Path.cwd()))
+    implementation = load_adapter(adapter)
+
+    from rlcanary.checks import all_checks, run_check
+    from rlcanary.checks.expected import NO_REASON, compare, read_expected, update_expected
+    from rlcanary.checks.report import show, to_json, to_markdown
+
+    prefixes = tuple(prefix.removesuffix("*") for prefix in only)
+    checks = [item for item in all_checks() if not only or item.id.startswith(prefixes)]
+    if not checks:
+        areas = list(dict.fromkeys(item.area for item in all_checks()))
+        close = get_close_matches(prefixes[0].partition(".")[0], areas, n=1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"no check starts with {' or '.join(only)}: {meant}The areas are {', '.join(areas)}")
+    expected = {} if expected_path is None else read_expected(expected_path)
+    results = []
+    with progress_bar() as progress:
+        task = progress.add_task(f"checking {implementation.name}", total=len(checks))
+        for item in checks:
+            progress.update(task, description=item.id)
+            results.append(run_check(item, implementation, adapter, seed, timeout))
+            progress.advance(task)
+    if json_path is not None:
+        write_whole(json_path, to_json(implementation.name, results))
+    if updated_path is not None:
+        expected = update_expected(updated_path, results)
+        for name in (name for name, expectation in expected.items() if expectation.reason == NO_REASON):
+            click.echo(f"rlcanary: {updated_path}: say behind the # why {name} is expected to fail", err=True)
+    comparison = compare(results, expected)
+    if markdown is not None:
+        write_whole(markdown, to_markdown(implementation.name, checks, results, comparison))
+    show(report_console(), implementation.name, checks, results, comparison)
+    for line in misspelt(implementation):
+        click.echo(f"rlcanary: {line}", err=True)
+    if all(result.status in ("not-provided", "not-compared") for result in results):
+        why = "what these checks called returned nothing to compare"
+        if all(result.status == "not-provided" for result in results):
+            why = f"{implementation.name} provides nothing that these checks need"
+        raise UserError(f"nothing was checked: {why}")
+    ctx.exit(1 if comparison.is_red else 0)

@@ -1,0 +1,64 @@
+"""Options and warnings that every command on a history shares."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rlcanary.history.history import History, find_history, load_history
+from rlcanary.history.repository import require_own_project
+from rlcanary.system.printable import printable
+
+MOST_WARNINGS = 20
+Item = TypeVar("Item")
+Callback = TypeVar("Callback", bound=Callable[..., Any])
+
+
+def history_options(command: Callback) -> Callback:
+    """The options of every command that reads a history: `folder` and `any_project`, for `open_history`."""
+    command = click.option(
+        "--any-project", is_flag=True, help="Read runs of commits that this repository does not have, too."
+    )(command)
+    return click.option(
+        "--dir",
+        "folder",
+        type=click.Path(path_type=Path),
+        help="Folder with the results of past runs [default: as pytest's rlcanary_results says, else unit_results beside "
+        "the tests].",
+    )(command)
+
+
+def open_history(folder: Path | None, any_project: bool) -> History:
+    """The history that a command was asked about, with warnings for what is wrong in its folder.
+
+    Raises UserError for a folder without runs and for the history of another project.
+    """
+    history = load_history(folder or find_history(Path.cwd()), read_with_progress)
+    warn(history.problems)
+    if not any_project:
+        require_own_project(history, Path.cwd())
+    return history
+
+
+def read_with_progress(names: list[str]) -> Iterable[str]:
+    return with_progress(names, "reading results", many=2000)
+
+
+def with_progress(items: Sequence[Item], doing: str, many: int) -> Iterable[Item]:
+    """The items, with a progress bar on a terminal where there are many."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if len(items) < many or not console.is_terminal:
+        return items
+    from rich.progress import track
+
+    return track(items, doing, console=console, transient=True)
+
+
+def warn(problems: Sequence[object]) -> None:
+    for problem in problems[:MOST_WARNINGS]:
+        click.echo(printable(f"rlcanary: warning: {problem}"), err=True)
+    if len(problems) > MOST_WARNINGS:
+        click.echo(f"rlcanary: warning: … and {len(problems) - MOST_WARNINGS} more like these", err=True)

@@ -1,0 +1,58 @@
+"""`rlcanary report`."""
+
+from pathlib import Path
+
+import click
+
+from rlcanary.commands.history_options import history_options, open_history, warn, with_progress
+from rlcanary.errors import UserError
+from rlcanary.history.directions import direction_of, parse_rules
+from rlcanary.history.history import counted
+from rlcanary.history.report import fill_page, report_document
+from rlcanary.history.settings import pytest_settings
+from rlcanary.system.files import require_writable, write_whole
+
+
+@click.command()
+@history_options
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The page [default: .html beside the folder of results].",
+)
+@click.option(
+    "--last",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    metavar="RUNS",
+    help="Plot this many of the newest runs; 0 for all.",
+)
+def report(folder: Path | None, any_project: bool, output: Path | None, last: int) -> int:
+    """Write one HTML page with a plot of every metric, its steps marked.
+
+    The page needs no network and no other file.
+    """
+    settings = pytest_settings(Path.cwd())
+    rules = parse_rules(settings.lines("rlcanary_directions"))
+    with open_history(folder, any_project) as history:
+        page = output or history.folder.with_name(f"{history.folder.name}.html")
+        require_writable(page)
+        pairs = list(history.metrics())
+        metrics, left_out = [], []
+        for pair in with_progress(pairs, "drawing", many=50):
+            series = history.numbers(*pair)
+            if series is not None:
+                if series.left_out:
+                    left_out.append(series.left_out)
+                metrics.append((series, direction_of(*pair, rules)))
+        if not metrics:
+            raise UserError(f"no metric in {history.folder} is a number, so there is nothing to plot")
+        document = report_document(history, metrics, last, f"Metrics of {settings.root.resolve().name}")
+    write_whole(page, fill_page(document))
+    others = len(pairs) - len(metrics)
+    warn(left_out)
+    without = f"; without {counted(others, 'metric')} of text or other values that are not numbers" if others else ""
+    click.echo(f"{page}: {counted(len(metrics), 'metric')} of {counted(len(history.runs), 'run')}{without}")
+    return 0

@@ -1,0 +1,90 @@
+"""`rlcanary train`."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rlcanary.console import report_console
+from rlcanary.errors import UserError
+from rlcanary.grpo.plan.plan import Plan, read_plan
+
+SHOWN = ("reward", "entropy", "grad_norm", "mult_prob_error", "completion_tokens", "policy_version")
+# Without a terminal a line is printed about this often.
+LINES = 20
+
+
+@click.command("train")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the plan; repeatable.")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in run.folder.")
+@click.option("--check", is_flag=True, help="Only say whether the plan can be run.")
+def train(plan: Path, overrides: tuple[str, ...], resume: bool, check: bool) -> int:
+    """Train with GRPO as PLAN, a YAML file, says; examples/arithmetic.yaml is one.
+
+    The run's folder gets metrics.jsonl (`rlcanary dump-logs` reads it), trace.ndjson and the checkpoints.
+    """
+    chosen = read_plan(plan, overrides)
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401 - asked for here, so that a missing package is named in one line
+    except ImportError as error:
+        raise UserError(f"training needs torch and transformers ({error}); pip install 'rlcanary[grpo]'") from error
+    if check:
+        from rlcanary.grpo.training.run import check_plan
+
+        check_plan(chosen)
+        report_console().print(f"{plan} can be run")
+        return 0
+    return _train(chosen, resume)
+
+
+def _train(plan: Plan, resume: bool) -> int:
+    import transformers
+
+    from rlcanary.grpo.train import ENDINGS
+    from rlcanary.grpo.train import train as run_plan
+
+    # Their remarks would stand between the lines of the display.
+    transformers.utils.logging.disable_progress_bar()
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("step"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    every = max(1, plan.run.steps // LINES)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("starting", total=plan.run.steps)
+
+        def show(step: int, metrics: Mapping[str, float]) -> None:
+            progress.update(bar, completed=step + 1, description=f"reward {metrics['reward']:.3f}")
+            if not console.is_terminal and ((step + 1) % every == 0 or step + 1 == plan.run.steps):
+                click.echo(f"step {step + 1}/{plan.run.steps}  reward {metrics['reward']:.3f}", err=True)
+
+        try:
+            outcome = run_plan(plan, resume, show)
+        except ENDINGS as error:
+            click.echo(f"rlcanary: the run ended early: {error}", err=True)
+            return 1
+    console = report_console()
+    if not outcome.metrics:
+        console.print(f"all {plan.run.steps} steps were taken before; nothing is left to do")
+        return 0
+    table = Table(title=f"Step {plan.run.steps} of {plan.run.folder}")
+    shown = {name: outcome.metrics[name] for name in SHOWN if name in outcome.metrics}
+    for name in shown:
+        table.add_column(name, justify="right")
+    table.add_row(*(f"{value:.6g}" for value in shown.values()))
+    console.print(table)
+    account = outcome.account
+    fates = ", ".join(f"{count} {fate}" for fate, count in account.fates.items() if count)
+    console.print(f"{account.entered} groups of {plan.schedule.group_size}: {fates}")
+    return 0

@@ -1,0 +1,219 @@
+"""The adapter: what a codebase gives so that the checks can call its own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from rlcanary.contract.conventions import Conventions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+
+
+@dataclass
+class TrainState:
+    """What an optimizer update works on. A codebase's own state serves as well if it has these attributes.
+
+    Attributes:
+        model: the policy in training, called with input_ids, attention_mask and position_ids.
+        optimizer: a torch optimizer over its parameters, or over copies of them such as float32 masters.
+        scheduler: a torch learning-rate scheduler, stepped once per update.
+        ref_model: the reference model, or None where there is no KL term.
+        eval_items: what an evaluation answers and is rewarded for.
+    """
+
+    model: Any
+    optimizer: Any
+    scheduler: Any
+    ref_model: Any = None
+    eval_items: Sequence[Item] = ()
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt of the dataset and how its completions are rewarded.
+
+    Attributes:
+        id: identifies the item.
+        prompt_ids: what the sampler is given.
+        reward: the item's own reward function, from the text of a completion. It may return None (not scorable), return
+            0.0 (wrong) or raise, which are three different things.
+    """
+
+    id: Hashable
+    prompt_ids: Sequence[int]
+    reward: Callable[[str], float | None]
+
+
+class NotProvided(Exception):
+    """Raised by a capability that an adapter does not have, with the reason where there is one to give."""
+
+
+class Adapter:
+    """Subclass this, override what your codebase has, leave the rest. One method is enough to start.
+
+    Attributes:
+        name: how reports call this codebase.
+        conventions: what the codebase means to do. The checks hold it to exactly this.
+
+    Shapes: B rows (completions), T completion positions, V vocabulary entries. A capability that cannot take some input
+    (groups of unequal size, say) raises `NotProvided` with the reason; the check then says so instead of failing.
+    """
+
+    name: str = "unnamed"
+    conventions: Conventions = Conventions()
+
+    def configured(self, **changes: Any) -> Self:
+        """An adapter of the same codebase with other conventions, such as `kl_coef=0.5`.
+
+        Raises:
+            NotProvided: the codebase cannot be set so.
+        """
+        raise NotProvided("this adapter runs one configuration")
+
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        """[B, T, V] logits that score [B, T] ids at their own position -> [B, T] logprobs at this temperature."""
+        raise NotProvided
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        """The whole path of forward pass, shift and gather -> [B, T] logprobs of `batch.completion_ids`."""
+        raise NotProvided
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        """[B, T, V] logits -> [B, T] entropy in nats."""
+        raise NotProvided
+
+    def completion_mask(self, completion_ids: Tensor, eos_token_ids: Sequence[int], pad_token_id: int) -> Tensor:
+        """[B, T] sampled ids, padded on the right -> [B, T] bool, true up to and including the first EOS."""
+        raise NotProvided
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        """[B] rewards and the group of each row -> [B] advantages."""
+        raise NotProvided
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        """The loss to minimise, differentiable with respect to `batch.logprobs`, KL and entropy terms included."""
+        raise NotProvided
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        """The same update fed in `n_micro` pieces; the loss is what all the pieces' backward passes add up to."""
+        raise NotProvided
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        """The same update over `n_ranks` data-parallel ranks; the loss is what the reduced gradient is the gradient of,
+        the metrics are those that rank 0 logs."""
+        raise NotProvided
+
+    def accumulation_steps(self, batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int) -> int:
+        """Micro-batches per update and data-parallel rank; `n_ranks` counts all, `sequence_parallel` of them share rows."""
+        raise NotProvided
+
+    def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        """`completion_logprobs` with the rows packed into one sequence without padding -> [B, T]."""
+        raise NotProvided
+
+    def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        """[B, T] and [B, T] logprobs of the same tokens -> [B, T] KL estimates, differentiable in the first."""
+        raise NotProvided
+
+    def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+        """[B, T] each -> [B, T] weights that correct for a sampler that differs from the trainer."""
+        raise NotProvided
+
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        """Groups -> one rectangular batch, rows of a group together and in order."""
+        raise NotProvided
+
+    def keep_group(self, rewards: Tensor) -> bool:
+        """[G] rewards of one group -> whether dynamic sampling keeps the group.
+
+        A filter that is made for rewards of 0 and 1 declines others with `NotProvided`.
+        """
+        raise NotProvided
+
+    def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+        """A conversation -> its ids and, per id, whether it is trained.
+
+        Messages have a role and content. The assistant messages that this rollout sampled carry `"sampled": True`; their
+        tokens and end-of-turn tokens are trained, earlier assistant messages are history and are not. A sampled message
+        may carry `"token_ids"`, the ids that the sampler drew: they stand in the result as they are, because encoding
+        their text again can give others, and an end-of-turn token that is not among them was not sampled. Code that
+        renders from text alone declines such messages with `NotProvided`.
+        """
+        raise NotProvided
+
+    def score(self, items: list[Item], completions: list[str]) -> Tensor:
+        """The reward of each completion by its own item's reward function, [B]; NaN where that returned None or raised."""
+        raise NotProvided
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        """Sample and reward `sampling["n"]` completions per item, concurrently -> one group per item, in order.
+
+        The engine is a `rlcanary.contract.engine.Engine`; completions end in any order and come with their text. The checks'
+        engine also has the `tokenizer` that decoded them, for code that decodes itself.
+        """
+        raise NotProvided
+
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        """The indices that this rank visits in this epoch, in order: a function of the arguments and the seed of the run."""
+        raise NotProvided
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        """One optimizer update on a `TrainState` -> logged metrics.
+
+        Advantages come from `batch.rewards`. Reference logprobs come from the batch or, where it has none, from
+        `state.ref_model`. Metrics go under the names of `LossOutput` and `lr` (that of this update), `grad_norm` (before
+        clipping), `reward` (mean of the rewards) and `tokens` (attended tokens of the batch); what is not logged is not
+        compared.
+        """
+        raise NotProvided
+
+    def evaluate(self, state: Any) -> dict[str, float]:
+        """Evaluate a `TrainState` without changing it -> logged metrics, without times and speeds.
+
+        Where the state has `eval_items`, `reward` is the mean reward of the completions that the model gives to them.
+        """
+        raise NotProvided
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        """Bring the trainer's weights into the inference engine."""
+        raise NotProvided
+
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        """Sample completions for prompts -> one list of completions per prompt, in order.
+
+        `sampling` has temperature, top_p, top_k, max_new_tokens, n, seed and eos_token_ids, as
+        `rlcanary.contract.engine` names them.
+        """
+        raise NotProvided
+
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        """A state to train this model from: by default AdamW without weight decay and a constant learning rate.
+
+        Override it where your trainer wraps the model, builds its optimizer or has a schedule of its own.
+        """
+        import torch
+
+        optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+        return TrainState(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0), ref_model)
+
+    def new_engine(self, model: Any) -> Any:
+        """An inference engine with a copy of this model's weights: by default `rlcanary.contract.engine.InProcessEngine`."""
+        from rlcanary.contract.engine import InProcessEngine
+
+        return InProcessEngine(model)
+
+
+SETTINGS = ("name", "conventions", "configured", "new_state", "new_engine")
+CAPABILITIES = tuple(name for name in vars(Adapter) if not name.startswith("_") and name not in SETTINGS)
+
+
+def provided(adapter: Adapter) -> frozenset[str]:
+    """The capabilities that this adapter overrides, in its class or on the instance."""
+    return frozenset(
+        name for name in CAPABILITIES if getattr(getattr(adapter, name), "__func__", None) is not getattr(Adapter, name)
+    )

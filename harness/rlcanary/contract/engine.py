@@ -1,0 +1,319 @@
+"""An inference engine in the trainer's own process, small enough that checks of sampling and weight sync take seconds.
+
+It behaves as vLLM does where that matters to training: weights are loaded by name, prefixes are cached across requests and
+stay cached when weights change until somebody resets the cache, logprobs are raw or processed, requests run concurrently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from rlcanary.contract.batch import Completion
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+# Tokens per block of the prefix cache; only whole blocks are shared between requests, as in vLLM.
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: only the k likeliest tokens can be drawn; 0 is off.
+        top_p: only the likeliest tokens that hold this probability together can be drawn; 1 is off.
+        max_new_tokens: a completion of this length without an end is truncated, with finish reason "length".
+        n: completions per prompt.
+        seed: makes the request repeatable; None draws anew each time.
+        eos_token_ids: each of them ends a completion and is part of it.
+        logprobs: "raw" are those of the model at temperature 1, "processed" those of the distribution that was drawn from.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int = 16
+    n: int = 1
+    seed: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    logprobs: Literal["raw", "processed"] = "processed"
+
+    def __post_init__(self) -> None:
+        wrong = {
+            "temperature": not self.temperature >= 0,
+            "top_k": self.top_k < 0,
+            "top_p": not 0 < self.top_p <= 1,
+            "max_new_tokens": self.max_new_tokens < 1,
+            "n": self.n < 1,
+            "logprobs": self.logprobs not in ("raw", "processed"),
+        }
+        for field in fields(self):
+            if wrong.get(field.name):
+                raise ValueError(f"{field.name}={getattr(self, field.name)!r} is out of range for sampling")
+
+
+class Engine(Protocol):
+    """What the checks give to `rollout`, `generate` and `sync_weights`.
+
+    Attributes:
+        version: number of weight syncs that were completed.
+    """
+
+    version: int
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        """Completions per prompt, in order. `sampling` has the fields of `Sampling`."""
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+        """The completions of one prompt; concurrent requests end in any order."""
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Replace the parameters of these names -> the names that were loaded. The prefix cache stays as it is.
+
+        Raises:
+            KeyError: the model has no parameter of a name.
+            ValueError: a tensor's shape is not the parameter's.
+        """
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the keys and values of all prefixes."""
+
+
+class InProcessEngine:
+    """An `Engine` on a copy of a causal language model, on the CPU.
+
+    Greedy requests report raw logprobs, since the distribution that they draw from has no others.
+
+    Attributes:
+        model: the engine's own copy, in evaluation mode.
+        version: number of weight syncs that were completed; whoever syncs counts.
+        decode: ids to text.
+    """
+
+    def __init__(self, model: Any, decode: Callable[[Sequence[int]], str] | None = None) -> None:
+        """Copy the model.
+
+        Args:
+            model: a transformers causal language model.
+            decode: ids to text; None writes the ids down, separated by spaces.
+        """
+        import torch
+
+        self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+        self.version = 0
+        self.decode = decode or (lambda token_ids: " ".join(map(str, token_ids)))
+        # A generator of its own: sampling leaves the trainer's random state as it is.
+        self._random = torch.Generator()
+        self._random.seed()
+        self._blocks: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        """Completions per prompt, in order.
+
+        Raises:
+            TypeError: `sampling` has a field that `Sampling` does not have.
+            ValueError: a field's value is out of range, or a prompt is empty.
+        """
+        requests = [_Request(self, prompt, Sampling(**sampling)) for prompt in prompts]
+        for request in requests:
+            while not request.is_done:
+                request.step()
+        return [request.completions() for request in requests]
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+        """The completions of one prompt; other requests, and weight syncs, take place between any two tokens."""
+        request = _Request(self, prompt, Sampling(**sampling))
+        while not request.is_done:
+            request.step()
+            await asyncio.sleep(0)
+        return request.completions()
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Replace the parameters of these names -> the names that were loaded. The prefix cache stays as it is.
+
+        What came before an error stays loaded, as in engines that load as the weights arrive.
+
+        Raises:
+            KeyError: the model has no parameter of a name.
+            ValueError: a tensor's shape is not the parameter's.
+        """
+        return load_parameters(self.model, weights, "engine")
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the keys and values of all prefixes. Requests under way keep those that they have."""
+        self._blocks.clear()
+
+    def next_logits(self, token_ids: Tensor, cache: Any) -> Tensor:
+        """Run the model on [N, L] further ids -> [N, V] logits of the next one. The cache grows by L positions."""
+        import torch
+
+        with torch.no_grad():
+            positions = torch.arange(cache.get_seq_length(), cache.get_seq_length() + token_ids.shape[1])
+            output = self.model(
+                input_ids=token_ids,
+                position_ids=positions.expand(token_ids.shape),
+                past_key_values=cache,
+                use_cache=True,
+            )
+        logits_NV: Tensor = output.logits[:, -1].float()
+        return logits_NV
+
+    def read_prompt(self, prompt: Sequence[int]) -> tuple[Tensor, Any]:
+        """The logits [1, V] behind a prompt and its keys and values, as far as possible from the prefix cache."""
+        import torch
+        from transformers import DynamicCache
+
+        ids = tuple(int(token) for token in prompt)
+        if not ids:
+            raise ValueError("an empty prompt has nothing to continue")
+        cached = 0
+        # At least one token is computed, because the cache holds no logits.
+        while cached + BLOCK < len(ids) and ids[: cached + BLOCK] in self._blocks:
+            cached += BLOCK
+        cache = DynamicCache()
+        for end in range(BLOCK, cached + 1, BLOCK):
+            for layer, (keys, values) in enumerate(self._blocks[ids[:end]]):
+                cache.update(keys, values, layer)
+        logits_1V = self.next_logits(torch.tensor([ids[cached:]]), cache)
+        for end in range(cached + BLOCK, len(ids) + 1, BLOCK):
+            block = slice(end - BLOCK, end)
+            self._blocks[ids[:end]] = [
+                (layer.keys[:, :, block].clone(), layer.values[:, :, block].clone()) for layer in cache.layers
+            ]
+        return logits_1V, cache
+
+    def generator(self, seed: int | None) -> Generator:
+        """The source of a request's random numbers."""
+        import torch
+
+        return self._random if seed is None else torch.Generator().manual_seed(seed)
+
+
+def load_parameters(model: Any, weights: Iterable[tuple[str, Tensor]], owner: str) -> set[str]:
+    """Copy weights into the parameters of these names -> the names that were loaded. What came before an error stays.
+
+    Args:
+        model: a torch module.
+        weights: names and tensors.
+        owner: whose model this is, for errors.
+
+    Raises:
+        KeyError: the model has no parameter of a name.
+        ValueError: a tensor's shape is not the parameter's.
+    """
+    import torch
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    loaded = set()
+    with torch.no_grad():
+        for name, weight in weights:
+            if name not in parameters:
+                raise KeyError(f"the {owner}'s model has no parameter {name!r}")
+            if parameters[name].shape != weight.shape:
+                raise ValueError(
+                    f"{name} of shape {tuple(weight.shape)} does not fit the {owner}'s {tuple(parameters[name].shape)}"
+                )
+            parameters[name].copy_(weight.detach())
+            loaded.add(name)
+    return loaded
+
+
+class _Request:
+    """One prompt with its n completions under way. Shapes: N unfinished completions, V vocabulary entries."""
+
+    def __init__(self, engine: InProcessEngine, prompt: Sequence[int], sampling: Sampling) -> None:
+        self.engine = engine
+        self.prompt = prompt
+        self.sampling = sampling
+        self.random = engine.generator(sampling.seed)
+        self.token_ids: list[list[int]] = [[] for _ in range(sampling.n)]
+        self.logprobs: list[list[float]] = [[] for _ in range(sampling.n)]
+        self.versions: list[list[int]] = [[] for _ in range(sampling.n)]
+        self.unfinished = list(range(sampling.n))
+        self.cache: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        return not self.unfinished
+
+    def step(self) -> None:
+        """Give every unfinished completion its next token."""
+        import torch
+
+        if self.cache is None:
+            logits_1V, self.cache = self.engine.read_prompt(self.prompt)
+            self.cache.batch_repeat_interleave(self.sampling.n)
+            logits_NV = logits_1V.expand(self.sampling.n, -1)
+        else:
+            last_N1 = torch.tensor([[self.token_ids[row][-1]] for row in self.unfinished])
+            logits_NV = self.engine.next_logits(last_N1, self.cache)
+        self._draw(logits_NV)
+        kept = [index for index, row in enumerate(self.unfinished) if not self._has_ended(row)]
+        if len(kept) < len(self.unfinished):
+            self.unfinished = [self.unfinished[index] for index in kept]
+            self.cache.batch_select_indices(torch.tensor(kept, dtype=torch.long))
+
+    def completions(self) -> list[Completion]:
+        return [
+            Completion(
+                token_ids=token_ids,
+                logprobs=logprobs,
+                finish_reason="stop" if token_ids[-1] in self.sampling.eos_token_ids else "length",
+                token_versions=versions,
+                text=self.engine.decode(token_ids),
+            )
+            for token_ids, logprobs, versions in zip(self.token_ids, self.logprobs, self.versions, strict=True)
+        ]
+
+    def _draw(self, logits_NV: Tensor) -> None:
+        import torch
+
+        raw_NV = logits_NV.log_softmax(dim=-1)
+        if self.sampling.temperature == 0:
+            processed_NV = raw_NV
+            drawn_N = raw_NV.argmax(dim=-1)
+        else:
+            processed_NV = processed_logprobs(logits_NV, self.sampling)
+            drawn_N = torch.multinomial(processed_NV.exp(), 1, generator=self.random).squeeze(1)
+        reported_NV = raw_NV if self.sampling.logprobs == "raw" else processed_NV
+        reported_N = reported_NV.gather(1, drawn_N.unsqueeze(1)).squeeze(1)
+        for row, token, logprob in zip(self.unfinished, drawn_N.tolist(), reported_N.tolist(), strict=True):
+            self.token_ids[row].append(token)
+            self.logprobs[row].append(logprob)
+            self.versions[row].append(self.engine.version)
+
+    def _has_ended(self, row: int) -> bool:
+        token_ids = self.token_ids[row]
+        return token_ids[-1] in self.sampling.eos_token_ids or len(token_ids) == self.sampling.max_new_tokens
+
+
+def processed_logprobs(logits_NV: Tensor, sampling: Sampling) -> Tensor:
+    """Logprobs of the distribution that a temperature above 0, then top_k, then top_p leave; -inf is out of reach.
+
+    Args:
+        logits_NV: [N, V].
+        sampling: its temperature, top_k and top_p are used.
+
+    Returns:
+        [N, V], normalised.
+    """
+    import torch
+
+    scores_NV = logits_NV / sampling.temperature
+    if 0 < sampling.top_k < scores_NV.shape[-1]:
+        smallest_N1 = scores_NV.topk(sampling.top_k, dim=-1).values[:, -1:]
+        scores_NV = scores_NV.masked_fill(scores_NV < smallest_N1, -torch.inf)
+    if sampling.top_p < 1:
+        sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True)
+        softmax_NV = sorted_NV.softmax(dim=-1)
+        # The token with which the sum passes top_p is the last that is kept.
+        is_out_NV = softmax_NV.cumsum(dim=-1) - softmax_NV >= sampling.top_p
+        scores_NV = scores_NV.masked_fill(is_out_NV.gather(1, order_NV.argsort(dim=-1)), -torch.inf)
+    return scores_NV.log_softmax(dim=-1)

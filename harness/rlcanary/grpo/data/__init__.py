@@ -1,0 +1,1 @@
+"""Datasets and the items that a rollout draws."""

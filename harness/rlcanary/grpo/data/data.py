@@ -1,0 +1,98 @@
+"""The items of a run: the plan's datasets, rendered by the tokenizer, each with the verifier that its rows ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcanary.errors import UserError
+from rlcanary.grpo.data import datasets
+from rlcanary.grpo.data.datasets import Row
+from rlcanary.grpo.data.items import ItemIterator
+from rlcanary.grpo.plan.plan import DataSettings, Plan
+from rlcanary.grpo.rewards.verifier import Verifier
+
+
+def load_rows(settings: Sequence[Mapping[str, Any]], key: str = "data.datasets") -> dict[str, list[Row]]:
+    """The rows of each dataset, by its name; `key` is where they stand in the plan.
+
+    Raises:
+        UserError: an unknown dataset or option, named by its key.
+    """
+    rows: dict[str, list[Row]] = {}
+    for index, given in enumerate(settings):
+        options = dict(given)
+        name = options.pop("name")
+        try:
+            loaded = datasets.load(name, **options)
+        except UserError as error:
+            raise UserError(f"{key}[{index}]: {error}") from error
+        if name in rows:
+            raise UserError(f"{key}[{index}].name is {name!r}, which an earlier dataset has")
+        rows[name] = loaded
+    return rows
+
+
+def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier]) -> ItemIterator[Any]:
+    """The items of a plan in their order, none of them dealt out yet; with an environment they are the rows themselves.
+
+    Raises:
+        UserError: a dataset is unknown, a verifier is missing, the tokenizer has no chat template where one is needed, or
+            a mixture makes no sense.
+    """
+    rows = datasets.join(load_rows(plan.data.datasets))
+    items = _items(plan, rows, "data.datasets", tokenizer, verifiers)
+    ids = datasets.ids_of(rows)
+    try:
+        if plan.data.mixing == "weighted":
+            order = datasets.weighted(ids, plan.data.weights or dict.fromkeys(ids, 1.0), plan.run.seed)
+        else:
+            order = datasets.in_sequence(ids, plan.data.weights, plan.run.seed)
+    except UserError as error:
+        raise UserError(f"data.weights: {error}") from error
+    return ItemIterator(items, order, most_in_flight=plan.schedule.prompts_ahead or None)
+
+
+def evaluation_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier]) -> ItemIterator[Any]:
+    """The items of the evaluation of a plan that has one, all of them in every epoch.
+
+    Raises:
+        UserError: as `item_iterator`.
+    """
+    assert plan.evaluation is not None
+    key = "evaluation.datasets"
+    rows = datasets.join(load_rows(plan.evaluation.datasets, key))
+    return ItemIterator(_items(plan, rows, key, tokenizer, verifiers))
+
+
+def _items(
+    plan: Plan, rows: Sequence[Row], key: str, tokenizer: Any, verifiers: Mapping[str, Verifier]
+) -> Sequence[Any]:
+    encode = _encoder(plan.data, tokenizer)
+    for row in rows:
+        if row.verifier not in verifiers:
+            raise UserError(
+                f"{key}: {row.id} asks for the verifier {row.verifier!r}, there are {', '.join(sorted(verifiers))}"
+            )
+    if plan.environment:
+        return rows
+    return [datasets.to_item(row, encode, verifiers[row.verifier]) for row in rows]
+
+
+def _encoder(settings: DataSettings, tokenizer: Any) -> Any:
+    if not settings.chat_template:
+        return lambda row: tokenizer(_plain(row, settings), add_special_tokens=False)["input_ids"]
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError(
+            "data.chat_template is true, but the tokenizer has no chat template: give it one, or set data.chat_template to "
+            "false to encode the bare text of the prompts"
+        )
+    return lambda row: tokenizer.apply_chat_template(
+        row.messages(settings.system_prompt), add_generation_prompt=True, return_dict=False
+    )
+
+
+def _plain(row: Row, settings: DataSettings) -> str:
+    if not isinstance(row.prompt, str):
+        raise UserError(f"{row.id} is a conversation, which needs data.chat_template")
+    return settings.system_prompt + row.prompt

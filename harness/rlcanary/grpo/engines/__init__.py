@@ -1,0 +1,1 @@
+"""Sampling engines: transformers and vLLM, in this process or in Ray actors."""

@@ -1,0 +1,92 @@
+"""One engine of a plan in this process, and its endpoint for weight sync."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlcanary.contract.engine import Engine, InProcessEngine
+from rlcanary.errors import UserError
+from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.sync.sync import Endpoint, Expected, InProcessEndpoint
+from rlcanary.grpo.sync.transports import Transport
+from rlcanary.system import processes
+
+# Without them vLLM takes most of the memory and binds itself to cores that the trainer uses.
+VLLM_CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+@contextmanager
+def start_engine(plan: Plan, folder: Path) -> Iterator[tuple[Engine, Endpoint]]:
+    """One engine of the plan in this process, with the model in a folder, and its endpoint."""
+    if plan.roles.sampler.engine == "vllm":
+        with _vllm(plan, folder) as started:
+            yield started
+        return
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, plan.model.dtype), local_files_only=True)
+    engine = InProcessEngine(model, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
+    yield engine, InProcessEndpoint(engine)
+
+
+class VllmEndpoint:
+    """The endpoint of a `VllmPolicy`: weights go through a request to its workers."""
+
+    def __init__(self, policy: Any) -> None:
+        self.policy = policy
+
+    @property
+    def version(self) -> int:
+        return int(self.policy.version)
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self.policy.version = version
+
+    def expected(self) -> Mapping[str, Expected]:
+        from rlcanary.grpo.engines.vllm_worker import checkpoint_shapes
+
+        dtype = str(self.policy.llm.llm_engine.model_config.dtype).removeprefix("torch.")
+        return {name: Expected(shape, dtype) for name, shape in checkpoint_shapes(self.policy.llm).items()}
+
+    def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:
+        from rlcanary.grpo.engines.vllm_worker import receive
+        from rlcanary.grpo.sync.transports import pack
+
+        # The workers open bytes and files themselves; what only this process can open goes to them as bytes.
+        if not isinstance(parcel, str):
+            parcel = [pack(name, weight) for name, weight in transport.deliver(parcel)]
+        return receive(self.policy.llm, parcel)
+
+    def reset_prefix_cache(self) -> None:
+        self.policy.reset_prefix_cache()
+
+
+@contextmanager
+def _vllm(plan: Plan, folder: Path) -> Iterator[tuple[Engine, Endpoint]]:
+    try:
+        import vllm
+    except ImportError as error:
+        raise UserError(f"roles.sampler.engine is vllm, which is not installed ({error})") from error
+    from rlcanary.grpo.engines.vllm_policy import VllmPolicy, engine_options
+
+    for name, value in VLLM_CPU_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    defaults = {"dtype": plan.model.dtype, "seed": plan.run.seed, "disable_log_stats": True}
+    processed = plan.sampling.logprobs != "raw"
+    before = processes.children()
+    try:
+        llm = vllm.LLM(
+            **engine_options(str(folder), processed_logprobs=processed, **defaults | dict(plan.roles.sampler.options))
+        )
+        policy = VllmPolicy(llm)
+        yield policy, VllmEndpoint(policy)
+    finally:
+        # By id and at once: vLLM's own shutdown waits several seconds before it kills a busy engine.
+        processes.end(processes.children() - before)

@@ -1,0 +1,90 @@
+"""What a policy is: it samples completions, as every engine does, and scores tokens that are given to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlcanary.grpo.plan.sampling import GenerationParameters
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from torch import Tensor
+
+    from rlcanary.contract.batch import Completion
+    from rlcanary.grpo.engines.batching import Batcher
+    from rlcanary.grpo.engines.containers import LogProbs, Masks, MaskStrategy, Tokens
+
+Options = Mapping[str, Any] | GenerationParameters
+
+
+class Policy(Protocol):
+    """A `rlcanary.contract.engine.Engine` that can also score. The same calls give the same on every backend.
+
+    Attributes:
+        version: number of weight syncs that were completed; whoever syncs counts.
+        eos_token_ids: what ends a completion where the request does not say.
+        batcher: runs the requests of `submit` and `agenerate`.
+    """
+
+    version: int
+    eos_token_ids: tuple[int, ...]
+    batcher: Batcher[Any, list[Completion]]
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
+        """Completions per prompt, in order; `sampling` as `GenerationParameters.of` takes it.
+
+        Raises:
+            ValueError: a parameter is unknown, out of range or not to be had here, or a prompt is empty.
+        """
+
+    def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
+        """The completions of one prompt, later; callers in many threads share batches."""
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
+        """The completions of one prompt, as `submit` gives them."""
+
+    def logprobs(
+        self,
+        tokens: Tokens,
+        masks: Masks | None = None,
+        strategy: MaskStrategy | Sequence[Tensor] = "response",
+        temperature: float = 1.0,
+    ) -> LogProbs:
+        """The logprob of each token that the strategy selects, given all that precedes it; NaN elsewhere.
+
+        Args:
+            tokens: what is scored.
+            masks: who wrote what; None means that the assistant wrote all responses.
+            strategy: as `Masks.select` takes it. A row's first token has nothing before it and is never scored.
+            temperature: logits are divided by it; above 0.
+
+        Raises:
+            ValueError: masks do not fit the tokens, or the temperature is not to be had here.
+        """
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Replace the parameters of these names -> the names that were loaded.
+
+        Raises:
+            KeyError: the model has no parameter of a name.
+            ValueError: a tensor's shape is not the parameter's.
+        """
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the keys and values of all prefixes."""
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
+    """Whether a model can continue these prompts, so that an error names the prompt and stays with its request.
+
+    Raises:
+        ValueError: a prompt is empty, or has an id outside the vocabulary.
+    """
+    for row, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise ValueError(f"prompt {row} is empty: there is nothing to continue")
+        wrong = [token for token in prompt if not 0 <= token < vocabulary]
+        if wrong:
+            raise ValueError(f"prompt {row} has the id {wrong[0]}, outside the vocabulary of {vocabulary}")

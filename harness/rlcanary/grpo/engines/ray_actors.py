@@ -1,0 +1,198 @@
+"""Engines as Ray actors, on one machine or several: started together, ended together, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.contract.batch import Completion
+from rlcanary.contract.engine import Engine
+from rlcanary.errors import UserError
+from rlcanary.grpo.engines.engine_pool import EngineDied
+from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.sync.sync import Endpoint, Expected
+from rlcanary.grpo.sync.transports import Transport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Engines answer together; a further call, such as one of weight sync, has to find a place beside them.
+SPARE_CALLS = 8
+
+
+class EngineActor:
+    """What runs in the actor: one engine of the plan, and its endpoint."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        from rlcanary.grpo.engines.one_engine import start_engine
+
+        self._stack = ExitStack()
+        self.engine, self.endpoint = self._stack.enter_context(start_engine(plan, folder))
+
+    async def ready(self) -> None:
+        """Answer once the engine has started."""
+
+    async def generate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+        """As `Engine.agenerate`."""
+        return await self.engine.agenerate(prompt, sampling)
+
+    async def expected(self) -> dict[str, Expected]:
+        """As `Endpoint.expected`."""
+        return dict(self.endpoint.expected())
+
+    async def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:
+        """As `Endpoint.receive`, beside requests that are answered."""
+        return await asyncio.to_thread(self.endpoint.receive, transport, parcel)
+
+    async def reset_prefix_cache(self) -> None:
+        """As `Endpoint.reset_prefix_cache`."""
+        self.endpoint.reset_prefix_cache()
+
+    async def set_version(self, version: int) -> None:
+        """The version that tokens are tagged with."""
+        self.endpoint.version = version
+
+    async def stop(self) -> None:
+        """End the engine's processes."""
+        self._stack.close()
+
+
+class RemoteEngine:
+    """An engine in an actor, with its endpoint: an `Engine` and an `Endpoint`."""
+
+    def __init__(self, actor: Any, timeout_s: float) -> None:
+        """Wrap an actor; a call of weight sync that takes longer than `timeout_s` has failed."""
+        self.actor = actor
+        self._timeout_s = timeout_s
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._ask("set_version", version)
+        self._version = version
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        import ray
+
+        found: list[list[Completion]] = ray.get([self.actor.generate.remote(prompt, sampling) for prompt in prompts])
+        return found
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+        with _death_in_one_line():
+            completions: list[Completion] = await self.actor.generate.remote(prompt, sampling)
+        return completions
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        from rlcanary.grpo.sync.transports import RayTransport
+
+        transport = RayTransport()
+        with transport.send(list(weights)) as parcel:
+            return set(self.receive(transport, parcel))
+
+    def expected(self) -> Mapping[str, Expected]:
+        expected: dict[str, Expected] = self._ask("expected")
+        return expected
+
+    def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:
+        loaded: dict[str, str] = self._ask("receive", transport, parcel)
+        return loaded
+
+    def reset_prefix_cache(self) -> None:
+        self._ask("reset_prefix_cache")
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        import ray
+
+        with _death_in_one_line():
+            return ray.get(getattr(self.actor, method).remote(*arguments), timeout=self._timeout_s)
+
+
+@contextmanager
+def _death_in_one_line() -> Iterator[None]:
+    """Ray describes an actor that died at length.
+
+    Raises:
+        EngineDied: the actor is gone.
+    """
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.ActorDiedError as error:
+        raise EngineDied(str(error).partition("\n")[0]) from error
+
+
+@contextmanager
+def connected(plan: Plan) -> Iterator[None]:
+    """Connected to the plan's Ray cluster: that of the caller, the one at `runtime.address`, or one of the run's own.
+
+    Raises:
+        UserError: Ray is missing, no cluster is at the address, or it has not the CPUs that the sampler asks for.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(f"runtime.kind is ray, which is not installed ({error})") from error
+    role, address = plan.roles.sampler, plan.runtime.address
+    needed = role.replicas * role.cpus
+    is_own = not ray.is_initialized()
+    if is_own:
+        cluster: dict[str, Any] = {"address": address}
+        if not address:
+            # Verifiers ask for no CPU.
+            cluster = {"address": "local", "num_cpus": max(1, round(needed)), "include_dashboard": False}
+        try:
+            ray.init(**cluster, logging_level="error", log_to_driver=False)
+        except ConnectionError as error:
+            raise UserError(f"runtime.address is {address}, where no Ray cluster answers: {error}") from error
+    try:
+        there = ray.cluster_resources().get("CPU", 0.0)
+        if there < needed:
+            raise UserError(
+                f"roles.sampler asks for {role.replicas} replicas of {role.cpus} cpus, but the Ray cluster has {there:g}"
+            )
+        yield
+    finally:
+        if is_own:
+            ray.shutdown()
+
+
+@contextmanager
+def start_on_ray(plan: Plan, folder: Path) -> Iterator[tuple[Sequence[Engine], Sequence[Endpoint]]]:
+    """One actor per replica of the sampler, on the cluster that this process is connected to.
+
+    Args:
+        plan: its role `sampler` and its runtime.
+        folder: of the model; every node sees it.
+    """
+    import ray
+
+    role, runtime = plan.roles.sampler, plan.runtime
+    actors: list[Any] = []
+    try:
+        remote = ray.remote(EngineActor)
+        for _ in range(role.replicas):
+            options = {"num_cpus": role.cpus, "max_concurrency": role.slots + SPARE_CALLS}
+            actors.append(remote.options(**options).remote(plan, folder))
+        ray.get([actor.ready.remote() for actor in actors], timeout=runtime.start_timeout_s)
+        engines = [RemoteEngine(actor, runtime.sync_timeout_s) for actor in actors]
+        yield engines, engines
+    finally:
+        for actor in actors:
+            _end(actor, runtime.sync_timeout_s)
+
+
+def _end(actor: Any, timeout_s: float) -> None:
+    """Ask the actor to end its engine, then end the actor; one that is gone already is ended."""
+    import ray
+
+    with suppress(ray.exceptions.RayError):
+        ray.get(actor.stop.remote(), timeout=timeout_s)
+    ray.kill(actor)

@@ -1,0 +1,258 @@
+"""A policy on a real vLLM engine that this process started.
+
+Sampling and scoring use only what all versions since 0.10 share: prompts are plain dictionaries, since `TokensPrompt` has
+moved, and compilation is left to `enforce_eager`, since `CompilationConfig` has changed. New weights need 0.16.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlcanary.contract.batch import Completion
+from rlcanary.grpo.engines.batching import Batcher
+from rlcanary.grpo.engines.containers import LogProbs, Masks, MaskStrategy, Tokens
+from rlcanary.grpo.engines.policy import Options, check_prompts
+from rlcanary.grpo.engines.vllm_liveness import while_alive
+from rlcanary.grpo.engines.vllm_worker import checkpoint_shapes, load_into
+from rlcanary.grpo.plan.sampling import GenerationParameters
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Request = tuple[Sequence[int], GenerationParameters]
+WORKER = "rlcanary.grpo.engines.vllm_worker.WeightReceiver"
+
+
+def engine_options(model: str, *, processed_logprobs: bool = True, **options: Any) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` for an engine that weights can be loaded into.
+
+    Args:
+        model: the folder of a model and its tokenizer.
+        processed_logprobs: sampled logprobs are those of the distribution that was drawn from.
+        options: further arguments of `vllm.LLM`, which go before these.
+    """
+    return {
+        "model": model,
+        "worker_extension_cls": WORKER,
+        "logprobs_mode": "processed_logprobs" if processed_logprobs else "raw_logprobs",
+        "enforce_eager": True,
+        **options,
+    }
+
+
+class VllmPolicy:
+    """A `Policy` on a `vllm.LLM`. One call runs at a time; concurrent requests share it.
+
+    Attributes:
+        llm: the engine.
+        tokenizer: the engine's, which decodes completions.
+        version: number of weight syncs that were completed; whoever syncs counts.
+        eos_token_ids: what ends a completion where the request does not say.
+        batcher: runs the requests of `submit` and `agenerate`.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        *,
+        eos_token_ids: Sequence[int] | None = None,
+        min_batch_size: int = 1,
+        batching_timeout: float = 0.0,
+    ) -> None:
+        """Wrap an engine.
+
+        Args:
+            llm: a `vllm.LLM`, see `engine_options`.
+            eos_token_ids: None takes those of the model's generation config and of the tokenizer.
+            min_batch_size: requests that `submit` and `agenerate` wait for, at most `batching_timeout` seconds.
+            batching_timeout: see `Batcher`.
+
+        Raises:
+            ValueError: nothing says what ends a completion.
+        """
+        self.llm, self.tokenizer, self.version = llm, llm.get_tokenizer(), 0
+        self.eos_token_ids = tuple(_ends(llm, self.tokenizer) if eos_token_ids is None else eos_token_ids)
+        self._vocabulary = int(llm.llm_engine.model_config.get_vocab_size())
+        self._lock = threading.RLock()
+        self.batcher: Batcher[Request, list[Completion]] = Batcher(
+            self._answer, min_batch_size=min_batch_size, timeout=batching_timeout
+        )
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
+        """Completions per prompt, in order: see `Policy.generate`.
+
+        Raises:
+            RuntimeError: the engine is asleep, where vLLM would wait for ever.
+            ValueError: as for `Policy.generate`; or the engine reports raw logprobs where processed ones are asked for and
+                differ from them, or the other way round.
+        """
+        parameters = self._parameters(sampling)
+        return self._answer([(prompt, parameters) for prompt in prompts])
+
+    def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
+        """The completions of one prompt, later; for callers in threads. What waits runs together, of any parameters."""
+        parameters = self._parameters(sampling)
+        check_prompts([prompt], self._vocabulary)
+        return self.batcher.submit((prompt, parameters))
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
+        """The completions of one prompt, as `submit` gives them."""
+        return await asyncio.wrap_future(self.submit(prompt, sampling))
+
+    def logprobs(
+        self,
+        tokens: Tokens,
+        masks: Masks | None = None,
+        strategy: MaskStrategy | Sequence[Tensor] = "response",
+        temperature: float = 1.0,
+    ) -> LogProbs:
+        """See `Policy.logprobs`. Without gradient.
+
+        Raises:
+            RuntimeError: the engine is asleep.
+            ValueError: the temperature is not 1, at which vLLM scores whatever it is told; or masks do not fit.
+        """
+        if temperature != 1:
+            raise ValueError(
+                f"temperature={temperature!r}: vLLM scores given tokens at temperature 1 whatever it is told; "
+                "TransformersPolicy scores at others"
+            )
+        masks = Masks.of(tokens) if masks is None else masks
+        masks.check_like(tokens)
+        scored = self._score([row.tolist() for row in tokens.full])
+        rows = [row.masked_fill(~mask, math.nan) for row, mask in zip(scored, masks.select(strategy), strict=True)]
+        pairs = list(zip(rows, tokens.lengths, strict=True))
+        return LogProbs([row[:prompt] for row, (prompt, _) in pairs], [row[prompt:] for row, (prompt, _) in pairs])
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Replace all parameters, by the names of the checkpoint that the engine was started from -> these names.
+
+        Names and shapes are compared before anything is sent, because the engine does not survive an unknown name.
+
+        Raises:
+            KeyError: the checkpoint has no parameter of a name.
+            ValueError: a shape is not the checkpoint's, or a parameter is missing, which would keep its old weights.
+            RuntimeError: the engine is asleep, or its workers cannot receive weights (`engine_options`).
+        """
+        given = dict(weights)
+        expected = checkpoint_shapes(self.llm)
+        for name, weight in given.items():
+            if name not in expected:
+                raise KeyError(f"the engine's checkpoint has no parameter {name!r}")
+            if tuple(weight.shape) != expected[name]:
+                raise ValueError(f"{name} of shape {tuple(weight.shape)} does not fit the engine's {expected[name]}")
+        if missing := sorted(set(expected) - set(given)):
+            raise ValueError(f"{len(missing)} parameters would keep their old weights: {', '.join(missing[:3])}")
+        with self._lock:
+            self._require_awake()
+            load_into(self.llm, given)
+        return set(given)
+
+    def reset_prefix_cache(self) -> None:
+        """See `Policy.reset_prefix_cache`.
+
+        Raises:
+            RuntimeError: the engine did not do it, because requests are under way.
+        """
+        with self._lock:
+            # Versions before 0.11 return nothing.
+            if while_alive(self.llm, self.llm.reset_prefix_cache) is False:
+                raise RuntimeError("vLLM did not reset its prefix cache: requests are under way")
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the engine's memory; requests are refused until `wake_up`. Level 2 forgets the weights."""
+        with self._lock:
+            self.llm.sleep(level=level)
+
+    def wake_up(self) -> None:
+        """Take requests again."""
+        with self._lock:
+            self.llm.wake_up()
+
+    def _parameters(self, sampling: Options) -> GenerationParameters:
+        parameters = GenerationParameters.of(sampling).with_ends(self.eos_token_ids)
+        is_unfiltered = (parameters.temperature, parameters.top_p, parameters.top_k) == (1, 1, 0)
+        is_raw = parameters.repetition_penalty == 1 and (is_unfiltered or not parameters.do_sample)
+        mode = self.llm.llm_engine.model_config.logprobs_mode
+        # An enumeration before 0.11.
+        mode = getattr(mode, "value", mode)
+        # Of a distribution that nothing has changed, and of greedy requests, vLLM's logprobs are raw in either mode.
+        if parameters.logprobs is None or is_raw or mode == f"{parameters.logprobs}_logprobs":
+            return parameters
+        raise ValueError(
+            f"logprobs={parameters.logprobs!r}, but the engine was started with logprobs_mode={mode!r}: they would be those "
+            "of another distribution"
+        )
+
+    def _answer(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        from vllm import SamplingParams
+
+        check_prompts([prompt for prompt, _ in requests], self._vocabulary)
+        with self._lock:
+            self._require_awake()
+            version = self.version
+            prompts = [{"prompt_token_ids": list(prompt)} for prompt, _ in requests]
+            asked = [SamplingParams(**parameters.for_vllm()) for _, parameters in requests]
+            outputs = while_alive(self.llm, lambda: self.llm.generate(prompts, asked, use_tqdm=False))
+        return [
+            [self._completion(output, parameters, version) for output in request.outputs]
+            for request, (_, parameters) in zip(outputs, requests, strict=True)
+        ]
+
+    def _completion(self, output: Any, parameters: GenerationParameters, version: int) -> Completion:
+        token_ids = list(output.token_ids)
+        if output.finish_reason not in ("stop", "length", "abort"):
+            raise ValueError(
+                f"vLLM ended a completion for the reason {output.finish_reason!r}, which is not known here"
+            )
+        return Completion(
+            token_ids=token_ids,
+            logprobs=None if parameters.logprobs is None else _reported(token_ids, output.logprobs),
+            finish_reason=output.finish_reason,
+            token_versions=[version] * len(token_ids),
+            text=self.tokenizer.decode(token_ids, skip_special_tokens=parameters.skip_special_tokens),
+        )
+
+    def _score(self, rows: Sequence[list[int]]) -> list[Tensor]:
+        """The logprob of every token of each row but its first."""
+        from vllm import SamplingParams
+
+        asked = [row for row in rows if row]
+        only_score = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        with self._lock:
+            self._require_awake()
+            prompts = [{"prompt_token_ids": row} for row in asked]
+            outputs = while_alive(self.llm, lambda: self.llm.generate(prompts, only_score, use_tqdm=False))
+        scored = iter([_reported(row, output.prompt_logprobs) for row, output in zip(asked, outputs, strict=True)])
+        return [torch.tensor(next(scored) if row else [], dtype=torch.float32) for row in rows]
+
+    def _require_awake(self) -> None:
+        if while_alive(self.llm, self.llm.llm_engine.is_sleeping):
+            raise RuntimeError("the vLLM engine is asleep and would never answer: call wake_up first")
+
+
+def _reported(token_ids: Sequence[int], positions: Sequence[Any] | None) -> list[float]:
+    """The logprob of each id at its position; NaN where vLLM gives none."""
+    if positions is None or len(positions) != len(token_ids):
+        raise ValueError(f"vLLM gave logprobs for {len(positions or ())} of {len(token_ids)} tokens")
+    return [
+        math.nan if at is None or token not in at else min(float(at[token].logprob), 0.0)
+        for token, at in zip(token_ids, positions, strict=True)
+    ]
+
+
+def _ends(llm: Any, tokenizer: Any) -> list[int]:
+    configured = llm.llm_engine.model_config.try_get_generation_config().get("eos_token_id")
+    ends = [] if configured is None else [configured] if isinstance(configured, int) else list(configured)
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
+        ends.append(int(tokenizer.eos_token_id))
+    if not ends:
+        raise ValueError("neither the model nor the tokenizer has an end-of-sequence id: give eos_token_ids")
+    return ends

@@ -1,0 +1,1 @@
+"""The plan of a training run, section by section."""

@@ -1,0 +1,301 @@
+"""Sampled groups on their way to the trainer, and what became of each: in this process, or as a Ray actor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any, Literal, get_args
+
+from rlcanary.contract.batch import Completion, Group
+from rlcanary.reference.filters import is_stale
+
+Fate = Literal["used", "stale", "dropped", "filtered", "unscored", "failed"]
+FATES: tuple[Fate, ...] = get_args(Fate)
+# Those of groups that are not put: they were judged before.
+OUTSIDE: tuple[Fate, ...] = ("filtered", "unscored", "failed")
+
+
+class BufferClosed(RuntimeError):
+    """Nobody will put groups into this buffer, or take them out, any more."""
+
+
+@dataclass(frozen=True)
+class FateRecord:
+    """The end of one group.
+
+    Attributes:
+        number: of the group, in the order in which they were put or settled; no two groups share one.
+        item_id: the item that it came from.
+        version: the policy version that sampled it.
+        fate: "used" for training at least once; "stale" when its turn came; "dropped" by a reset; the others never entered.
+    """
+
+    number: int
+    item_id: Hashable
+    version: int
+    fate: Fate
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where all groups are: `entered` is the sum of `fates` and `waiting`, always.
+
+    Attributes:
+        entered: groups that were put, or settled without being put.
+        waiting: groups in the buffer that were not read yet.
+        fates: how many groups ended in each way.
+        by_version: the same for each policy version that sampled.
+    """
+
+    entered: int
+    waiting: int
+    fates: dict[Fate, int]
+    by_version: dict[int, dict[Fate, int]]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What `take` took out.
+
+    Attributes:
+        groups: to train on, oldest first; as many as were asked for, or none because some grew stale.
+        stale: groups that were evicted on the way, whose items want to be sampled again.
+    """
+
+    groups: list[Group]
+    stale: list[Group]
+
+
+@dataclass(eq=False)
+class _Entry:
+    number: int
+    group: Group
+    ages: Group
+    reads: int = 0
+
+
+class GroupBuffer:
+    """First in, first out; what grew stale in it is evicted when its turn comes, and every group has one fate.
+
+    All methods belong to one event loop: that of the process, or of the actor that `start_buffer` makes.
+    """
+
+    def __init__(
+        self, capacity: int, max_staleness: int, reads: int = 1, state: Mapping[str, Any] | None = None
+    ) -> None:
+        """Start empty.
+
+        Args:
+            capacity: groups that it holds; who puts more waits.
+            max_staleness: policy versions that a token may be older than the trainer (`is_stale`).
+            reads: how often a group is trained on; it goes to the back of the line in between.
+            state: the books of an earlier buffer, see `state`, to be gone on with. What waited there was dropped.
+
+        Raises:
+            ValueError: a number out of range.
+        """
+        if capacity < 1 or max_staleness < 0 or reads < 1:
+            raise ValueError(f"capacity={capacity}, max_staleness={max_staleness}, reads={reads}: out of range")
+        self.capacity = capacity
+        self.max_staleness = max_staleness
+        self.reads = reads
+        self._entries: deque[_Entry] = deque()
+        self._changed = asyncio.Condition()
+        self._is_closed = False
+        self._entered = 0
+        self._stale: list[Group] = []
+        self._records: list[FateRecord] = []
+        self._by_version: dict[int, Counter[Fate]] = {}
+        if state:
+            self._entered = state["entered"]
+            for version, fate, count in state["fates"]:
+                self._by_version.setdefault(version, Counter())[fate] = count
+            self._records = [FateRecord(*record) for record in state["records"]]
+            for number, item_id, version in state["waiting"]:
+                self._record(FateRecord(number, item_id, version, "dropped"))
+
+    async def put(self, group: Group) -> None:
+        """Add a group, as soon as there is room.
+
+        Raises:
+            BufferClosed: before or while waiting; the group is in nobody's books.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_closed or len(self._entries) < self.capacity)
+            self._require_open()
+            self._entries.append(_Entry(self._entered, group, _ages(group)))
+            self._entered += 1
+            self._changed.notify_all()
+
+    async def take(self, count: int, trainer_version: int, timeout_s: float | None = None) -> Taken:
+        """The next `count` groups that are fresh enough, as soon as there are so many.
+
+        It does not wait once a group grew stale: the missing one may be that of an item which is sampled again only when
+        the caller learns of it.
+
+        Args:
+            count: groups, at most the capacity.
+            trainer_version: that the trainer is at; it decides who is stale.
+            timeout_s: None waits for ever.
+
+        Raises:
+            ValueError: more than the capacity is asked for, or a group is newer than the trainer, which stays in the buffer.
+            TimeoutError: there were not so many in time.
+            BufferClosed: before or while waiting.
+        """
+        if not 1 <= count <= self.capacity:
+            raise ValueError(f"{count} groups of a buffer that holds {self.capacity}")
+        async with self._changed:
+
+            def is_ready() -> bool:
+                self._evict(trainer_version)
+                return self._is_closed or bool(self._stale) or len(self._entries) >= count
+
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait_for(is_ready)
+            self._require_open()
+            entries = [self._entries.popleft() for _ in range(count)] if len(self._entries) >= count else []
+            for entry in entries:
+                entry.reads += 1
+                if entry.reads == 1:
+                    self._settle(entry, "used")
+                if entry.reads < self.reads:
+                    self._entries.append(entry)
+            stale, self._stale = self._stale, []
+            self._changed.notify_all()
+            return Taken([entry.group for entry in entries], stale)
+
+    async def settle(self, item_id: Hashable, version: int, fate: Fate) -> None:
+        """Record a group that is not put, such as one without signal.
+
+        Raises:
+            ValueError: the fate is one that the buffer itself gives.
+        """
+        if fate not in OUTSIDE:
+            raise ValueError(f"fate {fate!r} is not one of {', '.join(OUTSIDE)}")
+        self._record(FateRecord(self._entered, item_id, version, fate))
+        self._entered += 1
+
+    async def reset(self) -> list[Group]:
+        """Drop everything -> the groups that nobody has read, whose items want to be sampled again."""
+        async with self._changed:
+            unread = [entry for entry in self._entries if not entry.reads]
+            self._entries.clear()
+            for entry in unread:
+                self._settle(entry, "dropped")
+            returned, self._stale = [*self._stale, *(entry.group for entry in unread)], []
+            self._changed.notify_all()
+            return returned
+
+    async def close(self) -> None:
+        """Wake all who wait, with an error; what is in the buffer stays accounted for as waiting."""
+        async with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    async def account(self) -> Account:
+        """Where all groups are."""
+        fates: Counter[Fate] = sum(self._by_version.values(), Counter())
+        return Account(
+            entered=self._entered,
+            waiting=sum(not entry.reads for entry in self._entries),
+            fates={fate: fates[fate] for fate in FATES},
+            by_version={version: dict(counts) for version, counts in sorted(self._by_version.items())},
+        )
+
+    async def drain_records(self) -> list[FateRecord]:
+        """The ends of groups since the last call, for the run log."""
+        records, self._records = self._records, []
+        return records
+
+    async def state(self) -> dict[str, Any]:
+        """The books, with the records that nobody has drained, for a checkpoint; JSON if the ids are."""
+        counts = sorted(self._by_version.items())
+        unread = [entry for entry in self._entries if not entry.reads]
+        return {
+            "entered": self._entered,
+            "fates": [[version, fate, count] for version, fates in counts for fate, count in fates.items()],
+            "records": [list(astuple(record)) for record in self._records],
+            "waiting": [[entry.number, entry.group.item_id, entry.group.policy_version] for entry in unread],
+        }
+
+    def _evict(self, trainer_version: int) -> None:
+        """Take out what grew stale; a group that was trained on before keeps its fate and is not asked for again."""
+        stale = [entry for entry in self._entries if is_stale(entry.ages, trainer_version, self.max_staleness)]
+        for entry in stale:
+            self._entries.remove(entry)
+            if not entry.reads:
+                self._settle(entry, "stale")
+                self._stale.append(entry.group)
+        if stale:
+            self._changed.notify_all()
+
+    def _settle(self, entry: _Entry, fate: Fate) -> None:
+        self._record(FateRecord(entry.number, entry.group.item_id, entry.group.policy_version, fate))
+
+    def _record(self, record: FateRecord) -> None:
+        self._records.append(record)
+        self._by_version.setdefault(record.version, Counter())[record.fate] += 1
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise BufferClosed("the buffer was closed")
+
+
+def _ages(group: Group) -> Group:
+    """A group that is as stale as this one at any time, and judged without a look at each of its tokens."""
+    versions = [
+        version for completion in group.completions for version in completion.token_versions or (group.policy_version,)
+    ]
+    extremes = Completion((), token_versions=(min(versions), max(versions)))
+    return Group((), [extremes], (), policy_version=group.policy_version)
+
+
+class RemoteBuffer:
+    """A `GroupBuffer` in an actor, with the same methods."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        """A method of the buffer.
+
+        Raises:
+            BufferClosed: besides what the method raises: the actor is gone.
+        """
+
+        async def ask(*arguments: Any) -> Any:
+            import ray
+
+            try:
+                return await getattr(self.actor, method).remote(*arguments)
+            except ray.exceptions.RayActorError as error:
+                reason = str(error).partition("\n")[0]
+                raise BufferClosed(f"the buffer's actor is gone: {reason}") from error
+
+        return ask
+
+
+def start_buffer(
+    capacity: int,
+    max_staleness: int,
+    reads: int = 1,
+    state: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+) -> Any:
+    """A `GroupBuffer` as a Ray actor -> its handle; every method is called with `.remote`, and errors keep their types.
+
+    It takes no CPU. Ray starts the calls of an asyncio actor in any order: who wants groups in order waits for each put. The
+    actor ends with `ray.kill`, or with the process that started it.
+
+    Raises:
+        ValueError: as `GroupBuffer`.
+    """
+    import ray
+
+    GroupBuffer(capacity, max_staleness, reads, state)  # refuses here what the actor would only die of
+    actor = ray.remote(GroupBuffer).options(num_cpus=0, name=name)
+    return actor.remote(capacity, max_staleness, reads, state)

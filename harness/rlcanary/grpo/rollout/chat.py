@@ -1,0 +1,144 @@
+"""Conversations as ids: what the policy is given next, and which tokens it wrote, exactly, over any number of turns.
+
+What was sampled is never decoded and encoded again: sampled messages carry their ids, and these stand in every later prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlcanary.contract.batch import Completion
+from rlcanary.errors import UserError
+from rlcanary.grpo.engines.containers import LogProbs, Masks, Messages, Tokens
+from rlcanary.reference.rendering import render
+
+
+@dataclass(frozen=True)
+class RenderedChats:
+    """Conversations of B rows.
+
+    Attributes:
+        tokens: prompts up to the first sampled token, then everything that follows.
+        masks: true on the tokens that were sampled.
+        logprobs: the sampler's, NaN on all other tokens.
+    """
+
+    tokens: Tokens
+    masks: Masks
+    logprobs: LogProbs
+
+
+def require_chat_template(tokenizer: Any) -> None:
+    """Whether conversations can be rendered at all.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        raise UserError(f"the tokenizer {name} has no chat template, which conversations are written by: give it one")
+
+
+def sampled_message(completion: Completion) -> dict[str, Any]:
+    """The assistant's message of a completion, its ids, logprobs and policy versions with it.
+
+    Raises:
+        ValueError: the completion was aborted, or came without its text.
+    """
+    if completion.finish_reason == "abort":
+        raise ValueError("an aborted completion is no turn of a conversation: sample it again")
+    if completion.text is None:
+        raise ValueError("a completion without its text cannot be shown to tools and verifiers")
+    return {
+        "role": "assistant",
+        "content": completion.text,
+        "sampled": True,
+        "token_ids": list(completion.token_ids),
+        "logprobs": None if completion.logprobs is None else list(completion.logprobs),
+        "token_versions": None if completion.token_versions is None else list(completion.token_versions),
+    }
+
+
+def prompt_ids(messages: Messages, tokenizer: Any) -> list[int]:
+    """What the policy is given to write the next message: the conversation so far and the header of the assistant's turn.
+
+    Args:
+        messages: of any roles; sampled ones as `sampled_message` makes them.
+        tokenizer: with a chat template.
+
+    Returns:
+        The ids. They begin with those of every earlier prompt and what was sampled there.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+        ValueError: the template writes the conversation differently once a turn follows.
+    """
+    require_chat_template(tokenizer)
+    plain = [_plain(message) for message in messages]
+    so_far = _template(plain, tokenizer, add_generation_prompt=False)
+    opened = _template(plain, tokenizer, add_generation_prompt=True)
+    if opened[: len(so_far)] != so_far:
+        raise ValueError(
+            "the chat template writes the conversation differently when the assistant's next turn is opened"
+        )
+    return render(messages, tokenizer)[0] + opened[len(so_far) :]
+
+
+def render_chats(conversations: Sequence[Messages], tokenizer: Any) -> RenderedChats:
+    """The ids of whole conversations, which of them were sampled, and how likely the sampler found these.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+        ValueError: a message's logprobs are not one per id, or as for `rlcanary.reference.rendering.render`.
+    """
+    require_chat_template(tokenizer)
+    prompts: dict[str, list[torch.Tensor]] = {"ids": [], "mask": [], "logprobs": []}
+    responses: dict[str, list[torch.Tensor]] = {"ids": [], "mask": [], "logprobs": []}
+    for messages in conversations:
+        ids, sampled = render(messages, tokenizer)
+        row = {
+            "ids": torch.tensor(ids, dtype=torch.long),
+            "mask": torch.tensor(sampled, dtype=torch.bool),
+            "logprobs": torch.full((len(ids),), torch.nan),
+        }
+        reported = [logprob for message in messages if message.get("sampled") for logprob in _logprobs(message)]
+        if len(reported) != sum(sampled):
+            raise ValueError(
+                f"{len(reported)} logprobs for {sum(sampled)} sampled tokens: messages carry their token_ids"
+            )
+        row["logprobs"][row["mask"]] = torch.tensor(reported)
+        first = sampled.index(True) if True in sampled else len(ids)
+        for name, values in row.items():
+            prompts[name].append(values[:first])
+            responses[name].append(values[first:])
+    return RenderedChats(
+        Tokens(prompts["ids"], responses["ids"]),
+        Masks(prompts["mask"], responses["mask"]),
+        LogProbs(prompts["logprobs"], responses["logprobs"]),
+    )
+
+
+def _logprobs(message: Mapping[str, Any]) -> list[float]:
+    ids, logprobs = message.get("token_ids", ()), message.get("logprobs")
+    if logprobs is None:
+        return [torch.nan] * len(ids)
+    if len(logprobs) != len(ids):
+        raise ValueError(f"a message with {len(ids)} token_ids and {len(logprobs)} logprobs")
+    return list(logprobs)
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message without what is ours alone, which a template might write out."""
+    ours = ("sampled", "token_ids", "logprobs", "token_versions")
+    return {name: value for name, value in message.items() if name not in ours}
+
+
+def _template(messages: Messages, tokenizer: Any, add_generation_prompt: bool) -> list[int]:
+    ids = tokenizer.apply_chat_template(
+        list(messages), tokenize=True, return_dict=False, add_generation_prompt=add_generation_prompt
+    )
+    return list(ids)

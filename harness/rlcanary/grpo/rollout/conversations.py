@@ -1,0 +1,99 @@
+"""Conversations of an environment, many under way at once, each handed over when it is over or when all of its row are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Hashable, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.contract.batch import Group
+from rlcanary.grpo.data.items import ItemIterator
+from rlcanary.grpo.engines.engine_pool import EnginePool, RequestFailed
+from rlcanary.grpo.rollout.collector import Collector, Lost, as_completed, retried, seeded
+
+if TYPE_CHECKING:
+    from rlcanary.grpo.data.datasets import Row
+    from rlcanary.grpo.rollout.environment import ChatEnvironment, Conversation
+
+
+class ConversationCollector(Collector):
+    """A `Collector` whose groups are the conversations about the rows of an environment."""
+
+    def __init__(self, environment: ChatEnvironment, *arguments: Any, **settings: Any) -> None:
+        """As for a `Collector`, with the rows of the environment as its items."""
+        super().__init__(*arguments, **settings)
+        self._environment = environment
+
+    async def groups(
+        self, limit: int | None = None, *, yield_completed_trajectories: bool = False
+    ) -> AsyncGenerator[Group, None]:
+        """As for a `Collector`, each completion a whole conversation behind its first prompt."""
+        stream = conversations(
+            self._environment,
+            self.items,
+            self.pool,
+            self._sampling,
+            yield_completed_trajectories=yield_completed_trajectories,
+            ahead=self._ahead,
+            limit=limit,
+            lost=self.lost,
+        )
+        async with aclosing(stream):
+            async for of_row in stream:
+                yield self._environment.group(of_row, self.items.epoch)
+
+
+async def conversations(
+    environment: ChatEnvironment,
+    items: ItemIterator[Row],
+    pool: EnginePool,
+    sampling: Mapping[str, Any],
+    *,
+    yield_completed_trajectories: bool = False,
+    ahead: int = 8,
+    limit: int | None = None,
+    lost: list[Lost] | None = None,
+) -> AsyncGenerator[list[Conversation], None]:
+    """`sampling["n"]` conversations about each row, see `as_completed`: rows that are over make room for others.
+
+    A conversation whose request fails, or whose end cannot be scored, begins anew as often as the iterator retries; then its
+    row has failed.
+
+    Args:
+        environment: the conversations' rules.
+        items: the rows of the environment, whose epoch was started.
+        pool: the engines.
+        sampling: with `n` and a seed as `Collector` takes them.
+        yield_completed_trajectories: yield each conversation alone as soon as it is over, instead of all of a row together.
+            A row that fails may have yielded some before.
+        ahead: rows under way at once.
+        limit: rows.
+        lost: where to note the rows that fail.
+
+    Raises:
+        EnginesLost: there is no engine left.
+    """
+    n = sampling.get("n", 1)
+
+    async def play(row: Row, index: int, attempt: int) -> Conversation:
+        asked = seeded({**sampling, "n": 1}, items.epoch, row.id, attempt, index)
+        conversation = await environment.play(pool, row, asked)
+        if conversation.score is None or conversation.score.value is None:
+            pool.counts["unscored"] += 1
+            raise RequestFailed(f"the conversation could not be scored: {conversation.score}", pool.version, "unscored")
+        return conversation
+
+    async def sample(row: Row, index: int) -> tuple[int, Conversation]:
+        return index, await retried(items.retries, lambda attempt: play(row, index, attempt))
+
+    waiting: dict[Hashable, dict[int, Conversation]] = {}
+    stream = as_completed(items, sample, pool, per_item=n, ahead=ahead, limit=limit, lost=lost)
+    async with aclosing(stream):
+        async for index, conversation in stream:
+            if yield_completed_trajectories:
+                yield [conversation]
+                continue
+            of_row = waiting.setdefault(conversation.row.id, {})
+            of_row[index] = conversation
+            if len(of_row) == n:
+                yield [each for _, each in sorted(waiting.pop(conversation.row.id).items())]

@@ -1,0 +1,48 @@
+"""The chat environment that a plan asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlcanary.errors import UserError
+from rlcanary.grpo.data.datasets import Row
+from rlcanary.grpo.data.items import ItemIterator
+from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.rewards.verifier import Verifier
+from rlcanary.grpo.rollout.environment import ChatEnvironment, Tool
+from rlcanary.grpo.tools.python_tool import PythonTool
+
+TOOLS: dict[str, Callable[..., Tool]] = {"python": PythonTool}
+
+
+def chat_environment(
+    plan: Plan, items: ItemIterator[Row], tokenizer: Any, verifiers: Mapping[str, Verifier]
+) -> ChatEnvironment:
+    """The environment of a plan that has one, on its items.
+
+    Raises:
+        UserError: an unknown tool or option, or turns that do not suffice.
+    """
+    settings = plan.environment
+    assert settings is not None
+    tools = []
+    for name, options in settings.tools.items():
+        if name not in TOOLS:
+            raise UserError(f"environment.tools: no tool {name}; there are {', '.join(TOOLS)}")
+        try:
+            tools.append(TOOLS[name](**(options or {})))
+        except (TypeError, UserError) as error:
+            raise UserError(f"environment.tools.{name}: {error}") from error
+    try:
+        return ChatEnvironment(
+            list(items.items.values()),
+            tokenizer,
+            verifiers,
+            system_prompt=plan.data.system_prompt,
+            tools=tools,
+            max_turns=settings.max_turns,
+            tool_role=settings.tool_role,
+        )
+    except UserError as error:
+        raise UserError(f"environment: {error}") from error

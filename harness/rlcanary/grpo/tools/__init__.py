@@ -1,0 +1,1 @@
+"""Tools that completions may call."""

@@ -1,0 +1,1 @@
+"""The optimizer step, checkpoints and the log of a run."""

@@ -1,0 +1,74 @@
+"""Checkpoints: one file each, written whole or not at all, from which a run goes on to identical numbers."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+from rlcanary.errors import UserError
+from rlcanary.system.files import write_whole
+
+NAME = re.compile(r"step-(\d{6,})\.pt")
+
+
+class CheckpointError(Exception):
+    """A checkpoint was not written; the ones before it are as they were."""
+
+
+def save_checkpoint(folder: Path, step: int, content: dict[str, Any], keep: int) -> Path:
+    """Write a checkpoint and remove the oldest ones.
+
+    Args:
+        folder: of the checkpoints, made if it is missing.
+        step: the next step of the run.
+        content: tensors and plain values.
+        keep: checkpoints that stay, this one included.
+
+    Raises:
+        CheckpointError: the disk is full or the folder closed to us.
+    """
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    path = folder / f"step-{step:06d}.pt"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, buffer.getvalue())
+    except OSError as error:
+        last = last_checkpoint(folder)
+        kept = "there is none before it" if last is None else f"the one before it, {last.name}, is as it was"
+        raise CheckpointError(f"cannot write the checkpoint {path}: {error.strerror or error}; {kept}") from error
+    for old in checkpoints(folder)[:-keep]:
+        old.unlink()
+    return path
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    found = [path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")))
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the furthest step, None if there is none."""
+    return next(reversed(checkpoints(folder)), None)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """What `save_checkpoint` was given.
+
+    Raises:
+        UserError: the file is not a checkpoint.
+    """
+    import torch
+
+    try:
+        content = torch.load(path, weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError) as error:
+        raise UserError(f"{path} is not a checkpoint that can be read: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a checkpoint of this trainer")
+    return content

@@ -1,0 +1,258 @@
+"""A run: everything that the loop works on, opened before its first step and closed behind its last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+from rlcanary.contract.engine import Engine
+from rlcanary.errors import UserError
+from rlcanary.grpo.data.data import evaluation_iterator, item_iterator
+from rlcanary.grpo.data.items import ItemIterator
+from rlcanary.grpo.engines.samplers import Samplers, eos_ids, start_samplers
+from rlcanary.grpo.plan.models import load_model, pad_id
+from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.plan.sampling import GenerationParameters
+from rlcanary.grpo.rewards.by_name import VerifiersByName
+from rlcanary.grpo.rollout.buffer import GroupBuffer, RemoteBuffer, start_buffer
+from rlcanary.grpo.rollout.collector import Collector
+from rlcanary.grpo.rollout.conversations import ConversationCollector
+from rlcanary.grpo.rollout.open_environment import chat_environment
+from rlcanary.grpo.sync.sync import Endpoint, sync_weights
+from rlcanary.grpo.training.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
+from rlcanary.grpo.training.rollout import Rollout
+from rlcanary.grpo.training.run_log import LOG, RunLog
+from rlcanary.grpo.training.trace import Trace
+from rlcanary.grpo.training.trainer import LearnerState, new_state, refresh_reference
+
+Result = TypeVar("Result")
+CHECKPOINTS, TRACE = "checkpoints", "trace.ndjson"
+
+
+@dataclass
+class Run:
+    """What the loop works on.
+
+    Attributes:
+        step: the next one.
+        collector: samples the items of the plan's datasets with `samplers`.
+        verifiers: judge what was sampled.
+        rollout: brings it to the trainer.
+        evaluation: samples what the plan holds out; None where it holds out nothing.
+        pad_token_id: fills the padding of batches.
+        thread: the trainer's own.
+    """
+
+    plan: Plan
+    step: int
+    state: LearnerState
+    samplers: Samplers
+    collector: Collector
+    verifiers: VerifiersByName
+    rollout: Rollout
+    evaluation: Collector | None
+    log: RunLog
+    trace: Trace
+    pad_token_id: int
+    thread: ThreadPoolExecutor
+
+    @property
+    def live_endpoints(self) -> list[Endpoint]:
+        """Those of the engines that were not given up.
+
+        Raises:
+            EnginesLost: there is none.
+        """
+        self.collector.pool.require_alive()
+        return [self.samplers.endpoints[replica] for replica in self.collector.pool.alive]
+
+    async def compute(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function in the trainer's own thread, while the event loop serves samplers and verifiers."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
+
+    async def save(self) -> None:
+        """Write a checkpoint of everything that the next step depends on. What waits in the buffer will be sampled again.
+
+        Raises:
+            CheckpointError: it was not written.
+        """
+        state = self.state
+        assert state.masters is not None
+        content = {
+            "step": self.step,
+            "plan": _settings(self.plan),
+            "model": state.model.state_dict(),
+            "masters": state.masters.parameters,
+            "optimizer": state.optimizer.state_dict(),
+            "scheduler": state.scheduler.state_dict(),
+            "updates": state.updates,
+            "reference": None if state.ref_model is None else state.ref_model.state_dict(),
+            "groups": await self.rollout.buffer.state(),
+            "data": self.collector.items.state(),
+            "version": self.samplers.version,
+        }
+        save_checkpoint(self.plan.run.folder / CHECKPOINTS, self.step, content, self.plan.run.keep_checkpoints)
+
+    def restore(self, content: dict[str, Any]) -> None:
+        """Go on from a checkpoint, the samplers with its weights and its version.
+
+        Raises:
+            UserError: the checkpoint is of another plan.
+            SyncError: the samplers did not take the weights.
+        """
+        differing = sorted(key for key, value in _settings(self.plan).items() if content["plan"].get(key) != value)
+        if differing:
+            raise UserError(f"the checkpoint is of a plan with other {', '.join(differing)}: choose another run.folder")
+        import torch
+
+        state = self.state
+        assert state.masters is not None
+        state.model.load_state_dict(content["model"])
+        with torch.no_grad():
+            for master, saved in zip(state.masters.parameters, content["masters"], strict=True):
+                master.copy_(saved)
+        state.optimizer.load_state_dict(content["optimizer"])
+        state.scheduler.load_state_dict(content["scheduler"])
+        state.updates = content["updates"]
+        if content["reference"] is not None:
+            state.ref_model.load_state_dict(content["reference"])
+        self.collector.items.load_state(content["data"])
+        sync_weights(state.model, self.samplers.endpoints, self.samplers.transport)
+        for endpoint in self.samplers.endpoints:
+            endpoint.version = content["version"]
+        self.step = content["step"]
+
+
+@contextmanager
+def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
+    """Check all that a plan names, then start it. Nothing of it is left running afterwards, whatever happened.
+
+    Args:
+        plan: of the run.
+        resume: go on from the last checkpoint in its folder.
+
+    Raises:
+        UserError: the plan names something that is not there, the folder holds a run that is not to be resumed, or no
+            checkpoint to resume from. Nothing was started then.
+    """
+    import torch
+
+    checkpoint = _checkpoint(plan, resume)
+    model, tokenizer = check_plan(plan)
+    pad_token_id = pad_id(tokenizer)
+    torch.set_num_threads(plan.run.threads)
+    torch.manual_seed(plan.run.seed)
+    folder = plan.run.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    state = new_state(model, plan.optimizer)
+    if plan.conventions.kl_coef != 0:
+        refresh_reference(state)
+    with ExitStack() as stack:
+        log = RunLog(folder, checkpoint["step"] if checkpoint else 0, plan.run.tensorboard)
+        stack.callback(log.close)
+        if plan.runtime.kind == "ray":
+            from rlcanary.grpo.engines.ray_actors import connected
+
+            stack.enter_context(connected(plan))
+        verifiers = _verifiers(plan, plan.roles.verifier.workers)
+        stack.callback(verifiers.close)
+        data = item_iterator(plan, tokenizer, verifiers)
+        samplers = stack.enter_context(start_samplers(plan, model, tokenizer))
+        sampling = replace(plan.sampling, seed=plan.run.seed).with_ends(eos_ids(model, tokenizer))
+        grouped = replace(sampling, num_return_sequences=plan.schedule.group_size)
+        collector = _collector(plan, tokenizer, verifiers, samplers.engines, data, grouped)
+        evaluation = None
+        if plan.evaluation:
+            held_out = evaluation_iterator(plan, tokenizer, verifiers)
+            alone = replace(sampling, temperature=plan.conventions.evaluation_temperature)
+            evaluation = _collector(plan, tokenizer, verifiers, samplers.engines, held_out, alone)
+        buffer = stack.enter_context(_buffer(plan, checkpoint and checkpoint["groups"]))
+        rollout = Rollout(collector, buffer, plan.schedule, log)
+        thread = stack.enter_context(ThreadPoolExecutor(1, "trainer"))
+        trace = Trace(folder / TRACE)
+        run = Run(plan, 0, state, samplers, collector, verifiers, rollout, evaluation, log, trace, pad_token_id, thread)
+        if checkpoint:
+            run.restore(checkpoint)
+        yield run
+
+
+@contextmanager
+def _buffer(plan: Plan, state: dict[str, Any] | None) -> Iterator[GroupBuffer | RemoteBuffer]:
+    """Between samplers and trainer: in this process, or in an actor where groups are sampled ahead on Ray."""
+    schedule = plan.schedule
+    settings = (max(schedule.prompts_per_step, schedule.prompts_ahead), schedule.versions_ahead, 1, state)
+    if plan.runtime.kind == "local" or not schedule.versions_ahead:
+        yield GroupBuffer(*settings)
+        return
+    import ray
+
+    actor = start_buffer(*settings)
+    try:
+        yield RemoteBuffer(actor)
+    finally:
+        ray.kill(actor)
+
+
+def check_plan(plan: Plan) -> tuple[Any, Any]:
+    """Load all that a plan names -> the model and its tokenizer.
+
+    Raises:
+        UserError: something is not there or does not fit, named by its key.
+    """
+    model, tokenizer = load_model(plan.model, plan.run.seed)
+    pad_id(tokenizer)
+    verifiers = _verifiers(plan, workers=0)
+    data = item_iterator(plan, tokenizer, verifiers)
+    if plan.environment:
+        chat_environment(plan, data, tokenizer, verifiers)
+    if plan.evaluation:
+        evaluation_iterator(plan, tokenizer, verifiers)
+    return model, tokenizer
+
+
+def _collector(
+    plan: Plan,
+    tokenizer: Any,
+    verifiers: VerifiersByName,
+    engines: Sequence[Engine],
+    data: ItemIterator[Any],
+    sampling: GenerationParameters,
+) -> Collector:
+    sampler, request = plan.roles.sampler, sampling.for_in_process()
+    settings: dict[str, Any] = {"slots": sampler.slots, "request_timeout_s": sampler.request_timeout_s}
+    if not plan.environment:
+        return Collector(engines, data, request, **settings)
+    environment = chat_environment(plan, data, tokenizer, verifiers)
+    return ConversationCollector(environment, engines, data, request, **settings)
+
+
+def _verifiers(plan: Plan, workers: int) -> VerifiersByName:
+    role = plan.roles.verifier
+    try:
+        return VerifiersByName(role.options, workers=workers, timeout_s=role.timeout_s)
+    except UserError as error:
+        raise UserError(f"roles.verifier.options: {error}") from error
+
+
+def _checkpoint(plan: Plan, resume: bool) -> dict[str, Any] | None:
+    folder = plan.run.folder
+    path = last_checkpoint(folder / CHECKPOINTS)
+    if resume and path is None:
+        raise UserError(f"run.folder {folder} has no checkpoint to resume from")
+    if not resume and (path is not None or (folder / LOG).exists()):
+        raise UserError(f"run.folder {folder} holds a run already: go on with it (--resume), or choose another folder")
+    return load_checkpoint(path) if resume and path is not None else None
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """What has to be the same when a run goes on; it may be longer, and its engines may be others."""
+    sections = asdict(plan)
+    seed = sections["run"]["seed"]
+    kept = {
+        name: repr(value) for name, value in sections.items() if name not in ("run", "evaluation", "roles", "runtime")
+    }
+    return {**kept, "run.seed": repr(seed)}

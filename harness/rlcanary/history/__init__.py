@@ -1,0 +1,1 @@
+"""Results files of all runs, read back: trends, change points, regressions."""

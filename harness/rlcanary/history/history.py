@@ -1,0 +1,267 @@
+"""All runs of a results folder in the order in which they ran, and the series of one metric."""
+
+import datetime
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, Self, overload
+
+from rlcanary.errors import UserError
+from rlcanary.history.index import Index, Watch, open_index, unwatched
+from rlcanary.history.settings import pytest_settings
+from rlcanary.recording.results_file import RESULTS_NAME, default_results_file, history_folder
+from rlcanary.system.printable import printable
+
+FEW_RUNS = 500  # are looked up by number
+
+
+class Run(NamedTuple):
+    file: str
+    run_id: str
+    started_s: float  # since the epoch
+    git_commit: str | None
+    dirty: bool | None
+    exit_status: int | None
+    environment: str | None
+
+    @property
+    def start(self) -> datetime.datetime:
+        """In UTC."""
+        return datetime.datetime.fromtimestamp(self.started_s, datetime.UTC)
+
+
+class Point(NamedTuple):
+    """One run's measurement of a metric; value is None where it was not a finite number."""
+
+    run: Run
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric over the runs that measured it, oldest first: a value for each, None where it was not a finite number.
+
+    nodeids counts the runs by the test that measured the metric. More than one means that the history mixes tests (or
+    that one was moved); the last is that of the newest run. left_out says in which runs the metric was text or the like, or
+    its test did not pass: a test that fails early is fast and says nothing about the code that it did not reach.
+    """
+
+    key: str
+    metric: str
+    values: list[float | None]
+    runs: Sequence[Run]
+    nodeids: dict[str, int]
+    left_out: str = ""
+
+    @property
+    def name(self) -> str:
+        return metric_name(self.key, self.metric)
+
+    @property
+    def mixed_tests(self) -> str:
+        """Which tests measured the metric, where these are several."""
+        tests = ", ".join(f"{nodeid} ({counted(runs, 'run')})" for nodeid, runs in self.nodeids.items())
+        return f"{self.key} was measured by more than one test: {tests}"
+
+    def point(self, index: int) -> Point:
+        return Point(self.runs[index], self.values[index])
+
+    def newest(self, count: int) -> Self:
+        """The series of the newest runs."""
+        first = max(0, len(self.values) - count)
+        return replace(self, values=self.values[first:], runs=self.runs[first:])
+
+
+class Runs(Sequence[Run]):
+    """Some runs of an index, looked up when they are asked for: most questions are about the values of all runs and the
+    circumstances of a few.
+    """
+
+    def __init__(self, index: Index, numbers: list[int], known: dict[int, Run] | None = None) -> None:
+        self._index = index
+        self._numbers = numbers
+        self._known = {} if known is None else known  # shared by all sequences of a history
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Runs": ...
+    def __getitem__(self, index: int | slice) -> "Run | Runs":
+        if isinstance(index, slice):
+            return self.only(self._numbers[index])
+        number = self._numbers[index]
+        if number not in self._known:
+            self._look_up([number])
+        return self._known[number]
+
+    def __iter__(self) -> Iterator[Run]:
+        if any(number not in self._known for number in self._numbers):
+            self._look_up(self._numbers if len(self._numbers) < FEW_RUNS else None)
+        return (self._known[number] for number in self._numbers)
+
+    def only(self, numbers: list[int]) -> "Runs":
+        return Runs(self._index, numbers, self._known)
+
+    def _look_up(self, numbers: list[int] | None) -> None:
+        for number, row in self._index.runs(numbers).items():
+            self._known[number] = Run._make(row._replace(dirty=None if row.dirty is None else bool(row.dirty)))
+
+
+class History:
+    """The runs of a folder, oldest first; `problems` has a line for everything in it that is not a run of its own.
+
+    Leaving it as a context closes its index, which others may then bring up to date.
+    """
+
+    def __init__(self, folder: Path, index: Index) -> None:
+        self.folder = folder
+        self._index = index
+        self._numbers = index.run_numbers()
+        self.runs = Runs(index, self._numbers)
+        self.problems = [] if index.problem is None else [index.problem]
+        self.problems += [printable(f"{folder / name}: {reason}") for name, reason in index.problems()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._index.close()
+
+    def metrics(self) -> dict[tuple[str, str], int]:
+        """Every (test key, metric) of the history, sorted, with the number of files that hold it."""
+        return self._index.counts()
+
+    def series(self, name: str) -> Series:
+        """The series of `<test key>.<metric>`.
+
+        Raises UserError for an unknown name and for a metric that is not a number.
+        """
+        key, metric = self._resolve(name)
+        series = self.numbers(key, metric)
+        if series is None:
+            glimpse, file = self._index.others(self._index.metrics()[key, metric])[0]
+            file = printable(file)
+            raise UserError(
+                f"{name} is not a number ({glimpse} in {file}), so it has no trend; "
+                "look at it with `rlcanary trend --jq EXPR`"
+            )
+        if not series.values:
+            raise UserError(f"{series.left_out}, and there is no other run, so it has no trend")
+        return series
+
+    def numbers(self, key: str, metric: str) -> Series | None:
+        """The series of a metric that the history holds, None if it never was a number."""
+        number = self._index.metrics()[key, metric]
+        values = self._index.values(number)
+        others = self._index.others(number)
+        left_out = []
+        if failed := self._index.not_passed(number):
+            left_out.append(
+                f"{metric_name(key, metric)} is left out of {counted(failed, 'run')} in which its test did not pass"
+            )
+        if others:
+            if all(value is None for value in values.values()):
+                return None
+            glimpse, file = others[0]
+            runs = counted(len(others), "run")
+            newest = f"the newest: {glimpse} in {printable(file)}"
+            left_out.append(f"{metric_name(key, metric)} was not a number in {runs}, left out here ({newest})")
+        measured = [run for run in self._numbers if run in values]
+        known = [values[run] for run in measured]
+        return Series(key, metric, known, self.runs.only(measured), self._index.nodeids(number), "; ".join(left_out))
+
+    def _resolve(self, name: str) -> tuple[str, str]:
+        # Keys and metric names may both hold dots, so a name is looked up rather than split.
+        known = list(self._index.metrics())
+        matches = [pair for pair in known if metric_name(*pair) == name]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise UserError(
+                f"{name} means {' and '.join(f'metric {metric!r} of {key!r}' for key, metric in matches)}; rename one"
+            )
+        nearest = nearest_names(name, [metric_name(*pair) for pair in known])
+        hint = f"the nearest are {', '.join(nearest)}" if nearest else "`rlcanary trend` without a name lists them all"
+        raise UserError(f"no run tracked {name!r}; {hint}")
+
+
+def find_history(start: Path) -> Path:
+    """The folder of past runs for a command started in `start`: where pytest's settings put it, else the first that exists
+    of the default places. Without a file of settings those are looked for in each folder up to the repository's top.
+
+    Raises UserError if there is none.
+    """
+    settings = pytest_settings(start)
+    if configured := settings.text("rlcanary_results"):
+        candidates = [settings.root / configured]
+    else:
+        roots = [settings.root] if settings.file else folders_of_repository(start)
+        candidates = [
+            candidate
+            for root in roots
+            for candidate in (
+                default_results_file(root, settings.words("testpaths")),
+                *(root / folder / RESULTS_NAME for folder in ("tests/unit", "tests", "test", ".")),
+            )
+        ]
+    folders = list(dict.fromkeys(history_folder(candidate) for candidate in candidates))
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    places = ", ".join(os.path.relpath(folder, start) for folder in folders)
+    raise UserError(
+        f"no results of past runs here (looked for {places}); run pytest first, or name the folder with --dir"
+    )
+
+
+def folders_of_repository(start: Path) -> list[Path]:
+    """This folder and those above it up to the top of its git repository; this one alone outside a repository."""
+    above = [start, *start.parents]
+    top = next((index for index, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    return above[: top + 1]
+
+
+def load_history(folder: Path, watch: Watch = unwatched) -> History:
+    """The history in a folder of results files.
+
+    Raises UserError if there is no such folder or no run in it that can be read.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no results folder {folder}; run pytest first, or name the folder with --dir")
+    try:
+        index = open_index(folder, watch)
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {error.strerror}; name a folder of results with --dir") from error
+    history = History(folder, index)
+    if not history.runs:
+        index.discard()
+        found = f"; unreadable: {'; '.join(history.problems[:3])}" if history.problems else ""
+        raise UserError(
+            f"{folder} holds no results of a run; run pytest first, or name another folder with --dir{found}"
+        )
+    return history
+
+
+def results_files(folder: Path) -> list[Path]:
+    """The results files in the order of a shell's `folder/*.json`."""
+    return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def metric_name(key: str, metric: str) -> str:
+    return f"{key}.{metric}"
+
+
+def nearest_names(name: str, known: list[str], count: int = 3) -> list[str]:
+    """The known names that somebody who wrote this may have meant: those that hold it, else those that resemble it."""
+    return [full for full in known if name in full][:count] or difflib.get_close_matches(
+        name, known, n=count, cutoff=0.4
+    )

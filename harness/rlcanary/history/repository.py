@@ -1,0 +1,59 @@
+"""Whether a history belongs to the git repository that it is asked about in."""
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcanary.errors import UserError
+from rlcanary.history.history import History
+
+SAMPLE = 10  # runs at each end of the history
+
+
+def require_own_project(history: History, start: Path) -> None:
+    """Raises UserError if none of the history's commits is in the repository around its folder (or, where the folder is in
+    none, around `start`).
+
+    Nothing can be said, and nothing is raised, without a repository, without commits and in a shallow clone.
+    """
+    ends = [*history.runs[:SAMPLE], *history.runs[-SAMPLE:]]
+    commits = [run.git_commit for run in ends if run.git_commit and re.fullmatch("[0-9a-f]{7,64}", run.git_commit)]
+    if not commits:
+        return
+    sample = list(dict.fromkeys(commits))
+    for place in (history.folder, start):
+        known = _are_commits(sample, place)
+        if known is None:
+            continue
+        if not any(known) and _git(["rev-parse", "--is-shallow-repository"], place) == "false\n":
+            raise UserError(
+                f"the runs in {history.folder} are of another project, or of commits that this clone does not have yet: "
+                f"{sample[-1][:10]} and {len(sample) - 1} more are unknown to git here. Name this project's folder with "
+                "--dir, fetch the commits, or read it all the same with --any-project"
+            )
+        return
+
+
+def top_level(place: Path) -> Path | None:
+    """The root of the repository's checkout around a folder, None outside of one."""
+    answer = _git(["rev-parse", "--show-toplevel"], place)
+    return Path(answer.removesuffix("\n")) if answer else None
+
+
+def _are_commits(names: Sequence[str], place: Path) -> list[bool] | None:
+    """None outside a repository."""
+    answer = _git(["cat-file", "--batch-check=%(objecttype)"], place, "".join(f"{name}\n" for name in names))
+    return None if answer is None else [line == "commit" for line in answer.splitlines()]
+
+
+def _git(arguments: list[str], place: Path, questions: str = "") -> str | None:
+    """What git prints; None where git is not installed or fails."""
+    environment = {**os.environ, "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+    command = ["git", "-C", str(place), *arguments]
+    try:
+        answer = subprocess.run(command, env=environment, input=questions, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return answer.stdout if answer.returncode == 0 else None

@@ -1,0 +1,151 @@
+"""A metric's history as people look at it: a sparkline, and a table with the steps marked."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from rlcanary.history.changepoints import ChangePoint, change_points
+from rlcanary.history.history import Run, Series, counted
+
+BARS = "▁▂▃▄▅▆▇█"
+SPARKLINE_WIDTH = 60
+
+
+class Trend:
+    """A series with its change points; `steps` maps an index into the series' points to the change point that
+    begins there, whose own indices count the series' points too.
+    """
+
+    def __init__(self, series: Series) -> None:
+        self.series = series
+        measured = [index for index, value in enumerate(series.values) if value is not None]
+        values = np.array([series.values[index] for index in measured], dtype=np.float64)
+        self.steps: dict[int, ChangePoint] = {}
+        for change in change_points(values):
+            first, earliest, latest = (measured[index] for index in (change.index, change.earliest, change.latest))
+            self.steps[first] = replace(change, index=first, earliest=earliest, latest=latest)
+
+    @property
+    def largest(self) -> int | None:
+        """The index of the largest step, None if there is no step."""
+        return max(self.steps, key=lambda index: abs(self.steps[index].step), default=None)
+
+
+def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
+    """One character for each value, or for the mean of neighbouring values where there are more than `width`; a
+    blank where there is none.
+    """
+    columns = min(width, len(values))
+    means: list[float | None] = []
+    for column in range(columns):
+        bucket = values[column * len(values) // columns : (column + 1) * len(values) // columns]
+        present = [value for value in bucket if value is not None]
+        means.append(math.fsum(present) / len(present) if present else None)
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return " " * columns
+    low, high = min(known), max(known)
+    if low == high:
+        return "".join(" " if mean is None else BARS[len(BARS) // 2] for mean in means)
+    return "".join(
+        " " if mean is None else BARS[round((mean - low) / (high - low) * (len(BARS) - 1))] for mean in means
+    )
+
+
+def trend_table(trend: Trend, last: int) -> Table:
+    """Date, commit, value and change for the newest `last` runs (0: all), steps marked, the largest one in bold."""
+    series = trend.series
+    total = len(series.values)
+    first = max(0, total - last) if last else 0
+    table = Table(title=Text(f"{series.name} ({_shown_of(total - first, total)})"))
+    table.add_column("Date (UTC)", overflow="fold")
+    table.add_column("Commit", no_wrap=True)
+    table.add_column("Value", justify="right", no_wrap=True)
+    table.add_column("Change", justify="right", no_wrap=True)
+    table.add_column("Step", overflow="fold")
+    previous = series.values[first - 1] if first else None
+    for index, (run, value) in enumerate(zip(series.runs[first:], series.values[first:], strict=True), start=first):
+        step = trend.steps.get(index)
+        mark = (
+            Text(f"◀ {step_size(step)}", style="bold red" if index == trend.largest else "yellow") if step else Text("")
+        )
+        table.add_row(
+            f"{run.start:%Y-%m-%d %H:%M:%S}",
+            commit_text(run),
+            "not finite" if value is None else f"{value:.6g}",
+            change_text(previous, value),
+            mark,
+        )
+        previous = value
+    return table
+
+
+def describe_step(step: ChangePoint) -> str:
+    """The step from level to level: in percent, and in standard deviations of the noise where the metric has noise."""
+    return f"{step.before:.4g} → {step.after:.4g}, {step_size(step)}"
+
+
+def relative_size(step: ChangePoint) -> str:
+    """The step in percent of the level before; from 0, in the metric's units."""
+    return f"{step.step:+.3g}" if step.relative_step is None else f"{100 * step.relative_step:+.3g} %"
+
+
+def step_size(step: ChangePoint) -> str:
+    size = relative_size(step)
+    return size if step.noise_units is None else f"{size} ({abs(step.noise_units):.1f} sigma)"
+
+
+def change_text(before: float | None, after: float | None) -> str:
+    if before is None or after is None:
+        return ""
+    if before == after:
+        return "="
+    return f"{100 * (after - before) / abs(before):+.2f} %" if before else f"{after - before:+.4g}"
+
+
+def commit_text(run: Run) -> str:
+    return "none" if run.git_commit is None else run.git_commit[:10] + ("+" if run.dirty else "")
+
+
+def _shown_of(shown: int, total: int) -> str:
+    runs = counted(total, "run")
+    return runs if shown == total else f"newest {shown} of {runs}"
+
+
+def trend_document(trend: Trend) -> dict[str, Any]:
+    """The same as JSON: values, change points, and the index of the largest step."""
+    series = trend.series
+    return {
+        "metric": series.name,
+        "runs": [
+            {
+                "run_id": run.run_id,
+                "start_time_utc": run.start.isoformat(),
+                "git_commit": run.git_commit,
+                "dirty": run.dirty,
+                "exit_status": run.exit_status,
+                "value": value,
+            }
+            for run, value in zip(series.runs, series.values, strict=True)
+        ],
+        "change_points": [
+            {
+                "index": index,
+                "earliest": step.earliest,
+                "latest": step.latest,
+                "last_before": series.runs[index - 1].git_commit,
+                "first_after": series.runs[index].git_commit,
+                "before": step.before,
+                "after": step.after,
+                "relative_step": step.relative_step,
+                "noise_units": step.noise_units,
+            }
+            for index, step in trend.steps.items()
+        ],
+        "largest_step": trend.largest,
+    }

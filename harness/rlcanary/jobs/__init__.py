@@ -1,0 +1,1 @@
+"""A job and where it runs: this machine, Slurm or Ray."""

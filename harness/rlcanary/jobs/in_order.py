@@ -1,0 +1,80 @@
+"""Executors whose jobs we start ourselves, each when the one before it has ended, and end when their time is over."""
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from rlcanary.jobs.job import Job, Rejected, State
+
+CANCELLED = State("CANCELLED", True)
+
+
+class InOrder(ABC):
+    """Jobs that wait for others wait in this object, and are started, or ended, when states are asked for."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Job] = {}
+        self._seconds: dict[str, float] = {}
+        """How long a job may run."""
+        self._running_since: dict[str, float] = {}
+        self._ended: dict[str, State] = {}
+        """By us."""
+
+    @abstractmethod
+    def start(self, identity: str, job: Job) -> None:
+        """Raises Rejected."""
+
+    @abstractmethod
+    def state(self, identity: str) -> State:
+        """Of a job that was started. Raises QueryFailed."""
+
+    @abstractmethod
+    def end(self, identity: str) -> None:
+        """End a job that was started; nothing happens to one that has ended. Raises QueryFailed."""
+
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        ids = [f"{job.name}-{secrets.token_hex(4)}" for job in jobs]
+        for identity, job in zip(ids, jobs, strict=True):
+            self._waiting[identity] = job
+            if job.resources.minutes is not None:
+                self._seconds[identity] = job.resources.minutes * 60
+        try:
+            self._start_ready()
+        except Rejected:
+            self.cancel(ids)
+            raise
+        return ids
+
+    def states(self, ids: Sequence[str]) -> Mapping[str, State]:
+        self._start_ready()
+        return {identity: self._state(identity) for identity in ids}
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        for identity in ids:
+            if self._state(identity).is_final:
+                continue
+            if self._waiting.pop(identity, None) is None:
+                self.end(identity)
+            self._ended[identity] = CANCELLED
+
+    def _start_ready(self) -> None:
+        for identity, job in list(self._waiting.items()):
+            if job.after is None or self._state(job.after).is_final:
+                del self._waiting[identity]
+                self._ended[identity] = CANCELLED  # Unless it starts.
+                self.start(identity, job)
+                del self._ended[identity]
+
+    def _state(self, identity: str) -> State:
+        if identity in self._ended:
+            return self._ended[identity]
+        if identity in self._waiting:
+            return State("PENDING", False)
+        state = self.state(identity)
+        if state.name == "RUNNING" and identity in self._seconds:
+            since = self._running_since.setdefault(identity, time.monotonic())
+            if time.monotonic() - since > self._seconds[identity]:
+                self.end(identity)
+                state = self._ended[identity] = State("TIMEOUT", True)
+        return state

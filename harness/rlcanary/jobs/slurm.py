@@ -1,0 +1,199 @@
+"""Jobs of a Slurm cluster, through its own commands."""
+
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from rlcanary.jobs.job import LOST, Job, QueryFailed, Rejected, Resources, State, write_script
+
+UNFINISHED = {
+    "COMPLETING",
+    "CONFIGURING",
+    "PENDING",
+    "RESIZING",
+    "RESV_DEL_HOLD",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RUNNING",
+    "SIGNALING",
+    "SPECIAL_EXIT",
+    "STAGE_OUT",
+    "STOPPED",
+    "SUSPENDED",
+}
+BUSY = re.compile(
+    r"socket timed out|unable to contact slurm controller|connection refused|temporarily unavailable", re.I
+)
+"""What sbatch says when the controller does not answer: the job itself was not refused."""
+OWN_JOB = ("SLURM_JOB", "SLURM_ARRAY", "SLURM_STEP", "SLURM_TASK")
+"""Variables that tell a step which job it belongs to: a job that is submitted from inside one must not inherit them."""
+MARKS = ("RLCANARY_BISECT_JOURNAL", "RLCANARY_BISECT_RUN")
+"""Processes of a bisect are known, and ended, by these variables: a scancel must come to its end, and jobs are cancelled."""
+ATTEMPTS = 5
+ANSWER_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    account: str | None = None
+    partition: str | None = None
+    container: str | None = None
+    """An image for `srun --container-image` (Pyxis)."""
+    mounts: str | None = None
+
+    @classmethod
+    def of_environment(cls) -> "SlurmOptions":
+        """From ACCOUNT, PARTITION, CONTAINER and MOUNTS."""
+        return cls(*(os.environ.get(name) or None for name in ("ACCOUNT", "PARTITION", "CONTAINER", "MOUNTS")))
+
+
+class SlurmExecutor:
+    """One job per `Job`; several with the same resources and environment are one array.
+
+    No job is requeued: a run that starts again in a folder that another one wrote to is not the run that was asked for.
+    """
+
+    name = "slurm"
+    address = ""
+    slowest_poll = 30.0
+
+    def __init__(self, options: SlurmOptions | None = None) -> None:
+        self._options = options or SlurmOptions()
+
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        ids: list[str] = []
+        for _, same in groupby(jobs, key=lambda job: (job.resources, job.after, job.environment)):
+            batch = list(same)
+            for job in batch:
+                write_script(job, self._container(job))
+            try:
+                ids += self._submit_batch(batch)
+            except Rejected:
+                self.cancel(ids)
+                raise
+        return ids
+
+    def states(self, ids: Sequence[str]) -> Mapping[str, State]:
+        """From the accounting where there is one, from the queue for what it does not know."""
+        failures: list[str] = []
+        names = self._ask(ids, failures, "sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State")
+        missing = [identity for identity in ids if identity not in names]
+        if missing:
+            queue = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T")
+            names |= self._ask(missing, failures, *queue)
+        # Where either source failed, a job that the other does not know is not lost.
+        lost = [identity for identity in ids if identity not in names]
+        if lost and failures and not (len(failures) == 1 and failures[0].startswith("sacct")):
+            raise QueryFailed("; ".join(failures))
+        return {identity: _state(names.get(identity, LOST)) for identity in ids}
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        if ids:
+            _slurm("scancel", *ids)
+
+    def _submit_batch(self, batch: Sequence[Job]) -> list[str]:
+        first = batch[0]
+        if len(batch) == 1:
+            return [self._sbatch(first, [], str(first.script), first.folder)]
+        scripts = " ".join(shlex.quote(str(job.script)) for job in batch)
+        array = first.folder / "array.sh"
+        array.write_text(
+            f'#!/bin/bash\nscripts=({scripts})\nexec "${{scripts[$SLURM_ARRAY_TASK_ID]}}"\n', encoding="utf-8"
+        )
+        identity = self._sbatch(first, [f"--array=0-{len(batch) - 1}"], str(array), first.folder)
+        return [f"{identity}_{number}" for number in range(len(batch))]
+
+    def _sbatch(self, job: Job, options: Sequence[str], script: str, folder: Path) -> str:
+        """The job's id. Raises Rejected."""
+        command = [
+            "sbatch",
+            "--parsable",
+            "--no-requeue",
+            "--export=ALL",
+            f"--job-name={job.name}",
+            f"--output={folder}/slurm-%j.out",
+        ]
+        command += [f"--chdir={job.directory}", *_resource_options(job.resources), *options]
+        for option, value in (
+            ("account", self._options.account),
+            ("partition", self._options.partition),
+            ("dependency", None if job.after is None else f"afterany:{job.after}"),
+        ):
+            if value is not None:
+                command.append(f"--{option}={value}")
+        environment = {name: value for name, value in job.environment.items() if not name.startswith(OWN_JOB)}
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                printed = _slurm(*command, script, environment=environment)
+            except QueryFailed as error:
+                if attempt < ATTEMPTS and BUSY.search(str(error)):
+                    time.sleep(min(2.0**attempt, 10.0))
+                    continue
+                raise Rejected(str(error)) from None
+            identity = printed.strip().split(";")[0]
+            if not identity.isdigit():
+                raise Rejected(f"sbatch printed no job id but {printed.strip()!r}")
+            return identity
+        raise AssertionError
+
+    def _ask(self, ids: Sequence[str], failures: list[str], *command: str) -> dict[str, str]:
+        try:
+            printed = _slurm(*command, f"--jobs={','.join(ids)}")
+        except QueryFailed as error:
+            if "invalid job id" not in str(error).lower():
+                failures.append(str(error))
+            return {}
+        rows = (line.split("|") for line in printed.splitlines() if "|" in line)
+        return {row[0].strip(): row[1].split()[0].rstrip("+") for row in rows if row[1].strip()}
+
+    def _container(self, job: Job) -> list[str]:
+        if self._options.container is None:
+            return []
+        words = ["srun", "--nodes=1", "--ntasks=1", f"--container-image={self._options.container}"]
+        mounts = [f"{place}:{place}" for place in (job.directory, job.folder.parent)]
+        words.append(f"--container-mounts={','.join(filter(None, [self._options.mounts, *mounts]))}")
+        return [*words, f"--container-workdir={job.directory}"]
+
+
+def _resource_options(resources: Resources) -> list[str]:
+    options = [f"--nodes={resources.nodes}"]
+    if resources.gpus_per_node:
+        options.append(f"--gpus-per-node={resources.gpus_per_node}")
+    if resources.minutes is not None:
+        options.append(f"--time={resources.minutes}")
+    return options
+
+
+def _state(name: str) -> State:
+    return State(name, name not in UNFINISHED)
+
+
+def _slurm(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    """What a Slurm command prints. Raises QueryFailed with what it says on stderr."""
+    try:
+        finished = subprocess.run(
+            command,
+            env={name: value for name, value in (environment or os.environ).items() if name not in MARKS},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ANSWER_SECONDS,
+            start_new_session=True,  # A signal to our process group must not cut a scancel in two.
+        )
+    except subprocess.TimeoutExpired:
+        raise QueryFailed(f"{command[0]} did not answer within {ANSWER_SECONDS:g} seconds") from None
+    except OSError as error:
+        raise QueryFailed(f"{command[0]}: {error.strerror}") from None
+    if finished.returncode:
+        lines = [line.strip() for line in finished.stderr.splitlines() if line.strip()]
+        why = re.sub(rf"^{command[0]}: (error|fatal): ", "", lines[-1]) if lines else f"exit code {finished.returncode}"
+        raise QueryFailed(f"{command[0]}: {why}")
+    return finished.stdout

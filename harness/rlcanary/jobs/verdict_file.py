@@ -1,0 +1,38 @@
+"""A command that knows more than its exit code says may leave an outcome in a file, as its last act."""
+
+import json
+import os
+from pathlib import Path
+
+from rlcanary.jobs.outcomes import Outcome, Reading
+from rlcanary.system.files import write_whole
+
+VERDICT_VARIABLE = "RLCANARY_BISECT_VERDICT"
+"""Names the file: `{"outcome": "good|bad|untestable|infra|abort", "reason": "…"}`."""
+
+
+def write_verdict(reading: Reading) -> None:
+    """Does nothing outside of a bisect."""
+    place = os.environ.get(VERDICT_VARIABLE)
+    if place:
+        write_verdict_file(Path(place), reading)
+
+
+def write_verdict_file(file: Path, reading: Reading) -> None:
+    write_whole(file, json.dumps({"outcome": reading.outcome, "reason": reading.reason}) + "\n")
+
+
+def read_verdict_file(file: Path) -> Reading | None:
+    """None where there is no file. One that is not understood stops the search: its outcome must not be guessed."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        document = json.loads(text)
+        outcome = Outcome(document["outcome"])
+        if outcome is Outcome.MEASURED:
+            raise ValueError("a metric's value is read elsewhere")
+        return Reading(outcome, str(document["reason"]))
+    except (ValueError, KeyError, TypeError) as error:
+        return Reading(Outcome.ABORT, f"the verdict in {file} cannot be read: {error!r}")

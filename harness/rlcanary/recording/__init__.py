@@ -1,0 +1,1 @@
+"""Recording what a test run measures, as it happens."""

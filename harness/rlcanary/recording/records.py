@@ -1,0 +1,80 @@
+"""The records of one process of a run: in its journal when `append` returns, or in memory where that cannot be written."""
+
+from collections import deque
+from pathlib import Path
+
+from rlcanary.recording.assembly import JOURNAL_KIND, JOURNAL_VERSION
+from rlcanary.recording.json_text import json_text
+from rlcanary.system.journal import Journal, Record
+
+
+class Records:
+    """Appends records. Trouble with the disk is no error here: it is in `problems`, and the records wait for the disk to
+    recover.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._journal: Journal | None = None
+        self._kept: list[str] = []
+        self._waiting: deque[str] = deque()
+
+    def open(self, path: Path) -> None:
+        """Begins a journal with the records so far.
+
+        Raises OSError if it cannot be made.
+        """
+        self._journal = Journal(path, JOURNAL_KIND, JOURNAL_VERSION, new=True)
+        self._write_waiting()
+
+    def append(self, record: Record) -> None:
+        text = json_text(record)
+        self._kept.append(text)
+        self.append_line(text)
+
+    def append_line(self, text: str) -> None:
+        """For a record whose JSON is known without an encoder, and that the caller remembers."""
+        if self._journal is None or self._waiting:
+            self._waiting.append(text)
+            self._write_waiting()
+            return
+        try:
+            self._journal.append_line(text)
+        except OSError as error:
+            self._waiting.append(text)
+            self._note(error)
+
+    def _write_waiting(self) -> None:
+        while self._journal is not None and self._waiting:
+            text = self._waiting.popleft()
+            try:
+                self._journal.append_line(text)
+            except OSError as error:
+                self._waiting.appendleft(text)
+                self._note(error)
+                return
+
+    def _note(self, error: OSError) -> None:
+        assert self._journal is not None
+        problem = f"{self._journal.path}: {error.strerror}; what could not be written there is kept in memory"
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def sync(self) -> None:
+        """Brings the journal to the disk."""
+        if self._journal is not None:
+            try:
+                self._journal.sync()
+            except OSError as error:
+                self._note(error)
+
+    def missing(self) -> list[str]:
+        """The JSON of the records that are in no journal: of all that were appended, where the journal is gone."""
+        if self._journal is None or not self._journal.path.exists():
+            return self._kept
+        self._write_waiting()
+        return list(self._waiting)
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()

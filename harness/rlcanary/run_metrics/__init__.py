@@ -1,0 +1,1 @@
+"""The numbers of one training run: sources, windows, expressions."""

@@ -1,0 +1,1 @@
+"""git, processes, files and the one append-only journal."""

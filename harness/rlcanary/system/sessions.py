@@ -1,0 +1,274 @@
+"""Running a process so that it, and everything it started, can be ended by process id."""
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Protocol
+
+import psutil
+
+from rlcanary.system import run_guardian as guardian
+from rlcanary.system.ending import Ending
+
+GRACE_SECONDS = 2.0
+LOOK_SECONDS = 0.2
+
+
+class Stopped(Exception):
+    """What was under way is to end."""
+
+
+class Cancelled(Stopped):
+    """Its result no longer matters."""
+
+
+class Interrupted(Stopped):
+    """The search was asked to stop by a signal."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+        self.exit_code = 128 + signum
+
+
+class Stop(Protocol):
+    """What a loop that waits looks at. Thread-safe."""
+
+    @property
+    def is_asked(self) -> bool: ...
+
+    def check(self) -> None:
+        """Raise Stopped if a stop was asked for."""
+        ...
+
+
+class Interrupts:
+    """While entered, SIGINT, SIGTERM and SIGHUP only raise a flag, and the loops that wait look at it.
+
+    So nothing is cut in two: a journal line or a clean-up under way is finished first.
+    A signal that was already ignored (nohup) stays ignored.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+    def __enter__(self) -> "Interrupts":
+        self._previous = {s: signal.getsignal(s) for s in self.SIGNALS if signal.getsignal(s) is not signal.SIG_IGN}
+        for signum in self._previous:
+            signal.signal(signum, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+
+    @property
+    def is_asked(self) -> bool:
+        return self.signum is not None
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal came."""
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+
+class Cancellation:
+    """Stops one run: with all others at a signal, or alone."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled
+
+    @property
+    def is_asked(self) -> bool:
+        return self._cancelled or self._interrupts.is_asked
+
+    def check(self) -> None:
+        self._interrupts.check()
+        if self._cancelled:
+            raise Cancelled
+
+
+def run(
+    command: Sequence[str],
+    *,
+    directory: Path,
+    environment: Mapping[str, str],
+    mark: Mapping[str, str],
+    output: Path,
+    timeout: float | None,
+    stop: Stop,
+) -> Ending:
+    """Run `command` below a guardian, its output in the file `output`, and end all that it started whatever happens.
+
+    `mark` joins the environment; it is what no other run has.
+    Raises Stopped within about GRACE_SECONDS of being asked to stop, with the processes ended.
+    """
+    began = time.monotonic()
+    try:
+        guarded = _Guarded(command, directory, {**environment, **mark}, output)
+    except OSError as error:
+        return _not_started(command, error.errno or 0, output)
+    try:
+        timed_out = False
+        while guarded.status is None:
+            stop.check()
+            left = LOOK_SECONDS if timeout is None else began + timeout - time.monotonic()
+            if left <= 0:
+                timed_out = True
+                break
+            guarded.wait(min(left, LOOK_SECONDS))
+    finally:
+        # Ends a run that timed out or was interrupted, and otherwise what the command left behind.
+        guarded.end(mark)
+    word, number = guarded.status or ("ended", int(signal.SIGKILL))
+    if word == "error":
+        return _not_started(command, number, output)
+    # A process that the kernel cannot end (a hung device) stays behind rather than holding the search up for ever.
+    return Ending(os.waitstatus_to_exitcode(number), time.monotonic() - began, timed_out)
+
+
+def _not_started(command: Sequence[str], number: int, output: Path) -> Ending:
+    why = f"{command[0]}: {os.strerror(number)}"
+    output.write_text(f"{why}\n", encoding="utf-8")
+    return Ending(127 if number == errno.ENOENT else 126, 0.0, why=why)
+
+
+class _Guarded:
+    """A command below a guardian of its own (guardian.py)."""
+
+    def __init__(self, command: Sequence[str], directory: Path, environment: Mapping[str, str], output: Path) -> None:
+        self.status: tuple[str, int] | None = None
+        """How the command ended, with its wait status, or why it did not start, with the error number."""
+        self._report, status = os.pipe()
+        hold, self._hold = os.pipe()
+        program = sys.executable, "-I", "-S", guardian.__file__, str(status), str(hold)
+        try:
+            with output.open("wb") as stream:
+                self._process = subprocess.Popen(
+                    [*program, *command],
+                    cwd=directory,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(status, hold),
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            os.close(status)
+            os.close(hold)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the status, so long at most."""
+        if self.status is None and select.select([self._report], [], [], seconds)[0]:
+            words = os.read(self._report, 100).split()
+            # Without a word the guardian itself was killed.
+            self.status = (words[0].decode(), int(words[1])) if words else ("ended", int(signal.SIGKILL))
+
+    def end(self, mark: Mapping[str, str]) -> None:
+        """End the command and all that it started."""
+        own = self._process.pid
+        _end(lambda: _marked(mark) | _descendants(own), spared=own)
+        self.wait(0)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._hold, b"x")
+        self._close()
+        try:
+            self._process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def _close(self) -> None:
+        os.close(self._report)
+        os.close(self._hold)
+
+
+def end_session(session: int, mark: Mapping[str, str] = types.MappingProxyType({})) -> None:
+    """End every process of a session that we started, and those that left it, as daemons do, with `mark` on them.
+
+    A session is named by the process id of its leader, which has to be our child: else the number may be given away again.
+    """
+    _end(lambda: _running(lambda pid: os.getsid(pid) == session) | _marked(mark))
+
+
+def end_marked(mark: Mapping[str, str]) -> None:
+    """End every process that has all of `mark` in its environment, whoever started it, and those below it."""
+    _end(lambda: {process for marked in _marked(mark) for process in (marked, *_descendants(marked.pid))})
+
+
+def is_marked_running(mark: Mapping[str, str]) -> bool:
+    """Whether a process has all of `mark` in its environment, whoever started it."""
+    return bool(_marked(mark))
+
+
+def _marked(mark: Mapping[str, str]) -> set[psutil.Process]:
+    return _running(lambda pid: bool(mark) and mark.items() <= psutil.Process(pid).environ().items())
+
+
+def _descendants(pid: int) -> set[psutil.Process]:
+    try:
+        return set(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def _end(find: Callable[[], set[psutil.Process]], spared: int = 0) -> None:
+    """Ask the processes to end, after GRACE_SECONDS make them, and after as long again give up.
+
+    Those that were found once are meant, also when what they were found by has gone. `spared`: a process id to leave.
+    """
+    began = time.monotonic()
+    asked: set[psutil.Process] = set()
+    while members := {process for process in find() | asked if process.pid != spared and _is_alive(process)}:
+        waited = time.monotonic() - began
+        if waited > 2 * GRACE_SECONDS:
+            return
+        for process in members:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if waited > GRACE_SECONDS:
+                    process.kill()
+                elif process not in asked:
+                    process.terminate()
+        asked |= members
+        time.sleep(0.02)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _running(is_meant: Callable[[int], bool]) -> set[psutil.Process]:
+    """The processes that are meant, without zombies and our own."""
+    found: set[psutil.Process] = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess, psutil.AccessDenied):
+            if pid != os.getpid() and is_meant(pid):
+                found.add(psutil.Process(pid))
+    return {process for process in found if _is_alive(process)}

@@ -1,0 +1,174 @@
+"""The bundled trainer end to end: a plan in, a log out, on a tiny model from scratch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcanary.errors import UserError
+from rlcanary.grpo.plan.plan import Plan, plan_of
+from rlcanary.grpo.train import train
+from rlcanary.grpo.training.checkpoint import CheckpointError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def a_plan(folder: Path, steps: int = 4, **changes: Any) -> Plan:
+    given: dict[str, Any] = {
+        "run": {"folder": str(folder), "steps": steps},
+        "model": {"scratch": {"characters": "0123456789+="}},
+        "data": {"datasets": [{"name": "arithmetic", "count": 12, "largest": 4}], "chat_template": False},
+        "sampling": {"max_new_tokens": 3},
+        "schedule": {"prompts_per_step": 4, "group_size": 4},
+        "conventions": {"old_logprobs": "sampler", "entropy_coef": 0.01},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            given.setdefault(section, {})[name] = value
+        else:
+            given[section] = value
+    return plan_of(given)
+
+
+def log_of(folder: Path) -> list[dict[str, float]]:
+    """Without times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith("seconds/")} for line in lines]
+
+
+def test_each_step_is_logged_and_moves_the_policy_version(tmp_path: Path) -> None:
+    train(a_plan(tmp_path))
+    log = log_of(tmp_path)
+    assert [line["step"] for line in log] == [0, 1, 2, 3]
+    assert [line["policy_version"] for line in log] == [1, 2, 3, 4]
+    assert all(abs(line[name] - 1) < 1e-4 for line in log for name in ("ratio_min", "ratio_max"))
+
+
+def test_the_same_plan_gives_the_same_numbers(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        train(a_plan(tmp_path / name))
+    assert log_of(tmp_path / "one") == log_of(tmp_path / "two")
+
+
+SETTINGS = {
+    "float32": {},
+    "bfloat16": {"model__dtype": "bfloat16"},
+    "reference model": {"conventions__kl_coef": 0.1, "schedule__refresh_reference_every": 2},
+    "several updates per step": {
+        "schedule__rows_per_update": 8,
+        "schedule__rows_per_micro_batch": 2,
+        "schedule__max_staleness": 1,
+        "conventions__old_logprobs": "trainer",
+    },
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_resumed_run_logs_what_a_run_without_a_stop_logs(tmp_path: Path, name: str) -> None:
+    changes = SETTINGS[name] | {"run__checkpoint_every": 2}
+    train(a_plan(tmp_path / "whole", 5, **changes))
+    with pytest.raises(KeyboardInterrupt):
+        train(a_plan(tmp_path / "stopped", 5, **changes), on_step=stop_at(3))
+    train(a_plan(tmp_path / "stopped", 5, **changes), resume=True)
+    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
+    newest = [
+        torch.load(tmp_path / run / "checkpoints/step-000004.pt", weights_only=True) for run in ("whole", "stopped")
+    ]
+    assert all(torch.equal(newest[0]["model"][key], newest[1]["model"][key]) for key in newest[0]["model"])
+
+
+def stop_at(step: int) -> Any:
+    def watch(current: int, metrics: Any) -> None:
+        if current == step:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+HELD_OUT = {"datasets": [{"name": "arithmetic", "count": 5, "seed": 1}], "every": 2}
+
+
+def test_an_evaluation_is_logged_when_it_is_due_and_changes_nothing_else(tmp_path: Path) -> None:
+    train(a_plan(tmp_path / "without", 5))
+    train(a_plan(tmp_path / "with", 5, evaluation=HELD_OUT))
+    log = log_of(tmp_path / "with")
+    assert [line["step"] for line in log if "evaluation/reward" in line] == [0, 2, 4]
+    # Problems of verifiers are counted wherever they come up.
+    own = ("evaluation/", "verifier/")
+    with_and_without = [
+        [{name: value for name, value in line.items() if not name.startswith(own)} for line in lines]
+        for lines in (log, log_of(tmp_path / "without"))
+    ]
+    assert with_and_without[0] == with_and_without[1]
+
+
+def test_an_evaluation_is_resumed_to_the_same_numbers(tmp_path: Path) -> None:
+    changes = {
+        "evaluation": HELD_OUT,
+        "run__checkpoint_every": 1,
+        "conventions__evaluation_temperature": 1.0,
+        "roles__verifier": {"options": {"exact": {"partial": True}}},
+    }
+    train(a_plan(tmp_path / "whole", 3, **changes))
+    with pytest.raises(KeyboardInterrupt):
+        train(a_plan(tmp_path / "stopped", 3, **changes), on_step=stop_at(1))
+    train(a_plan(tmp_path / "stopped", 3, **changes), resume=True)
+    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
+    assert log_of(tmp_path / "whole")[2]["evaluation/reward"] > 0
+
+
+def test_a_dataset_that_is_held_out_and_not_there_is_named_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"evaluation\.datasets\[0\]: unknown dataset 'sums'"):
+        train(a_plan(tmp_path / "run", evaluation={"datasets": [{"name": "sums"}]}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+    train(a_plan(tmp_path, 1))
+    with pytest.raises(UserError, match="holds a run already"):
+        train(a_plan(tmp_path, 1))
+
+
+def test_resuming_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no checkpoint to resume from"):
+        train(a_plan(tmp_path), resume=True)
+
+
+def test_resuming_under_another_plan_names_what_differs(tmp_path: Path) -> None:
+    train(a_plan(tmp_path, 2, run__checkpoint_every=2))
+    with pytest.raises(UserError, match="plan with other optimizer"):
+        train(a_plan(tmp_path, 4, run__checkpoint_every=2, optimizer__learning_rate=1.0), resume=True)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_the_one_before(tmp_path: Path) -> None:
+    train(a_plan(tmp_path, 2, run__checkpoint_every=2))
+    before = (tmp_path / "checkpoints/step-000002.pt").read_bytes()
+    with limited_file_size(len(before) // 2), pytest.raises(CheckpointError, match=r"step-000002\.pt, is as it was"):
+        train(a_plan(tmp_path, 4, run__checkpoint_every=2), resume=True)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002.pt"]
+    assert (tmp_path / "checkpoints/step-000002.pt").read_bytes() == before
+
+
+class limited_file_size:
+    """The kernel refuses files above a size, as a full disk does."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __enter__(self) -> None:
+        import resource
+        import signal
+
+        self.handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        self.limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.limits[1]))
+
+    def __exit__(self, *_: object) -> None:
+        import resource
+        import signal
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
+        signal.signal(signal.SIGXFSZ, self.handler)

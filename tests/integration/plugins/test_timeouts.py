@@ -1,0 +1,455 @@
+"""A hung test ends within seconds of its limit as a failed test, and the session goes on."""
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+from inner_session import Run, run_session
+
+HANGING = """
+import ctypes, subprocess, threading, time
+import pytest
+
+pytestmark = pytest.mark.timeout(0.5)
+
+@pytest.fixture(scope="module")
+def slow_to_start():
+    time.sleep(5)
+
+@pytest.mark.timeout(4)
+def test_first_test_with_a_slow_shared_fixture(slow_to_start):
+    pass
+
+def test_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def test_subprocess():
+    subprocess.run(["sleep", "9999"])
+
+def test_native_code():
+    ctypes.CDLL(None).sleep(9999)
+
+def test_what_catches_every_exception():
+    try:
+        time.sleep(9999)
+    except BaseException:
+        pass
+
+def test_retries_for_ever():
+    while True:
+        try:
+            time.sleep(9999)
+        except Exception:
+            pass
+
+@pytest.fixture
+def hangs_in_teardown():
+    yield
+    time.sleep(9999)
+
+def test_fixture_hangs_in_teardown(hangs_in_teardown):
+    pass
+
+@pytest.fixture
+def hangs_in_setup():
+    time.sleep(9999)
+
+def test_fixture_hangs_in_setup(hangs_in_setup):
+    pass
+
+@pytest.fixture(scope="module")
+def never_starts():
+    print("waited for", file=open("never", "a"))
+    time.sleep(9999)
+
+def test_first_user_of_a_fixture_that_never_starts(never_starts):
+    pass
+
+def test_second_user_of_a_fixture_that_never_starts(never_starts):
+    pass
+
+@pytest.mark.timeout(0)
+def test_quick_test_after_all_that():
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_session(tmp_path_factory.mktemp("hanging"), HANGING, "-o", "rlcanary_fixture_timeout=8")
+
+
+@pytest.mark.parametrize(
+    "name", ["lock", "subprocess", "native_code", "what_catches_every_exception", "retries_for_ever"]
+)
+def test_hung_test_fails_with_its_stack(hanging: Run, name: str) -> None:
+    case = hanging.cases[f"test_{name}"]
+    assert case.outcome == "failed"
+    assert "still running after 0.5 seconds, its limit (call)" in case.text
+    assert "stack of thread MainThread" in case.text
+    assert f"in test_{name}" in case.text
+
+
+@pytest.mark.parametrize("phase", ["setup", "teardown"])
+def test_fixture_of_one_test_that_hangs_is_an_error_of_that_test(hanging: Run, phase: str) -> None:
+    case = hanging.cases[f"test_fixture_hangs_in_{phase}"]
+    assert case.outcome == "error"
+    assert f"its limit ({phase})" in case.text
+
+
+def test_setup_of_a_shared_fixture_does_not_count_against_the_first_test(hanging: Run) -> None:
+    assert hanging.cases["test_first_test_with_a_slow_shared_fixture"].outcome == "passed"
+
+
+def test_shared_fixture_that_never_starts_is_waited_for_once(hanging: Run) -> None:
+    first = hanging.cases["test_first_user_of_a_fixture_that_never_starts"]
+    second = hanging.cases["test_second_user_of_a_fixture_that_never_starts"]
+    assert (first.outcome, second.outcome) == ("error", "error")
+    assert "the fixture never_starts was still running after 8 seconds" in first.text
+    assert (hanging.folder / "never").read_text() == "waited for\n"
+
+
+def test_session_runs_on_after_hung_tests(hanging: Run) -> None:
+    assert hanging.cases["test_quick_test_after_all_that"].outcome == "passed"
+
+
+def test_test_without_a_limit_has_five_minutes(tmp_path: Path) -> None:
+    assert "timeout: 300.0s" in run_session(tmp_path, "def test_one(): pass").output
+
+
+@pytest.mark.parametrize(
+    ("options", "marker", "limit"),
+    [
+        (["-o", "rlcanary_timeout=0.3"], "", "0.3"),
+        (["-o", "rlcanary_timeout=50", "--timeout=0.3"], "", "0.3"),
+        (["--timeout=50"], "@pytest.mark.timeout(0.3)", "0.3"),
+        (["-o", "rlcanary_timeout=50"], "@pytest.mark.timeout(0.3)", "0.3"),
+        (["-o", "rlcanary_timeout=0.3"], "@pytest.mark.timeout(method='signal')", "0.3"),
+    ],
+    ids=["ini", "command line", "marker", "marker above ini", "ini below a marker without a time"],
+)
+def test_limit_can_be_set_by(tmp_path: Path, options: list[str], marker: str, limit: str) -> None:
+    tests = f"import pytest, time\n{marker}\ndef test_sleeps(): time.sleep(60)\n"
+    assert f"still running after {limit} seconds" in run_session(tmp_path, tests, *options).cases["test_sleeps"].text
+
+
+def test_marker_of_zero_means_no_limit(tmp_path: Path) -> None:
+    tests = "import pytest, time\n@pytest.mark.timeout(0)\ndef test_sleeps(): time.sleep(0.5)\n"
+    assert run_session(tmp_path, tests, "-o", "rlcanary_timeout=0.2").cases["test_sleeps"].outcome == "passed"
+
+
+DEADLOCK = """
+import ctypes
+import pytest
+
+def deadlock(library):
+    mutex = ctypes.create_string_buffer(64)
+    library.pthread_mutex_init(mutex, None)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+def test_before(tracker):
+    tracker.track("value", 1)
+
+@pytest.mark.timeout(0.5)
+def test_deadlock(tracker):
+    tracker.track("reached", 2)
+    deadlock(ctypes.LIBRARY(None))
+
+def test_after(tracker):
+    tracker.track("value", 3)
+"""
+UNINTERRUPTIBLE = DEADLOCK.replace("LIBRARY", "CDLL")
+HOLDING_THE_INTERPRETER = DEADLOCK.replace("LIBRARY", "PyDLL")
+
+
+GRACE = "-o", "rlcanary_timeout_grace=2"
+
+
+def test_native_code_that_nothing_interrupts_ends_only_its_test(tmp_path: Path) -> None:
+    run = run_session(tmp_path, UNINTERRUPTIBLE, *GRACE)
+    assert run.code == 1
+    assert run.cases["test_deadlock"].outcome == "failed"
+    assert "in native code that nothing interrupts" in run.cases["test_deadlock"].text
+    assert "in deadlock" in run.cases["test_deadlock"].text
+    assert "the other 1 tests run in a new process" in run.output
+    assert run.cases["test_after"].outcome == "passed"
+    assert "1 failed, 2 passed" in run.output
+    results = json.loads((tmp_path / "unit_results.json").read_text())
+    assert results["exit_status"] == 1
+    tracked = {key: value["value"] for key, value in results["metrics"].items() if "value" in value}
+    assert tracked == {"test_inner::test_before": 1, "test_inner::test_after": 3}
+    assert results["metrics"]["test_inner::test_deadlock"]["reached"] == 2
+
+
+CATCHES_EVERYTHING = """
+import subprocess, time
+import pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    print("set up", file=open("set_ups", "a"))
+
+@pytest.mark.timeout(0.5)
+@pytest.mark.parametrize("i", [0, 1])
+def test_goes_on(shared, i):
+    subprocess.Popen(["sleep", "9998"])
+    while True:
+        try:
+            time.sleep(9999)
+        except BaseException:
+            pass
+
+@pytest.mark.parametrize("i", range(13))
+def test_after(shared, i):
+    pass
+
+def test_fails():
+    assert False
+"""
+
+
+def test_tests_that_catch_every_interruption_end_and_the_others_run(tmp_path: Path) -> None:
+    run = run_session(tmp_path, CATCHES_EVERYTHING, *GRACE)
+    assert run.code == 1
+    for i in (0, 1):
+        assert f"FAILED test_inner.py::test_goes_on[{i}]" in run.output
+    assert "it catches every interruption and goes on" in run.output
+    assert "native code" not in run.output
+    assert [run.cases[f"test_after[{i}]"].outcome for i in range(13)] == ["passed"] * 13
+    assert run.cases["test_fails"].outcome == "failed"
+    assert (tmp_path / "set_ups").read_text().count("set up") == 3  # one in each process
+    assert not [child for child in psutil.process_iter(["cmdline"]) if child.info["cmdline"] == ["sleep", "9998"]]
+
+
+def test_maxfail_ends_the_session_at_a_test_that_cannot_be_stopped(tmp_path: Path) -> None:
+    run = run_session(tmp_path, CATCHES_EVERYTHING, *GRACE, "-x")
+    assert run.code == 1
+    assert "1 failed" in run.output
+    assert "test_after[0]" not in run.cases
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(["--testmon"], "only this process can write testmon's data"), (["-p", "no:xdist"], "pytest-xdist is")],
+)
+def test_what_cannot_run_in_another_process_is_said_and_all_is_saved(
+    tmp_path: Path, options: list[str], why: str
+) -> None:
+    run = run_session(tmp_path, UNINTERRUPTIBLE, *GRACE, *options)
+    assert run.code == 1
+    assert f"1 tests did not run, because {why}" in run.output
+    assert run.cases["test_deadlock"].outcome == "failed"
+    assert json.loads((tmp_path / "unit_results.json").read_text())["exit_status"] == 1
+    if "--testmon" in options:
+        again = run_session(tmp_path, UNINTERRUPTIBLE, "--testmon", "--collect-only", "-q")
+        assert "test_before" not in again.output
+        assert "test_deadlock" in again.output
+        assert "test_after" in again.output
+
+
+def test_native_code_that_nothing_interrupts_costs_only_its_worker_under_xdist(tmp_path: Path) -> None:
+    run = run_session(tmp_path, UNINTERRUPTIBLE, *GRACE, "-n", "1")
+    assert "in native code that nothing interrupts" in run.output
+    assert run.cases["test_after"].outcome == "passed"
+
+
+def test_native_code_that_keeps_the_interpreter_ends_the_process_with_its_stack(tmp_path: Path) -> None:
+    run = run_session(tmp_path, HOLDING_THE_INTERPRETER, *GRACE)
+    assert run.code == 1
+    assert "in deadlock" in run.output
+    assert run_session(tmp_path, "def test_next(): pass").output.count("what it had recorded is in") == 1
+
+
+@pytest.mark.parametrize("library", ["CDLL", "PyDLL"])
+def test_file_whose_import_cannot_be_stopped_is_named_and_ends_the_process(tmp_path: Path, library: str) -> None:
+    (tmp_path / "test_stuck.py").write_text(f"{DEADLOCK.replace('LIBRARY', library)}\ndeadlock(ctypes.{library}(None))")
+    run = run_session(tmp_path, "def test_one(): pass", *GRACE, "-o", "rlcanary_collection_timeout=0.5")
+    assert run.code == 1
+    assert "test_stuck.py" in run.output
+    assert "in deadlock" in run.output
+
+
+def test_file_that_hangs_while_it_is_imported_is_an_error_and_the_others_are_collected(tmp_path: Path) -> None:
+    (tmp_path / "test_hangs.py").write_text("import time\ntime.sleep(9999)\n")
+    options = "--continue-on-collection-errors", "-o", "rlcanary_collection_timeout=4"
+    run = run_session(tmp_path, "def test_one(): pass", *options)
+    assert run.code == 1
+    assert "test_hangs.py was still running after 4 seconds, its limit (collection)" in run.output
+    assert "line 2, in <module>" in run.output
+    assert run.cases["test_one"].outcome == "passed"
+
+
+SLOW_CLUSTER = """
+import sys, time, types
+import pytest
+
+@pytest.fixture
+def unhurried(monkeypatch):
+    # Stands for a machine on which ray.init takes longer than the test may.
+    ray = types.ModuleType("ray")
+    ray.is_initialized = lambda: False
+    ray.init = lambda **options: time.sleep(2)
+    ray.shutdown = lambda: None
+    monkeypatch.setitem(sys.modules, "ray", ray)
+
+@pytest.mark.timeout(1.5)
+def test_needs_a_cluster(unhurried, ray_session):
+    assert ray_session is sys.modules["ray"]
+"""
+
+
+def test_cluster_that_ray_was_too_slow_to_start_is_started_again(tmp_path: Path) -> None:
+    tests = SLOW_CLUSTER.replace("time.sleep(2)", "init()").replace("@pytest.fixture", FAILS_ONCE, 1)
+    run = run_session(tmp_path, tests)
+    assert run.cases["test_needs_a_cluster"].outcome == "passed", run.output
+    assert (tmp_path / "inits").read_text() == "init\n" * 2
+    (tmp_path / "inits").unlink()
+    other = run_session(tmp_path, tests.replace("timed out during startup", "no such option"))
+    assert "no such option" in other.cases["test_needs_a_cluster"].text
+
+
+FAILS_ONCE = """def init():
+    import subprocess
+    with open("inits", "a+") as file:
+        file.seek(0)
+        first = not file.read()
+        print("init", file=file)
+    if first:
+        subprocess.Popen(["sleep", "9997"])
+        raise Exception("The current node timed out during startup.")
+    assert "sleep 9997" not in [processes.command_line(child.pid) for child in processes.children()]
+
+from rlcanary.system import processes
+
+@pytest.fixture"""
+
+
+def test_time_that_the_cluster_of_a_test_takes_to_start_is_not_the_tests(tmp_path: Path) -> None:
+    run = run_session(tmp_path, SLOW_CLUSTER)
+    assert run.cases["test_needs_a_cluster"].outcome == "passed", run.output
+
+
+HANGING_IN_RAY = """
+import asyncio, time
+import pytest, ray
+
+@pytest.fixture(scope="session")
+def ray_options():
+    return {"num_cpus": 2, "include_dashboard": False}
+
+@ray.remote(num_cpus=0)
+class Server:
+    def answer(self):
+        return 42
+    def hang(self):
+        time.sleep(9999)
+
+@ray.remote(num_cpus=2)
+class Stuck:
+    def hang(self):
+        time.sleep(9999)
+    def spin(self):
+        while True:
+            pass
+    def answer(self):
+        return 42
+
+@ray.remote(num_cpus=0)
+class AsyncStuck:
+    async def hang(self):
+        await asyncio.sleep(9999)
+
+@ray.remote(num_cpus=2)
+def stuck_task():
+    time.sleep(9999)
+
+@pytest.fixture(scope="module")
+def server(ray_cluster):
+    server = Server.remote()
+    ray.get(server.answer.remote())
+    return server
+
+def test_server_answers(server):
+    assert ray.get(server.answer.remote()) == 42
+
+@pytest.mark.timeout(12)
+def test_get(ray_cluster, server):
+    actor = Stuck.remote()
+    ray.get(actor.answer.remote())
+    ray.get(actor.hang.remote())
+
+@pytest.mark.timeout(12)
+def test_wait(ray_cluster):
+    actor = Stuck.remote()
+    ray.get(actor.answer.remote())
+    ray.wait([actor.spin.remote()])
+
+@pytest.mark.timeout(12)
+def test_task(ray_cluster):
+    ray.get(stuck_task.remote())
+
+@pytest.mark.timeout(12)
+def test_async(ray_cluster):
+    ray.get(AsyncStuck.remote().hang.remote())
+
+@pytest.mark.timeout(1)
+def test_actor_that_cannot_be_placed(ray_cluster):
+    ray.get(Stuck.options(num_cpus=64).remote().answer.remote())
+
+@pytest.mark.timeout(0)
+def test_next_test_on_the_shared_cluster(ray_cluster, server):
+    assert ray.get(server.answer.remote()) == 42
+    assert ray.get(Stuck.remote().answer.remote()) == 42
+
+@pytest.mark.timeout(1)
+def test_actor_of_a_shared_fixture(server):
+    ray.get(server.hang.remote())
+"""
+
+
+@pytest.fixture(scope="module")
+def hanging_in_ray(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_session(tmp_path_factory.mktemp("ray"), HANGING_IN_RAY)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("name", "limit", "stack"),
+    [
+        ("get", 12, "in hang"),
+        ("wait", 12, "in spin"),
+        ("task", 12, "in stuck_task"),
+        ("async", 12, "ray::AsyncStuck.hang"),
+    ],
+)
+def test_test_hung_in_ray_fails_with_the_stack_of_the_busy_worker(
+    hanging_in_ray: Run, name: str, limit: float, stack: str
+) -> None:
+    case = hanging_in_ray.cases[f"test_{name}"]
+    assert case.outcome == "failed"
+    assert f"still running after {limit} seconds" in case.text
+    assert stack in case.text
+
+
+@pytest.mark.ray
+def test_actor_that_cannot_be_placed_is_no_hang(hanging_in_ray: Run) -> None:
+    case = hanging_in_ray.cases["test_actor_that_cannot_be_placed"]
+    assert case.outcome == "failed"
+
+
+@pytest.mark.ray
+def test_shared_cluster_can_be_used_after_hung_tests(hanging_in_ray: Run) -> None:
+    assert hanging_in_ray.cases["test_next_test_on_the_shared_cluster"].outcome == "passed"
+
+
+@pytest.mark.ray
+def test_hung_actor_of_a_shared_fixture_is_named_and_left_to_its_fixture(hanging_in_ray: Run) -> None:
+    case = hanging_in_ray.cases["test_actor_of_a_shared_fixture"]
+    assert case.outcome == "failed"
+    assert "ray::Server.hang" in case.text
+    assert "left running" in case.text
+    assert "hang (" in case.text  # a line of py-spy's

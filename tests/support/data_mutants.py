@@ -1,0 +1,167 @@
+"""Mistakes for the checks of data and rollouts that no shipped bug in the museum trips."""
+
+import random
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.contract.adapter import Item
+from rlcanary.contract.batch import CollatedBatch, Group
+from rlcanary.contract.conventions import GRPO, Conventions
+
+
+class RewardsOfNeighbours(ReferenceAdapter):
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        batch = super().make_batch(groups, pad_token_id)
+        batch.rewards = batch.rewards.roll(1)
+        return batch
+
+
+class EmptyCompletionsDropped(ReferenceAdapter):
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        kept = []
+        for group in groups:
+            completions = [completion for completion in group.completions if completion.token_ids]
+            kept.append(replace(group, completions=completions, rewards=group.rewards[: len(completions)]))
+        return super().make_batch(kept, pad_token_id)
+
+
+class RewardsAsTheyComplete(ReferenceAdapter):
+    def score(self, items: list[Item], completions: list[str]) -> Tensor:
+        score = super().score
+        with ThreadPoolExecutor() as pool:
+            scored = [pool.submit(score, [item], [text]) for item, text in zip(items, completions, strict=True)]
+            return torch.cat([future.result() for future in as_completed(scored)])
+
+
+class CompletionsStrippedInPlace(ReferenceAdapter):
+    def score(self, items: list[Item], completions: list[str]) -> Tensor:
+        rewards = super().score(items, completions)
+        completions[:] = [text.strip() for text in completions]
+        return rewards
+
+
+class SamplingParametersChanged(ReferenceAdapter):
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        groups = super().rollout(engine, items, sampling)
+        sampling["n"] = 1  # type: ignore[index]
+        return groups
+
+
+class OneSeedForAll(ReferenceAdapter):
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        return super().rollout(engine, items, {**sampling, "seed": 42})
+
+
+class SeedOfZeroIgnored(ReferenceAdapter):
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        return super().rollout(engine, items, {**sampling, "seed": sampling["seed"] or None})
+
+
+class ToolAnswersSwapped(ReferenceAdapter):
+    def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+        answers = [message for message in messages if message["role"] == "tool"]
+        return super().render(
+            [answers.pop() if message["role"] == "tool" else message for message in messages], tokenizer
+        )
+
+
+class CompletionsEncodedAgain(ReferenceAdapter):
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        def again(completion: Any) -> Any:
+            return replace(completion, token_ids=engine.tokenizer.encode(completion.text, add_special_tokens=False))
+
+        groups = super().rollout(engine, items, sampling)
+        return [replace(group, completions=[again(c) for c in group.completions]) for group in groups]
+
+
+class FailuresBecomeEmptyCompletions(ReferenceAdapter):
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        groups = []
+        for item in items:
+            try:
+                groups += super().rollout(engine, [item], sampling)
+            except RuntimeError:
+                groups.append(Group(item.prompt_ids, [], [], item_id=item.id))
+        empty = next(group for group in groups if group.completions).completions[0]
+        made_up = replace(empty, token_ids=[], logprobs=[], text="")
+        return [
+            group if group.completions else replace(group, completions=[made_up], rewards=[0.0]) for group in groups
+        ]
+
+
+class LongConversationsCutFromTheLeft(ReferenceAdapter):
+    def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+        ids, trained = super().render(messages, tokenizer)
+        return ids[-40:], trained[-40:]
+
+
+class OneFlagTooFew(ReferenceAdapter):
+    def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+        ids, trained = super().render(messages, tokenizer)
+        return ids, trained[:-1]
+
+
+class MessagesPopped(ReferenceAdapter):
+    def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+        rendered = super().render(messages, tokenizer)
+        messages.pop()
+        return rendered
+
+
+class RemainderDroppedBeforeShuffling(ReferenceAdapter):
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        return super().data_order(n_items - n_items % world_size, epoch, rank, world_size)
+
+
+class RanksShuffleOnTheirOwn(ReferenceAdapter):
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        order: list[int] = torch.randperm(n_items, generator=torch.Generator().manual_seed(10 * epoch + rank)).tolist()
+        return order[rank::world_size]
+
+
+class EpochIgnored(ReferenceAdapter):
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        return super().data_order(n_items, 0, rank, world_size)
+
+
+class SequentialButShuffled(ReferenceAdapter):
+    def __init__(self, conventions: Conventions = GRPO.replace(data_order="sequential")) -> None:  # noqa: B008
+        super().__init__(conventions)
+
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        return ReferenceAdapter().data_order(n_items, epoch, rank, world_size)
+
+
+class GlobalSeedSet(ReferenceAdapter):
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        random.seed(epoch)
+        return super().data_order(n_items, epoch, rank, world_size)
+
+
+class MeanBetweenZeroAndOne(ReferenceAdapter):
+    def keep_group(self, rewards: Tensor) -> bool:
+        return 0 < float(rewards.mean()) < 1
+
+
+class RewardsSortedInPlace(ReferenceAdapter):
+    def keep_group(self, rewards: Tensor) -> bool:
+        rewards.copy_(rewards.sort().values)
+        return super().keep_group(rewards)
+
+
+class RemainderIgnored(ReferenceAdapter):
+    def accumulation_steps(self, batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int) -> int:
+        return batch_size * sequence_parallel // (micro_batch_size * n_ranks)
+
+
+DATA_MUTANTS = [
+    value
+    for value in list(vars().values())
+    if isinstance(value, type) and issubclass(value, ReferenceAdapter) and value is not ReferenceAdapter
+]

@@ -1,0 +1,168 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rlcanary.adapters import NotProvided, load_adapter
+from rlcanary.checks import all_checks, run_check
+from rlcanary.contract.batch import PolicyBatch
+from rlcanary.contract.conventions import CODEBASES
+from rlcanary.errors import UserError
+from rlcanary.tiny_models import tiny_llama
+
+CHECKS = {check.id: check for check in all_checks()}
+# loss.clipping and loss.masked_positions fail on released torchrl: tests/expected/torchrl.txt holds what they find.
+DECLARED = (
+    "advantage.declared_formula",
+    "advantage.row_order",
+    "entropy.is_shannon_entropy",
+    "kl.declared_estimator",
+    "loss.declared_value",
+    "loss.declared_gradient",
+)
+
+
+@pytest.fixture(scope="module")
+def torchrl():
+    pytest.importorskip("torchrl")
+    return load_adapter("torchrl")
+
+
+def status(adapter, check_id):
+    return run_check(CHECKS[check_id], adapter, "torchrl").status
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"aggregation": "sequence_mean"},
+        {"entropy_coef": 0.0},
+        {"entropy_coef": 0.1, "aggregation": "sequence_mean"},
+        {"clip_low": 0.1, "clip_high": 0.28},
+    ],
+    ids=str,
+)
+def test_torchrl_computes_what_its_options_are_said_to_mean(torchrl, changes):
+    adapter = torchrl.configured(**changes)
+    assert {name: getattr(adapter.conventions, name) for name in changes} == changes
+    assert {check_id: status(adapter, check_id) for check_id in DECLARED} == dict.fromkeys(DECLARED, "pass")
+
+
+def test_the_preset_of_losses_and_advantages_is_what_the_defaults_declare(torchrl):
+    of_a_step = ("temperature", "old_logprobs", "training_dropout", "max_grad_norm")
+    preset = CODEBASES["torchrl"]
+    assert torchrl.conventions.replace(**{name: getattr(preset, name) for name in of_a_step}) == preset
+
+
+def test_accumulation_holds_for_means_over_sequences_and_is_found_wrong_for_means_over_tokens(torchrl):
+    batch = PolicyBatch(
+        logprobs=torch.tensor([[-1.0, -2.0], [-2.0, -1.0]], requires_grad=True),
+        old_logprobs=torch.tensor([[-1.1, -2.0], [-2.1, -1.0]]),
+        advantages=torch.tensor([1.0, -1.0]),
+        mask=torch.tensor([[True, True], [True, False]]),
+        entropy=torch.ones(2, 2),
+    )
+    by_sequence = torchrl.configured(aggregation="sequence_mean")
+    assert torch.allclose(by_sequence.accumulated_loss(batch, 2).loss, by_sequence.policy_loss(batch).loss)
+    assert status(torchrl, "split.micro_batches") == "fail"
+
+
+def test_a_step_without_a_kl_term_descends_the_declared_gradient_at_the_scheduled_rate(torchrl):
+    ids = ("step.off_policy_gradient", "step.learning_rate_schedule", "step.dropout_is_off")
+    assert {check_id: status(torchrl, check_id) for check_id in ids} == dict.fromkeys(ids, "pass")
+
+
+@pytest.mark.parametrize(
+    ("changes", "check_id"),
+    [
+        ({}, "forward.packing"),
+        ({}, "forward.temperature"),
+        ({}, "mask.pad_equals_eos"),
+        ({}, "loss.padding_amount"),
+        ({}, "kl.pulls_towards_reference"),
+        ({"objective": "cispo"}, "loss.declared_gradient"),
+    ],
+    ids=str,
+)
+def test_what_torchrl_gets_wrong_is_found(torchrl, changes, check_id):
+    assert status(torchrl.configured(**changes), check_id) == "fail"
+
+
+def test_padded_forward_passes_score_each_completion_as_if_alone(torchrl):
+    ids = ("forward.scores_each_token_at_its_place", "forward.padding", "forward.garbage_in_padding")
+    assert {check_id: status(torchrl, check_id) for check_id in ids} == dict.fromkeys(ids, "pass")
+
+
+def test_sampling_keeps_the_order_of_prompts_and_repeats_with_its_seed(torchrl):
+    engine = torchrl.new_engine(tiny_llama())
+    sampling = {"n": 2, "max_new_tokens": 3, "seed": 7, "eos_token_ids": (2,)}
+    groups = torchrl.generate(engine, [[5, 6, 7], [8, 9]], sampling)
+    assert [len(group) for group in groups] == [2, 2]
+    assert groups == torchrl.generate(engine, [[5, 6, 7], [8, 9]], sampling)
+    (one,) = torchrl.generate(engine, [[8, 9]], {**sampling, "temperature": 0.0, "n": 1})
+    ids = torch.tensor([[8, 9, *one[0].token_ids]])
+    scores = engine(ids).logits[0, 1:-1].log_softmax(dim=-1)
+    assert one[0].token_ids == scores.argmax(dim=-1).tolist()
+    expected = scores.gather(1, ids[0, 2:, None]).squeeze(1)
+    assert torch.allclose(torch.tensor(one[0].logprobs)[1:], expected[1:], atol=1e-4)
+
+
+def test_the_logprob_of_the_first_sampled_token_is_found_missing(torchrl):
+    assert status(torchrl, "parity.logprobs") == "fail"
+    (one,) = torchrl.generate(torchrl.new_engine(tiny_llama()), [[8, 9]], {"max_new_tokens": 3, "seed": 7})
+    assert one[0].logprobs[0] == 0
+
+
+def test_a_group_of_one_has_no_advantage_that_is_a_number(torchrl):
+    assert torchrl.advantages(torch.tensor([0.7, 0.3]), torch.tensor([0, 1])).isnan().all()
+
+
+def test_the_filter_is_declined_until_its_bounds_are_set(torchrl):
+    from rlcanary.adapters.torchrl.adapter import TorchrlAdapter
+
+    with pytest.raises(NotProvided, match="keep_return_bounds is not set"):
+        torchrl.keep_group(torch.tensor([1.0, 0.0]))
+    bounded = TorchrlAdapter(advantage={"trajectory_return": "sum", "keep_return_bounds": (0.0, 1.0)})
+    assert bounded.keep_group(torch.tensor([1.0, 0.0]))
+    assert not bounded.keep_group(torch.tensor([1.0, 1.0]))
+    with pytest.raises(NotProvided, match="rewards of 0 and 1"):
+        bounded.keep_group(torch.tensor([0.5, 0.25]))
+
+
+@pytest.mark.parametrize("changes", [{"advantage_scale": "none"}, {"dual_clip": 3.0}, {"kl_estimator": "k1"}])
+def test_what_torchrl_has_no_option_for_is_declined(torchrl, changes):
+    with pytest.raises(NotProvided, match="no setting of torchrl"):
+        torchrl.configured(**changes)
+
+
+@pytest.mark.parametrize("loss", [{"aggregation": "none"}, {"kl_mask_threshold": 0.1}])
+def test_settings_without_words_in_the_conventions_are_refused(torchrl, loss):
+    from rlcanary.adapters.torchrl.adapter import TorchrlAdapter
+
+    with pytest.raises(UserError):
+        TorchrlAdapter(loss=loss)
+
+
+def test_calls_print_nothing(torchrl, capfd):
+    status(torchrl, "forward.padding")
+    torchrl.advantages(torch.tensor([0.7]), torch.tensor([0]))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_torchrl_the_command_says_what_to_install():
+    code = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torchrl":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+from rlcanary.cli import main
+sys.exit(main())
+"""
+    run = subprocess.run([sys.executable, "-c", code, "check", "torchrl"], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr == "rlcanary: torchrl is not installed: pip install 'rlcanary[torchrl]'\n"
+    assert run.stdout == ""

@@ -1,0 +1,168 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rlcanary import reference
+from rlcanary.adapters import NotProvided, load_adapter
+from rlcanary.checks import all_checks, run_check
+from rlcanary.contract.batch import PolicyBatch
+from rlcanary.contract.conventions import CODEBASES
+from rlcanary.errors import UserError
+
+CHECKS = {check.id: check for check in all_checks()}
+DECLARED = (
+    "advantage.declared_formula",
+    "advantage.single_completion",
+    "kl.declared_estimator",
+    "loss.declared_value",
+    "loss.declared_gradient",
+    "loss.clipping",
+    "loss.metrics",
+    "split.micro_batches",
+    "split.ranks",
+)
+
+
+@pytest.fixture(scope="module")
+def verl():
+    pytest.importorskip("verl")
+    return load_adapter("verl")
+
+
+def status(adapter, check_id):
+    return run_check(CHECKS[check_id], adapter, "verl").status
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"aggregation": "sequence_mean"},
+        {"aggregation": "sequence_sum"},
+        {"aggregation": "constant", "aggregation_constant": 7.0},
+        {"objective": "cispo"},
+        {"aggregation": "sequence_mean", "ratio_level": "sequence"},
+        {"kl_coef": 0.5, "kl_estimator": "k1"},
+        {"kl_coef": 0.5, "kl_estimator": "k2"},
+        {"kl_coef": 0.5, "kl_estimator": "k3", "entropy_coef": 0.1},
+        {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 1.5},
+        {"importance_level": "token", "importance_high": 1.2},
+        {"importance_level": "sequence", "importance_high": 1.2},
+        {"importance_level": "sequence", "importance_mode": "mask", "importance_low": 0.01, "importance_high": 50.0},
+        {"advantage_scale": "none"},
+        {"advantage_baseline": "leave_one_out", "advantage_scale": "none"},
+    ],
+    ids=str,
+)
+def test_verl_computes_what_its_options_are_said_to_mean(verl, changes):
+    adapter = verl.configured(**changes)
+    assert {name: getattr(adapter.conventions, name) for name in changes} == changes
+    assert {check_id: status(adapter, check_id) for check_id in DECLARED} == dict.fromkeys(DECLARED, "pass")
+
+
+def test_padded_and_packed_forward_passes_score_each_completion_as_if_alone(verl):
+    ids = [check_id for check_id in CHECKS if check_id.startswith("forward.")]
+    assert {check_id: status(verl, check_id) for check_id in ids} == dict.fromkeys(ids, "pass")
+
+
+def test_the_preset_of_losses_and_advantages_is_what_the_defaults_declare(verl):
+    of_a_step = ("temperature", "old_logprobs", "training_dropout", "max_grad_norm")
+    preset = CODEBASES["verl"]
+    assert verl.conventions.replace(**{name: getattr(preset, name) for name in of_a_step}) == preset
+
+
+def test_a_step_descends_the_declared_gradient_and_logs_the_learning_rate_of_the_next(verl):
+    ids = ("step.declared_gradient", "step.learning_rate_schedule", "metrics.recomputed")
+    assert [status(verl, check_id) for check_id in ids] == ["pass", "pass", "fail"]
+    assert "lr is" in run_check(CHECKS["metrics.recomputed"], verl, "verl").message
+
+
+def test_nan_behind_the_mask_reaches_the_loss_of_sequence_means_only(verl):
+    batch = PolicyBatch(
+        logprobs=torch.tensor([[-1.0, float("nan")]], requires_grad=True),
+        old_logprobs=torch.tensor([[-1.0, -1.0]]),
+        advantages=torch.tensor([1.0]),
+        mask=torch.tensor([[True, False]]),
+    )
+    assert verl.policy_loss(batch).loss.isfinite()
+    assert verl.configured(aggregation="sequence_mean").policy_loss(batch).loss.isnan()
+
+
+def test_the_clip_fraction_over_ranks_is_found_to_be_a_mean_of_means(verl):
+    assert status(verl, "split.metrics_over_ranks") == "fail"
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+def test_correction_weights_are_those_declared(verl, level, mode):
+    adapter = verl.configured(importance_level=level, importance_mode=mode, importance_low=0.5, importance_high=1.2)
+    trainer = torch.tensor([[-1.0, -2.0, -0.5], [-1.0, -1.0, -1.0]])
+    sampler = torch.tensor([[-1.1, -1.9, -1.5], [-1.2, -0.9, -9.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    expected = reference.importance_weights(trainer, sampler, mask, adapter.conventions)
+    assert torch.allclose(adapter.importance_weights(trainer, sampler, mask)[mask], expected[mask])
+
+
+def test_the_reward_filter_drops_a_group_of_equal_rewards(verl):
+    assert verl.keep_group(torch.tensor([1.0, 0.0, 0.0]))
+    assert not verl.keep_group(torch.full((7,), 0.9))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dual_clip": None}, {"clip_low": None}, {"kl_ratio_weighted": True}, {"aggregation": "group_token_mean"}],
+)
+def test_what_verl_has_no_option_for_is_declined(verl, changes):
+    with pytest.raises(NotProvided, match="no setting of verl"):
+        verl.configured(**changes)
+
+
+@pytest.mark.parametrize(
+    ("actor", "said"),
+    [
+        ({"loss_agg_mode": "token-sum"}, "this adapter knows token-mean"),
+        ({"policy_loss": {"loss_mode": "geo_mean"}}, "this adapter knows vanilla, gspo, cispo"),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "depends on the longest completion"),
+    ],
+)
+def test_settings_without_words_in_the_conventions_are_refused(verl, actor, said):
+    from rlcanary.adapters.verl.adapter import VerlAdapter
+
+    with pytest.raises(UserError, match=said):
+        VerlAdapter(actor=actor)
+
+
+def test_an_update_leaves_no_process_group_no_platform_and_no_output_behind(verl, capfd):
+    from verl.plugin.platform import get_platform
+
+    before = get_platform()
+    batch = PolicyBatch(
+        logprobs=torch.tensor([[-1.0], [-2.0]], requires_grad=True),
+        old_logprobs=torch.tensor([[-1.0], [-2.0]]),
+        advantages=torch.tensor([1.0, -1.0]),
+        mask=torch.ones(2, 1, dtype=torch.bool),
+    )
+    verl.sharded_loss(batch, 2).loss.backward()
+    assert batch.logprobs.grad.tolist() == [[-0.5], [0.5]]
+    assert not torch.distributed.is_initialized()
+    assert get_platform() is before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_verl_the_command_says_what_to_install():
+    code = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "verl":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+from rlcanary.cli import main
+sys.exit(main())
+"""
+    run = subprocess.run([sys.executable, "-c", code, "check", "verl"], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr == "rlcanary: verl is not installed: pip install 'rlcanary[verl]'\n"
+    assert run.stdout == ""

@@ -1,0 +1,116 @@
+"""Naming an adapter: what is found, and the one line that a mistake gets."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlcanary.adapters import Adapter, load_adapter, provided
+from rlcanary.adapters.load import misspelt
+from rlcanary.errors import UserError
+
+ADAPTER = """
+from rlcanary.adapters import Adapter
+
+class Mine(Adapter):
+    name = "mine"
+
+    def keep_group(self, rewards):
+        return True
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_bundled_adapter_by_name() -> None:
+    assert load_adapter("reference").name == "reference"
+
+
+def test_module_with_one_adapter(package: Path) -> None:
+    (package / "only_adapter.py").write_text(ADAPTER)
+    assert load_adapter("only_adapter").name == "mine"
+
+
+def test_module_and_class(package: Path) -> None:
+    (package / "named_adapter.py").write_text(ADAPTER)
+    adapter = load_adapter("named_adapter:Mine")
+    assert provided(adapter) == {"keep_group"}
+
+
+def test_python_file(package: Path) -> None:
+    path = package / "with some spaces.py"
+    path.write_text(ADAPTER)
+    assert load_adapter(str(path)).name == "mine"
+    assert load_adapter(f"{path}:Mine").name == "mine"
+
+
+def test_capability_set_on_the_instance_counts() -> None:
+    class Bare(Adapter):
+        pass
+
+    adapter = Bare()
+    adapter.keep_group = lambda rewards: True  # type: ignore[method-assign]
+    assert provided(adapter) == {"keep_group"}
+
+
+def test_method_that_is_nearly_a_capability_is_named(package: Path) -> None:
+    (package / "nearly.py").write_text(
+        ADAPTER + "\n    def advantage(self, rewards, group_ids):\n        return rewards\n"
+    )
+    assert misspelt(load_adapter("nearly")) == ["advantage is no capability; did you mean advantages?"]
+    assert misspelt(load_adapter("reference")) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "told"),
+    [
+        (None, "refrence", "did you mean 'reference'"),
+        (None, "no.such.module", "no adapter 'no.such.module'"),
+        (None, "missing.py", "no adapter file 'missing.py'"),
+        ("import nothing_of_that_name", "broken_import", "importing 'broken_import' failed: ModuleNotFoundError"),
+        ("1 / 0", "raises", "importing 'raises' failed: ZeroDivisionError"),
+        ("def f(:", "syntax", "importing 'syntax' failed: SyntaxError"),
+        ("x = 1", "empty_module", "no adapter in 'empty_module'"),
+        (ADAPTER, "wrong_class:Yours", "has no 'Yours'"),
+        (ADAPTER + "\nclass Second(Mine): pass", "two", "defines 2 adapters"),
+        ("from rlcanary.adapters import Adapter\nclass Bare(Adapter): pass", "bare", "has no capability"),
+        (
+            ADAPTER.replace("keep_group", "keep_groups"),
+            "typo",
+            "keep_groups is no capability; did you mean keep_group?",
+        ),
+        (ADAPTER.replace("self, rewards", "self"), "short", "write `def keep_group(self, rewards)`"),
+        (
+            "from rlcanary.contract.conventions import Conventions\nConventions(kl_coeff=0.1)",
+            "convention",
+            "did you mean kl_coef?",
+        ),
+        ("x = 1", "not_adapter:x", "is not an adapter"),
+        (
+            ADAPTER + "\n    def __init__(self):\n        raise RuntimeError('no weights')",
+            "failing",
+            "creating adapter 'failing' failed: RuntimeError: no weights",
+        ),
+        (
+            ADAPTER + "\n    conventions = property(lambda self: self.nothing)",
+            "unreadable",
+            "the conventions of adapter 'unreadable' cannot be read: AttributeError",
+        ),
+        (
+            ADAPTER + "\n    conventions = {}",
+            "dictionary",
+            "are of type dict: set them to a rlcanary.contract.conventions",
+        ),
+    ],
+)
+def test_mistake_gets_one_line(package: Path, source: str | None, spec: str, told: str) -> None:
+    if source is not None:
+        (package / f"{spec.partition(':')[0]}.py").write_text(source)
+    with pytest.raises(UserError, match=re.escape(told)) as caught:
+        load_adapter(spec)
+    assert "\n" not in str(caught.value)

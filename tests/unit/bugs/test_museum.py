@@ -1,0 +1,155 @@
+"""Every shipped bug in the museum is caught, its snippet reproduces it, and no correct implementation is accused."""
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from data_mutants import DATA_MUTANTS
+from loss_mutants import LOSS_MUTANTS
+from torch import Tensor
+from trainer_mutants import TRAINER_MUTANTS
+
+from rlcanary import reference
+from rlcanary.adapters import load_adapter
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.bugs import OUT_OF_REACH, Bug, all_bugs
+from rlcanary.bugs.detection import detect, false_alarms, relevant_checks
+from rlcanary.checks import Check, all_checks, run_check
+from rlcanary.checks.pages import page
+from rlcanary.contract.batch import CollatedBatch, Group, LossOutput, PolicyBatch
+from rlcanary.contract.conventions import PAPERS, PRESETS, Conventions
+
+BUGS = all_bugs()
+VARIANTS = {
+    **PRESETS,
+    "batch-scaled": PAPERS["grpo"].replace(advantage_scale="batch", entropy_coef=0.01),
+    "kl-in-reward": PAPERS["grpo"].replace(kl_coef=0.5, kl_placement="reward", kl_estimator="k1"),
+    "ratio-weighted-kl": PAPERS["dapo"].replace(kl_coef=0.5, kl_ratio_weighted=True),
+    "score-term": PAPERS["dapo"].replace(kl_coef=0.5, kl_score_term=True, kl_estimator="k2"),
+    "truncated-importance": PAPERS["dapo"].replace(importance_level="token", importance_high=1.2),
+    "masked-sequence-importance": PAPERS["grpo"].replace(
+        importance_level="sequence", importance_mode="mask", importance_low=0.5
+    ),
+    "nonempty-sequences": PAPERS["grpo"].replace(aggregation="sequence_mean_nonempty"),
+    "group-token-mean": PAPERS["grpo"].replace(aggregation="group_token_mean"),
+    "sequential-data": PAPERS["grpo"].replace(data_order="sequential"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
+def test_shipped_bug_is_caught_and_its_snippet_tells_it_from_the_reference(bug: type[Bug]) -> None:
+    caught_by = [result for result in detect(bug).results if result.status in ("fail", "error")]
+    assert [result.id for result in caught_by if result.status == "fail"]
+    assert not [result for result in caught_by if result.status == "error"]
+    for result in caught_by:
+        with pytest.raises(AssertionError):
+            exec(result.snippet, {})
+        exec(result.snippet.replace(bug.spec(), "reference"), {})
+
+
+@pytest.mark.parametrize("conventions", VARIANTS.values(), ids=VARIANTS.keys())
+def test_correct_implementation_is_never_accused(conventions: Conventions) -> None:
+    assert [(result.id, result.message) for result in false_alarms(conventions)] == []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_correct_implementation_is_never_accused_under_another_seed(seed: int) -> None:
+    assert [(result.id, result.message) for result in false_alarms(PAPERS["grpo"], seed)] == []
+
+
+class Mutants:
+    """Mistakes for the checks that no shipped bug in the museum trips yet."""
+
+    class UnnormalisedScores(ReferenceAdapter):
+        def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+            return (logits / temperature).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+
+    class NoBaseline(ReferenceAdapter):
+        def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+            return reference.advantages(rewards, group_ids, self.conventions.replace(advantage_baseline="none"))
+
+    class AdvantagesInPlace(ReferenceAdapter):
+        def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+            result = super().advantages(rewards, group_ids)
+            rewards -= rewards.mean()
+            return result
+
+    class LossInPlace(ReferenceAdapter):
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            output = super().policy_loss(batch)
+            batch.advantages -= batch.advantages.mean()
+            return output
+
+    class TokenAdvantagesOfAllRows(ReferenceAdapter):
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            if batch.advantages.ndim == 2:
+                total = batch.advantages.sum(dim=0, keepdim=True).expand_as(batch.advantages)
+                batch = replace(batch, advantages=total)
+            return super().policy_loss(batch)
+
+    class ZeroOverZero(ReferenceAdapter):
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            output = super().policy_loss(batch)
+            tokens = batch.mask.sum()
+            return LossOutput(output.loss * tokens / tokens, output.metrics)
+
+    class GradientTwice(ReferenceAdapter):
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            output = super().policy_loss(batch)
+            return LossOutput(2 * output.loss - output.loss.detach(), output.metrics)
+
+    class MissingMinusOne(ReferenceAdapter):
+        def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+            return super().kl(logprobs, ref_logprobs) + 1
+
+    class WeightsUpsideDown(ReferenceAdapter):
+        def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+            return super().importance_weights(sampler_logprobs, trainer_logprobs, mask)
+
+    class PositionsCountPadding(ReferenceAdapter):
+        def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+            batch, _ = reference.make_batch(groups, pad_token_id, prompt_padding="left")
+            batch.position_ids = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
+            return batch
+
+
+MUTANTS = [
+    *(value for value in vars(Mutants).values() if inspect.isclass(value)),
+    *DATA_MUTANTS,
+    *LOSS_MUTANTS,
+    *TRAINER_MUTANTS,
+]
+
+
+@pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.id)
+def test_check_can_fail(check: Check) -> None:
+    candidates = [mutated for mutated in (*MUTANTS, *BUGS) if check in relevant_checks(mutated)]
+    # Those of the check's own area are the likeliest to trip it.
+    candidates.sort(key=lambda mutated: not mutated.__module__.endswith(check.area))
+    assert any(run_check(check, mutated(), mutated.__name__).status == "fail" for mutated in candidates)
+
+
+def test_page_of_checks_is_written_from_the_checks() -> None:
+    assert (Path(__file__).parents[3] / "docs/checks.md").read_text() == page()
+
+
+def test_every_check_explains_itself() -> None:
+    for check in all_checks():
+        assert "Silent because" in check.explanation, check.id
+        assert "Look" in check.explanation, check.id
+        assert check.summary.endswith("."), check.id
+
+
+def test_at_most_five_bugs_are_out_of_reach() -> None:
+    assert len(OUT_OF_REACH) <= 5
+    assert not set(OUT_OF_REACH) & {bug.id for bug in BUGS}
+
+
+def test_bugs_have_sources_and_distinct_ids() -> None:
+    assert len({bug.id for bug in BUGS}) == len(BUGS)
+    for bug in BUGS:
+        assert load_adapter(bug.spec()).name == bug.id
+        assert bug.source
+        assert bug.effect

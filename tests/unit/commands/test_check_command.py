@@ -1,0 +1,218 @@
+"""`rlcanary check` as it is typed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WRONG_MEAN = """
+import torch
+from rlcanary.adapters import Adapter
+
+class WrongMean(Adapter):
+    name = "wrong-mean"
+
+    def advantages(self, rewards, group_ids):
+        return (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+
+    def keep_group(self, rewards):
+        return len(rewards) > 0
+"""
+
+
+def rlcanary(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlcanary", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_reference_passes_every_check(tmp_path: Path) -> None:
+    done = rlcanary("check", "reference", "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["adapter"] == "reference"
+    assert {item["status"] for item in document["checks"]} == {"pass"}
+    assert len(document["checks"]) >= 12
+
+
+def test_failure_shows_counterexample_and_exits_with_1(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WRONG_MEAN)
+    done = rlcanary("check", "mine", "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "FAIL advantage.groups_are_separate" in done.stdout
+    assert "not provided" in done.stdout
+    items = {item["id"]: item for item in json.loads((tmp_path / "out.json").read_text())["checks"]}
+    assert set(items["mask.pad_id_zero"]) == {"id", "area", "status", "message", "snippet", "seconds", "findings"}
+    assert items["mask.pad_id_zero"]["status"] == "not-provided"
+    failed = items["advantage.groups_are_separate"]
+    assert failed["area"] == "advantage"
+    done = subprocess.run([sys.executable, "-c", failed["snippet"]], cwd=tmp_path, capture_output=True, text=True)
+    assert "AssertionError" in done.stderr
+
+
+def test_exception_in_the_adapter_is_an_error_and_the_rest_runs(tmp_path: Path) -> None:
+    broken = WRONG_MEAN.replace("rewards - rewards.mean()", "rewards - nothing")
+    (tmp_path / "mine.py").write_text(broken)
+    done = rlcanary("check", "mine.py", "--only", "advantage.", "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 1
+    checks = json.loads((tmp_path / "out.json").read_text())["checks"]
+    assert {item["status"] for item in checks} == {"error"}
+    assert "NameError" in checks[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["check"], "Missing argument"),
+        (["check", "nothing_like_it"], "no adapter 'nothing_like_it'"),
+        (["check", "reference", "--only", "loos"], "no check starts with loos"),
+        (["check", "reference", "--json", "no/such/folder/out.json"], "cannot write"),
+        (["chek", "reference"], "No such command"),
+    ],
+)
+def test_mistake_is_one_line_on_stderr_and_exit_2(arguments: list[str], told: str, tmp_path: Path) -> None:
+    done = rlcanary(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_expected(cwd: Path) -> str:
+    """Let the command write the failures of WRONG_MEAN and give each a reason."""
+    (cwd / "mine.py").write_text(WRONG_MEAN)
+    done = rlcanary("check", "mine", "--only", "advantage.", "--update-expected", "known.txt", cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    assert "say behind the # why advantage.groups_are_separate is expected to fail" in done.stderr
+    written = (cwd / "known.txt").read_text()
+    (cwd / "known.txt").write_text(written.replace("# say why", "# the mean of the batch, on purpose"))
+    return written
+
+
+def test_expected_findings_keep_the_exit_code_green(tmp_path: Path) -> None:
+    count = write_expected(tmp_path).count("say why")
+    done = rlcanary("check", "mine", "--only", "advantage.", "--expected", "known.txt", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert f"{count} failed as expected" in done.stdout
+
+
+def test_larger_deviation_than_the_expected_one_is_red(tmp_path: Path) -> None:
+    write_expected(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        WRONG_MEAN.replace("(rewards - rewards.mean())", "5 * (rewards - rewards.mean())")
+    )
+    done = rlcanary("check", "mine", "--only", "advantage.declared", "--expected", "known.txt", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "FAIL advantage.declared_formula" in done.stdout
+    assert "expected findings: [2]: value off by" in done.stdout
+
+
+def test_update_keeps_reasons_comments_and_what_did_not_run(tmp_path: Path) -> None:
+    written = write_expected(tmp_path)
+    known = tmp_path / "known.txt"
+    before = "# since the spring\n" + known.read_text() + "mask.pad_id_zero  # another time\n    value off by 1\n"
+    known.write_text(before)
+    done = rlcanary("check", "mine", "--only", "advantage.", "--update-expected", "known.txt", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert known.read_text() == before
+    (tmp_path / "mine.py").write_text(WRONG_MEAN.replace("rewards - rewards.mean()", "0 * rewards"))
+    rlcanary("check", "mine", "--only", "advantage.groups", "--update-expected", "known.txt", cwd=tmp_path)
+    assert "advantage.groups_are_separate" in written
+    assert "advantage.groups_are_separate" not in known.read_text()
+
+
+def test_stale_expectation_turns_red(tmp_path: Path) -> None:
+    (tmp_path / "known.txt").write_text("mask.pad_id_zero  # was broken once\n    value off by 1\n")
+    done = rlcanary("check", "reference", "--only", "mask.", "--expected", "known.txt", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "stale mask.pad_id_zero is expected to fail, but passes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("mask.no_such  # x", "there is no check 'mask.no_such'"),
+        ("mask.pad_id_zero", "say behind a #"),
+        ("mask.pad_id_zero  # say why\n  value off by 1", "say behind a #"),
+        ("mask.pad_id_zero  # known", "any failure of it would be expected; write them with"),
+        ("  value off by 1", "above the first check"),
+        ("mask.pad_id_zero  # known\n  value off by little", "does not end with a number"),
+    ],
+)
+def test_unclear_expectation_is_refused(tmp_path: Path, line: str, told: str) -> None:
+    (tmp_path / "known.txt").write_text(line)
+    done = rlcanary("check", "reference", "--expected", "known.txt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+SILENT = """
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.contract.batch import LossOutput
+
+class Silent(ReferenceAdapter):
+    name = "silent"
+
+    def policy_loss(self, batch):
+        return LossOutput(super().policy_loss(batch).loss, {})
+"""
+
+
+def test_check_that_compared_nothing_is_no_pass_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SILENT)
+    arguments = ("check", "mine.py", "--json", "out.json", "--markdown", "out.md")
+    done = rlcanary(*arguments, "--only", "loss.metrics", "--only", "loss.row", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "not compared" in done.stdout
+    assert "1 not compared" in done.stdout
+    assert "`loss.metrics` compared nothing" in (tmp_path / "out.md").read_text()
+    statuses = {each["id"]: each["status"] for each in json.loads((tmp_path / "out.json").read_text())["checks"]}
+    assert statuses["loss.metrics"] == "not-compared"
+    alone = rlcanary(*arguments, "--only", "loss.metrics", cwd=tmp_path)
+    assert alone.returncode == 2
+    assert "nothing was checked: what these checks called returned nothing to compare" in alone.stderr
+
+
+ENDLESS = """
+import time
+from rlcanary.adapters.reference import ReferenceAdapter
+
+class Endless(ReferenceAdapter):
+    name = "endless"
+
+    def advantages(self, rewards, group_ids):
+        while True:
+            time.sleep(0.01)
+"""
+
+
+def test_check_that_does_not_end_is_one_error_and_the_rest_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ENDLESS)
+    only = ("--only", "advantage.shift", "--only", "mask.")
+    done = rlcanary("check", "mine.py", *only, "--timeout", "1", "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 1
+    results = {each["id"]: each for each in json.loads((tmp_path / "out.json").read_text())["checks"]}
+    assert results.pop("advantage.shift")["message"] == "took longer than 1 s: advantages([4], [4])"
+    assert {each["status"] for each in results.values()} == {"pass"}
+
+
+def test_markdown_summary_folds_each_failure(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WRONG_MEAN)
+    rlcanary("check", "mine", "--only", "advantage.groups", "--markdown", "out.md", cwd=tmp_path)
+    summary = (tmp_path / "out.md").read_text()
+    assert summary.startswith("## ❌ Conformance of wrong-mean")
+    assert "<code>advantage.groups_are_separate</code> FAIL" in summary
+
+
+def test_new_adapter_runs_as_it_is(tmp_path: Path) -> None:
+    done = rlcanary("new-adapter", "my_canary.py", cwd=tmp_path)
+    assert "rlcanary check my_canary.py" in done.stdout
+    assert "class MyCanary(Adapter)" in (tmp_path / "my_canary.py").read_text()
+    done = rlcanary("check", "my_canary.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    again = rlcanary("new-adapter", "my_canary.py", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "exists already" in again.stderr

@@ -1,0 +1,179 @@
+"""Datasets: the same seed gives the same tasks, no row is ever left out, and mixtures visit every row once per epoch."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from rlcanary.errors import UserError
+from rlcanary.grpo.data import datasets
+from rlcanary.grpo.data.datasets import Row, ids_of, in_sequence, join, load, load_jsonl, to_item, weighted
+from rlcanary.grpo.data.items import ItemIterator
+from rlcanary.grpo.rewards.exact import ExactVerifier
+
+
+def write(path, *rows):
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+def test_arithmetic_is_right_and_repeats_from_its_seed():
+    rows = load("arithmetic", count=60, seed=3, largest=20, operations="+-*")
+    for row in rows:
+        assert int(row.target) == eval(row.prompt.rstrip("=")) >= 0
+    assert {operation for row in rows for operation in "+-*" if operation in row.prompt} == set("+-*")
+    assert rows == load("arithmetic", count=60, seed=3, largest=20, operations="+-*")
+    assert rows != load("arithmetic", count=60, seed=4, largest=20, operations="+-*")
+
+
+def test_problems_repeat_only_when_there_are_no_others():
+    assert len({row.prompt for row in load("arithmetic", count=60, largest=9)}) == 60
+    assert len(load("arithmetic", count=60, largest=0)) == 60
+
+
+def test_string_tasks_do_what_they_say():
+    rows = load("strings", count=100, letters="abc", longest=5)
+    for row in rows:
+        task, text = row.prompt.rstrip("=").split()
+        assert datasets.STRING_TASKS[task](text) == row.target
+    assert {row.prompt.split()[0] for row in rows} == set(datasets.STRING_TASKS)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error"),
+    [
+        ("arithmetics", {}, "unknown dataset 'arithmetics': neither a .jsonl file nor one of arithmetic, strings"),
+        ("arithmetic", {"hardness": 3}, "no option hardness"),
+        ("arithmetic", {"operations": "+/"}, "not some of"),
+        ("arithmetic", {"count": 0}, "count=0"),
+        ("strings", {"tasks": ["shout"]}, "shout are not some of copy"),
+        ("nowhere.jsonl", {}, "cannot read the dataset nowhere.jsonl"),
+        ("some.jsonl", {"seed": 1}, "no options but a name: seed"),
+    ],
+)
+def test_unknown_dataset_or_option_is_refused(name, options, error):
+    with pytest.raises(UserError, match=error):
+        load(name, **options)
+
+
+def test_jsonl_rows_come_as_they_are(tmp_path):
+    path = write(
+        tmp_path / "mine.jsonl",
+        {"id": 1, "prompt": "one", "target": "1"},
+        "",
+        {
+            "id": "two",
+            "prompt": [{"role": "user", "content": "2"}],
+            "target": 0,
+            "verifier": "math",
+            "dataset": "other",
+        },
+    )
+    first, second = load(str(path))
+    assert first == Row("1", "one", "1", "exact", "mine")
+    assert (second.target, second.verifier, second.dataset) == (0, "math", "other")
+
+
+@pytest.mark.parametrize(
+    ("second", "error"),
+    [
+        ({"prompt": "b", "target": "2"}, "line 2: the row lacks id"),
+        ({"id": "", "prompt": "b", "target": None}, "line 2: the row lacks id, target"),
+        ({"id": "a", "prompt": "b", "target": "2"}, "line 2: the id 'a' is taken"),
+        ({"id": "b", "prompt": "b", "target": "2", "answer": 1}, "line 2: a row has no field answer"),
+        ('{"id": "b"', "line 2: not JSON"),
+        ("[1]", "line 2: a row is an object"),
+    ],
+)
+def test_jsonl_row_that_is_not_whole_is_named_and_not_dropped(tmp_path, second, error):
+    path = write(tmp_path / "mine.jsonl", {"id": "a", "prompt": "a", "target": "1"}, second)
+    with pytest.raises(UserError, match=error):
+        load_jsonl(path)
+
+
+def test_empty_file_is_no_dataset(tmp_path):
+    with pytest.raises(UserError, match="is empty"):
+        load_jsonl(write(tmp_path / "mine.jsonl", ""))
+
+
+def test_system_prompt_of_a_row_replaces_that_of_the_run_even_by_none():
+    def roles(row):
+        return [(message["role"], message["content"]) for message in row.messages("of the run")]
+
+    assert roles(Row("a", "hello", "")) == [("system", "of the run"), ("user", "hello")]
+    assert roles(Row("a", "hello", "", system_prompt="own")) == [("system", "own"), ("user", "hello")]
+    assert roles(Row("a", "hello", "", system_prompt="")) == [("user", "hello")]
+
+
+def test_item_rewards_the_text_of_a_completion():
+    item = to_item(Row("a", "3+4=", "7"), lambda row: list(row.prompt.encode()), ExactVerifier())
+    assert (item.id, bytes(item.prompt_ids)) == ("a", b"3+4=")
+    assert (item.reward("7"), item.reward("8")) == (1.0, 0.0)
+
+
+@pytest.fixture
+def mixture():
+    return ids_of(join({"small": load("arithmetic", count=10), "large": load("arithmetic", count=90)}))
+
+
+def test_joined_datasets_share_no_ids(mixture):
+    assert len(set(mixture["small"]) | set(mixture["large"])) == 100
+    assert mixture["small"][0] == "small/arithmetic-0"
+
+
+def test_weighted_order_visits_every_row_once_and_repeats_from_its_seed(mixture):
+    order = weighted(mixture, {"small": 1, "large": 1}, seed=5)
+    assert sorted(order(0)) == sorted(mixture["small"] + mixture["large"])
+    assert order(0) == weighted(mixture, {"small": 1, "large": 1}, seed=5)(0)
+    assert order(0) != order(1)
+    assert order(0) != weighted(mixture, {"small": 1, "large": 1}, seed=6)(0)
+
+
+def test_weighted_order_follows_the_weights_until_a_dataset_is_used_up():
+    sizes = {"a": range(1000), "b": range(1000, 2000), "c": range(2000, 3000)}
+    drawn = weighted(sizes, {"a": 6, "b": 3, "c": 1})(0)
+    shares = Counter(id // 1000 for id in drawn[:1000])
+    # five standard deviations of a binomial of 1000 draws are at most 80
+    for share, expected in ((shares[0], 600), (shares[1], 300), (shares[2], 100)):
+        assert abs(share - expected) < 80
+    used_up = max(index for index, id in enumerate(drawn) if id < 1000)
+    after = Counter(id // 1000 for id in drawn[used_up + 1 : used_up + 401])
+    assert abs(after[1] - 300) < 45
+
+
+def test_sequence_takes_each_dataset_as_a_whole_or_by_count(mixture):
+    assert [id.partition("/")[0] for id in in_sequence(mixture)(0)] == ["small"] * 10 + ["large"] * 90
+    counted = in_sequence(mixture, {"small": 3, "large": 5})
+    assert [id.partition("/")[0] for id in counted(0)] == ["small"] * 3 + ["large"] * 5
+    assert counted(0) != counted(1)
+
+
+def test_datasets_of_one_size_are_not_shuffled_alike():
+    order = in_sequence({"a": range(20), "b": range(20, 40)})(0)
+    assert order[:20] != [id - 20 for id in order[20:]]
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda mixture: weighted({}, {}), "no dataset"),
+        (lambda mixture: weighted({"a": []}, {"a": 1}), "one is empty"),
+        (lambda mixture: weighted(mixture, {"small": 1}), "for each of small, large"),
+        (lambda mixture: weighted(mixture, {"small": 1, "large": 0}), "positive and finite: {'large': 0}"),
+        (lambda mixture: weighted(mixture, {"small": 1, "large": float("nan")}), "positive and finite"),
+        (lambda mixture: in_sequence(mixture, {"small": 11, "large": 1}), "count 11 of dataset small"),
+    ],
+)
+def test_mixture_that_makes_no_sense_is_refused(mixture, make, error):
+    with pytest.raises(UserError, match=error):
+        make(mixture)
+
+
+def test_iterator_visits_a_mixture_epoch_by_epoch():
+    rows = join({"a": load("arithmetic", count=5), "b": load("strings", count=5)})
+    iterator = ItemIterator(rows, order=weighted(ids_of(rows), {"a": 1, "b": 2}))
+    for _ in range(2):
+        iterator.start_epoch()
+        while (row := iterator.next_item()) is not None:
+            iterator.mark_done(row.id)
+        assert iterator.counts()["done"] == 10

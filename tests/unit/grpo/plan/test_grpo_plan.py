@@ -1,0 +1,98 @@
+"""A plan that cannot be run is refused before anything starts, and the message names the key."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcanary.errors import UserError
+from rlcanary.grpo.plan.plan import plan_of, read_plan
+
+EXAMPLE = Path(__file__).parents[4] / "examples/arithmetic.yaml"
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    plan: dict[str, Any] = {
+        "run": {"folder": "somewhere", "steps": 2},
+        "model": {"scratch": {}},
+        "data": {"datasets": [{"name": "arithmetic"}]},
+        "schedule": {"prompts_per_step": 4, "group_size": 4},
+    }
+    for key, value in changes.items():
+        *parents, last = key.split("__")
+        section = plan
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schedul": {}}, r"schedul is not a key of a plan: did you mean 'schedule'"),
+        ({"run__stepz": 3}, r"run\.stepz is not a key of a plan: did you mean 'steps'"),
+        ({"roles__sampler__gpus": 3}, r"roles\.sampler\.gpus is not a key"),
+        ({"model__scratch__layers": "two"}, r"model\.scratch\.layers is 'two', it has to be a whole number"),
+        ({"run__tensorboard": 1}, r"run\.tensorboard is 1, it has to be true or false"),
+        ({"run__steps": True}, r"run\.steps is True, it has to be a whole number"),
+        ({"run__steps": 0}, r"run: steps is 0, it has to be at least 1"),
+        ({"run": {"folder": "somewhere"}}, r"run\.steps is missing"),
+        ({"model": {}}, "model: give either path or scratch"),
+        ({"model": {"path": "nowhere/at/all"}}, r"model: path is nowhere/at/all, where no model is"),
+        ({"schedule__rows_per_update": 7}, "schedule: rows_per_update is 7"),
+        ({"sampling": {"temprature": 1.0}}, "sampling: unknown generation parameter 'temprature'"),
+        ({"sampling": {"temperature": 0}}, r"sampling\.temperature is 0"),
+        ({"sampling": {"seed": 3}}, r"sampling\.seed"),
+        ({"sampling": {"temperature": 0.6}, "conventions": {"temperature": 1.0}}, r"conventions\.temperature is 1\.0"),
+        ({"conventions": {"aggregation": "token"}}, "conventions: aggregation='token' is not one of"),
+        ({"conventions": {"preset": "ppo"}}, r"conventions\.preset is 'ppo'"),
+        ({"conventions": {"clip": 1}}, "conventions: .*'clip'"),
+        ({"roles__sampler__engine": "sglang"}, r"roles\.sampler\.engine is 'sglang', it has to be one of"),
+        ({"roles__sampler__replicas": 2}, r"roles\.sampler\.replicas is 2, which needs runtime\.kind ray"),
+        ({"roles__verifier__workers": 2}, r"roles\.verifier\.workers is 2, which needs runtime\.kind ray"),
+        ({"runtime": {"transport": "ray"}}, r"runtime\.transport is ray, which needs runtime\.kind ray"),
+        ({"runtime": {"kind": "ray", "transport": "copy"}}, r"runtime\.transport is copy"),
+        ({"data__datasets": []}, "data: datasets is empty"),
+        ({"data__datasets": {}}, r"data\.datasets is {}, it has to be a list"),
+        ({"optimizer": {"betas": [0.9]}}, r"optimizer\.betas has 1 entries, it has to have 2"),
+        ({"optimizer": {"learning_rate": 0}}, "optimizer: learning_rate is 0"),
+        (
+            {"schedule__max_staleness": 1, "conventions": {"old_logprobs": "trainer"}},
+            r"schedule\.max_staleness lets sampling run 1 versions ahead",
+        ),
+        ({"evaluation": {"datasets": []}}, "evaluation: datasets is empty"),
+        ({"evaluation": {"datasets": [{"name": "arithmetic"}], "every": 0}}, "evaluation: every is 0"),
+        ({"sampling": [1]}, r"sampling is \[1\], it has to be a mapping"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_key(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        plan_of(given(**changes))
+
+
+def test_the_loss_scores_at_the_temperature_that_was_sampled_at() -> None:
+    assert plan_of(given(sampling={"temperature": 0.6})).conventions.temperature == 0.6
+
+
+def test_the_example_is_a_plan() -> None:
+    assert read_plan(EXAMPLE).model.scratch is not None
+
+
+def test_a_key_is_changed_from_the_command_line() -> None:
+    plan = read_plan(EXAMPLE, ["run.steps=7", "roles.sampler.engine=vllm", "optimizer.learning_rate=1e-4"])
+    assert (plan.run.steps, plan.roles.sampler.engine, plan.optimizer.learning_rate) == (7, "vllm", 1e-4)
+
+
+@pytest.mark.parametrize("override", ["run.steps", "=3", "run.steps.more=3"])
+def test_an_override_that_changes_nothing_is_refused(override: str) -> None:
+    with pytest.raises(UserError):
+        read_plan(EXAMPLE, [override])
+
+
+@pytest.mark.parametrize("content", ["", "- 1\n", "run: [", "run: 3\n"])
+def test_a_file_that_is_no_plan_is_refused_by_its_name(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"plan\.yaml"):
+        read_plan(path)

@@ -1,0 +1,88 @@
+"""The bundled trainer passes every check itself, and bugs that are planted in it are caught."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlcanary.adapters.grpo import GrpoAdapter
+from rlcanary.bugs import Bug, all_bugs
+from rlcanary.bugs.detection import relevant_checks
+from rlcanary.checks import Check, all_checks, run_check
+from rlcanary.contract.conventions import GRPO, PRESETS, Conventions
+from rlcanary.grpo.sync import sync
+from rlcanary.grpo.training import trainer
+from rlcanary.reference import split
+
+OWN = {"train_step", "rollout", "sync_weights", "generate"}
+OWN_CHECKS = [check for check in all_checks() if OWN & set(check.needs)]
+STEP_BUGS = [bug for bug in all_bugs() if bug.area() in ("step", "sync", "rollout")]
+
+
+def failed(checks: list[Check], adapter: GrpoAdapter) -> dict[str, str]:
+    results = [run_check(check, adapter, "grpo") for check in checks]
+    return {result.id: result.message for result in results if result.status in ("fail", "error")}
+
+
+VARIANTS = {
+    "grpo": GRPO,
+    "verl": PRESETS["verl"],
+    "kl-in-reward": GRPO.replace(
+        kl_coef=0.5, kl_placement="reward", kl_estimator="k1", old_logprobs="trainer", max_grad_norm=0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_bundled_trainer_is_never_accused(name: str) -> None:
+    assert failed(OWN_CHECKS, GrpoAdapter(VARIANTS[name])) == {}
+
+
+@pytest.mark.parametrize("bug", STEP_BUGS, ids=lambda bug: bug.id)
+def test_a_shipped_bug_planted_in_the_trainer_is_caught(bug: type[Bug]) -> None:
+    planted = type(bug.__name__, (bug, GrpoAdapter), {})
+    assert failed(relevant_checks(bug), planted()) != {}
+
+
+def pieces_that_know_only_themselves(given: Any, n_pieces: int, conventions: Conventions) -> Any:
+    pieces = split(given, n_pieces, conventions)
+    return [replace(piece, global_tokens=None, global_sequences=None) for piece in pieces]
+
+
+score = trainer.score
+
+
+def scored_at_temperature_1(model: Any, batch: Any, conventions: Conventions, schedule: Any) -> Any:
+    return score(model, batch, conventions.replace(temperature=1.0), schedule)
+
+
+with_advantages = trainer.with_advantages
+
+
+def with_rewards_as_advantages(batch: Any, *scored: Any) -> Any:
+    return replace(with_advantages(batch, *scored), advantages=batch.rewards)
+
+
+def nothing(*_: Any) -> None:
+    """Leave it out."""
+
+
+PLANTED: dict[str, tuple[Any, str, Callable[..., Any], Conventions]] = {
+    "micro-batches take their own means": (trainer, "split", pieces_that_know_only_themselves, GRPO),
+    "the reference scores at temperature 1": (
+        trainer,
+        "score",
+        scored_at_temperature_1,
+        GRPO.replace(temperature=0.6, kl_coef=0.5),
+    ),
+    "advantages are the rewards": (trainer, "with_advantages", with_rewards_as_advantages, GRPO),
+    "the prefix cache stays": (sync.InProcessEndpoint, "reset_prefix_cache", nothing, GRPO),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_bug_in_the_trainers_own_code_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, attribute, wrong, conventions = PLANTED[name]
+    monkeypatch.setattr(where, attribute, wrong)
+    assert failed(OWN_CHECKS, GrpoAdapter(conventions)) != {}

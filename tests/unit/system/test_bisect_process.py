@@ -1,0 +1,104 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from waiting import HANG_S, wait_for
+
+from rlcanary.system.ending import Ending
+from rlcanary.system.sessions import Cancelled, Interrupts, end_marked, run
+
+SLEEP = "import time; time.sleep(9999)"
+
+
+def sleeper(mark: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SLEEP], env=os.environ | {"MARK": mark}, start_new_session=True)
+
+
+def test_process_without_our_mark_is_left_alone() -> None:
+    stranger = sleeper("other")
+    try:
+        end_marked({"MARK": "mine"})
+        assert psutil.Process(stranger.pid).status() != psutil.STATUS_ZOMBIE
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_process_with_our_mark_is_ended() -> None:
+    ours = sleeper("mine too")
+    end_marked({"MARK": "mine too"})
+    assert ours.wait(timeout=HANG_S) < 0
+
+
+def test_daemon_that_left_the_session_of_its_run_ends_with_the_run(tmp_path: Path) -> None:
+    """As the processes of `ray start` do."""
+    daemon = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True)"
+    command = [sys.executable, "-c", f"{daemon}; print(p.pid)"]
+    output = tmp_path / "output"
+    mark = {"MARK": str(tmp_path)}
+    ending = run(
+        command, directory=tmp_path, environment=os.environ, mark=mark, output=output, timeout=HANG_S, stop=Interrupts()
+    )
+    assert ending == Ending(0, ending.seconds)
+    pid = int(output.read_text())
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+class StopWhen:
+    """Asks to stop once a file has been written."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    @property
+    def is_asked(self) -> bool:
+        return self._file.exists() and self._file.stat().st_size > 0
+
+    def check(self) -> None:
+        if self.is_asked:
+            raise Cancelled
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a subreaper")
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["left behind", "of a run that is stopped"])
+def test_daemon_without_session_and_environment_ends_with_the_run(tmp_path: Path, is_stopped: bool) -> None:
+    """It ignores SIGTERM as well."""
+    file = tmp_path / "pid"
+    (tmp_path / "daemon").write_text(f"trap '' TERM; echo $$ > '{file}'; while true; do sleep 1; done")
+    script = f"env -i setsid sh '{tmp_path}/daemon' & while [ ! -s '{file}' ]; do sleep 0.01; done"
+    arguments = {"directory": tmp_path, "environment": os.environ, "mark": {}, "output": tmp_path / "output"}
+    if is_stopped:
+        with pytest.raises(Cancelled):
+            run(["sh", "-c", f"{script}; sleep 60"], timeout=None, stop=StopWhen(file), **arguments)
+    else:
+        assert run(["sh", "-c", script], timeout=None, stop=Interrupts(), **arguments).code == 0
+    pid = int(file.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def ends(tmp_path: Path, *command: str) -> Ending:
+    return run(
+        command,
+        directory=tmp_path,
+        environment=os.environ,
+        mark={},
+        output=tmp_path / "output",
+        timeout=None,
+        stop=Interrupts(),
+    )
+
+
+def test_ending_of_a_command_is_its_own(tmp_path: Path) -> None:
+    assert ends(tmp_path, "sh", "-c", "exit 3").code == 3
+    assert ends(tmp_path, "sh", "-c", "kill -SEGV $$").code == -11
+    assert ends(tmp_path, "sh", "-c", "kill -TERM 0").code == -15
+    (tmp_path / "plain").write_text("exit 5\n")
+    (tmp_path / "plain").chmod(0o755)
+    assert ends(tmp_path, "./plain").code == 5
+    (tmp_path / "plain").chmod(0o644)
+    assert ends(tmp_path, "./plain") == Ending(126, 0.0, why="./plain: Permission denied")
+    assert ends(tmp_path, "./none") == Ending(127, 0.0, why="./none: No such file or directory")
+    assert (tmp_path / "output").read_text() == "./none: No such file or directory\n"
