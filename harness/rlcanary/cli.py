@@ -1,71 +1,54 @@
-"""The `rlcanary` command. Each subcommand lives beside the code it runs and is imported when it is used."""
+"""The `rlcanary` command, whose subcommands are the modules of `commands/`."""
 
+import ast
 import importlib
 import io
 import sys
 import traceback
-from typing import NamedTuple
+from pathlib import Path
 
 import click
 
-from rlcanary import __version__
+from rlcanary import __version__, commands
 from rlcanary.errors import UserError
 
 
-class Subcommand(NamedTuple):
-    module: str
-    summary: str
+def subcommands() -> dict[str, Path]:
+    """The modules of `commands/` by the name of their subcommand. A leading underscore marks a module that is none."""
+    folder = Path(commands.__file__).parent
+    return {path.stem.replace("_", "-"): path for path in sorted(folder.glob("[!_]*.py"))}
 
 
-# The attribute in the module has the subcommand's name, with _ for -.
-SUBCOMMANDS = {
-    "check": Subcommand("rlcanary.commands.check", "Run the conformance checks on an adapter."),
-    "new-adapter": Subcommand("rlcanary.commands.new_adapter", "Write a first adapter for your codebase."),
-    "bugs": Subcommand("rlcanary.bugs.detection", "Show which checks catch which shipped bug."),
-    "trend": Subcommand("rlcanary.commands.history_options", "Show how a tracked metric moved over runs and commits."),
-    "regress": Subcommand("rlcanary.commands.regress", "Show which metrics became worse, since which commit."),
-    "report": Subcommand("rlcanary.history.report", "Write one HTML page with a plot of every metric."),
-    "check-metrics": Subcommand("rlcanary.commands.check_metrics", "Hold the numbers of a run against limits."),
-    "dump-logs": Subcommand("rlcanary.commands.dump_logs", "Turn TensorBoard files and JSON lines into one JSON file."),
-    "gates": Subcommand("rlcanary.commands.gates", "Show which tests the gates hold back, and why."),
-    "known-issues": Subcommand("rlcanary.commands.known_issues", "Show the registry of known issues."),
-    "selection": Subcommand(
-        "rlcanary.commands.selection", "Show which tests an edit would run with --testmon, and why."
-    ),
-    "launch": Subcommand(
-        "rlcanary.commands.launch", "Run test scripts as jobs on a snapshot of the code, and judge them."
-    ),
-    "launches": Subcommand("rlcanary.commands.launches", "Tell how launches ended, or cancel them."),
-    "code-snapshot": Subcommand("rlcanary.launch.snapshot", "Copy the tracked code to a folder named for its content."),
-    "train": Subcommand("rlcanary.commands.train", "Train with the bundled GRPO, as a plan says."),
-    "bisect": Subcommand("rlcanary.commands.bisect", "Find the commit that broke a command."),
-}
+def summary(module: Path) -> str:
+    """The one-line help of a subcommand: the first line of its module, which is not imported for it."""
+    return (ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
-class LazyGroup(click.Group):
-    """A group that knows its subcommands' one-line help without importing them."""
+class CommandsFolder(click.Group):
+    """A group whose subcommands are the modules of `commands/`, imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(SUBCOMMANDS)
+        return list(subcommands())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in SUBCOMMANDS:
+        if name not in subcommands():
             return None
-        command = getattr(importlib.import_module(SUBCOMMANDS[name].module), name.replace("-", "_"))
+        attribute = name.replace("-", "_")
+        command = getattr(importlib.import_module(f"rlcanary.commands.{attribute}"), attribute)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, subcommand.summary) for name, subcommand in SUBCOMMANDS.items()])
+            formatter.write_dl([(name, summary(module)) for name, module in subcommands().items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandsFolder, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="rlcanary")
 def cli() -> None:
     """Catch RL-on-LLM training that runs without an error and learns the wrong thing, and find the commit that did it.
 
-    Exit codes: 0 all well, 1 something failed, 2 the command was not understood, 3 rlcanary itself broke.
+    Exit codes: 0 success, 1 failure found, 2 usage error, 3 internal error.
     """
 
 

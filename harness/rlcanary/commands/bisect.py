@@ -1,4 +1,4 @@
-"""`rlcanary bisect`."""
+"""Find the commit that broke a command."""
 
 import shutil
 from difflib import get_close_matches
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlcanary.commands.bisect_status import log, mark, status, undo, visualize
+from rlcanary.commands._bisect_record import log, mark, status, undo, visualize
 from rlcanary.errors import UserError
 from rlcanary.system.files import require_writable, write_whole
 

@@ -1,4 +1,4 @@
-"""`rlcanary bugs`."""
+"""Show which checks catch which shipped bug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlcanary check ADAPTER`: the conformance checks on an adapter."""
+"""Run the conformance checks on an adapter."""
 
 from __future__ import annotations
 

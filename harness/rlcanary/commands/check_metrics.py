@@ -1,4 +1,4 @@
-"""`rlcanary check-metrics`."""
+"""Hold the numbers of a run against limits."""
 
 import json
 import os

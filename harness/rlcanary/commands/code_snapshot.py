@@ -1,4 +1,4 @@
-"""`rlcanary code-snapshot`."""
+"""Copy the tracked code to a folder named for its content."""
 
 from pathlib import Path
 

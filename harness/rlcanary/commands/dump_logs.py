@@ -1,4 +1,4 @@
-"""`rlcanary dump-logs`."""
+"""Turn TensorBoard files and JSON lines into one JSON file."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from rlcanary.commands.history_options import warn, with_progress
+from rlcanary.commands._history_options import warn, with_progress
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.history.history import counted

@@ -1,4 +1,4 @@
-"""`rlcanary gates`."""
+"""Show which tests the gates hold back, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlcanary known-issues`."""
+"""Show the registry of known issues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlcanary launch`."""
+"""Run test scripts as jobs on a snapshot of the code, and judge them."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""`rlcanary launches`: how the launches ended that nobody waited for."""
+"""Tell how launches ended, or cancel them."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`rlcanary new-adapter PATH`."""
+"""Write a first adapter for your codebase."""
 
 import re
 from importlib.resources import files

@@ -1,4 +1,4 @@
-"""`rlcanary selection`: what pytest --testmon knows about tests and the code that they ran in any process."""
+"""Show which tests an edit would run with --testmon, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlcanary train`."""
+"""Train with the bundled GRPO, as a plan says."""
 
 import os
 from collections.abc import Mapping
