@@ -1,5 +1,68 @@
-"""rlcanary catches RL-on-LLM training that runs without an error and learns the wrong thing."""
+"""rlcanary catches RL-on-LLM training that runs without an error and learns the wrong thing.
 
+The names of the adapter contract and of the checks can be imported from here; torch is imported when one is first used.
+"""
+
+import importlib
+import sys
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.system.old_names import OldNames
+
+if TYPE_CHECKING:
+    from rlcanary.adapters.load import load_adapter
+    from rlcanary.checks.check import Check, Result, run_check
+    from rlcanary.checks.registry import all_checks
+    from rlcanary.contract.adapter import Adapter, NotProvided
+    from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+    from rlcanary.contract.conventions import PRESETS, Conventions
+    from rlcanary.contract.engine import Engine, InProcessEngine
+    from rlcanary.errors import UserError
 
 __version__ = version("rlcanary")
+
+HOMES = {
+    "rlcanary.adapters.load": ("load_adapter",),
+    "rlcanary.checks.check": ("Check", "Result", "run_check"),
+    "rlcanary.checks.registry": ("all_checks",),
+    "rlcanary.contract.adapter": ("Adapter", "NotProvided"),
+    "rlcanary.contract.batch": ("CollatedBatch", "Completion", "Group", "LossOutput", "PolicyBatch"),
+    "rlcanary.contract.conventions": ("PRESETS", "Conventions"),
+    "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
+    "rlcanary.errors": ("UserError",),
+}
+"""The modules whose names are public here."""
+
+__all__ = [
+    "PRESETS",
+    "Adapter",
+    "Check",
+    "CollatedBatch",
+    "Completion",
+    "Conventions",
+    "Engine",
+    "Group",
+    "InProcessEngine",
+    "LossOutput",
+    "NotProvided",
+    "PolicyBatch",
+    "Result",
+    "UserError",
+    "all_checks",
+    "load_adapter",
+    "run_check",
+]
+
+sys.meta_path.append(OldNames())
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

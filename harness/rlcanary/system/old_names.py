@@ -1,0 +1,52 @@
+"""Modules under the names that they had in release 0.1, with a line that says the new name."""
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+OLD_NAMES = {
+    "rlcanary.batch": "rlcanary.contract.batch",
+    "rlcanary.conventions": "rlcanary.contract.conventions",
+    "rlcanary.engine": "rlcanary.contract.engine",
+    "rlcanary.grpo.batching": "rlcanary.grpo.engines.batching",
+    "rlcanary.grpo.chat": "rlcanary.grpo.rollout.chat",
+    "rlcanary.grpo.collector": "rlcanary.grpo.rollout.collector",
+    "rlcanary.grpo.containers": "rlcanary.grpo.engines.containers",
+    "rlcanary.grpo.datasets": "rlcanary.grpo.data.datasets",
+    "rlcanary.grpo.environment": "rlcanary.grpo.rollout.environment",
+    "rlcanary.grpo.items": "rlcanary.grpo.data.items",
+    "rlcanary.grpo.python_tool": "rlcanary.grpo.tools.python_tool",
+    "rlcanary.grpo.transformers_policy": "rlcanary.grpo.engines.transformers_policy",
+}
+"""The documented modules of release 0.1 that moved; each goes away with release 0.3."""
+
+
+class OldNames(MetaPathFinder):
+    """Finds a module under its old name; asked last, so that it costs nothing where a module exists."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in OLD_NAMES:
+            return None
+        return ModuleSpec(fullname, _Alias(OLD_NAMES[fullname]))
+
+
+class _Alias(Loader):
+    def __init__(self, new_name: str) -> None:
+        self.new_name = new_name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        # FutureWarning, because Python hides a DeprecationWarning from all but __main__.
+        warnings.warn(f"{spec.name} is now {self.new_name}; the old name goes away in 0.3", FutureWarning, stacklevel=2)
+        module = importlib.import_module(self.new_name)
+        self.spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.spec  # the import system has just put that of the old name there
+        sys.modules.setdefault(self.new_name, module)
