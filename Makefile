@@ -7,7 +7,7 @@ PYTHON312 ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/
 	"$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$python" && break; done)
 BIN312 := .venv312/bin
 
-.PHONY: help venv venv312 demo test test312 lint bench curve clean
+.PHONY: help venv venv312 demo test test312 lint bench curve docs clean
 
 help:
 	@echo "make demo    from a planted silent bug to the commit that planted it, in about two minutes"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint    ruff, mypy, import rules, shellcheck"
 	@echo "make bench   the benchmarks, each against a peer in the same run"
 	@echo "make curve   train examples/arithmetic.yaml and draw its curve for the README, in some minutes"
+	@echo "make docs    write docs/checks and the counts in README and CHANGELOG anew"
 	@echo "make venv    only set up .venv"
 
 venv: .venv/ready
@@ -59,6 +60,9 @@ curve: venv
 	rm -rf runs/arithmetic
 	$(BIN)/rlcanary train examples/arithmetic.yaml
 	$(BIN)/python tools/learning_curve.py runs/arithmetic docs/arithmetic.svg
+
+docs: venv
+	$(BIN)/python tools/write_docs.py
 
 clean:
 	rm -rf .venv .venv312 build dist

@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             if not chosen or item.nodeid in chosen:
                 items.append(item)
     if unknown := chosen - {item.nodeid for item in items}:
-        raise pytest.UsageError(f"there is no check {min(unknown)}; docs/checks.md lists them")
+        raise pytest.UsageError(f"there is no check {min(unknown)}; docs/checks/index.md lists them")
 
 
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:

@@ -1,26 +1,37 @@
-"""The user's page of checks, written from their docstrings: `python -m rlcanary.checks.pages > docs/checks.md`."""
+"""The user's pages of checks as Markdown, written from their docstrings."""
 
+import importlib
+from collections.abc import Sequence
 from itertools import groupby
 
+from rlcanary.checks.check import Check
 from rlcanary.checks.registry import all_checks
 
-HEADER = """# Checks
+INDEX = """# Checks
 
-Every check is a property that holds for each correct implementation, whatever its conventions. This page is written from
-the docstrings of the checks by `python -m rlcanary.checks.pages`.
+Every check is a property that holds for each correct implementation, whatever its conventions. Each area has a page that
+says for every check why breaking it is silent and where to look. `make docs` writes these pages from the docstrings of
+the checks.
 """
 
 
-def page() -> str:
-    """The page as Markdown: a section per area, an entry per check."""
-    parts = [HEADER]
-    for area, checks in groupby(all_checks(), key=lambda check: check.area):
-        parts.append(f"## {area}\n")
-        for check in checks:
-            needs = ", ".join(f"`{name}`" for name in check.needs)
-            parts.append(f"### {check.id}\n\n{check.explanation}\n\nNeeds {needs}.\n")
+def pages() -> dict[str, str]:
+    """File name -> text: `index.md` with one line per check, and a page per area."""
+    by_area = {area: list(checks) for area, checks in groupby(all_checks(), key=lambda check: check.area)}
+    index = [INDEX]
+    for area, checks in by_area.items():
+        index.append(f"## [{area}]({area}.md)\n\n| check | property |\n|---|---|")
+        # The anchor of a heading has no dots.
+        index += [f"| [{one.id}]({area}.md#{one.id.replace('.', '')}) | {one.summary} |" for one in checks]
+        index.append("")
+    return {"index.md": "\n".join(index)} | {f"{area}.md": area_page(area, each) for area, each in by_area.items()}
+
+
+def area_page(area: str, checks: Sequence[Check]) -> str:
+    """The page of one area: what its module says, then every check in full."""
+    about = importlib.import_module(f"rlcanary.checks.areas.{area}").__doc__ or ""
+    parts = [f"# {area}\n\n{about.strip()}\n"]
+    for check in checks:
+        needs = ", ".join(f"`{name}`" for name in check.needs)
+        parts.append(f"## {check.id}\n\n{check.explanation}\n\nNeeds {needs}.\n")
     return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -2,7 +2,6 @@
 
 import inspect
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import OUT_OF_REACH, Bug, all_bugs
 from rlcanary.bugs.detection import detect, false_alarms, relevant_checks
 from rlcanary.checks import Check, all_checks, run_check
-from rlcanary.checks.pages import page
 from rlcanary.contract.batch import CollatedBatch, Group, LossOutput, PolicyBatch
 from rlcanary.contract.conventions import PAPERS, PRESETS, Conventions
 
@@ -129,10 +127,6 @@ def test_check_can_fail(check: Check) -> None:
     # Those of the check's own area are the likeliest to trip it.
     candidates.sort(key=lambda mutated: not mutated.__module__.endswith(check.area))
     assert any(run_check(check, mutated(), mutated.__name__).status == "fail" for mutated in candidates)
-
-
-def test_page_of_checks_is_written_from_the_checks() -> None:
-    assert (Path(__file__).parents[3] / "docs/checks.md").read_text() == page()
 
 
 def test_every_check_explains_itself() -> None:

@@ -39,7 +39,7 @@ def test_id_of_a_failure_can_be_pasted_back(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("--canary", "reference", check, "test_own.py").assert_outcomes(passed=2)
     for arguments, problem in (
         ((check,), f"ERROR: {check} is a check: say with --canary=ADAPTER of which adapter"),
-        (("--canary", "reference", f"{check}s"), f"ERROR: there is no check {check}s; docs/checks.md lists them"),
+        (("--canary", "reference", f"{check}s"), f"ERROR: there is no check {check}s; docs/checks/index.md lists them"),
     ):
         result = pytester.runpytest_subprocess(*arguments)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
