@@ -16,7 +16,7 @@ help:
 	@echo "make lint    ruff, mypy, import rules, shellcheck"
 	@echo "make bench   the benchmarks, each against a peer in the same run"
 	@echo "make curve   train examples/arithmetic.yaml and draw its curve for the README, in some minutes"
-	@echo "make docs    write docs/checks and the counts in README and CHANGELOG anew"
+	@echo "make docs    write the generated pages and counts anew and build the site in build/site"
 	@echo "make venv    only set up .venv"
 
 venv: .venv/ready
@@ -63,6 +63,7 @@ curve: venv
 
 docs: venv
 	$(BIN)/python tools/write_docs.py
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv .venv312 build dist

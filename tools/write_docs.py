@@ -1,19 +1,76 @@
-"""Write docs/checks/ from the docstrings of the checks, and the counts in README.md and CHANGELOG.md: `make docs`."""
+"""Write what is generated of the docs: docs/checks/, docs/contract.md, and the counts in README.md and CHANGELOG.md."""
 
+import inspect
 import re
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
+from typing import Any, get_type_hints
 
 from rlcanary.bugs import all_bugs
 from rlcanary.checks import all_checks
 from rlcanary.checks.pages import pages
+from rlcanary.contract.adapter import Item, TrainState
+from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+from rlcanary.contract.conventions import PAPERS, Conventions
+from rlcanary.contract.engine import Sampling
 
 ROOT = Path(__file__).parents[1]
 COUNTS = {r"\d+( properties)": len(all_checks()), r"\d+( silent bugs)": len(all_bugs())}
 
 
+CONTRACT = """# Conventions and records
+
+`from rlcanary import Conventions, Completion, Group, …` gives all of these. `make docs` writes this page
+from their docstrings.
+
+## Conventions
+
+What an adapter declares about its code. A preset is a start: `PRESETS["dapo"].replace(kl_coef=0.01)`.
+Presets of papers: {papers}.
+"""
+RECORDS = (Completion, Group, CollatedBatch, PolicyBatch, LossOutput, TrainState, Item, Sampling)
+
+
+def attributes(record: type[Any]) -> dict[str, str]:
+    """The descriptions under `Attributes:` in the docstring of a record."""
+    section = (inspect.getdoc(record) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def default_of(field: Field[Any]) -> str:
+    if field.default is not MISSING:
+        return f"`{field.default!r}`"
+    return "" if field.default_factory is MISSING else f"`{field.default_factory()!r}`"
+
+
+def table(record: type[Any]) -> str:
+    """The fields of a dataclass: name, default, meaning."""
+    told = attributes(record)
+    hints = get_type_hints(record) if record is Conventions else {}
+    lines = ["| field | default | meaning |", "|---|---|---|"]
+    for field in fields(record):
+        choices = " ".join(
+            f"`{value!r}`" for value in getattr(hints.get(field.name), "__args__", ()) if isinstance(value, str)
+        )
+        meaning = told.get(field.name, "") + (f" One of {choices}." if choices else "")
+        lines.append(f"| `{field.name}` | {default_of(field)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def contract_page() -> str:
+    """Every convention and every record of the adapter contract."""
+    parts = [CONTRACT.format(papers=", ".join(f"`{name}`" for name in PAPERS)), table(Conventions)]
+    for record in RECORDS:
+        summary = (inspect.getdoc(record) or "").partition("\n")[0]
+        parts.append(f"\n## {record.__name__}\n\n{summary}\n\n{table(record)}")
+    return "\n".join(parts)
+
+
 def generated() -> dict[Path, str]:
     """Every generated file and its text."""
     files = {ROOT / "docs/checks" / name: text for name, text in pages().items()}
+    files[ROOT / "docs/contract.md"] = contract_page()
     for name in ("README.md", "CHANGELOG.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         for pattern, count in COUNTS.items():
