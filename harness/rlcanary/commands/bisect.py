@@ -16,8 +16,8 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command("bisect", context_settings={"allow_interspersed_args": False})
-@click.option("--good", metavar="REF", help="A commit where the command passes.")
-@click.option("--bad", metavar="REF", help="A commit where it fails.")
+@click.option("--good", metavar="REF", help="Commit where the command passes.")
+@click.option("--bad", metavar="REF", help="Commit where it fails.")
 @click.option("--good-when-added", metavar="PATH", help="Take as GOOD the newest commit that added this file.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="K", help="Test K commits at once.")
 @click.option(
@@ -25,45 +25,47 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
     default=0.95,
     metavar="P",
-    help="Stop at this probability of the culprit; default 0.95.",
+    help="Stop when the culprit is this probable; default 0.95.",
 )
 @click.option(
-    "--deterministic", is_flag=True, help="Believe every run: plain halving, for a command that never flakes."
+    "--deterministic", is_flag=True, help="Trust every run: plain halving, for a command that is never flaky."
 )
 @click.option(
     "--executor",
     type=click.Choice(["local", "slurm", "ray"]),
     default="local",
-    help="Where the command runs: here, or as a job of Slurm or Ray.",
+    help="Run the command here, or as a Slurm or Ray job.",
 )
 @click.option("--metric", metavar="NAME", help="Search for a step of this tracked metric; needs --worse.")
-@click.option("--worse", type=click.Choice(["lower", "higher"]), help="Which side of the metric is worse.")
+@click.option("--worse", type=click.Choice(["lower", "higher"]), help="Direction in which the metric is worse.")
 @click.option("--first-parent", is_flag=True, help="Stop at a guilty merge.")
-@click.option("--timeout", type=POSITIVE, metavar="SECONDS", help="End a run after this long.")
+@click.option("--timeout", type=POSITIVE, metavar="SECONDS", help="Kill a run after this long.")
 @click.option(
     "--on-timeout",
     type=click.Choice(["infra", "bad", "untestable", "good"]),
-    help="What a run that takes too long says; default infra: it is tried again.",
+    help="Outcome of a run that times out; default infra, which runs it again.",
 )
 @click.option("--budget-runs", type=click.IntRange(min=1), metavar="N", help="Stop after this many runs.")
-@click.option("--budget-minutes", type=POSITIVE, metavar="M", help="Stop before this time is over.")
+@click.option("--budget-minutes", type=POSITIVE, metavar="M", help="Stop after this many minutes.")
 @click.option(
     "--env",
     default="auto",
     metavar="HOW",
-    help="Environments for commits whose dependencies differ: auto, uv, pip, none, or a command that fills $RLCANARY_ENV.",
+    help="Build environments where dependencies differ: auto, uv, pip, none, or a command that fills $RLCANARY_ENV.",
 )
-@click.option("--env-dir", type=PATH, metavar="DIR", help="Where built environments are kept.")
+@click.option("--env-dir", type=PATH, metavar="DIR", help="Keep built environments here.")
 @click.option("--dry-run", is_flag=True, help="Print the expected runs, time and environment builds, then exit.")
 @click.option("--skip-good-check", is_flag=True, help="Do not test GOOD; assume that it passes.")
 @click.option("--json", "json_file", type=PATH, metavar="FILE", help="Write the result as JSON.")
-@click.option("--save-dir", type=PATH, metavar="DIR", help="Where the log goes; default bisect-logs/.")
-@click.option("--replay", type=PATH, metavar="LOG", help="Take over the outcomes of a bisect log.")
-@click.option("--pin", multiple=True, metavar="PATH", help="Use this file of the checkout on every commit; repeatable.")
-@click.option("--no-pin", is_flag=True, help="Let the command's own script follow the history.")
-@click.option("--no-submodules", is_flag=True, help="Leave all submodules out.")
+@click.option("--save-dir", type=PATH, metavar="DIR", help="Write the log here; default bisect-logs/.")
+@click.option("--replay", type=PATH, metavar="LOG", help="Start from the outcomes of a bisect log.")
+@click.option(
+    "--pin", multiple=True, metavar="PATH", help="Use the checkout's version of this file on every commit; repeatable."
+)
+@click.option("--no-pin", is_flag=True, help="Use each commit's own version of the command's script.")
+@click.option("--no-submodules", is_flag=True, help="Check out no submodules.")
 @click.option("--in-place", is_flag=True, help="Use this checkout, which must be clean, instead of a worktree.")
-@click.option("--keep-worktree", is_flag=True, help="Leave the worktree (or the checkout) at the culprit.")
+@click.option("--keep-worktree", is_flag=True, help="Keep the worktree (or the checkout) at the culprit.")
 @click.option("--fresh", is_flag=True, help="Search anew: do not continue a search, nor show its result again.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def search(

@@ -20,10 +20,10 @@ from rlcanary.bugs.detection import Detection, detect, false_alarms
 
 
 @click.command(
-    epilog="Exit codes: 0 every bug is caught and nobody accused, 1 otherwise, 2 the command was not understood."
+    epilog="Exit codes: 0 every bug caught and no correct code accused, 1 otherwise, 2 usage error, 3 internal error."
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the matrix here, as JSON.")
-@click.option("--only", multiple=True, metavar="ID", help="Only these bugs.")
+@click.option("--only", multiple=True, metavar="ID", help="Plant only these bugs; repeatable.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the checks' random cases.")
 @click.pass_context
 def bugs(ctx: click.Context, json_path: Path | None, only: tuple[str, ...], seed: int) -> None:

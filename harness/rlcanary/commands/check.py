@@ -21,14 +21,14 @@ from rlcanary.system.files import require_writable, write_whole
 
     With --expected the findings in that file are not counted; others are, and so is a check in it that no longer fails.
     """,
-    epilog="Exit codes: 0 no check failed, 1 some did, 2 the command was not understood or nothing was checked.",
+    epilog="Exit codes: 0 no check failed, 1 some did, 2 usage error or nothing was checked, 3 internal error.",
 )
 @click.argument("adapter", metavar="ADAPTER")
 @click.option(
     "--only",
     multiple=True,
     metavar="PREFIX",
-    help="Run only the checks whose id starts so, such as `loss.`; repeatable.",
+    help="Run only the checks whose id starts with PREFIX, such as `loss.`; repeatable.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the random cases.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")

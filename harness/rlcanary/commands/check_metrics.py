@@ -1,4 +1,4 @@
-"""Hold the numbers of a run against limits."""
+"""Check a run's metrics against limits."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from rlcanary.system.printable import printable
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("checks", nargs=-1, required=True, metavar="CHECK...")
 def check_metrics(file: Path, checks: tuple[str, ...], record: Path | None, as_json: bool) -> int:
-    """Hold the numbers of a run against CHECKs such as 'max(data["train/loss"]) < 2'.
+    """Check a run's metrics against CHECKs such as 'max(data["train/loss"]) < 2'.
 
     FILE is JSON: `{"metric": {"step": value}}` as `rlcanary dump-logs` writes it, or a results file of the tests.
 

@@ -11,7 +11,7 @@ from rlcanary.system.git import Repository
 
 @click.command("code-snapshot")
 @click.option(
-    "--folder", type=click.Path(path_type=Path), metavar="DIR", help=f"Where snapshots lie; default {DEFAULT_FOLDER}/."
+    "--folder", type=click.Path(path_type=Path), metavar="DIR", help=f"Folder of snapshots; default {DEFAULT_FOLDER}/."
 )
 @click.argument("name", default="snapshot")
 def code_snapshot(name: str, folder: Path | None) -> int:

@@ -25,7 +25,7 @@ SHOWN_CONFLICTS = 20
     "prefixes",
     multiple=True,
     metavar="PREFIX",
-    help="Keep only tags that begin so; repeatable.",
+    help="Keep only tags that start with PREFIX; repeatable.",
 )
 @click.option("--error-on-conflicts", is_flag=True, help="Write nothing and exit 1 if two values are at one step.")
 def dump_logs(folder: Path, output: Path, prefixes: tuple[str, ...], error_on_conflicts: bool) -> int:

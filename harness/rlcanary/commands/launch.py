@@ -34,20 +34,28 @@ PATH = click.Path(path_type=Path)
     type=click.Choice(["auto", *EXECUTORS]),
     default="auto",
     envvar="EXECUTOR",
-    help="Where the jobs run; auto: Slurm where there is sbatch, else local.",
+    help="Run the jobs here, on Slurm or on Ray; auto: Slurm where there is sbatch, else local.",
 )
-@click.option("--dry-run", is_flag=True, envvar="DRYRUN", help="Only say what it costs.  [$DRYRUN]")
+@click.option("--dry-run", is_flag=True, envvar="DRYRUN", help="Print the cost, then exit.  [$DRYRUN]")
 @click.option("--watch", is_flag=True, envvar="WATCH", help="Wait until the metrics are judged.  [$WATCH]")
-@click.option("--folder", type=PATH, envvar="LAUNCH_DIR", metavar="DIR", help="For snapshots and runs.  [$LAUNCH_DIR]")
-@click.option("--extra-args", default="", envvar="EXTRA_SCRIPT_ARGS", metavar="WORDS", help="[$EXTRA_SCRIPT_ARGS]")
+@click.option(
+    "--folder", type=PATH, envvar="LAUNCH_DIR", metavar="DIR", help="Folder of snapshots and runs.  [$LAUNCH_DIR]"
+)
+@click.option(
+    "--extra-args",
+    default="",
+    envvar="EXTRA_SCRIPT_ARGS",
+    metavar="WORDS",
+    help="Pass these to the script.  [$EXTRA_SCRIPT_ARGS]",
+)
 @click.option(
     "--sed", default="", envvar="SED_CLAUSES", metavar="CLAUSES", help="Edit the script's copy.  [$SED_CLAUSES]"
 )
-@click.option("--allow-no-match", is_flag=True, envvar="SED_ALLOW_NO_MATCH", help="Clauses may match nothing.")
-@click.option("--account", envvar="ACCOUNT", help="Of Slurm.  [$ACCOUNT]")
-@click.option("--partition", envvar="PARTITION", help="Of Slurm.  [$PARTITION]")
+@click.option("--allow-no-match", is_flag=True, envvar="SED_ALLOW_NO_MATCH", help="Accept clauses that match nothing.")
+@click.option("--account", envvar="ACCOUNT", help="Slurm account.  [$ACCOUNT]")
+@click.option("--partition", envvar="PARTITION", help="Slurm partition.  [$PARTITION]")
 @click.option("--container", envvar="CONTAINER", help="Image to run in, on Slurm.  [$CONTAINER]")
-@click.option("--mounts", envvar="MOUNTS", help="Of the container, as A:B,C:D.  [$MOUNTS]")
+@click.option("--mounts", envvar="MOUNTS", help="Container mounts, as A:B,C:D.  [$MOUNTS]")
 @click.option("--python-path", envvar="LAUNCH_PYTHONPATH", help="PYTHONPATH of the jobs; default the caller's.")
 @click.argument("scripts", nargs=-1, required=True, type=PATH, metavar="SCRIPT...")
 def launch(scripts: tuple[Path, ...], dry_run: bool, **options: Any) -> int:

@@ -1,4 +1,4 @@
-"""Tell how launches ended, or cancel them."""
+"""Show how launches ended, or cancel them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +26,10 @@ NOT_ENDED = 75
 @click.command("launches")
 @click.option("--watch", is_flag=True, envvar="WATCH", help="Wait until all have ended.  [$WATCH]")
 @click.option("--cancel", is_flag=True, help="Cancel the jobs that wait or run.")
-@click.option("--folder", type=PATH, envvar="LAUNCH_DIR", metavar="DIR", help="Of the launches.  [$LAUNCH_DIR]")
+@click.option("--folder", type=PATH, envvar="LAUNCH_DIR", metavar="DIR", help="Folder of launches.  [$LAUNCH_DIR]")
 @click.argument("launches", nargs=-1, type=PATH, metavar="[LAUNCH]...")
 def launches(launches: Sequence[Path], watch: bool, cancel: bool, folder: Path | None) -> int:
-    """Tell how each LAUNCH ended, a folder that `rlcanary launch` printed; without any, all of this checkout.
+    """Show how each LAUNCH ended, a folder that `rlcanary launch` printed; without any, all of this checkout.
 
     Exit codes: those of `rlcanary launch`, over all that are shown; 75 while jobs wait or run and no metric check failed.
     """

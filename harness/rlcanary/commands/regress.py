@@ -51,7 +51,7 @@ def direction_option(direction: Direction, summary: str) -> Callable[[Callback],
     default=0.1,
     show_default=True,
     metavar="PERCENT",
-    help="Pass over smaller changes.",
+    help="Ignore smaller changes.",
 )
 @direction_option(Direction.LOWER, "Lower is better for METRIC; repeatable.")
 @direction_option(Direction.HIGHER, "Higher is better for METRIC.")
@@ -72,7 +72,7 @@ def regress(
     METRIC limits this to some metrics; `*` stands for any text, here and in the options. Which way a metric is better is
     said by the options, else by `rlcanary_directions` in pytest's settings, else by the words of its name.
 
-    Exit codes: 0 nothing is worse, 1 something is, 2 the question was not understood.
+    Exit codes: 0 nothing is worse, 1 something is, 2 usage error, 3 internal error.
     """
     settings = pytest_settings(Path.cwd())
     options = [Rule(pattern, Direction(name)) for name, listed in declared.items() for pattern in listed]

@@ -1,4 +1,4 @@
-"""Train with the bundled GRPO, as a plan says."""
+"""Train with the bundled GRPO from a YAML plan."""
 
 import os
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ LINES = 20
 @click.command("train")
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the plan; repeatable.")
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in run.folder.")
-@click.option("--check", is_flag=True, help="Only say whether the plan can be run.")
+@click.option("--resume", is_flag=True, help="Resume from the last checkpoint in run.folder.")
+@click.option("--check", is_flag=True, help="Check that the plan can run, then exit.")
 def train(plan: Path, overrides: tuple[str, ...], resume: bool, check: bool) -> int:
-    """Train with GRPO as PLAN, a YAML file, says; examples/arithmetic.yaml is one.
+    """Train with GRPO from PLAN, a YAML file such as examples/arithmetic.yaml.
 
     The run's folder gets metrics.jsonl (`rlcanary dump-logs` reads it), trace.ndjson and the checkpoints.
     """
