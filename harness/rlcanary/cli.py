@@ -14,7 +14,7 @@ from rlcanary.errors import UserError
 
 
 def subcommands() -> dict[str, Path]:
-    """The modules of `commands/` by the name of their subcommand. A leading underscore marks a module that is none."""
+    """The modules of `commands/` by the name of their subcommand."""
     folder = Path(commands.__file__).parent
     return {path.stem.replace("_", "-"): path for path in sorted(folder.glob("[!_]*.py"))}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlcanary.commands._bisect_record import log, mark, status, undo, visualize
+from rlcanary.commands.parts.bisect_record import log, mark, status, undo, visualize
 from rlcanary.errors import UserError
 from rlcanary.system.files import require_writable, write_whole
 

@@ -7,7 +7,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from rlcanary.commands._history_options import warn, with_progress
+from rlcanary.commands.parts.history_options import warn, with_progress
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.history.history import counted

@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from rlcanary.commands._history_options import Callback, history_options, open_history, warn, with_progress
+from rlcanary.commands.parts.history_options import Callback, history_options, open_history, warn, with_progress
 from rlcanary.console import PLAIN_WIDTH, report_console
 from rlcanary.errors import UserError
 from rlcanary.history.changepoints import MIN_RUNS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from rlcanary.commands._history_options import history_options, open_history, warn, with_progress
+from rlcanary.commands.parts.history_options import history_options, open_history, warn, with_progress
 from rlcanary.errors import UserError
 from rlcanary.history.directions import direction_of, parse_rules
 from rlcanary.history.history import counted

@@ -7,7 +7,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from rlcanary.commands._history_options import history_options, open_history, read_with_progress, warn
+from rlcanary.commands.parts.history_options import history_options, open_history, read_with_progress, warn
 from rlcanary.console import report_console
 from rlcanary.history.history import History, counted, find_history, load_history, metric_name, results_files
 from rlcanary.history.repository import require_own_project

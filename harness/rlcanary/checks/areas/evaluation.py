@@ -10,10 +10,10 @@ import torch
 from torch import Generator, Tensor
 
 from rlcanary.checks.check import check
-from rlcanary.checks.items import tossed_otherwise
-from rlcanary.checks.states import shaken
 from rlcanary.checks.subject import Finding, NothingToCompare, Subject, close
-from rlcanary.checks.worlds.states import PAIR, new_state, reference_model, sampled, script
+from rlcanary.checks.worlds.items import tossed_otherwise
+from rlcanary.checks.worlds.states import shaken
+from rlcanary.checks.worlds.tiny_trainer import PAIR, new_state, reference_model, sampled, script
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.conventions import Conventions
 

@@ -4,10 +4,10 @@ import torch
 from torch import Generator
 
 from rlcanary.checks.check import check
-from rlcanary.checks.descent import own_precision
-from rlcanary.checks.states import precision, scheduled_rates
 from rlcanary.checks.subject import Call, Finding, NothingToCompare, Subject
-from rlcanary.checks.worlds.states import GROUPS, PAIR, build, new_state, reference_model, sampled, script
+from rlcanary.checks.worlds.descent import own_precision
+from rlcanary.checks.worlds.states import precision, scheduled_rates
+from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, build, new_state, reference_model, sampled, script
 from rlcanary.checks.worlds.updates import declared
 from rlcanary.contract.batch import Group
 

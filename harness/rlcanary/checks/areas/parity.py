@@ -17,7 +17,7 @@ from rlcanary.checks.worlds.samples import (
     trainer_logprobs,
     wrong_ending,
 )
-from rlcanary.checks.worlds.states import build, new_engine, script
+from rlcanary.checks.worlds.tiny_trainer import build, new_engine, script
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import Completion
 

@@ -7,11 +7,11 @@ import torch
 from torch import Generator
 
 from rlcanary.checks.check import check
-from rlcanary.checks.descent import expect_gradients, scene, sides, take_step, watched
 from rlcanary.checks.snippet import literal
-from rlcanary.checks.states import lead, named, nats, policy_gap, precision, scheduled_rates
 from rlcanary.checks.subject import Call, Finding, Subject
-from rlcanary.checks.worlds.states import GROUPS, PAIR, build, new_state, reference_model, sampled, script
+from rlcanary.checks.worlds.descent import expect_gradients, scene, sides, take_step, watched
+from rlcanary.checks.worlds.states import lead, named, nats, policy_gap, precision, scheduled_rates
+from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, build, new_state, reference_model, sampled, script
 from rlcanary.checks.worlds.updates import Watch, declared
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import Group

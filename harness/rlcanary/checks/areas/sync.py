@@ -11,10 +11,10 @@ from torch import Generator, Tensor
 from rlcanary import reference
 from rlcanary.checks.check import check
 from rlcanary.checks.snippet import Written
-from rlcanary.checks.states import held, named, nats, policy_gap, precision, shaken, size_of
 from rlcanary.checks.subject import Call, Finding, Subject
 from rlcanary.checks.worlds.samples import gap, sampling
-from rlcanary.checks.worlds.states import PAIR, build, new_engine, new_state, script
+from rlcanary.checks.worlds.states import held, named, nats, policy_gap, precision, shaken, size_of
+from rlcanary.checks.worlds.tiny_trainer import PAIR, build, new_engine, new_state, script
 from rlcanary.contract.adapter import NotProvided
 
 SHORT = [5, 6, 7]
@@ -238,7 +238,7 @@ def same_policy(subject: Subject, rng: Generator) -> None:
         if not distance < close:
             lines = script(
                 "from rlcanary import reference",
-                "from rlcanary.checks.worlds.states import PAIR",
+                "from rlcanary.checks.worlds.tiny_trainer import PAIR",
                 "state, engine = arguments",
                 "adapter.sync_weights(state, engine)",
                 "got = policy_gap(state, tiny_llama(), reference.make_batch(PAIR, 0)[0])",

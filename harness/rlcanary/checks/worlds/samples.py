@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.checks.states import precision
+from rlcanary.checks.worlds.states import precision
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.engine import Sampling
 

@@ -1,161 +1,218 @@
-"""A small trainer for the checks: its models, states and batches.
+"""States and their models: made alike, moved, rounded and scored. Snippets import these names."""
 
-Snippets import these names, so that a counterexample reads as what was done.
-"""
-
-import re
-from collections.abc import Sequence
-from dataclasses import replace
+import copy
+import math
+import random
+import warnings
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from rlcanary import reference
-from rlcanary.checks.snippet import Written
-from rlcanary.checks.states import own_logprobs
-from rlcanary.checks.subject import Subject
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
-from rlcanary.contract.conventions import Conventions
-
-# The same length throughout, so that both completions have the same weight under every aggregation.
-PAIR = [Group([5, 6, 7], [Completion([8, 9]), Completion([10, 11])], [1.0, 0.0])]
-# Uneven prompts and completions, two completions alike that earned different rewards, ids that serve as padding elsewhere.
-GROUPS = [
-    Group(
-        [5, 6],
-        [Completion([8, 9, 2]), Completion([10]), Completion([11, 0]), Completion([11, 0])],
-        [1.0, 0.0, 0.75, 0.25],
-    ),
-    Group(
-        [13, 14, 15, 16],
-        [Completion([17, 18, 19, 20, 2]), Completion([21, 2]), Completion([22]), Completion([23, 24, 25])],
-        [0.0, 2.0, 0.0, 1.0],
-    ),
-]
-
-# What snippets use, and where it is.
-NAMES = {
-    "tiny_llama": "rlcanary.tiny_models",
-    **dict.fromkeys(
-        (
-            "coin",
-            "decaying",
-            "lead",
-            "named",
-            "nudged",
-            "policy_gap",
-            "scheduled_rates",
-            "seeded",
-            "shaken",
-            "started",
-            "toned",
-        ),
-        "rlcanary.checks.states",
-    ),
-    **dict.fromkeys(
-        ("tossed_otherwise", "with_graded_items", "with_items", "with_tossed_items"), "rlcanary.checks.items"
-    ),
-    **dict.fromkeys(("breaking_off", "disturb", "is_kept"), "rlcanary.checks.areas.sync"),
-    **dict.fromkeys(
-        ("distribution", "gap", "p_value", "sampling", "shortfall", "trainer_logprobs", "wrong_ending"),
-        "rlcanary.checks.worlds.samples",
-    ),
-    **dict.fromkeys(("changed", "lasting", "modes", "random_states", "snapshot"), "rlcanary.checks.areas.evaluation"),
-    **dict.fromkeys(("Watch", "declared", "gradients_of"), "rlcanary.checks.worlds.updates"),
-}
+from rlcanary.reference.step import forward_mode
 
 
-def script(*lines: str) -> list[str]:
-    """Lines of a snippet with the imports that they need in front."""
-    return [*_imports("\n".join(lines)), *lines]
-
-
-def build(expression: str, **names: Any) -> Any:
-    """The value of an expression, over what snippets import and these names.
-
-    Raises:
-        NotProvided: transformers is not installed.
-    """
+def seeded(make: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function makes of these arguments with seeded random numbers; the generators stay as they were."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(0)
     try:
-        exec("\n".join(["import torch", *_imports(expression)]), names)
-        return eval(expression, names)
-    except ModuleNotFoundError as error:
-        raise NotProvided(f"{error.name} is not installed") from error
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return make(*arguments)
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
-def _imports(code: str) -> list[str]:
-    modules: dict[str, list[str]] = {}
-    for name, module in NAMES.items():
-        if re.search(rf"\b{name}\(", code):
-            modules.setdefault(module, []).append(name)
-    return [f"from {module} import {', '.join(found)}" for module, found in sorted(modules.items())]
+def nudged(model: Any, scale: float = 0.05) -> Any:
+    """The model with noise on every parameter, so much of the parameter's size."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {name: size_of(model, name) for name, _ in model.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.add_(noise * sizes[name] * scale)
+    return model
 
 
-def new_state(
-    subject: Subject,
-    model: str = "tiny_llama()",
-    ref_model: str = "None",
-    learning_rate: float = 1e-3,
-    dressed: str = "{}",
-) -> Written:
-    """The adapter's own state to train a model from; what it draws at random is the same each time.
+def size_of(model: Any, name: str) -> float:
+    """The size of a parameter's entries; of one that starts at zero, as biases and adapters do, that of all others."""
+    parameters = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
+    squares = sum(float(parameter.square().sum()) for parameter in parameters.values())
+    typical = math.sqrt(squares / sum(parameter.numel() for parameter in parameters.values()))
+    own = float(parameters[name].square().mean().sqrt())
+    return own if own > 1e-3 * typical else typical
 
-    Args:
-        subject: whose `new_state` makes it.
-        model: Python that makes the policy.
-        ref_model: Python that makes the reference model.
-        learning_rate: of its optimizer.
-        dressed: Python with {} where the state goes.
+
+def toned(model: Any, factor: float) -> Any:
+    """The tiny model with its last norm and its output layer times a factor, which makes all gradients smaller or larger."""
+    with torch.no_grad():
+        model.model.norm.weight *= factor
+        model.lm_head.weight *= factor
+    return model
+
+
+def coin(model: Any, bias: float) -> Any:
+    """The tiny model, made to continue with 8 8 8 … or with 9 9 9 …; the first token 8 is `bias` nats likelier than 9."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Layers that add nothing leave the embedding as it is, and the norm stretches it to the root of the width.
+            parameter.fill_(1.0 if name == "model.norm.weight" else 0.0)
+        embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+        axes = torch.eye(embedding.shape[1])
+        embedding[:], embedding[8], embedding[9] = axes[0], axes[1], axes[2]
+        head[:, :3] = -40.0
+        head[8, 0], head[8, 1] = bias / math.sqrt(embedding.shape[1]), 40.0
+        head[9, 0], head[9, 2] = 0.0, 40.0
+    return model
+
+
+def shaken(state: Any) -> Any:
+    """The state with noise on all that it trains or keeps, as much as it takes to give completions other logprobs.
+
+    Copies that the optimizer moves, such as float32 masters, go along with their parameters.
 
     Raises:
-        NotProvided: the adapter has no such state, or transformers is not installed.
+        NotProvided: noise does not change what the model computes.
     """
-    expression = dressed.format(f"seeded(adapter.new_state, {model}, {ref_model}, {learning_rate!r})")
-    return Written(build(expression, adapter=subject.adapter), expression, "\n".join(_imports(expression)))
+    batch, _ = reference.make_batch([Group([5, 6, 7], [Completion([8, 9])], [0.0])], 0)
+    copies, _ = held(state)
+    before_BT = own_logprobs(state.model, batch)
+    for doubling in range(7):
+        nudged(state.model, 0.05 * 2**doubling)
+        parameters = named(state.model)
+        with torch.no_grad():
+            for name, tensor in copies.items():
+                if tensor is not parameters[name]:
+                    tensor.copy_(parameters[name])
+        if float((own_logprobs(state.model, batch) - before_BT).abs().nan_to_num().max()) > 4 * nats(state.model):
+            return state
+    raise NotProvided("noise on every parameter of state.model does not change its logprobs")
 
 
-def new_engine(subject: Subject, model: str = "tiny_llama()", dressed: str = "{}") -> Written:
-    """The adapter's own engine with a model's weights.
+def started(state: Any) -> Any:
+    """The state after an update with gradients of one, which are still there."""
+    moved = [tensor for group in state.optimizer.param_groups for tensor in group["params"]]
+    for parameter in (*state.model.parameters(), *moved):
+        if parameter.requires_grad:
+            parameter.grad = torch.ones_like(parameter)
+    state.optimizer.step()
+    state.scheduler.step()
+    return state
 
-    Args:
-        subject: whose `new_engine` makes it.
-        model: Python that makes the model.
-        dressed: Python with {} where the engine goes.
+
+def decaying(state: Any) -> Any:
+    """The state whose own scheduler gives update k = 0, 1, 2, … 1 / (k + 1) of the learning rate.
 
     Raises:
-        NotProvided: the adapter has no such engine, or transformers is not installed.
+        NotProvided: the scheduler is none of torch's that follow a formula.
     """
-    expression = dressed.format(f"adapter.new_engine({model})")
-    return Written(build(expression, adapter=subject.adapter), expression, "\n".join(_imports(expression)))
+    scheduler = state.scheduler
+    if not isinstance(scheduler, LRScheduler) or type(scheduler).step is not LRScheduler.step:
+        raise NotProvided(f"{type(scheduler).__name__} follows no formula")
+    scheduler.__class__ = type("Decaying", (_Decaying, type(scheduler)), {})
+    for group, rate in zip(state.optimizer.param_groups, scheduler.base_lrs, strict=True):
+        group["lr"] = rate
+    return state
 
 
-def reference_model(subject: Subject, policy: str = "tiny_llama()", other: bool = True) -> str:
-    """Python for a reference model near the policy, or equal to it; none where the conventions have no KL."""
-    if subject.conventions.kl_coef == 0:
-        return "None"
-    return f"nudged({policy})" if other else policy
+class _Decaying:
+    base_lrs: list[float]
+    last_epoch: int
+
+    def get_lr(self) -> list[float]:
+        return [rate / (self.last_epoch + 1) for rate in self.base_lrs]
 
 
-def sampled(
-    model: Any,
-    conventions: Conventions,
-    groups: Sequence[Group] = GROUPS,
-    drift: float = 0.0,
-    pad_token_id: int = 0,
-    **layout: Any,
-) -> CollatedBatch:
-    """A batch of completions with the logprobs that a model gives them at the conventions' temperature.
+def scheduled_rates(state: Any, updates: int) -> list[list[float]]:
+    """The learning rates, by update and group, that a state's scheduler gives when it is stepped once after each update."""
+    optimizer, scheduler = copy.deepcopy((state.optimizer, state.scheduler))
+    rates = []
+    with warnings.catch_warnings():
+        # Torch warns of a scheduler that is stepped before its optimizer.
+        warnings.simplefilter("ignore")
+        for _ in range(updates):
+            rates.append([float(group["lr"]) for group in optimizer.param_groups])
+            scheduler.step()
+    return rates
 
-    Args:
-        model: the policy that sampled.
-        conventions: say the temperature.
-        groups: what was sampled.
-        drift: how far, at most, an older policy's logprobs were from these.
-        pad_token_id: stands in the padding.
-        layout: options of `reference.make_batch`.
+
+def held(state: Any) -> tuple[dict[str, Tensor], int]:
+    """The tensors that a state's optimizer moves, by parameter, and how many of them belong to none.
+
+    A copy, such as a float32 master weight of a parameter in bfloat16, is known by its values: rounded, they are the
+    parameter's. Of parameters that are alike the order decides.
     """
-    batch, _ = reference.make_batch(list(groups), pad_token_id, **layout)
-    logprobs_BT = own_logprobs(model, batch, conventions.temperature)
-    noise_BT = torch.rand(logprobs_BT.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    return replace(batch, old_logprobs=logprobs_BT.float() + drift * noise_BT)
+    tensors = [tensor for group in state.optimizer.param_groups for tensor in group["params"]]
+    parameters = named(state.model)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found = {names[id(tensor)]: tensor for tensor in tensors if id(tensor) in names}
+    copies = [tensor for tensor in tensors if id(tensor) not in names]
+    for name, parameter in parameters.items():
+        if name in found or not parameter.requires_grad:
+            continue
+        for place, tensor in enumerate(copies):
+            if tensor.shape == parameter.shape and torch.equal(tensor.detach().to(parameter), parameter):
+                found[name] = copies.pop(place)
+                break
+    return found, len(copies)
+
+
+def named(model: Any) -> dict[str, Tensor]:
+    """The parameters by name, without what wrappers put in front."""
+    return {
+        name.replace("_orig_mod.", "").removeprefix("module."): parameter
+        for name, parameter in model.named_parameters()
+    }
+
+
+def own_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) -> Tensor:
+    """[B, T] logprobs of a batch's completions, by a model in its own precision, without dropout and gradient."""
+    with torch.no_grad(), forward_mode(model, training=False):
+        return reference.completion_logprobs(model, batch, temperature)
+
+
+def precision(model: Any) -> torch.dtype:
+    """The coarsest dtype of a model's parameters."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def nats(model: Any) -> float:
+    """How far logprobs may be apart that are computed from a model's weights in other kernels.
+
+    In float32 the smallest mistake that was measured on real engines is a hundred times as large.
+    """
+    return max(1e-4, 25 * torch.finfo(precision(model)).eps)
+
+
+def unwrapped(model: Any) -> Any:
+    """The model without what torch.compile and data parallelism put around it; None stays None."""
+    while isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel) or hasattr(
+        model, "_orig_mod"
+    ):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return model
+
+
+def policy_gap(state: Any, model: Any, batch: CollatedBatch) -> float:
+    """By how many nats, at most, a state's model scores a token otherwise than a model in the same precision."""
+    rounded = copy.deepcopy(model).to(precision(state.model))
+    difference_BT = own_logprobs(state.model, batch).double() - own_logprobs(rounded, batch).double()
+    gap = float(difference_BT[batch.completion_mask].abs().max())
+    return math.inf if math.isnan(gap) else gap
+
+
+def lead(model: Any, batch: CollatedBatch) -> float:
+    """By how many nats the first completion of a batch is likelier than the second, in float64."""
+    logprobs_BT = own_logprobs(copy.deepcopy(unwrapped(model)).double(), batch)
+    logprobs_B = logprobs_BT.nansum(dim=1)
+    return float(logprobs_B[0] - logprobs_B[1])

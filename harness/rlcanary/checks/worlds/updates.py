@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlcanary import reference
-from rlcanary.checks.states import held, named, own_logprobs, precision, unwrapped
 from rlcanary.checks.subject import close
+from rlcanary.checks.worlds.states import held, named, own_logprobs, precision, unwrapped
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.conventions import Conventions
 

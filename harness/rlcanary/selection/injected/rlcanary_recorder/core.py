@@ -3,7 +3,8 @@
 Work belongs to a *context*: a test (`t:…`), the set-up of a shared fixture (`x:…`), the import of a module (`m:path`), or a
 process of its own (`p:…`). Contexts use one another: a test uses an actor's process, which uses the modules it imported.
 Every fact is appended to the process's journal the moment it is known, so that a killed process loses nothing. The journal
-has the form of `rlcanary.system.journal`, which a recorded process may not have installed. Its records are `{"fields": [...]}`:
+has the form of `rlcanary.system.journal`, which a recorded process may not have installed. Its records are
+`{"fields": [...]}`:
 
     c context file line name     a function, or a module's body, began to run or was resumed
     d context file               a data file was opened for reading

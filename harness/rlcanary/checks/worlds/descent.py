@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rlcanary.checks.snippet import Written
-from rlcanary.checks.states import precision
 from rlcanary.checks.subject import Call, Finding, Subject, close
-from rlcanary.checks.worlds.states import PAIR, build, new_state, reference_model, sampled, script
+from rlcanary.checks.worlds.states import precision
+from rlcanary.checks.worlds.tiny_trainer import PAIR, build, new_state, reference_model, sampled, script
 from rlcanary.checks.worlds.updates import Update, Watch, declared
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import CollatedBatch, Group
@@ -120,10 +120,7 @@ def watched(state: Any) -> Watch:
 
 
 def tolerances(model: Any) -> tuple[float, float]:
-    """Relative and absolute tolerance of gradients against float64; the largest entry of all is the unit of the second.
-
-    Measured on the tiny model: in float32 a tenth of this, in bfloat16 a third.
-    """
+    """Relative and absolute tolerance of gradients against float64; the largest entry of all is the unit of the second."""
     rounding = torch.finfo(precision(model)).eps
     return max(1e-3, 12 * rounding), max(1e-4, 12 * rounding)
 

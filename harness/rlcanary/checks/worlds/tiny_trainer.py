@@ -1,0 +1,161 @@
+"""A small trainer for the checks: its models, states and batches.
+
+Snippets import these names, so that a counterexample reads as what was done.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlcanary import reference
+from rlcanary.checks.snippet import Written
+from rlcanary.checks.subject import Subject
+from rlcanary.checks.worlds.states import own_logprobs
+from rlcanary.contract.adapter import NotProvided
+from rlcanary.contract.batch import CollatedBatch, Completion, Group
+from rlcanary.contract.conventions import Conventions
+
+# The same length throughout, so that both completions have the same weight under every aggregation.
+PAIR = [Group([5, 6, 7], [Completion([8, 9]), Completion([10, 11])], [1.0, 0.0])]
+# Uneven prompts and completions, two completions alike that earned different rewards, ids that serve as padding elsewhere.
+GROUPS = [
+    Group(
+        [5, 6],
+        [Completion([8, 9, 2]), Completion([10]), Completion([11, 0]), Completion([11, 0])],
+        [1.0, 0.0, 0.75, 0.25],
+    ),
+    Group(
+        [13, 14, 15, 16],
+        [Completion([17, 18, 19, 20, 2]), Completion([21, 2]), Completion([22]), Completion([23, 24, 25])],
+        [0.0, 2.0, 0.0, 1.0],
+    ),
+]
+
+# What snippets use, and where it is.
+NAMES = {
+    "tiny_llama": "rlcanary.tiny_models",
+    **dict.fromkeys(
+        (
+            "coin",
+            "decaying",
+            "lead",
+            "named",
+            "nudged",
+            "policy_gap",
+            "scheduled_rates",
+            "seeded",
+            "shaken",
+            "started",
+            "toned",
+        ),
+        "rlcanary.checks.worlds.states",
+    ),
+    **dict.fromkeys(
+        ("tossed_otherwise", "with_graded_items", "with_items", "with_tossed_items"), "rlcanary.checks.worlds.items"
+    ),
+    **dict.fromkeys(("breaking_off", "disturb", "is_kept"), "rlcanary.checks.areas.sync"),
+    **dict.fromkeys(
+        ("distribution", "gap", "p_value", "sampling", "shortfall", "trainer_logprobs", "wrong_ending"),
+        "rlcanary.checks.worlds.samples",
+    ),
+    **dict.fromkeys(("changed", "lasting", "modes", "random_states", "snapshot"), "rlcanary.checks.areas.evaluation"),
+    **dict.fromkeys(("Watch", "declared", "gradients_of"), "rlcanary.checks.worlds.updates"),
+}
+
+
+def script(*lines: str) -> list[str]:
+    """Lines of a snippet with the imports that they need in front."""
+    return [*_imports("\n".join(lines)), *lines]
+
+
+def build(expression: str, **names: Any) -> Any:
+    """The value of an expression, over what snippets import and these names.
+
+    Raises:
+        NotProvided: transformers is not installed.
+    """
+    try:
+        exec("\n".join(["import torch", *_imports(expression)]), names)
+        return eval(expression, names)
+    except ModuleNotFoundError as error:
+        raise NotProvided(f"{error.name} is not installed") from error
+
+
+def _imports(code: str) -> list[str]:
+    modules: dict[str, list[str]] = {}
+    for name, module in NAMES.items():
+        if re.search(rf"\b{name}\(", code):
+            modules.setdefault(module, []).append(name)
+    return [f"from {module} import {', '.join(found)}" for module, found in sorted(modules.items())]
+
+
+def new_state(
+    subject: Subject,
+    model: str = "tiny_llama()",
+    ref_model: str = "None",
+    learning_rate: float = 1e-3,
+    dressed: str = "{}",
+) -> Written:
+    """The adapter's own state to train a model from; what it draws at random is the same each time.
+
+    Args:
+        subject: whose `new_state` makes it.
+        model: Python that makes the policy.
+        ref_model: Python that makes the reference model.
+        learning_rate: of its optimizer.
+        dressed: Python with {} where the state goes.
+
+    Raises:
+        NotProvided: the adapter has no such state, or transformers is not installed.
+    """
+    expression = dressed.format(f"seeded(adapter.new_state, {model}, {ref_model}, {learning_rate!r})")
+    return Written(build(expression, adapter=subject.adapter), expression, "\n".join(_imports(expression)))
+
+
+def new_engine(subject: Subject, model: str = "tiny_llama()", dressed: str = "{}") -> Written:
+    """The adapter's own engine with a model's weights.
+
+    Args:
+        subject: whose `new_engine` makes it.
+        model: Python that makes the model.
+        dressed: Python with {} where the engine goes.
+
+    Raises:
+        NotProvided: the adapter has no such engine, or transformers is not installed.
+    """
+    expression = dressed.format(f"adapter.new_engine({model})")
+    return Written(build(expression, adapter=subject.adapter), expression, "\n".join(_imports(expression)))
+
+
+def reference_model(subject: Subject, policy: str = "tiny_llama()", other: bool = True) -> str:
+    """Python for a reference model near the policy, or equal to it; none where the conventions have no KL."""
+    if subject.conventions.kl_coef == 0:
+        return "None"
+    return f"nudged({policy})" if other else policy
+
+
+def sampled(
+    model: Any,
+    conventions: Conventions,
+    groups: Sequence[Group] = GROUPS,
+    drift: float = 0.0,
+    pad_token_id: int = 0,
+    **layout: Any,
+) -> CollatedBatch:
+    """A batch of completions with the logprobs that a model gives them at the conventions' temperature.
+
+    Args:
+        model: the policy that sampled.
+        conventions: say the temperature.
+        groups: what was sampled.
+        drift: how far, at most, an older policy's logprobs were from these.
+        pad_token_id: stands in the padding.
+        layout: options of `reference.make_batch`.
+    """
+    batch, _ = reference.make_batch(list(groups), pad_token_id, **layout)
+    logprobs_BT = own_logprobs(model, batch, conventions.temperature)
+    noise_BT = torch.rand(logprobs_BT.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    return replace(batch, old_logprobs=logprobs_BT.float() + drift * noise_BT)

@@ -1,0 +1,1 @@
+"""What several subcommands share, and the subcommands of `rlcanary bisect`."""
