@@ -1,1 +1,1 @@
-"""Recording what a test run measures, as it happens."""
+"""Record the measurements of a test run as they happen."""

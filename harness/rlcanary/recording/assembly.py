@@ -1,4 +1,4 @@
-"""The records that the processes of a run write, and the results file made of them."""
+"""Assemble a results file from the records that the processes of a run wrote."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ HEADER_TYPES: dict[str, Any] = {
 
 
 def problem_of(record: Record) -> str | None:
-    """Why an object is no record of a run, if it is none."""
+    """Explains why an object is not a record of a run; None if it is one."""
     match record:
         case {"record": "run"}:
             wrong = [name for name, kind in HEADER_TYPES.items() if not isinstance(record.get(name, ...), kind)]
@@ -57,7 +57,7 @@ def assemble(
     coverage: float | None,
     outcomes: Mapping[str, Outcome] = {},
 ) -> dict[str, Any]:
-    """The results file of a run from the records of its journals, and the outcomes that are known without a record.
+    """Assembles a run's results file from the records of its journals and the outcomes known without a record.
 
     A test that ran several times counts with its last time.
     """

@@ -1,4 +1,4 @@
-"""Turns what people track into plain JSON values, and says which numbers were not finite."""
+"""Turn tracked values into plain JSON values, and list the numbers that were not finite."""
 
 import dataclasses
 import datetime
@@ -22,8 +22,9 @@ class EncodingError(TypeError):
 
 
 class NonFinite(NamedTuple):
-    """A number written as null: its place within the value ("" for the value itself, else like `["loss"][3]`) and
-    what it was.
+    """A number written as null: its place within the value, and the number.
+
+    The place is "" for the value itself, else a path such as `["loss"][3]`.
     """
 
     path: str
@@ -36,14 +37,15 @@ class Encoded(NamedTuple):
 
 
 def encode(value: object) -> Encoded:
-    """The JSON form of a tracked value.
+    """Encodes a tracked value as plain JSON values.
 
     Accepted, also nested: None, bool, int, float, Decimal, str; tensors and numpy or jax arrays and scalars of at
     most MAX_ARRAY_ELEMENTS elements (as numbers or nested lists); Path (its text), date, time, datetime (ISO 8601),
     timedelta (seconds), Enum (its value), dataclasses and mappings (objects), lists and tuples. NaN and infinities
     become None and are listed in `nonfinite`, because JSON has no such numbers.
 
-    Raises EncodingError for everything else.
+    Raises:
+        EncodingError: for everything else.
     """
     nonfinite: list[NonFinite] = []
     return Encoded(_encode(value, "", 0, nonfinite), nonfinite)

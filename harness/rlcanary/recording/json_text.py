@@ -1,22 +1,23 @@
-"""JSON on one line, as results files and journals hold it."""
+"""One-line JSON, as results files and journals hold it."""
 
 import json
 from collections.abc import Callable
 from json import encoder
 
 quoted = encoder.encode_basestring_ascii
-"""The JSON of a string."""
+"""Encodes a string as JSON."""
 
 
 class JsonText(str):
-    """JSON text that goes into a results file as it is."""
+    """JSON text that goes into a results file unchanged."""
 
     __slots__ = ()
 
 
 def _encoder() -> Callable[[object], str]:
-    """`json.JSONEncoder(allow_nan=False).encode`, which makes its encoder in C anew at each call; a short record takes as
-    long to encode.
+    """Builds `json.JSONEncoder(allow_nan=False).encode` once.
+
+    The standard one makes its C encoder anew at each call, which takes as long as encoding a short record.
     """
     slow = json.JSONEncoder(allow_nan=False)
     make = getattr(encoder, "c_make_encoder", None)
@@ -29,4 +30,4 @@ def _encoder() -> Callable[[object], str]:
 
 
 json_text = _encoder()
-"""The JSON of a value. Raises ValueError for NaN and infinities, TypeError for what has no JSON form."""
+"""Encodes a value as JSON. Raises ValueError for NaN and infinities, TypeError for a value without a JSON form."""

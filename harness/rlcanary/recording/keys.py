@@ -1,4 +1,4 @@
-"""The names under which tests appear in `metrics`."""
+"""The keys of tests in `metrics`."""
 
 import functools
 from collections import Counter
@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 
 
 def plain_key(nodeid: str) -> str:
-    """`tests/unit/test_loss.py::TestClip::test_ratio[0.2]` -> `test_loss::TestClip::test_ratio[0.2]`: the module's
-    stem, then the rest of the node id.
+    """Returns a test's plain key: the module's stem, then the rest of the node id.
+
+    `tests/unit/test_loss.py::TestClip::test_ratio[0.2]` -> `test_loss::TestClip::test_ratio[0.2]`.
     """
     path, separator, rest = nodeid.partition("::")  # only the path is free of "::", parameter ids may hold anything
     return f"{_stem(path)}{separator}{rest}"
@@ -20,7 +21,7 @@ def _stem(path: str) -> str:
 
 
 def qualified_keys(nodeids: Iterable[str]) -> dict[str, str]:
-    """The keys of those tests that would share a plain key with another one: each of them goes by its node id instead.
+    """Returns the keys of tests that would share a plain key with another: each uses its node id instead.
 
     Two folders may hold modules of one name. Both tests are renamed, so that a key never depends on which was
     collected first.

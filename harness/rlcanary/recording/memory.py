@@ -1,4 +1,4 @@
-"""The most memory that was in use while a test ran."""
+"""Measure the peak memory in use while a test runs."""
 
 import os
 import threading
@@ -19,9 +19,9 @@ COST_SHARE = 20
 class MemorySampler:
     """Samples memory from a background thread between `start` and `stop` and keeps the maximum.
 
-    In a Ray cluster with GPUs, and on a machine with visible GPUs: the memory in use on the fullest of them all, by all
-    processes. Elsewhere: the resident memory of this process and all its descendants, in which pages that several of them
-    share count several times.
+    In a Ray cluster with GPUs, or on a machine with visible GPUs, this is the memory in use by all processes on the
+    fullest GPU. Elsewhere it is the resident memory of this process and all its descendants; pages that several share
+    count several times.
     """
 
     def __init__(self, gpus: Gpus | None) -> None:
@@ -43,9 +43,10 @@ class MemorySampler:
         self._thread.join()
 
     def max_gb(self) -> float:
-        """The maximum so far, including this moment, in GB of 2**30 bytes.
+        """Returns the maximum so far, including this moment, in GB of 2**30 bytes.
 
-        Raises UserError if the memory of some GPU is not known.
+        Raises:
+            UserError: if the memory of some GPU is not known.
         """
         self.sample()
         if self._problem is not None:
@@ -56,7 +57,7 @@ class MemorySampler:
         return max(self._max_gpu_bytes, on_other_nodes or 0) / BYTES_PER_GB
 
     def gpu_names(self) -> list[str]:
-        """The models of the GPUs on other nodes of a Ray cluster."""
+        """Lists the models of the GPUs on other nodes of a Ray cluster."""
         return sorted(self._ray_nodes.gpu_names)
 
     def sample(self) -> None:
@@ -80,7 +81,7 @@ class MemorySampler:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and all its descendants. A process that ends meanwhile counts nothing."""
+    """Sums the resident memory of a process and all its descendants. A process that ends meanwhile counts as zero."""
     import psutil  # costs 10 ms at every start of pytest otherwise
 
     root = psutil.Process(pid)

@@ -1,28 +1,28 @@
-"""One outcome for each test, from the reports of its phases."""
+"""Combine the reports of a test's phases into one outcome."""
 
 Outcome = tuple[str, float]
-"""How a test ended, and its duration in seconds."""
+"""The outcome of a test, and its duration in seconds."""
 
 NOTHING_YET: Outcome = ("passed", 0.0)
 
 
 class OutcomeLog:
-    """Combines the phases of each test as they arrive; under xdist those of several tests interleave."""
+    """Combines the phases of each test as they arrive; under xdist, phases of several tests interleave."""
 
     def __init__(self) -> None:
         self._unfinished: dict[str, Outcome] = {}
 
     def add(self, nodeid: str, when: str, outcome: str, xfail: bool, duration_s: float) -> Outcome | None:
-        """The test's outcome and its duration in seconds once its last phase is in, else None.
+        """Returns the test's outcome and its duration in seconds once its last phase is in, else None.
 
         The outcome is "passed", "failed", "error" (in set-up or tear-down), "skipped", "xfailed" or "xpassed".
 
         Args:
-            nodeid: of the test.
+            nodeid: node id of the test.
             when: "setup", "call" or "teardown"; xdist reports a crashed worker's test as "???".
             outcome: "passed", "failed" or "skipped".
-            xfail: whether the test is expected to fail.
-            duration_s: of the phase.
+            xfail: True if the test is expected to fail.
+            duration_s: duration of the phase.
         """
         so_far, spent_s = self._unfinished.pop(nodeid, NOTHING_YET)
         if outcome != "passed" or xfail:

@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: commit, machine, installed versions."""
+"""Provenance of a run's numbers: commit, machine, installed versions."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import rlcanary
 from rlcanary.system.printable import printable
 
-# What moves the numbers of RL-on-LLM tests. Their versions are read from package metadata, nothing is imported.
+# Packages that move the numbers of RL-on-LLM tests. Their versions are read from package metadata, nothing is imported.
 DISTRIBUTIONS = (
     "pytest",
     "torch",
@@ -37,7 +37,7 @@ class Commit(NamedTuple):
 
 
 def git_commit(folder: Path) -> Commit:
-    """The commit checked out in the folder's repository. Files that git does not track do not make it dirty."""
+    """Finds the commit checked out in the folder's repository. Untracked files do not make it dirty."""
     command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     # Without optional locks, a `git commit` that runs meanwhile is not disturbed.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -61,10 +61,10 @@ def git_commit(folder: Path) -> Commit:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python, rlcanary and those of DISTRIBUTIONS that are installed.
+    """Finds the versions of Python, rlcanary and the installed ones of DISTRIBUTIONS.
 
-    Read from the names of the `<name>-<version>.dist-info` folders on the import path, the first of a name counts: asking
-    importlib.metadata parses each package's whole description and would cost every start of pytest a hundred times as much.
+    Reads the names of the `<name>-<version>.dist-info` folders on the import path; the first of a name counts.
+    importlib.metadata would parse each package's whole description, a hundred times the cost at every start of pytest.
     """
     versions = {"python": platform.python_version(), "rlcanary": rlcanary.__version__}
     wanted = {name.replace("-", "_"): name for name in DISTRIBUTIONS}
@@ -81,8 +81,9 @@ def installed_versions() -> dict[str, str]:
 
 
 def environment_key(versions: dict[str, str], gpu_types: list[str]) -> str:
-    """Equal for two runs whose numbers can be compared: same versions, operating system, processor architecture and
-    GPU models.
+    """Returns a key that is equal for two runs whose numbers can be compared.
+
+    It covers versions, operating system, processor architecture and GPU models.
 
     The versions of pytest and rlcanary are left out, because they do not move what is measured.
     """
@@ -92,7 +93,7 @@ def environment_key(versions: dict[str, str], gpu_types: list[str]) -> str:
 
 
 def environment_change(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """What differs between the environments of two results files."""
+    """Describes how the environments of two results files differ."""
     changes = []
     versions = [_texts(document.get("versions")) for document in (before, after)]
     for name in dict.fromkeys([*versions[0], *versions[1]]):
@@ -106,7 +107,7 @@ def environment_change(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def _texts(value: object) -> dict[str, str]:
-    """A mapping of texts, or the texts of a list to themselves; what others wrote may be anything."""
+    """Returns a mapping of texts, or maps the texts of a list to themselves. Other programs may have written anything."""
     pairs = (
         value.items() if isinstance(value, dict) else zip(value, value, strict=True) if isinstance(value, list) else ()
     )

@@ -1,7 +1,7 @@
-"""GPU memory on the other machines of the Ray cluster that this process is connected to.
+"""Read GPU memory on the other machines of the Ray cluster that this process is connected to.
 
-Every Ray node serves its own metrics over HTTP (Prometheus text), GPU memory among them, measured every few seconds. That is
-read here; nothing is started on the nodes and Ray is never imported: a process that has not imported it is in no
+Every Ray node serves its metrics over HTTP (Prometheus text), GPU memory among them, measured every few seconds. This
+module reads those. It starts nothing on the nodes and never imports Ray: a process that has not imported Ray is in no
 cluster.
 """
 
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
 
 class RayNodes:
-    """The GPU nodes of the cluster on other machines, and the most memory in use on any of their GPUs."""
+    """Tracks the GPU nodes of the cluster on other machines, and the most memory in use on any of their GPUs."""
 
     def __init__(self) -> None:
         self.gpu_names: set[str] = set()
@@ -58,9 +58,10 @@ class RayNodes:
                 self._highest[node.node_id] = max(reading.used_bytes, self._highest.get(node.node_id, 0))
 
     def highest_used_bytes(self) -> int | None:
-        """The maximum so far over all nodes; None if there are none.
+        """Returns the maximum so far over all nodes, or None if there are none.
 
-        Raises UserError if a node has never answered.
+        Raises:
+            UserError: if a node has never answered.
         """
         for node_id, problem in self._problems.items():
             if node_id not in self._highest:
@@ -69,7 +70,7 @@ class RayNodes:
 
 
 def other_gpu_nodes() -> list[Node]:
-    """The live nodes with GPUs on other machines than this one."""
+    """Lists the live nodes with GPUs on other machines."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not hasattr(ray, "is_initialized") or not ray.is_initialized():
         return []
@@ -92,7 +93,7 @@ def other_gpu_nodes() -> list[Node]:
 
 
 def read_nodes(nodes: list[Node]) -> list[Reading | str]:
-    """What each node answers, or why it does not."""
+    """Reads each node's metrics, or the reason why it does not answer."""
     if not nodes:
         return []
     from concurrent.futures import ThreadPoolExecutor
@@ -102,7 +103,7 @@ def read_nodes(nodes: list[Node]) -> list[Reading | str]:
 
 
 def read_node(node: Node) -> Reading | str:
-    """What a node answers, or why it does not."""
+    """Reads one node's metrics, or the reason why it does not answer."""
     import http.client  # 30 ms at every start of pytest otherwise
     import urllib.request
 
@@ -119,9 +120,10 @@ def read_node(node: Node) -> Reading | str:
 
 
 def parse_metrics(text: str) -> Reading:
-    """GPU memory in the metrics of a node, such as `ray_node_gram_used{GpuIndex="0",…} 4096.0`.
+    """Parses GPU memory from a node's metrics, such as `ray_node_gram_used{GpuIndex="0",…} 4096.0`.
 
-    Raises ValueError if there is none.
+    Raises:
+        ValueError: if there is none.
     """
     used = []
     names = set()

@@ -1,5 +1,4 @@
-"""A run of pytest on disk: journals while it lasts, one results file when it is over, and the same for a run that was
-killed.
+"""Record a run of pytest on disk: journals while it lasts, one results file when it is over or was killed.
 
     unit_results.json                    the newest run; its exit_status is null until that run ends
     unit_results/<run id>.json           a copy of every run
@@ -70,7 +69,7 @@ class ProcessRecorder:
 
     @property
     def header(self) -> Record:
-        """What is known of the run before its first test."""
+        """Returns the facts about the run that are known before its first test."""
         raise NotImplementedError
 
     @property
@@ -78,8 +77,10 @@ class ProcessRecorder:
         return self.history / JOURNALS / str(self.header["run_id"])
 
     def open(self) -> None:
-        """Begins to write, with what was recorded before. The first process of a run to do so also writes the results of
-        killed runs, and marks the results file as that of a run under way.
+        """Begins to write, starting with the records so far.
+
+        The first process of a run to do so also writes the results of killed runs and marks the results file as that of
+        a run in progress.
         """
         if self.is_open:
             return
@@ -113,7 +114,7 @@ class ProcessRecorder:
         self.records.append({"record": "run", **self.header})
 
     def qualify_keys(self, qualified: Mapping[str, str]) -> None:
-        """Notes the keys of tests that do not go by their plain key."""
+        """Notes the keys of tests that do not use their plain key."""
         if qualified:
             self.records.append({"record": "keys", "keys": dict(qualified)})
 
@@ -137,7 +138,7 @@ class ProcessRecorder:
 
 
 class WorkerRecorder(ProcessRecorder):
-    """A worker of xdist."""
+    """Records for one worker of xdist."""
 
     def __init__(self, results_file: Path, header: Record, worker: str) -> None:
         super().__init__(results_file, worker)
@@ -149,7 +150,7 @@ class WorkerRecorder(ProcessRecorder):
 
 
 class RunRecorder(ProcessRecorder):
-    """The process that owns the run: pytest itself, or the controller under xdist."""
+    """Records for the process that owns the run: pytest itself, or the controller under xdist."""
 
     def __init__(self, results_file: Path, root: Path) -> None:
         super().__init__(results_file, CONTROLLER)
@@ -174,12 +175,12 @@ class RunRecorder(ProcessRecorder):
         self._outcome_records.open(folder / f"{OUTCOMES}.jsonl")
 
     def open_as_a_worker_did(self) -> None:
-        """Under xdist, only the workers know whether a test uses the tracker."""
+        """Begins to write because a worker did: under xdist, only workers know if a test uses the tracker."""
         if not self.is_open and self.run_folder.exists():
             self.open()
 
     def add_outcome(self, nodeid: str, over: Outcome) -> None:
-        """Journals how a test ended."""
+        """Journals the outcome of a test."""
         outcome, duration_s = over
         # Every test has this record, and with an encoder it would take four times as long.
         self._outcome_records.append_line(
@@ -188,13 +189,13 @@ class RunRecorder(ProcessRecorder):
         self._outcomes[nodeid] = over
 
     def add_from_worker(self, records: list[str], problems: list[str], recovered: list[str]) -> None:
-        """Takes over what a worker recorded and could not write, as JSON, and what it has to tell."""
+        """Takes over the records that a worker could not write, as JSON, and its problems."""
         self._from_workers += records
         self.problems += problems
         self.recovered += map(Path, recovered)
 
     def finish(self, exit_status: int, coverage: float | None) -> None:
-        """Merges the journals of all processes into the results file and its copy in the history, if the run has any."""
+        """Merges the journals of all processes into the results file and its copy in the history, if the run has records."""
         if os.getpid() != self._pid:
             return  # a child that a test forked came all the way out of pytest; the run is its parent's
         if self._from_workers:
@@ -234,7 +235,7 @@ def reason(error: OSError | UserError) -> str:
 
 
 def describe_run(root: Path, started: datetime.datetime) -> tuple[Record, list[str]]:
-    """What is known of a run before its first test, and what could not be found out."""
+    """Gathers the facts about a run before its first test, and the problems in finding them."""
     commit = git_commit(root)
     problems = [commit.problem] if commit.problem else []
     try:

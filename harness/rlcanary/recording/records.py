@@ -1,4 +1,4 @@
-"""The records of one process of a run: in its journal when `append` returns, or in memory where that cannot be written."""
+"""Keep the records of one process of a run, in its journal on disk or in memory while the disk fails."""
 
 from collections import deque
 from pathlib import Path
@@ -9,8 +9,9 @@ from rlcanary.system.journal import Journal, Record
 
 
 class Records:
-    """Appends records. Trouble with the disk is no error here: it is in `problems`, and the records wait for the disk to
-    recover.
+    """Appends records.
+
+    Disk trouble raises nothing: it is listed in `problems`, and records wait in memory until the disk recovers.
     """
 
     def __init__(self) -> None:
@@ -22,7 +23,8 @@ class Records:
     def open(self, path: Path) -> None:
         """Begins a journal with the records so far.
 
-        Raises OSError if it cannot be made.
+        Raises:
+            OSError: if it cannot be made.
         """
         self._journal = Journal(path, JOURNAL_KIND, JOURNAL_VERSION, new=True)
         self._write_waiting()
@@ -33,7 +35,7 @@ class Records:
         self.append_line(text)
 
     def append_line(self, text: str) -> None:
-        """For a record whose JSON is known without an encoder, and that the caller remembers."""
+        """Appends a record whose JSON needs no encoder and which the caller remembers."""
         if self._journal is None or self._waiting:
             self._waiting.append(text)
             self._write_waiting()
@@ -61,7 +63,7 @@ class Records:
             self.problems.append(problem)
 
     def sync(self) -> None:
-        """Brings the journal to the disk."""
+        """Flushes the journal to the disk."""
         if self._journal is not None:
             try:
                 self._journal.sync()
@@ -69,7 +71,7 @@ class Records:
                 self._note(error)
 
     def missing(self) -> list[str]:
-        """The JSON of the records that are in no journal: of all that were appended, where the journal is gone."""
+        """Returns the JSON of the records that are in no journal: all appended ones if the journal is gone."""
         if self._journal is None or not self._journal.path.exists():
             return self._kept
         self._write_waiting()

@@ -1,4 +1,4 @@
-"""What killed runs left: their journals become results files, and what cannot be read is named and set aside."""
+"""Recover killed runs: turn their journals into results files, and set unreadable ones aside."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ RUN_ID_VARIABLE = "RLCANARY_RUN_ID"
 
 
 class RunFolder(NamedTuple):
-    """The journals of a run. `damage` has a line for each part that holds something unknown, `torn` for each half line."""
+    """The journals of a run. `damage` has a line per unreadable part, `torn` one per half-written line."""
 
     records: list[Record]
     damage: list[str]
@@ -37,7 +37,8 @@ class Recovery(NamedTuple):
 def read_run_folder(folder: Path, without: str | None = None) -> RunFolder:
     """Reads all journals of a run but one, the controller's first.
 
-    Raises OSError if one cannot be read.
+    Raises:
+        OSError: if one cannot be read.
     """
     found = RunFolder([], [], [])
     paths = [path for path in folder.glob("*.jsonl") if path.stem != without]
@@ -57,9 +58,9 @@ def read_run_folder(folder: Path, without: str | None = None) -> RunFolder:
 
 
 def recover_killed_runs(history: Path) -> Recovery:
-    """Writes the results file of every run whose processes are all gone but whose journals are still here.
+    """Writes the results file of every run whose processes are gone but whose journals are still here.
 
-    Needs the folder's lock.
+    The caller holds the folder's lock.
     """
     recovery = Recovery([], [])
     for folder in sorted(path for path in (history / JOURNALS).iterdir() if path.is_dir()):
@@ -97,7 +98,7 @@ def _recover(folder: Path, history: Path, recovery: Recovery) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Moves a run's folder out of the way of the runs to come; returns the new place."""
+    """Moves a run's folder out of the way of later runs; returns the new place."""
     aside = folder.parent / SET_ASIDE
     aside.mkdir(exist_ok=True)
     place = aside / folder.name
@@ -107,7 +108,10 @@ def set_aside(folder: Path) -> Path:
 
 
 def remove_unfinished_files(results_file: Path) -> None:
-    """Removes what a run killed in the middle of a write left. Needs the folder's lock, under which all writing happens."""
+    """Removes the unfinished files of runs killed in the middle of a write.
+
+    The caller holds the folder's lock, under which all writing happens.
+    """
     for path in results_file.parent.glob(temporary_pattern(results_file.name)):
         path.unlink()
     for path in history_folder(results_file).glob(temporary_pattern("*")):

@@ -1,4 +1,4 @@
-"""Results files: where one lies and how it is laid out."""
+"""Results files: their place and their layout."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,17 +12,20 @@ RESULTS_NAME = "unit_results.json"
 
 
 def default_results_file(root: Path, testpaths: Sequence[str]) -> Path:
-    """`tests/unit/unit_results.json` if there is such a folder, else the file in the first of pytest's testpaths,
-    else in the root.
+    """Chooses the place of the results file.
+
+    `tests/unit/unit_results.json` if that folder exists, else the file in the first of pytest's testpaths, else in the
+    root.
     """
     folders = [root / "tests" / "unit", *(root / path for path in testpaths[:1])]
     return next((folder for folder in folders if folder.is_dir()), root) / RESULTS_NAME
 
 
 def history_folder(results_file: Path) -> Path:
-    """The folder with a copy of every run: `unit_results/` beside `unit_results.json`.
+    """Returns the folder with a copy of every run: `unit_results/` beside `unit_results.json`.
 
-    Raises UserError for a file not named .json.
+    Raises:
+        UserError: for a file not named .json.
     """
     if results_file.suffix != ".json":
         raise UserError(
@@ -33,7 +36,7 @@ def history_folder(results_file: Path) -> Path:
 
 
 def require_place(results_file: Path) -> None:
-    """Raises UserError for a place where no results file can be, whatever the state of the disk."""
+    """Raises UserError for a place that cannot hold a results file, whatever the state of the disk."""
     above = next(path for path in results_file.absolute().parents if path.exists())
     wrong = results_file if results_file.is_dir() else above if not above.is_dir() else None
     if wrong is not None:
@@ -45,10 +48,13 @@ def require_place(results_file: Path) -> None:
 
 
 def results_text(document: Mapping[str, Any]) -> str:
-    """The JSON of a results file: a line for each key, and for each entry of an object under it, which may be JSON text
-    already. (`json.dumps` with an indent takes ten times as long.)
+    """Formats a results file: a line for each key, and for each entry of an object under it.
 
-    Raises ValueError for NaN and infinities, TypeError for what has no JSON form.
+    An entry may be JSON text already. `json.dumps` with an indent takes ten times as long.
+
+    Raises:
+        ValueError: for NaN and infinities.
+        TypeError: for a value without a JSON form.
     """
     return "{\n" + ",\n".join(f"  {json_text(key)}: {_spread(value)}" for key, value in document.items()) + "\n}\n"
 

@@ -1,4 +1,4 @@
-"""What a test calls to record a measurement."""
+"""The tracker, with which a test records measurements."""
 
 import time
 from collections.abc import Iterator
@@ -19,8 +19,9 @@ class TrackingError(ValueError):
 
 
 class Tracker:
-    """The `tracker` fixture: records measurements of one test. Each is in the journal when the call returns, or, on a disk
-    that is full, in memory until the run ends.
+    """The `tracker` fixture: records measurements of one test.
+
+    Each is in the journal when the call returns, or in memory until the run ends if the disk is full.
     """
 
     def __init__(self, nodeid: str, records: Records, sampler: MemorySampler) -> None:
@@ -32,9 +33,11 @@ class Tracker:
     def track(self, metric_name: str, metric_value: object) -> None:
         """Records a measurement under a name that is new in this test.
 
-        Accepts what `encoding.encode` does: numbers, strings, small tensors and arrays, lists, dicts, dataclasses,
+        Accepts the types of `encoding.encode`: numbers, strings, small tensors and arrays, lists, dicts, dataclasses,
         paths, dates.
-        Raises TrackingError for a name that is empty, taken or `_elapsed`, and for a value without a JSON form.
+
+        Raises:
+            TrackingError: if the name is empty, taken or `_elapsed`, or the value has no JSON form.
         """
         __tracebackhide__ = True
         if not isinstance(metric_name, str) or not metric_name:
@@ -62,10 +65,13 @@ class Tracker:
         )
 
     def get_max_mem(self) -> float:
-        """The most memory in use since the test began, in GB of 2**30 bytes.
+        """Returns the peak memory in use since the test began, in GB of 2**30 bytes.
 
-        That of the fullest GPU of the Ray cluster and of this machine; where there is none, the resident memory of the
-        test's process and its descendants. Raises UserError if the memory of some GPU is not known.
+        This is the fullest GPU of the Ray cluster and of this machine. Without GPUs it is the resident memory of the
+        test's process and its descendants.
+
+        Raises:
+            UserError: if the memory of some GPU is not known.
         """
         return self._sampler.max_gb()
 
@@ -77,8 +83,9 @@ class Tracker:
 
 @contextmanager
 def tracking(nodeid: str, records: Records, sampler: MemorySampler) -> Iterator[Tracker]:
-    """A tracker for one test, from its set-up to its tear-down; records the time between the two as `_elapsed`, in
-    seconds.
+    """Yields a tracker for one test, from its set-up to its tear-down.
+
+    Records the time between the two as `_elapsed`, in seconds.
     """
     records.append({"record": "begin", "nodeid": nodeid})
     sampler.start()

@@ -1,1 +1,1 @@
-"""The numbers of one training run: sources, windows, expressions."""
+"""Check the metrics of one training run: sources, windows, expressions."""

@@ -1,4 +1,4 @@
-"""Checks on the numbers of a run, such as `max(data["train/loss"]) < 2` or `0.4 <= data["reward"]["100"] < 1`.
+"""Evaluate checks on a run's metrics, such as `max(data["train/loss"]) < 2` or `0.4 <= data["reward"]["100"] < 1`.
 
 The grammar is Python's, and this is all of it: comparisons (`<`, `<=`, `>`, `>=`, `==`, `!=`, also chained) and steps in
 metrics (`"10" in data[...]`, `not in`) joined by `and`, `or`, `not`; in them numbers, strings, `+`, `-`, `*`, `/`,
@@ -39,8 +39,11 @@ SIGNS: dict[type[ast.unaryop], Callable[[Any], float]] = {ast.UAdd: operator.pos
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to a check. `values` are those of its compared sides that are not constants, as far as they could be
-    found; `message` says why it failed.
+    """The result of a check.
+
+    Attributes:
+        values: the compared sides that are not constants, as far as they could be found.
+        message: the reason why it failed.
     """
 
     check: str
@@ -50,10 +53,10 @@ class Verdict:
 
 
 class Check:
-    """A check that has been read and found to be within the grammar."""
+    """A check that has been parsed and is within the grammar."""
 
     def __init__(self, text: str) -> None:
-        """Raises UserError for what is not a check; nothing has been looked up then."""
+        """Parses a check without looking anything up. Raises UserError for text outside the grammar."""
         self.text = text
         try:
             if len(text) > MOST_CHARACTERS:
@@ -70,7 +73,7 @@ class Check:
             raise UserError(f"not a check: {text:.200}: it cannot be read ({type(error).__name__})") from None
 
     def on(self, data: object) -> Verdict:
-        """The verdict on a run's numbers."""
+        """Evaluates the check on a run's metrics."""
         evaluation = _Evaluation(data)
         try:
             reasons = evaluation.condition(self._root)
@@ -80,7 +83,7 @@ class Check:
 
 
 class _NotAllowed(Exception):
-    """What a check may not hold."""
+    """A construct that the grammar of checks does not allow."""
 
 
 def _require_condition(node: ast.expr) -> None:
@@ -162,14 +165,14 @@ def _key(node: ast.expr) -> object:
 
 
 class _Evaluation:
-    """One look at the numbers; `values` collects the compared ones."""
+    """One evaluation on a run's metrics; `values` collects the compared ones."""
 
     def __init__(self, data: object) -> None:
         self._data = data
         self.values: list[Any] = []
 
     def condition(self, node: ast.expr) -> list[str]:
-        """Why it does not hold; nothing if it does."""
+        """Explains why the condition does not hold; None if it does."""
         match node:
             case ast.BoolOp(op=op, values=values):
                 parts = [self.condition(value) for value in values]
@@ -233,7 +236,7 @@ class _Evaluation:
         raise AssertionError(ast.dump(node))
 
     def steps(self, node: ast.expr) -> list[str]:
-        """The steps of a metric."""
+        """Returns the steps of a metric."""
         value = self.value(node)
         if not isinstance(value, dict):
             raise CheckError(f"{ast.unparse(node)} is {described(value)}, not a metric with steps")
@@ -260,7 +263,7 @@ def comparable(first: Any, sign: str, second: Any) -> tuple[Any, Any]:
 
 
 def item(container: Any, key: object) -> Any:
-    """What `container[key]` is; a whole number finds the step of that number, too."""
+    """Looks up `container[key]`; a whole number also finds the step of that number."""
     if isinstance(container, list):
         if isinstance(key, int) and -len(container) <= key < len(container):
             return container[key]

@@ -1,4 +1,4 @@
-"""The scalars in a run's logs, TensorBoard event files and JSON lines, merged into one `{metric: {step: value}}`."""
+"""Merge the scalars of a run's logs, TensorBoard event files and JSON lines, into one `{metric: {step: value}}`."""
 
 import json
 import math
@@ -22,7 +22,7 @@ class Scalar(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Two different values of one metric at one step; the later file's is kept."""
+    """Two different values of one metric at one step; the later file's value is kept."""
 
     tag: str
     step: int
@@ -34,7 +34,11 @@ class Conflict(NamedTuple):
 
 @dataclass
 class MergedLogs:
-    """values maps tag and step to the value and the file that it is from."""
+    """The merged scalars of several logs.
+
+    Attributes:
+        values: maps tag and step to the value and its source file.
+    """
 
     files: dict[Path, int] = field(default_factory=dict)  # the scalars in each
     values: dict[str, dict[int, tuple[float, Path]]] = field(default_factory=dict)
@@ -42,7 +46,7 @@ class MergedLogs:
     problems: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, dict[str, float | None]]:
-        """As `rlcanary check-metrics` reads it: tags and steps in order, null for what is not finite."""
+        """Returns the JSON that `rlcanary check-metrics` reads: sorted tags and steps, null for non-finite numbers."""
         return {
             tag: {str(step): value if math.isfinite(value) else None for step, (value, _) in sorted(steps.items())}
             for tag, steps in sorted(self.values.items())
@@ -50,9 +54,10 @@ class MergedLogs:
 
 
 def log_files(folder: Path) -> list[Path]:
-    """All event files and JSON lines under a folder, the last changed last.
+    """Lists all event files and JSON lines under a folder, the most recently changed last.
 
-    Raises UserError if there are none.
+    Raises:
+        UserError: if there are none.
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
@@ -83,12 +88,14 @@ def merge(merged: MergedLogs, path: Path, prefixes: tuple[str, ...]) -> None:
 
 
 def same(first: float, second: float) -> bool:
-    """Whether two values agree to the 32 bits that TensorBoard keeps of them."""
+    """Tells if two values agree to the 32 bits that TensorBoard keeps of them."""
     return math.isclose(first, second, rel_tol=FLOAT32_PRECISION) or (math.isnan(first) and math.isnan(second))
 
 
 def read_json_lines(path: Path) -> Iterator[Scalar | str]:
-    """The numbers of a log with one JSON object a line, each with its step; nested objects' names are joined by "/".
+    """Reads a log with one JSON object a line, each with its step; nested names are joined by "/".
+
+    Yields a text that explains a line that cannot be read. A file whose first line has no step is not a run log.
 
     A line that cannot be read comes as a text that says why; a file whose first line names no step is no run log.
     """
@@ -132,9 +139,10 @@ def as_float(number: float) -> float:
 
 
 def read_events(path: Path) -> Iterator[Scalar | str]:
-    """The scalars of a TensorBoard event file; a damaged end comes as a text that says so.
+    """Reads the scalars of a TensorBoard event file; yields a text that explains a damaged end.
 
-    Raises UserError without the tensorboard package.
+    Raises:
+        UserError: without the tensorboard package.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -1,4 +1,4 @@
-"""The functions of metric checks, on one metric: `{"step": value}`, as in a run's JSON.
+"""Functions of metric checks, on one metric: `{"step": value}`, as in a run's JSON.
 
 All take a window of steps: `range_start` (included) and `range_end` (not included) are step numbers; below 1, `range_end`
 counts back from the end, and so does a negative `range_start`, where the end is one past the largest step: -1 is the last
@@ -15,7 +15,7 @@ SHOWN_STEPS = 3
 
 
 class CheckError(Exception):
-    """Why a check cannot be answered; it fails."""
+    """The reason why a check cannot be answered; the check fails."""
 
 
 def minimum(
@@ -49,7 +49,7 @@ def mean(
     last: int | None = None,
     allow_nonfinite: bool = False,
 ) -> float:
-    """The mean without the largest share `ignore_top_p` of the values (at least one value stays)."""
+    """Averages the values without their largest share `ignore_top_p`; at least one value stays."""
     if not _is_number(ignore_top_p) or not 0 <= ignore_top_p <= 1:
         raise CheckError(f"ignore_top_p is a share from 0 to 1, not {ignore_top_p!r}")
     values = sorted(window(data, range_start, range_end, last, allow_nonfinite))
@@ -78,7 +78,7 @@ def ratio_above(
     last: int | None = None,
     allow_nonfinite: bool = False,
 ) -> float:
-    """The share of values that reach the threshold (>=)."""
+    """Returns the share of values that reach the threshold (>=)."""
     if not _is_number(threshold):
         raise CheckError(f"the threshold of ratio_above is a number, not {threshold!r}")
     values = window(data, range_start, range_end, last, allow_nonfinite)
@@ -97,9 +97,10 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
 def window(
     data: object, range_start: int | None, range_end: int, last: int | None, allow_nonfinite: bool
 ) -> list[float]:
-    """The values of a window in the order of their steps, all finite.
+    """Selects the values of a window in the order of their steps, all finite.
 
-    Raises CheckError if there are none.
+    Raises:
+        CheckError: if there are none.
     """
     values = by_step(data)
     steps = list(values)
@@ -132,9 +133,10 @@ def window(
 
 
 def by_step(data: object) -> dict[int, Any]:
-    """A metric's values by step number, in order; a list counts from 0.
+    """Sorts a metric's values by step number; a list counts from 0.
 
-    Raises CheckError if it is no metric, or a value no number.
+    Raises:
+        CheckError: if it is not a metric, or a value is not a number.
     """
     if isinstance(data, list):
         data = dict(enumerate(data))
@@ -157,7 +159,7 @@ def by_step(data: object) -> dict[int, Any]:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a number is one that JSON can hold; null stands for one that was not."""
+    """Tells if a number is one that JSON can hold; null stands for a number that was not finite."""
     try:
         return value is not None and math.isfinite(value)
     except OverflowError:  # a whole number beyond all floats
