@@ -1,4 +1,4 @@
-"""The adapter: what a codebase gives so that the checks can call its own functions."""
+"""The adapter base class, through which the checks call a codebase's own functions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainState:
-    """What an optimizer update works on. A codebase's own state serves as well if it has these attributes.
+    """The state of an optimizer update. A codebase's own state object will do if it has these attributes.
 
     Attributes:
         model: the policy in training, called with input_ids, attention_mask and position_ids.
         optimizer: a torch optimizer over its parameters, or over copies of them such as float32 masters.
         scheduler: a torch learning-rate scheduler, stepped once per update.
         ref_model: the reference model, or None where there is no KL term.
-        eval_items: what an evaluation answers and is rewarded for.
+        eval_items: the items that an evaluation answers and is rewarded for.
     """
 
     model: Any
@@ -39,7 +39,7 @@ class Item:
 
     Attributes:
         id: identifies the item.
-        prompt_ids: what the sampler is given.
+        prompt_ids: the ids given to the sampler.
         reward: the item's own reward function, from the text of a completion. It may return None (not scorable), return
             0.0 (wrong) or raise, which are three different things.
     """
@@ -50,28 +50,29 @@ class Item:
 
 
 class NotProvided(Exception):
-    """Raised by a capability that an adapter does not have, with the reason where there is one to give."""
+    """Raised for a capability that the adapter lacks, with the reason if there is one."""
 
 
 class Adapter:
-    """Subclass this, override what your codebase has, leave the rest. One method is enough to start.
+    """Base class of adapters. Override the capabilities that your codebase has; one is enough to start.
 
     Attributes:
-        name: how reports call this codebase.
-        conventions: what the codebase means to do. The checks hold it to exactly this.
+        name: the codebase's name in reports.
+        conventions: the choices that the codebase declares. The checks test it against these.
 
     Shapes: B rows (completions), T completion positions, V vocabulary entries. A capability that cannot take some input
-    (groups of unequal size, say) raises `NotProvided` with the reason; the check then says so instead of failing.
+        (groups of unequal size, say) raises `NotProvided` with the reason; the check then reports that instead of
+        failing.
     """
 
     name: str = "unnamed"
     conventions: Conventions = Conventions()
 
     def configured(self, **changes: Any) -> Self:
-        """An adapter of the same codebase with other conventions, such as `kl_coef=0.5`.
+        """Return an adapter of the same codebase with other conventions, such as `kl_coef=0.5`.
 
         Raises:
-            NotProvided: the codebase cannot be set so.
+            NotProvided: the codebase has no such setting.
         """
         raise NotProvided("this adapter runs one configuration")
 
@@ -80,7 +81,7 @@ class Adapter:
         raise NotProvided
 
     def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
-        """The whole path of forward pass, shift and gather -> [B, T] logprobs of `batch.completion_ids`."""
+        """Forward pass, shift and gather -> [B, T] logprobs of `batch.completion_ids`."""
         raise NotProvided
 
     def entropy(self, logits: Tensor) -> Tensor:
@@ -96,16 +97,18 @@ class Adapter:
         raise NotProvided
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
-        """The loss to minimise, differentiable with respect to `batch.logprobs`, KL and entropy terms included."""
+        """Loss to minimise, differentiable with respect to `batch.logprobs`, with its KL and entropy terms."""
         raise NotProvided
 
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
-        """The same update fed in `n_micro` pieces; the loss is what all the pieces' backward passes add up to."""
+        """The same update in `n_micro` micro-batches. The gradient of the returned loss is the accumulated gradient."""
         raise NotProvided
 
     def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
-        """The same update over `n_ranks` data-parallel ranks; the loss is what the reduced gradient is the gradient of,
-        the metrics are those that rank 0 logs."""
+        """The same update over `n_ranks` data-parallel ranks, with the metrics that rank 0 logs.
+
+        The gradient of the returned loss is the reduced gradient.
+        """
         raise NotProvided
 
     def accumulation_steps(self, batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int) -> int:
@@ -121,7 +124,7 @@ class Adapter:
         raise NotProvided
 
     def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
-        """[B, T] each -> [B, T] weights that correct for a sampler that differs from the trainer."""
+        """[B, T] trainer logprobs, sampler logprobs and mask -> [B, T] weights that correct for their mismatch."""
         raise NotProvided
 
     def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
@@ -147,11 +150,11 @@ class Adapter:
         raise NotProvided
 
     def score(self, items: list[Item], completions: list[str]) -> Tensor:
-        """The reward of each completion by its own item's reward function, [B]; NaN where that returned None or raised."""
+        """Score each completion with its own item's reward function -> [B], NaN where that returned None or raised."""
         raise NotProvided
 
     def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
-        """Sample and reward `sampling["n"]` completions per item, concurrently -> one group per item, in order.
+        """Sample and score `sampling["n"]` completions per item, concurrently -> one group per item, in order.
 
         The engine is a `rlcanary.contract.engine.Engine`; completions end in any order and come with their text. The checks'
         engine also has the `tokenizer` that decoded them, for code that decodes itself.
@@ -159,7 +162,7 @@ class Adapter:
         raise NotProvided
 
     def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
-        """The indices that this rank visits in this epoch, in order: a function of the arguments and the seed of the run."""
+        """Indices that this rank visits in this epoch, in order. They depend only on the arguments and the run's seed."""
         raise NotProvided
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
@@ -167,20 +170,20 @@ class Adapter:
 
         Advantages come from `batch.rewards`. Reference logprobs come from the batch or, where it has none, from
         `state.ref_model`. Metrics go under the names of `LossOutput` and `lr` (that of this update), `grad_norm` (before
-        clipping), `reward` (mean of the rewards) and `tokens` (attended tokens of the batch); what is not logged is not
-        compared.
+        clipping), `reward` (mean of the rewards) and `tokens` (attended tokens of the batch). A metric that is not
+        logged is not compared.
         """
         raise NotProvided
 
     def evaluate(self, state: Any) -> dict[str, float]:
         """Evaluate a `TrainState` without changing it -> logged metrics, without times and speeds.
 
-        Where the state has `eval_items`, `reward` is the mean reward of the completions that the model gives to them.
+        If the state has `eval_items`, `reward` is the mean reward of the model's completions for them.
         """
         raise NotProvided
 
     def sync_weights(self, state: Any, engine: Any) -> None:
-        """Bring the trainer's weights into the inference engine."""
+        """Copy the trainer's weights into the inference engine."""
         raise NotProvided
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
@@ -192,7 +195,7 @@ class Adapter:
         raise NotProvided
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
-        """A state to train this model from: by default AdamW without weight decay and a constant learning rate.
+        """Create a state to train this model from: by default AdamW without weight decay and a constant learning rate.
 
         Override it where your trainer wraps the model, builds its optimizer or has a schedule of its own.
         """
@@ -202,7 +205,7 @@ class Adapter:
         return TrainState(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0), ref_model)
 
     def new_engine(self, model: Any) -> Any:
-        """An inference engine with a copy of this model's weights: by default `rlcanary.contract.engine.InProcessEngine`."""
+        """Create an engine with a copy of this model's weights, by default `rlcanary.contract.engine.InProcessEngine`."""
         from rlcanary.contract.engine import InProcessEngine
 
         return InProcessEngine(model)
@@ -213,7 +216,7 @@ CAPABILITIES = tuple(name for name in vars(Adapter) if not name.startswith("_") 
 
 
 def provided(adapter: Adapter) -> frozenset[str]:
-    """The capabilities that this adapter overrides, in its class or on the instance."""
+    """Names of the capabilities that this adapter overrides, in its class or on the instance."""
     return frozenset(
         name for name in CAPABILITIES if getattr(getattr(adapter, name), "__func__", None) is not getattr(Adapter, name)
     )

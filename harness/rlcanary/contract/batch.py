@@ -1,7 +1,7 @@
-"""The records that travel between sampling, rewarding and training. One set, used by every part of the house.
+"""The records passed between sampling, scoring and training. Every part of rlcanary uses these.
 
 Shapes: B rows (completions), S sequence positions, T completion positions, V vocabulary entries.
-Logprobs are natural logarithms (nats); NaN marks a token that nobody scored.
+Logprobs are natural logarithms (nats); NaN marks a token without a logprob.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Completion:
 
     Attributes:
         token_ids: the sampled ids, the end-of-sequence id included if it was sampled.
-        logprobs: the sampler's logprob of each id, NaN where it gave none; None if it gave none at all.
+        logprobs: the sampler's logprob of each id, NaN where it returned none; None if it returned none at all.
         finish_reason: "stop" (an end-of-sequence id or a stop string), "length" (truncated) or "abort".
         token_versions: the policy version that sampled each id; None means the group's version throughout.
-        text: the ids as the engine decoded them; None if nobody did.
-        sampled: which ids the policy sampled, false on what others wrote in between, such as the reply of a tool; None means
-            all of them.
+        text: the ids as the engine decoded them; None if they were not decoded.
+        sampled: true on the ids that the policy sampled, false on inserted ids such as a tool's reply; None means all
+            were sampled.
     """
 
     token_ids: Sequence[int]
@@ -38,10 +38,10 @@ class Completion:
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt with its completions and what is known of them.
+    """One prompt with its completions, their rewards and where they came from.
 
     Attributes:
-        prompt_ids: the ids that the sampler saw.
+        prompt_ids: the prompt's ids as the sampler saw them.
         completions: the sampled completions, at least one.
         rewards: one reward per completion.
         ref_logprobs: the reference model's logprobs, one row per completion; None if there is no reference.
@@ -94,7 +94,7 @@ class CollatedBatch:
 
 @dataclass
 class PolicyBatch:
-    """What a policy loss sees.
+    """The inputs of a policy loss.
 
     Attributes:
         logprobs: [B, T] of the policy in training; the loss is differentiable with respect to them.
@@ -122,7 +122,7 @@ class PolicyBatch:
     global_sequences: float | None = None
 
     def rows(self, index: Tensor) -> PolicyBatch:
-        """The batch of some rows: `index` is [n] long or [B] bool. The global counts stay those of the whole."""
+        """Select rows by `index`, [n] long or [B] bool. The global counts stay those of the whole update."""
         counts = ("global_tokens", "global_sequences")
         return replace(
             self,
@@ -136,7 +136,7 @@ class PolicyBatch:
 
 @dataclass
 class LossOutput:
-    """A loss and what was logged beside it.
+    """A loss and its logged metrics.
 
     Attributes:
         loss: scalar tensor to be minimised.

@@ -1,7 +1,7 @@
-"""What an implementation declares about itself, so that the checks hold it to what it means to do and to nothing else.
+"""Conventions: the choices that an implementation declares, against which the checks test it.
 
 GRPO implementations differ legitimately: the standard deviation of a group with or without Bessel's correction, a loss
-averaged over tokens or over sequences, a KL estimator. None of these is a bug. Saying one and doing another is.
+averaged over tokens or over sequences, a KL estimator. None of these is a bug. Declaring one and computing another is.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -37,9 +37,9 @@ class Conventions:
     """The choices of one implementation. The defaults are those of the GRPO paper (arXiv 2402.03300).
 
     Attributes:
-        advantage_baseline: what is subtracted from a reward: the mean of its group, the mean of the others in the
+        advantage_baseline: the baseline subtracted from a reward: the mean of its group, the mean of the others in the
             group ("leave_one_out", RLOO), or nothing.
-        advantage_scale: what the centred reward is divided by: the standard deviation of its group, of the whole batch,
+        advantage_scale: the divisor of the centred reward: the standard deviation of its group, of the whole batch,
             or nothing (Dr. GRPO). With the leave-one-out baseline the group's standard deviation is that of the others.
         advantage_ddof: 0 divides the sum of squares by n, 1 by n - 1.
         advantage_eps: the small constant that keeps the division finite.
@@ -56,16 +56,16 @@ class Conventions:
         clip_high: the ratio is clipped above at 1 + clip_high; None leaves it unclipped.
         dual_clip: the loss of "clip" is at most dual_clip times -A where A < 0 (arXiv 1912.09729, eq. 5); None is off.
         log_ratio_clamp: the log-ratio is clamped to ± this before exp; None is off.
-        aggregation: how token losses become one number. "token_mean" divides their sum by the number of tokens,
-            "sequence_mean" averages each row's mean over all rows and "sequence_mean_nonempty" over the rows that have a
-            token, "sequence_sum" and "sequence_sum_nonempty" do the same with each row's sum, "constant" divides the sum
-            by rows × aggregation_constant (Dr. GRPO, 2503.20783), "group_token_mean" averages the token means of the
-            groups.
+        aggregation: the reduction of token losses to one number. "token_mean" divides their sum by the number of
+            tokens, "sequence_mean" averages each row's mean over all rows and "sequence_mean_nonempty" over the rows
+            that have a token, "sequence_sum" and "sequence_sum_nonempty" do the same with each row's sum, "constant"
+            divides the sum by rows × aggregation_constant (Dr. GRPO, 2503.20783), "group_token_mean" averages the token
+            means of the groups.
         aggregation_constant: the C of "constant", in tokens.
         kl_estimator: k1 = log(p/q), k2 = its square / 2, k3 = q/p - 1 - log(q/p), abs = |log(p/q)|
             (Schulman, "Approximating KL divergence").
         kl_direction: which of KL(policy ‖ reference) and KL(reference ‖ policy) the estimator's p and q stand for.
-        kl_coef: beta, what the KL is multiplied by.
+        kl_coef: beta, the coefficient of the KL.
         kl_placement: the KL is a term of the loss, or is subtracted from the reward.
         kl_input_clamp: the log-ratio is clamped to ± this first; a token beyond it has no gradient. None is off.
         kl_output_clamp: the estimate is clamped to ± this; a token beyond it has no gradient. None is off.
@@ -77,8 +77,8 @@ class Conventions:
             therefore excludes it.
         entropy_coef: the entropy bonus is this times the aggregated entropy, subtracted from the loss.
         logprobs_upcast: logprobs are float32 whatever the logits are; otherwise they are of the logits' dtype.
-        temperature: what completions are sampled and scored at in a training step.
-        old_logprobs: what the importance ratio of a training step is taken against: the logprobs that came with the batch
+        temperature: the temperature at which a training step samples and scores completions.
+        old_logprobs: the denominator of a training step's importance ratio: the logprobs that came with the batch
             from the sampler, or those that the trainer itself computes before the update.
         training_dropout: the forward pass of an update keeps the model's dropout on. Scoring never does, so that with it
             the ratio is not 1 on policy.
@@ -88,7 +88,7 @@ class Conventions:
             [importance_low, importance_high] are set to zero.
         importance_low: the lower bound of "mask".
         importance_high: the upper bound.
-        evaluation_temperature: what an evaluation samples at; 0 is greedy.
+        evaluation_temperature: the temperature at which an evaluation samples; 0 is greedy.
         sync_while_sampling: weights may be synced while requests are under way, so that completions straddle two policy
             versions. False where every sync waits until nothing is being sampled.
         data_order: every epoch has an order of its own, or all epochs go through the items from first to last.
@@ -184,7 +184,7 @@ CISPO = GRPO.replace(objective="cispo", clip_low=None, clip_high=4.0, aggregatio
 
 PAPERS = {"grpo": GRPO, "dr-grpo": DR_GRPO, "dapo": DAPO, "rloo": RLOO, "gspo": GSPO, "cispo": CISPO}
 
-# What the defaults of seven codebases come to, measured on their own functions.
+# Defaults of seven codebases, measured on their own functions.
 CODEBASES = {
     "trl": GRPO.replace(
         advantage_eps=1e-4,

@@ -1,7 +1,7 @@
 """An inference engine in the trainer's own process, small enough that checks of sampling and weight sync take seconds.
 
-It behaves as vLLM does where that matters to training: weights are loaded by name, prefixes are cached across requests and
-stay cached when weights change until somebody resets the cache, logprobs are raw or processed, requests run concurrently.
+It behaves like vLLM where that matters to training: weights are loaded by name, prefixes are cached across requests and
+stay cached after a weight change until the cache is reset, logprobs are raw or processed, requests run concurrently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled.
+    """Sampling parameters of a request.
 
     Attributes:
         temperature: 0 is greedy.
@@ -60,40 +60,40 @@ class Sampling:
 
 
 class Engine(Protocol):
-    """What the checks give to `rollout`, `generate` and `sync_weights`.
+    """The engine that the checks pass to `rollout`, `generate` and `sync_weights`.
 
     Attributes:
-        version: number of weight syncs that were completed.
+        version: number of completed weight syncs.
     """
 
     version: int
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
-        """Completions per prompt, in order. `sampling` has the fields of `Sampling`."""
+        """Sample completions for each prompt, in order. `sampling` has the fields of `Sampling`."""
 
     async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
-        """The completions of one prompt; concurrent requests end in any order."""
+        """Sample the completions of one prompt. Concurrent requests finish in any order."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Replace the parameters of these names -> the names that were loaded. The prefix cache stays as it is.
+        """Replace the named parameters -> the names that were loaded. The prefix cache is kept.
 
         Raises:
-            KeyError: the model has no parameter of a name.
+            KeyError: the model has no parameter of that name.
             ValueError: a tensor's shape is not the parameter's.
         """
 
     def reset_prefix_cache(self) -> None:
-        """Forget the keys and values of all prefixes."""
+        """Drop the cached keys and values of all prefixes."""
 
 
 class InProcessEngine:
-    """An `Engine` on a copy of a causal language model, on the CPU.
+    """`Engine` on a copy of a causal language model, on the CPU.
 
-    Greedy requests report raw logprobs, since the distribution that they draw from has no others.
+    Greedy requests always report raw logprobs, because temperature 0 leaves no distribution to report.
 
     Attributes:
         model: the engine's own copy, in evaluation mode.
-        version: number of weight syncs that were completed; whoever syncs counts.
+        version: number of completed weight syncs, counted by the code that syncs.
         decode: ids to text.
     """
 
@@ -115,7 +115,7 @@ class InProcessEngine:
         self._blocks: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
-        """Completions per prompt, in order.
+        """Sample completions for each prompt, in order.
 
         Raises:
             TypeError: `sampling` has a field that `Sampling` does not have.
@@ -128,7 +128,7 @@ class InProcessEngine:
         return [request.completions() for request in requests]
 
     async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
-        """The completions of one prompt; other requests, and weight syncs, take place between any two tokens."""
+        """Sample the completions of one prompt. Other requests and weight syncs run between any two tokens."""
         request = _Request(self, prompt, Sampling(**sampling))
         while not request.is_done:
             request.step()
@@ -136,22 +136,22 @@ class InProcessEngine:
         return request.completions()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Replace the parameters of these names -> the names that were loaded. The prefix cache stays as it is.
+        """Replace the named parameters -> the names that were loaded. The prefix cache is kept.
 
-        What came before an error stays loaded, as in engines that load as the weights arrive.
+        Parameters loaded before an error stay loaded, as in engines that load weights as they arrive.
 
         Raises:
-            KeyError: the model has no parameter of a name.
+            KeyError: the model has no parameter of that name.
             ValueError: a tensor's shape is not the parameter's.
         """
         return load_parameters(self.model, weights, "engine")
 
     def reset_prefix_cache(self) -> None:
-        """Forget the keys and values of all prefixes. Requests under way keep those that they have."""
+        """Drop the cached keys and values of all prefixes. Requests under way keep theirs."""
         self._blocks.clear()
 
     def next_logits(self, token_ids: Tensor, cache: Any) -> Tensor:
-        """Run the model on [N, L] further ids -> [N, V] logits of the next one. The cache grows by L positions."""
+        """Run the model on [N, L] further ids -> [N, V] next-token logits. The cache grows by L positions."""
         import torch
 
         with torch.no_grad():
@@ -166,7 +166,7 @@ class InProcessEngine:
         return logits_NV
 
     def read_prompt(self, prompt: Sequence[int]) -> tuple[Tensor, Any]:
-        """The logits [1, V] behind a prompt and its keys and values, as far as possible from the prefix cache."""
+        """Return the [1, V] logits after a prompt, and its keys and values, from the prefix cache where possible."""
         import torch
         from transformers import DynamicCache
 
@@ -190,22 +190,22 @@ class InProcessEngine:
         return logits_1V, cache
 
     def generator(self, seed: int | None) -> Generator:
-        """The source of a request's random numbers."""
+        """Return the source of a request's random numbers."""
         import torch
 
         return self._random if seed is None else torch.Generator().manual_seed(seed)
 
 
 def load_parameters(model: Any, weights: Iterable[tuple[str, Tensor]], owner: str) -> set[str]:
-    """Copy weights into the parameters of these names -> the names that were loaded. What came before an error stays.
+    """Copy weights into the named parameters -> the names that were loaded. Those before an error stay loaded.
 
     Args:
         model: a torch module.
         weights: names and tensors.
-        owner: whose model this is, for errors.
+        owner: the model's owner, for error messages.
 
     Raises:
-        KeyError: the model has no parameter of a name.
+        KeyError: the model has no parameter of that name.
         ValueError: a tensor's shape is not the parameter's.
     """
     import torch
@@ -244,7 +244,7 @@ class _Request:
         return not self.unfinished
 
     def step(self) -> None:
-        """Give every unfinished completion its next token."""
+        """Sample the next token of every unfinished completion."""
         import torch
 
         if self.cache is None:
@@ -295,7 +295,7 @@ class _Request:
 
 
 def processed_logprobs(logits_NV: Tensor, sampling: Sampling) -> Tensor:
-    """Logprobs of the distribution that a temperature above 0, then top_k, then top_p leave; -inf is out of reach.
+    """Logprobs after temperature (above 0), then top_k, then top_p; -inf marks tokens that cannot be drawn.
 
     Args:
         logits_NV: [N, V].
@@ -313,7 +313,7 @@ def processed_logprobs(logits_NV: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True)
         softmax_NV = sorted_NV.softmax(dim=-1)
-        # The token with which the sum passes top_p is the last that is kept.
+        # The token with which the sum passes top_p is the last one kept.
         is_out_NV = softmax_NV.cumsum(dim=-1) - softmax_NV >= sampling.top_p
         scores_NV = scores_NV.masked_fill(is_out_NV.gather(1, order_NV.argsort(dim=-1)), -torch.inf)
     return scores_NV.log_softmax(dim=-1)
