@@ -1,4 +1,4 @@
-"""The oracle: a GRPO core in pure torch that everything else is measured against."""
+"""The oracle: a GRPO core in pure torch, against which the checks compare other implementations."""
 
 from rlcanary.reference.advantages import advantages, token_level_advantages
 from rlcanary.reference.batching import BatchStats, RewardStats, make_batch

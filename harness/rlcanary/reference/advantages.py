@@ -11,7 +11,7 @@ from rlcanary.contract.conventions import Conventions
 
 
 def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions) -> Tensor:
-    """How much better each completion is than its group, in the units that the conventions choose.
+    """Compute the advantage of each completion over its group, on the declared scale.
 
     Computed in float64, without gradient. A group whose rewards are all equal gets exactly zero, which the textbook
     formula misses in floating point: the mean of equal numbers need not equal them.
@@ -20,8 +20,7 @@ def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions)
         rewards_B: [B] of any dtype.
         group_ids_B: [B], equal for the completions of one prompt; rows may come in any order.
         conventions: the advantage_* fields, singleton_group, nan_reward and reward_clip are used. A prompt with one
-            completion falls under singleton_group wherever its group's statistics are asked for; with neither a baseline
-            nor the group's scale they are not.
+            completion falls under singleton_group unless neither the baseline nor the scale uses its group.
 
     Returns:
         [B], float64 for float64 rewards and float32 otherwise.
@@ -54,7 +53,7 @@ def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions)
 def token_level_advantages(
     rewards_BT: Tensor, mask_BT: Tensor, group_ids_B: Tensor, conventions: Conventions
 ) -> Tensor:
-    """Advantages from per-token rewards: a row's reward is the sum over its tokens, its advantage goes to each of them.
+    """Advantages from per-token rewards: a row's reward is the sum over its tokens, which all get its advantage.
 
     Args:
         rewards_BT: [B, T] rewards per token.
@@ -118,7 +117,7 @@ def _others(rewards_G: Tensor) -> Tensor:
 
 
 def _centre(rewards_G: Tensor, samples: Tensor) -> Tensor:
-    """Rewards minus the mean of `samples` along its last dimension, exact where all of these are equal."""
+    """Subtract the mean of `samples` along its last dimension, exactly zero where all samples are equal."""
     low, high = samples.amin(dim=-1), samples.amax(dim=-1)
     mean = torch.where(low == high, low, samples.mean(dim=-1))
     return rewards_G - mean

@@ -1,4 +1,4 @@
-"""From sampled groups to one rectangular batch, in a few fixed shapes so that compiled kernels are reused.
+"""Collating sampled groups into one rectangular batch, in a few fixed shapes so that compiled kernels are reused.
 
 Shapes: B rows (completions), S sequence positions, T completion positions.
 """
@@ -17,16 +17,16 @@ from rlcanary.reference.masks import lengths_to_mask
 
 @dataclass(frozen=True)
 class BatchStats:
-    """What is in a batch, after clamping.
+    """Lengths, rewards and datasets of a batch, after clamping.
 
     Attributes:
         prompt_lens: tokens of each row's prompt.
         completion_lens: tokens of each row's completion that are in the batch.
         padded_sequence_len: S.
         padded_completion_len: T.
-        finish_reasons: how often each reason ended a completion; "clamped" counts the completions cut by this batch.
+        finish_reasons: number of completions per finish reason; "clamped" counts the completions cut by this batch.
         rewards: the reward of each row.
-        datasets: how many rows came from each dataset.
+        datasets: number of rows from each dataset.
     """
 
     prompt_lens: list[int]
@@ -62,7 +62,7 @@ class RewardStats:
     _groups: list[tuple[list[float], bool]] = field(default_factory=list, init=False, repr=False)
 
     def record(self, rewards: Sequence[float], used: bool) -> None:
-        """Add the rewards of one group, and whether the group was trained on.
+        """Add the rewards of one group; `used` says whether it was trained on.
 
         Raises:
             ValueError: the group has no completion.
@@ -72,7 +72,7 @@ class RewardStats:
         self._groups.append(([float(reward) for reward in rewards], used))
 
     def get_metrics(self) -> dict[str, float]:
-        """Means since the last call, which starts the next count.
+        """Return the means since the last call, and start anew.
 
         Returns:
             `reward_overall`, over completions; `frac_all_correct` and `frac_all_wrong`, over groups; and `reward_used`,
@@ -103,7 +103,7 @@ def make_batch(
     completion_len_buckets: Sequence[int] | None = None,
     prompt_padding: Literal["right", "left"] = "right",
 ) -> tuple[CollatedBatch, BatchStats]:
-    """Put the completions of groups into one batch, one row each, groups in order.
+    """Collate the completions of groups into one batch, one row each, groups in order.
 
     The completion width T is the first completion bucket that holds the longest completion, or the last bucket; the
     sequence width S is the first sequence bucket that holds the longest prompt and T, or the last. If the last sequence
@@ -219,7 +219,7 @@ def _bucket(needed: int, buckets: Sequence[int] | None) -> int:
 
 
 def _sampled(completions: Sequence[Completion], width: int) -> Tensor:
-    """[B, width] bool, false where a completion says that the policy did not write the token."""
+    """[B, width] bool, false on tokens that the policy did not sample according to `Completion.sampled`."""
     sampled_BT = torch.ones(len(completions), width, dtype=torch.bool)
     for row, completion in enumerate(completions):
         if completion.sampled is not None:

@@ -1,4 +1,4 @@
-"""Which groups and completions are worth training on. Each answers for one group or completion; nothing is dropped here."""
+"""Tests of whether a group or completion is worth training on. They decide for one each and drop nothing."""
 
 from torch import Tensor
 
@@ -6,10 +6,10 @@ from rlcanary.contract.batch import Completion, Group
 
 
 def has_signal(rewards_G: Tensor, threshold: float = 0.0) -> bool:
-    """Whether the rewards of a group differ by more than `threshold`: dynamic sampling (DAPO, 2503.14476, section 3.2).
+    """Tell whether a group's rewards differ by more than `threshold`: dynamic sampling (DAPO, 2503.14476, section 3.2).
 
-    Judged by their range: the standard deviation of equal numbers is often not zero in floating point, and a test for
-    zero lets such groups through.
+    The test uses their range. The standard deviation of equal numbers is often not zero in floating point, so that a
+    test for zero lets such groups through.
 
     Args:
         rewards_G: [G] rewards of one group.
@@ -26,17 +26,17 @@ def has_signal(rewards_G: Tensor, threshold: float = 0.0) -> bool:
 
 
 def is_overlong(completion: Completion, max_tokens: int) -> bool:
-    """Whether a completion was cut by the sampler or has more than `max_tokens` tokens (DAPO's overlong filtering)."""
+    """Tell whether a completion was truncated or has more than `max_tokens` tokens (DAPO's overlong filtering)."""
     return completion.finish_reason == "length" or len(completion.token_ids) > max_tokens
 
 
 def is_stale(group: Group, trainer_version: int, max_staleness: int) -> bool:
-    """Whether any token of the group was sampled more than `max_staleness` policy versions before `trainer_version`.
+    """Tell whether any token of the group was sampled more than `max_staleness` policy versions before `trainer_version`.
 
     Raises:
         ValueError: a token claims a version that the trainer has not reached.
     """
-    # A completion that names the version of each token says more than the version at which its group was sent.
+    # Versions per token are more exact than the version at which the group was sent.
     versions = [
         version for completion in group.completions for version in completion.token_versions or (group.policy_version,)
     ]

@@ -1,4 +1,4 @@
-"""Logprobs straight from hidden states and the head's weight, so that the logits are never all there at once.
+"""Logprobs from hidden states and the head's weight, without holding all logits in memory at once.
 
 The vocabulary is walked in tiles. Forward, each tile of logits is folded into the running log-sum-exp of every token.
 Backward, each tile is computed again and turned in place into the gradient of its logits, which gives the tile's rows of the
@@ -25,7 +25,7 @@ TILES_KEPT = 2
 
 
 class Scores(NamedTuple):
-    """What one pass over the vocabulary gives: [B, T] each, in nats, float32 (float64 for float64 inputs)."""
+    """Logprobs and entropies of one pass over the vocabulary: [B, T] in nats, float32 (float64 for float64 inputs)."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -39,8 +39,8 @@ def fused_linear_logprobs(
     Logits have the dtype of the inputs, as from a model's head, and everything after them is float32: for float32 logits
     of a bfloat16 model, give both inputs in float32. The weight's gradient is summed over tokens inside one product,
     which accumulates in float32, and rounded once to the weight's dtype; the hidden states' is summed over tiles in
-    float32. Give the trained tokens only, `hidden[mask]` and `ids[mask]`: it saves the work, and what stands at padding
-    cannot reach the weight's gradient.
+    float32. Pass only the trained tokens, `hidden[mask]` and `ids[mask]`: it saves work, and values at padding cannot
+    reach the weight's gradient.
 
     Memory beyond inputs and gradients: a float32 tile [N, chunk], where a gradient is needed two tiles of the inputs' dtype
     that are kept for it, and for half precision one more of these and the hidden states' gradient in float32.
@@ -64,7 +64,7 @@ def fused_linear_logprobs(
 def fused_linear_logprobs_and_entropy(
     hidden_BTD: Tensor, weight_VD: Tensor, ids_BT: Tensor, temperature: float = 1.0, chunk: int | None = None
 ) -> Scores:
-    """`fused_linear_logprobs` and the entropy of each token's distribution, from the same pass, both differentiable."""
+    """`fused_linear_logprobs` and the entropy of each token's distribution from one pass, both differentiable."""
     return _fused(hidden_BTD, weight_VD, ids_BT, temperature, chunk, want_entropy=True)
 
 
@@ -134,7 +134,7 @@ class _FusedScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
-        """With z the scaled logits: d logprob / dz_j = 1[j is the id] - p_j, d entropy / dz_j = -p_j (log p_j + entropy)."""
+        """For scaled logits z: d logprob / dz_j = 1[j is the id] - p_j, d entropy / dz_j = -p_j (log p_j + entropy)."""
         hidden_ND, weight_VD, ids_N, normaliser_N, entropy_N, *kept = ctx.saved_tensors
         dtype = _precise(hidden_ND.dtype)
         grad_logprobs_N1 = (grad_logprobs_N / ctx.temperature).unsqueeze(1)
@@ -168,10 +168,10 @@ class _FusedScores(torch.autograd.Function):
 def _tiles(
     hidden_ND: Tensor, weight_VD: Tensor, temperature: float, chunk: int, kept: list[Tensor], tiles_kept: int = 0
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Each tile of the vocabulary: its entries, its scaled logits [N, v], and room for a tile of the inputs' dtype.
+    """Yield each tile of the vocabulary: its entries, its scaled logits [N, v], and a buffer of the inputs' dtype.
 
-    The caller may overwrite both, which are one for inputs that are not of half precision: they are used again for every
-    tile. `kept` has the products of the first tiles, and is first filled up to `tiles_kept`.
+    The caller may overwrite both: they are reused for every tile. They are the same tensor unless the inputs are in
+    half precision. `kept` has the products of the first tiles, and is first filled up to `tiles_kept`.
     """
     tokens, vocabulary, dtype = len(hidden_ND), len(weight_VD), _precise(hidden_ND.dtype)
     products = torch.empty(tokens * chunk, dtype=hidden_ND.dtype, device=hidden_ND.device)
@@ -192,7 +192,7 @@ def _tiles(
 
 
 def _columns(ids_N: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
-    """Where in the tile each id stands, and whether it does: [N, 1] each. An id that does not gets some column."""
+    """Column of each id in the tile and whether it is there, [N, 1] each. An absent id gets an arbitrary column."""
     column_N1 = ids_N.unsqueeze(1) - tile.start
     is_here_N1 = (ids_N.unsqueeze(1) >= tile.start) & (ids_N.unsqueeze(1) < tile.stop)
     return column_N1.clamp(0, tile.stop - tile.start - 1), is_here_N1

@@ -19,8 +19,8 @@ def kl(
 ) -> Tensor:
     """Per-token KL estimates in nats, differentiable in `logprobs_BT` and `log_weights_BT`.
 
-    A token whose log-ratio or estimate lies beyond its clamp has no gradient at all, the score-function part and that of
-    its weight included, as in NeMo RL.
+    A token whose log-ratio or estimate lies beyond its clamp has no gradient at all, as in NeMo RL: neither through the
+    score-function part nor through its weight.
 
     Args:
         logprobs_BT: [B, T] of the policy.
@@ -55,7 +55,7 @@ def kl(
         value_BT = exact_BT.clamp(-bound, bound)
         is_clamped_BT |= value_BT != exact_BT
 
-    # Taken again with harmless numbers where a clamp holds: behind an exponential that overflows, 0 × ∞ would make the
+    # Computed again with harmless numbers where a clamp holds: behind an exponential that overflows, 0 × ∞ would make the
     # gradient NaN there.
     logprobs_BT = logprobs_BT.masked_fill(is_clamped_BT, 0)
     log_ratio_BT = _log_ratio(logprobs_BT, ref_logprobs_BT.masked_fill(is_clamped_BT, 0), conventions)
@@ -90,9 +90,9 @@ def rewards_with_kl(
 ) -> Tensor:
     """Rewards minus kl_coef × KL, for a KL that is placed in the reward; advantages are taken from the result.
 
-    The counterpart of the KL term of `policy_loss`: where kl_placement is "loss" the rewards come back as they are, so
-    that a step which calls both applies the KL once. As in InstructGPT (arXiv 2203.02155, eq. 2), RLOO (2402.14740) and
-    verl's apply_kl_penalty.
+    This is the counterpart of the KL term of `policy_loss`. With kl_placement "loss" the rewards are returned
+    unchanged, so that a step which calls both applies the KL once. The definition is that of InstructGPT (arXiv
+    2203.02155, eq. 2), RLOO (2402.14740) and verl's apply_kl_penalty.
 
     Args:
         rewards: [B], from which the sum of the row's estimates is taken, or [B, T], from which each token's is.
@@ -102,7 +102,7 @@ def rewards_with_kl(
         conventions: kl_placement, kl_coef and the fields that `kl` uses.
 
     Returns:
-        Of the shape of the rewards and, where that is a float, their dtype (else float32), without gradient.
+        Tensor of the rewards' shape and dtype (float32 if theirs is no float), without gradient.
 
     Raises:
         ValueError: shapes differ, or a logprob inside the mask is NaN.

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of tokens, in float32 whatever the logits are, with little memory.
+"""Log-probabilities and entropies of tokens, in float32 for logits of any dtype, with little memory.
 
 Definition: log softmax(logits / temperature) at the token's id, in nats. Shapes: B rows, S sequence positions, T completion
 positions, V vocabulary entries, N tokens of a packed sequence; lower-case letters are a block of the dimension.
@@ -16,10 +16,10 @@ from rlcanary.contract.batch import CollatedBatch
 
 
 def token_logprobs(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
-    """The logprob of each id under the logits at its own position.
+    """Compute the logprob of each id under the logits at its own position.
 
-    No second tensor of the logits' size is alive in the forward pass, whatever their strides; the backward pass holds
-    one, the gradient itself. A token whose upstream gradient is zero adds exactly nothing to it, NaN logits or not.
+    The forward pass allocates no second tensor of the logits' size, for any strides; the backward pass allocates one,
+    the gradient itself. A token whose upstream gradient is zero adds exactly zero to it, even with NaN logits.
 
     Args:
         logits_BTV: [B, T, V], any floating dtype; any number of leading dimensions will do. -inf marks an entry that
@@ -78,7 +78,7 @@ def completion_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1
 
 
 def completion_scores(model: Any, batch: CollatedBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """`completion_logprobs`, and the entropy of the distribution that each of these tokens was scored by.
+    """`completion_logprobs`, and the entropy of the distribution that scored each of these tokens.
 
     Returns:
         [B, T] and [B, T] float32, NaN outside `batch.completion_mask`.
@@ -108,7 +108,7 @@ def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) 
     logits_NV = model(
         input_ids=ids_N.unsqueeze(0), attention_mask=bias_11NN, position_ids=batch.position_ids[kept_BS].unsqueeze(0)
     ).logits[0]
-    # Where in the packed sequence each completion token stands.
+    # Position of each completion token in the packed sequence.
     packed_BS = (kept_BS.reshape(-1).long().cumsum(dim=0) - 1).view(kept_BS.shape)
     offsets_T = torch.arange(batch.completion_ids.shape[1], device=kept_BS.device)
     positions_BT = (batch.completion_starts.unsqueeze(1) + offsets_T).clamp(max=kept_BS.shape[1] - 1)
@@ -138,10 +138,10 @@ def _completion_scores(
 
 
 def check_ids(token_ids: Tensor, logits_shape: Sequence[int], temperature: float) -> None:
-    """Whether logits of this shape score these ids at this temperature.
+    """Check that logits of this shape can score these ids at this temperature.
 
     Raises:
-        ValueError: they do not.
+        ValueError: they cannot.
     """
     if tuple(logits_shape[:-1]) != tuple(token_ids.shape) or not token_ids.shape:
         raise ValueError(
@@ -158,7 +158,7 @@ def check_ids(token_ids: Tensor, logits_shape: Sequence[int], temperature: float
 
 
 def _check_places(batch: CollatedBatch) -> None:
-    """Every completion token stands, attended, where completion_starts says, behind at least one token."""
+    """Check that each completion starts at `completion_starts`, is attended to, and follows at least one token."""
     length = batch.input_ids.shape[1]
     starts_B1, mask_BT = batch.completion_starts.unsqueeze(1), batch.completion_mask
     positions_BT = starts_B1 + torch.arange(mask_BT.shape[1], device=starts_B1.device)
@@ -231,7 +231,10 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs_BT: Tensor, grad_entropy_BT: Tensor) -> tuple[Tensor | None, ...]:
-        """d logprob / d logit_j = 1[j is the id] - p_j and d entropy / d logit_j = -p_j (log p_j + entropy), over T."""
+        """Gradient of the logits from those of logprobs and entropies.
+
+        d logprob / d logit_j = 1[j is the id] - p_j and d entropy / d logit_j = -p_j (log p_j + entropy), over temperature.
+        """
         logits_BSV, ids_BT, entropy_BT = ctx.saved_tensors
         grad_BSV = torch.zeros(logits_BSV.shape, dtype=logits_BSV.dtype, device=logits_BSV.device)
         grad_logprobs_BT, grad_entropy_BT = grad_logprobs_BT / ctx.temperature, grad_entropy_BT / ctx.temperature
@@ -256,18 +259,18 @@ class _Scores(torch.autograd.Function):
 
 
 def _tokens_per_block(logits_BSV: Tensor, lengths: list[int]) -> int:
-    """Enough that threads, or a GPU, do not mostly wait for the next block; at most an eighth of all."""
+    """Tokens per block: enough to keep threads or a GPU busy, at most an eighth of all."""
     block_bytes = 2**24 if logits_BSV.device.type == "cpu" else 2**26
     return max(1, min(block_bytes // (4 * logits_BSV.shape[-1]), sum(lengths) // 8))
 
 
 def _rooms(logits_BSV: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
-    """Room for two blocks, which every block uses again: fresh memory costs more than what is computed in it."""
+    """Two buffers that every block reuses: allocating memory costs more than the computation in it."""
     return torch.empty(2, tokens * logits_BSV.shape[-1], dtype=dtype, device=logits_BSV.device)
 
 
 def _scaled(logits_btV: Tensor, temperature: float, rooms: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits over the temperature in the dtype of the rooms, as they are where that changes nothing; and a free room."""
+    """Scale logits by the temperature in the buffers' dtype (unchanged if that is a no-op); also return a free buffer."""
     first_btV, second_btV = rooms[:, : logits_btV.numel()].view(2, *logits_btV.shape)
     if logits_btV.dtype == rooms.dtype and temperature == 1 and logits_btV.is_contiguous():
         return logits_btV, second_btV

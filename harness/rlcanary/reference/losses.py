@@ -1,10 +1,10 @@
-"""Policy losses: ratio, clipping, correction, KL and entropy terms, and how token losses become one number.
+"""Policy losses: ratio, clipping, correction, KL and entropy terms, and their aggregation.
 
 Definitions: PPO (arXiv 1707.06347, eq. 7), GRPO (2402.03300, eq. 3), dual clip (1912.09729, eq. 5), Dr. GRPO (2503.20783),
 DAPO (2503.14476, eq. 8), GSPO (2507.18071, eq. 5-7), CISPO (2506.13585, eq. 4-5), truncated importance sampling (TIS).
 Shapes: B rows (completions), T completion positions.
 
-Masked positions never enter: whatever stands there, NaN and infinities included, changes neither a value nor a gradient.
+Masked positions never enter: no content of theirs, NaN and infinities included, changes a value or a gradient.
 """
 
 import math
@@ -21,7 +21,7 @@ from rlcanary.reference.masks import masked
 
 
 def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
-    """The loss to minimise under the conventions, with the metrics of the tokens that it was taken over.
+    """Compute the loss to minimise under the conventions, and the metrics of its tokens.
 
     Args:
         batch: logprobs [B, T] carry the gradient; everything else is taken as constant, except entropy.
@@ -34,7 +34,7 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
 
     Raises:
         ValueError: the conventions ask for reference, sampler, entropy or group data that the batch does not have, shapes
-            differ, or what the loss needs at a trained token is NaN.
+            differ, or a value that the loss needs at a trained token is NaN.
     """
     mask_BT = batch.mask.bool()
     logprobs_BT = masked(batch.logprobs, mask_BT, "logprobs")
@@ -82,7 +82,7 @@ def importance_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tens
         logprobs_BT: [B, T] of the policy in training.
         old_logprobs_BT: [B, T] of the policy that the ratio is taken against.
         mask_BT: [B, T] bool.
-        conventions: ratio_level and log_ratio_clamp are used; the clamp is applied to what is exponentiated.
+        conventions: ratio_level and log_ratio_clamp are used; the clamp applies to the exponent.
 
     Returns:
         [B, T], 1 outside the mask, differentiable in `logprobs_BT`. A sequence's ratio stands at each of its tokens.
@@ -97,8 +97,8 @@ def importance_weights(
 ) -> Tensor:
     """Weights that correct for tokens drawn by an engine whose probabilities differ from the trainer's.
 
-    Truncated: TIS, per token or per sequence. Masked: IcePop, which drops what lies outside the bounds. Both as in verl,
-    NeMo RL, OpenRLHF and TRL, which agree to rounding.
+    Truncation is TIS, per token or per sequence. Masking is IcePop, which drops weights outside the bounds. Both are
+    computed as in verl, NeMo RL, OpenRLHF and TRL, which agree to rounding.
 
     Args:
         trainer_logprobs_BT: [B, T] of the trainer, under the weights that sampled.
@@ -130,7 +130,7 @@ def importance_weights(
 
 
 def aggregate(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions) -> Tensor:
-    """Token values as one number, the way `conventions.aggregation` says.
+    """Reduce token values to one number as `conventions.aggregation` says.
 
     GRPO (2402.03300, eq. 3) averages sequence means, DAPO (2503.14476, eq. 8) tokens, Dr. GRPO (2503.20783) divides by a
     constant. Codebases differ in whether rows without a trained token count.
@@ -139,6 +139,7 @@ def aggregate(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions) -
         values_BT: [B, T].
         batch: its mask, group_ids and global counts are used. With global counts the result is this batch's share of the
             whole update's loss, so that the shares of all its pieces add up to it.
+        conventions: aggregation and aggregation_constant are used.
 
     Returns:
         Scalar; zero where nothing is trained.
@@ -168,7 +169,7 @@ def aggregate(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions) -
 
 
 def count_sequences(batch: PolicyBatch, conventions: Conventions) -> float:
-    """How many rows the aggregation divides by: all, those with a trained token, or the groups.
+    """Count the rows that the aggregation divides by: all, those with a trained token, or the groups.
 
     The sum of this over all ranks and micro-batches is the `global_sequences` of each of them.
     """
@@ -182,10 +183,10 @@ def count_sequences(batch: PolicyBatch, conventions: Conventions) -> float:
 
 
 def split(batch: PolicyBatch, n_pieces: int, conventions: Conventions) -> list[PolicyBatch]:
-    """The batch as pieces whose losses, and so whose gradients, add up to the whole's.
+    """Cut the batch into pieces whose losses and gradients add up to those of the whole.
 
     The pieces serve as micro-batches or as data-parallel shards; where a framework averages gradients over its ranks,
-    multiply each shard's loss by their number. Rows are cut in order and as evenly as they go, groups stay whole where
+    multiply each shard's loss by their number. Rows are cut in order and as evenly as possible. Groups stay whole where
     the aggregation needs them.
 
     Raises:
@@ -214,11 +215,11 @@ def accumulated_loss(batch: PolicyBatch, n_micro: int, conventions: Conventions)
 
     Args:
         batch: the whole update.
-        n_micro: how many pieces `split` cuts it into, of any token counts.
+        n_micro: number of pieces that `split` cuts it into, of any token counts.
         conventions: as for `policy_loss`.
 
     Returns:
-        The sum of the pieces' losses, so that its backward pass is all of theirs, and the metrics of the whole.
+        The sum of the pieces' losses, whose backward pass runs all of theirs, and the metrics of the whole.
 
     Raises:
         ValueError: as for `policy_loss` and `split`.
@@ -242,7 +243,7 @@ def _log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor, co
 def _surrogate(
     logprobs_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, conventions: Conventions
 ) -> tuple[Tensor, Tensor]:
-    """Token losses, and which tokens the clipping robs of their gradient (for CISPO: of their full weight).
+    """Token losses, and a mask of the tokens that clipping leaves without gradient (CISPO: with less weight).
 
     Ratios are clipped as logarithms: a clipped token then has gradient zero however large its ratio, where the exponential
     would overflow and turn the zero into NaN.
@@ -253,7 +254,7 @@ def _surrogate(
         held_BT = log_ratio_BT.clamp(low, high)
         is_clipped_BT = (held_BT != log_ratio_BT) & (advantages_BT != 0)
         return -held_BT.exp().detach() * advantages_BT * logprobs_BT, is_clipped_BT
-    # min(rA, clip(r)A) holds the ratio from above where A > 0 and from below where A < 0; dual clip adds a ceiling there.
+    # min(rA, clip(r)A) bounds the ratio above where A > 0 and below where A < 0; dual clip adds an upper bound there.
     ceiling = math.inf if conventions.dual_clip is None else _log(conventions.dual_clip)
     held_BT = torch.where(advantages_BT > 0, log_ratio_BT.clamp(max=high), log_ratio_BT.clamp(low, ceiling))
     is_clipped_BT = (held_BT != log_ratio_BT) & (advantages_BT != 0)

@@ -1,4 +1,4 @@
-"""Which tokens of a completion exist, and which of a conversation are trained.
+"""Masks of the tokens of a completion that exist, and of those of a conversation that are trained.
 
 Shapes: B rows, S sequence positions, T completion positions. Masks are bool tensors, true on tokens that count.
 """
@@ -12,10 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class MessageTokens:
-    """How many tokens one message takes in the rendered conversation, in the order in which they stand there.
+    """Token counts of one message in the rendered conversation, in their order there.
 
     Attributes:
-        role: who wrote it; only "assistant" is ever trained.
+        role: its author; only "assistant" is ever trained.
         header: tokens that the chat template puts in front, such as `<|im_start|>assistant`: given to the model.
         body: tokens of the message itself, with the end-of-turn token that the author ended it with. A turn that the
             sampler truncated has none.
@@ -35,12 +35,12 @@ class MessageTokens:
 
     @property
     def is_trained(self) -> bool:
-        """Whether its body was sampled by the policy in training."""
+        """True if the policy in training sampled the body."""
         return self.role == "assistant" and not self.is_history
 
 
 def lengths_to_mask(lengths_B: Tensor, width: int) -> Tensor:
-    """The mask of rows that are filled from the left: [B] lengths -> [B, width] bool.
+    """[B] lengths -> [B, width] bool mask, true on the first `length` positions of each row.
 
     Raises:
         ValueError: a length is negative or above the width.
@@ -53,9 +53,10 @@ def lengths_to_mask(lengths_B: Tensor, width: int) -> Tensor:
 def completion_mask(completion_ids_BT: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
     """True up to and including the first end-of-sequence token of each row, and on the whole of a row without one.
 
-    The first EOS was sampled and is trained; what follows was not. A row without EOS was truncated by the sampler and is
-    taken to be full. The id of the padding plays no part, so it may equal an EOS id or any other id. Where lengths are
-    known, `lengths_to_mask` is the better choice: ids alone cannot tell a row that was cut short from its padding.
+    The first EOS was sampled and is trained; the ids after it were not. A row without EOS was truncated by the sampler
+    and is taken to be full. The id of the padding plays no part, so it may equal an EOS id or any other id. Where
+    lengths are known, `lengths_to_mask` is the better choice: ids alone cannot tell a row that was cut short from its
+    padding.
 
     Args:
         completion_ids_BT: [B, T] sampled ids, padded on the right.
@@ -109,16 +110,16 @@ def _trained_tokens(messages: Sequence[MessageTokens]) -> Tensor:
 
 
 def masked(values_BT: Tensor, mask_BT: Tensor, name: str, allow_nan: bool = False) -> Tensor:
-    """The values with zeros outside the mask, whatever stands there, so that neither value nor gradient can leak.
+    """Replace values outside the mask by zero, so that neither value nor gradient leaks from there, not even NaN.
 
     Args:
         values_BT: [B, T].
         mask_BT: [B, T] bool.
-        name: what an error calls the values.
+        name: the values' name in errors.
         allow_nan: let NaN inside the mask pass, for values that are logged and not trained on.
 
     Raises:
-        ValueError: shapes differ, or a value inside the mask is NaN, which marks a token that nobody scored.
+        ValueError: shapes differ, or a value inside the mask is NaN, which marks a token without a logprob.
     """
     if values_BT.shape != mask_BT.shape:
         raise ValueError(f"{name} of shape {tuple(values_BT.shape)} and mask of shape {tuple(mask_BT.shape)} differ")

@@ -1,4 +1,4 @@
-"""Which items a data-parallel rank visits in an epoch, and in how many micro-batches it takes them."""
+"""The items that a data-parallel rank visits in an epoch, and the number of micro-batches per update."""
 
 import torch
 
@@ -6,15 +6,19 @@ import torch
 def data_order(
     n_items: int, epoch: int, rank: int, world_size: int, *, shuffle: bool = True, seed: int = 0
 ) -> list[int]:
-    """The indices that a rank visits in an epoch, in order.
+    """Return the indices that a rank visits in an epoch, in order.
 
-    A function of its arguments alone, so that a run which is resumed in the middle of an epoch goes on as it would have.
-    All ranks draw the same permutation and take every `world_size`-th of it. Where the items cannot be dealt out evenly,
-    the first ones of the permutation are visited again, so that all ranks make the same number of steps.
+    The result depends only on the arguments, so that a run resumed in the middle of an epoch continues as it would
+    have. All ranks draw the same permutation and take every `world_size`-th of it. Where the items cannot be dealt out
+    evenly, the first ones of the permutation are visited again, so that all ranks make the same number of steps.
 
     Args:
         n_items: size of the dataset, at least 1.
-        seed: of the run; every epoch of every seed has an order of its own.
+        seed: the run's seed; every epoch of every seed has an order of its own.
+        epoch: the epoch, counted from 0.
+        rank: this rank, counted from 0.
+        world_size: number of data-parallel ranks.
+        shuffle: false visits the items from first to last in every epoch.
 
     Raises:
         ValueError: no items, or a rank outside the world.

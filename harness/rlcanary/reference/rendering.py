@@ -1,15 +1,15 @@
-"""From a conversation to ids, and which of them are trained."""
+"""Rendering a conversation to ids, with a flag per id for whether it is trained."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def render(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
-    """The ids of a conversation by the tokenizer's chat template and, per id, whether this rollout sampled it.
+    """Render a conversation with the tokenizer's chat template -> its ids and, per id, whether this rollout sampled it.
 
     The tokens that a message was sampled as begin behind the generation prompt and end with the end-of-turn token, which
     is the tokenizer's EOS. Everything else is context: system, user and tool messages, earlier assistant messages, the
-    template's headers and whatever it puts behind an end-of-turn token.
+    template's headers and anything that it puts after an end-of-turn token.
 
     Args:
         messages: dictionaries with role and content. Those with `"sampled": True` are trained; where they also have
@@ -22,7 +22,7 @@ def render(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> tuple[list[
 
     Raises:
         ValueError: a sampled message is not one of the assistant; or the template writes earlier turns differently once
-            a later one is there, so that what was sampled cannot be found.
+            a later one is there, so that the sampled tokens cannot be found.
     """
     whole = _template(messages, tokenizer)
     ids: list[int] = []
@@ -43,7 +43,7 @@ def render(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> tuple[list[
 
 
 def _span(messages: Sequence[Mapping[str, Any]], whole: list[int], tokenizer: Any) -> tuple[int, int]:
-    """Where the last of these messages begins and ends in the ids of the whole conversation, end-of-turn token included."""
+    """Start and end of the last of these messages in the ids of the whole conversation, with its end-of-turn token."""
     before = _template(messages[:-1], tokenizer, add_generation_prompt=True)
     through = _template(messages, tokenizer)
     if through[: len(before)] != before or whole[: len(through)] != through:

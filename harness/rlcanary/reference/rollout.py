@@ -1,4 +1,4 @@
-"""Rollout: prompts go out concurrently, and what comes back stays with the prompt that it came from."""
+"""Rollout: prompts are sampled concurrently, and each completion stays with its prompt."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,20 @@ class AsyncEngine(Protocol):
 
 
 def rollout(engine: AsyncEngine, items: Sequence[RewardedItem], sampling: Mapping[str, Any]) -> list[Group]:
-    """Sample and reward `sampling["n"]` completions for each item -> one group per item, in the order of the items.
+    """Sample and score `sampling["n"]` completions for each item -> one group per item, in the order of the items.
 
-    All prompts are under way at once and end in any order. Ids go in and come out as they are; nothing is decoded and
-    encoded again. A group's policy version is that of the moment its prompt was sent, so that a weight sync during
-    sampling makes the group look older than it is and never younger.
+    All prompts are under way at once and finish in any order. Ids are passed on as they are, never decoded and encoded
+    again. A group's policy version is that of the moment its prompt was sent, so that a weight sync during sampling
+    makes the group look older than it is and never younger.
 
     Args:
+        items: the items to sample for, in the order of the result.
         engine: the inference engine; its completions carry their text.
         sampling: the fields of `rlcanary.contract.engine.Sampling`, passed to the engine as they are.
 
     Raises:
         ValueError: the engine returned another number of completions than n, or a completion without text.
-        Exception: whatever the engine raised; no group is made up for a request that failed.
+        Exception: the engine raised it; a failed request never yields a group.
     """
 
     async def all_groups() -> list[Group]:
@@ -40,7 +41,7 @@ def rollout(engine: AsyncEngine, items: Sequence[RewardedItem], sampling: Mappin
 
 
 async def sample_group(engine: AsyncEngine, item: RewardedItem, sampling: Mapping[str, Any]) -> Group:
-    """The group of one item, as `rollout` makes it."""
+    """Sample and score the group of one item."""
     version = engine.version
     completions = await engine.agenerate(item.prompt_ids, sampling)
     if len(completions) != sampling["n"]:

@@ -1,4 +1,4 @@
-"""Rewards: each completion by the reward function of its own item."""
+"""Scoring of completions, each with its own item's reward function."""
 
 import logging
 import math
@@ -13,12 +13,12 @@ log.addHandler(logging.NullHandler())
 
 
 class RewardedItem(Protocol):
-    """An item of the dataset, such as `rlcanary.contract.adapter.Item`.
+    """Protocol of a dataset item, such as `rlcanary.contract.adapter.Item`.
 
     Attributes:
         id: identifies the item.
-        prompt_ids: what the sampler is given.
-        reward: from the text of a completion; None where it cannot be scored.
+        prompt_ids: the ids given to the sampler.
+        reward: maps a completion's text to its reward, or None if it cannot be scored.
     """
 
     @property
@@ -32,7 +32,7 @@ class RewardedItem(Protocol):
 
 
 def score(items: Sequence[RewardedItem], completions: Sequence[str]) -> Tensor:
-    """The reward of each completion by the function of the item beside it.
+    """Score each completion with the reward function of its item.
 
     Args:
         items: one per completion; an item appears as often as it has completions.

@@ -1,4 +1,4 @@
-"""One optimizer update, from a collated batch to moved weights: score, take advantages, take the loss, descend.
+"""One optimizer update on a collated batch: score, compute advantages and loss, step the optimizer.
 
 Shapes: B rows (completions), T completion positions.
 """
@@ -20,11 +20,11 @@ from rlcanary.reference.losses import policy_loss
 
 
 def train_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> dict[str, float]:
-    """One update of the policy on one batch.
+    """Update the policy on one batch.
 
     Args:
         state: has `model`, `optimizer`, `scheduler` and `ref_model`, as `TrainState` of the contract describes.
-        batch: is left as it is.
+        batch: the sampled completions; not modified.
         conventions: all of them are used.
 
     Returns:
@@ -45,13 +45,13 @@ def train_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> di
 
 
 def policy_batch(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conventions) -> PolicyBatch:
-    """What the loss is taken of: logprobs and entropy with their gradient, old and reference logprobs, advantages.
+    """Compute the inputs of the loss: logprobs and entropy with gradient, old and reference logprobs, advantages.
 
     Args:
         model: the policy. Its dropout is off unless `training_dropout` says otherwise; each module keeps its mode.
         ref_model: scores the completions where the batch does not bring the reference logprobs; None if there is none.
         batch: the sampled completions.
-        conventions: temperature, old_logprobs, training_dropout, and those of rewards and advantages.
+        conventions: temperature, old_logprobs, training_dropout and the fields of rewards and advantages are used.
 
     Raises:
         ValueError: the ratio is taken against the sampler's logprobs and the batch has none.
@@ -65,7 +65,7 @@ def policy_batch(model: Any, ref_model: Any, batch: CollatedBatch, conventions: 
     elif conventions.training_dropout:
         old_logprobs_BT = _scored(model, batch, conventions)
     else:
-        # The very pass that the gradient flows through: a second one rounds differently and moves the ratio off 1.
+        # The same pass that the gradient flows through: a second one rounds differently and moves the ratio off 1.
         old_logprobs_BT = logprobs_BT.detach()
     ref_logprobs_BT = batch.ref_logprobs
     if ref_logprobs_BT is None and ref_model is not None:
@@ -81,12 +81,15 @@ def with_advantages(
     ref_logprobs_BT: Tensor | None,
     entropy_BT: Tensor | None = None,
 ) -> PolicyBatch:
-    """What the loss is taken of, once everything is scored: the KL in the rewards where it belongs, then advantages.
+    """Build the inputs of the loss from scored tokens: KL in the rewards if declared there, then advantages.
 
     Args:
         batch: the sampled completions.
-        conventions: those of rewards and advantages.
-        logprobs_BT, old_logprobs_BT, ref_logprobs_BT, entropy_BT: [B, T] in nats, as `PolicyBatch` has them.
+        conventions: the fields of rewards and advantages are used.
+        logprobs_BT: [B, T] of the policy in training, with their gradient.
+        old_logprobs_BT: [B, T] of the policy that the ratio is taken against.
+        ref_logprobs_BT: [B, T] of the reference model, or None.
+        entropy_BT: [B, T] of the policy in training, or None.
     """
     rewards_B = batch.rewards
     if ref_logprobs_BT is not None:
@@ -104,7 +107,7 @@ def with_advantages(
 
 
 def descend(state: Any, loss: Tensor, conventions: Conventions) -> dict[str, float]:
-    """One step of the optimizer and of the learning-rate schedule down the gradient of this loss alone.
+    """Step the optimizer and the learning-rate schedule on the gradient of this loss alone.
 
     Returns:
         `lr`, the learning rate of this step, and `grad_norm`, the norm of the gradient before `max_grad_norm` clips it.
@@ -126,7 +129,7 @@ def _scored(model: Any, batch: CollatedBatch, conventions: Conventions) -> Tenso
 
 @contextmanager
 def forward_mode(model: Any, training: bool) -> Iterator[None]:
-    """The model in training or evaluation mode inside, each of its modules as it was afterwards."""
+    """Put the model in training or evaluation mode inside the block, and restore each module's mode after it."""
     before = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:
