@@ -32,7 +32,7 @@ HOMES = {
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
     "rlcanary.errors": ("UserError",),
 }
-"""The modules whose names are public here."""
+"""The public names' home modules."""
 
 __all__ = [
     "PRESETS",

@@ -1,4 +1,4 @@
-"""`python -m rlcanary` is the `rlcanary` command."""
+"""Run the `rlcanary` command as `python -m rlcanary`."""
 
 from rlcanary.cli import main
 

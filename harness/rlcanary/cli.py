@@ -14,13 +14,13 @@ from rlcanary.errors import UserError
 
 
 def subcommands() -> dict[str, Path]:
-    """The modules of `commands/` by the name of their subcommand."""
+    """Find the modules of `commands/` by the name of their subcommand."""
     folder = Path(commands.__file__).parent
     return {path.stem.replace("_", "-"): path for path in sorted(folder.glob("[!_]*.py"))}
 
 
 def summary(module: Path) -> str:
-    """The one-line help of a subcommand: the first line of its module, which is not imported for it."""
+    """Read the one-line help of a subcommand: the first line of its module, which is not imported for it."""
     return (ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
@@ -53,7 +53,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: runs the command line and turns every user's mistake into one line on stderr and exit code 2."""
+    """Run the command line; a user's mistake becomes one line on stderr and exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an arrow that the locale has no byte for is no reason to fail
     try:
@@ -70,7 +70,7 @@ def main() -> None:
         message = error.format_message()
     except click.Abort:
         sys.exit(130)
-    except Exception:  # noqa: BLE001 - whatever it is, it is a defect of ours
+    except Exception:  # noqa: BLE001 - any other exception is a defect of rlcanary
         # Python would exit with 1, which means that a check failed and makes a bisect blame the commit.
         traceback.print_exc()
         sys.exit(3)

@@ -1,8 +1,8 @@
-"""What rlcanary raises when the person at the keyboard can mend it."""
+"""Errors that a user of rlcanary can fix."""
 
 
 class UserError(Exception):
-    """A mistake in what was asked: one line that says what was given, what was expected and what to do.
+    """A user's mistake: one line with the value given, the value expected and the next step.
 
     The command line prints it on stderr and exits with code 2; pytest plugins turn it into `pytest.UsageError`.
     """

@@ -1,10 +1,10 @@
-"""Gates: what a test needs, as marks, and the flags that let it through.
+"""Gates: marks that state the needs of a test, and the flags that let it run.
 
     include   `--hf-gated` adds the tests marked hf_gated to the others
     only      `--mcore-only` runs the tests marked mcore and nothing else; at most one such flag at a time
 
 A team declares its own in pyproject.toml, as tables [tool.rlcanary.gates.NAME] with `kind`, and optionally `description`,
-`module` (must be importable when the flag is given) and `install` (what to type when it is not).
+`module` (must be importable when the flag is given) and `install` (the command to type when it is not).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlcanary.system.requirement import is_importable, unmet
 Kind = Literal["include", "only"]
 KINDS = ("include", "only")
 KEYS = {"kind", "description", "module", "install"}
-# What the plugin writes for `rlcanary gates`.
+# The file that the plugin writes for `rlcanary gates`.
 REPORT_OPTION = "--rlcanary-gates-report"
 
 
@@ -67,14 +67,14 @@ class Mark(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Why a test is held back, and by which gate."""
+    """The reason why a test is held back, and the gate that holds it."""
 
     gate: str
     reason: str
 
 
 class Machine(NamedTuple):
-    """What the gates ask of the machine, looked up once per session and only if a test asks."""
+    """Facts about the machine that gates need, looked up once per session and only if a test asks."""
 
     gpus: int
 
@@ -85,7 +85,7 @@ class Machine(NamedTuple):
 
 
 def read_gates(root: Path) -> list[Gate]:
-    """The built-in gates and those that the pyproject.toml of a project declares.
+    """Read the built-in gates and those that the pyproject.toml of a project declares.
 
     Raises:
         UserError: a declaration that cannot be understood.
@@ -127,7 +127,7 @@ def check_flags(gates: Iterable[Gate], given: Iterable[str]) -> None:
     """Refuse flags that exclude each other or whose module is missing, before any test runs.
 
     Raises:
-        UserError: with what to do.
+        UserError: with the next step.
     """
     on = set(given)
     chosen = [gate for gate in gates if gate.name in on]
@@ -141,7 +141,7 @@ def check_flags(gates: Iterable[Gate], given: Iterable[str]) -> None:
 
 
 def held_back(marks: Iterable[Mark], gates: Iterable[Gate], given: Iterable[str], machine: Machine) -> list[Held]:
-    """Every reason for which a test does not run; empty if it does."""
+    """List every reason for which a test does not run; empty if it runs."""
     marks = list(marks)
     names = {mark.name for mark in marks}
     on = set(given)
@@ -164,10 +164,10 @@ def held_back(marks: Iterable[Mark], gates: Iterable[Gate], given: Iterable[str]
 
 
 def gpus_needed(mark: Mark) -> int:
-    """The n of gpus(n).
+    """Read the n of gpus(n).
 
     Raises:
-        UserError: it is no whole number above 0.
+        UserError: n is not a whole number above 0.
     """
     if len(mark.args) != 1 or type(mark.args[0]) is not int or mark.args[0] < 1:
         raise UserError(f"gpus takes one whole number above 0, as in gpus(2); got {mark.args}")

@@ -1,4 +1,4 @@
-"""A registry of failures that a team knows of and has decided to live with for now: known_issues.toml.
+"""A registry of known failures that a team tolerates for now: known_issues.toml.
 
 [[issue]]
 id = "VLLM-BUNDLES"
@@ -45,11 +45,11 @@ class Issue:
     strict: bool = False
 
     def matches(self, nodeid: str) -> bool:
-        """Whether a node id is that of one of the tests: itself, one of its parameters, or what a pattern stands for."""
+        """Tell if a node id is one of the issue's tests: the test itself, one of its parameters, or a match of a pattern."""
         return any(nodeid == test or matches_pattern(nodeid, test) for test in self.tests)
 
     def passed_versions(self) -> str | None:
-        """Why the issue does not show with what is installed, in words; None if it does."""
+        """Explain why the issue does not show with the installed versions; None if it does."""
         return next((reason for text in self.versions if (reason := unmet(text))), None)
 
 
@@ -60,7 +60,7 @@ def matches_pattern(nodeid: str, pattern: str) -> bool:
 
 
 def read_issues(path: Path) -> list[Issue]:
-    """The entries of a registry.
+    """Read the entries of a registry.
 
     Raises:
         UserError: the file cannot be read, or an entry lacks or repeats something.
@@ -111,16 +111,20 @@ def read_issue(table: dict[str, Any], path: Path) -> Issue:
 
 
 def stale_tests(issue: Issue, nodeids: Sequence[str], whole_files: Iterable[str], root: Path) -> list[str]:
-    """The patterns of an issue that no test answers to any more.
+    """List the patterns of an issue that match no test any more.
 
-    nodeids: the tests that were collected. whole_files: the files of which all tests were. root: where node ids begin.
+    Args:
+        issue: an entry of the registry.
+        nodeids: the tests that were collected.
+        whole_files: the files of which all tests were collected.
+        root: the folder where node ids begin.
     """
     collected = set(whole_files)
     stale = []
     for pattern in issue.tests:
         file = pattern.partition("::")[0]
         if "*" in file:
-            continue  # what was not collected could match as well
+            continue  # a test that was not collected could match as well
         gone = not (root / file).exists()
         if gone or (file in collected and not any(Issue("", "", (pattern,)).matches(nodeid) for nodeid in nodeids)):
             stale.append(pattern)

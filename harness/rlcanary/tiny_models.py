@@ -22,7 +22,7 @@ def tiny_llama(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = Fals
     """A float32 Llama of two layers with random weights: 32 features, 4 heads that share 2 key-value heads.
 
     Args:
-        seed: of the weights.
+        seed: seed of the weights.
         vocabulary: number of ids.
         tied: the output layer shares the weights of the embedding.
         dropout: the share of attention that is dropped in training mode; the model comes in evaluation mode.

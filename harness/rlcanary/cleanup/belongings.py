@@ -1,4 +1,4 @@
-"""Who owns what: the processes, Ray actors and placement groups that a test may leave, and those that it must not touch."""
+"""Track the owners of processes, Ray actors and placement groups: the test that must end them, or the session."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from rlcanary.system.processes import Census, ProcessId
 
 
 class Belongings:
-    """What was there before the test, and what fixtures wider than a test made during it; all else is the test's.
+    """The processes and Ray objects that are not the test's.
 
-    spared: process ids that are nobody's leak, such as the guardian's.
-    keep: parts of command lines of processes that stay, in addition to `processes.KEPT_COMMANDS`.
+    They existed before the test, or a fixture wider than a test made them during it; all others are the test's.
+
+    Attributes:
+        spared: ids of processes that are not leaks, such as the guardian's.
+        keep: parts of command lines of processes that stay, in addition to `processes.KEPT_COMMANDS`.
     """
 
     def __init__(self, spared: Iterable[int] = (), keep: Iterable[str] = ()) -> None:
@@ -36,7 +39,7 @@ class Belongings:
         self.ray_is_shared = False
 
     def begin(self) -> None:
-        """A test begins: what is there now stays."""
+        """Begin a test: existing processes and actors stay."""
         if (census := self._updated_census()) is not self._census_at_begin:
             self._processes, self._census_at_begin = census.everyone(), census
         self._ray = ray_cluster.holdings()
@@ -44,7 +47,7 @@ class Belongings:
         self.ray_is_shared = self.ray_is_shared and ray_cluster.connected()
 
     def _updated_census(self) -> Census:
-        """The children, counted anew only if a process was started since the last time: most tests start none."""
+        """Count the children anew, but only if a process was started since the last time: most tests start none."""
         last = self._last_process.id()  # before the census, so that what is started meanwhile is news next time
         if last is None or last != self._census_at:
             self._census, self._census_at = processes.census(), last
@@ -52,7 +55,7 @@ class Belongings:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """What comes into being in here belongs to a fixture that other tests share."""
+        """Assign objects created while entered to a fixture that other tests share."""
         processes_before, ray_before = processes.census().everyone(), ray_cluster.holdings()
         handled_before = ray_cluster.handled_actors()
         connected_before, distributed_before = ray_cluster.connected(), distributed_is_up()
@@ -69,11 +72,11 @@ class Belongings:
         return self._ray
 
     def leave_ray(self) -> None:
-        """Before this process disconnects from a cluster that goes on without it: end all that it made there."""
+        """End this process's objects in a Ray cluster before it disconnects from one that goes on without it."""
         self._ended_on_leaving += ray_cluster.end_made_since(Holdings())
 
     def left_processes(self) -> set[ProcessId]:
-        """The children that the test left running."""
+        """List the children that the test left running."""
         left = {process for process in processes.children() - self._processes if process.pid not in self._spared}
         if not left:
             return left
@@ -81,19 +84,19 @@ class Belongings:
         return {p for p in left if p.pid not in spared and not processes.is_kept(p.pid, self._patterns)}
 
     def end_left(self) -> list[str]:
-        """End what the test left, and say in words what it was."""
+        """End the test's leftovers and describe them."""
         ended, self._ended_on_leaving = self._ended_on_leaving + ray_cluster.end_made_since(self._ray), []
         if distributed_is_up() and not self._distributed:
             sys.modules["torch.distributed"].destroy_process_group()
             ended.append("the torch.distributed process group")
         if self._updated_census() is not self._census_at_begin:
             ended += name_processes(processes.end(self.left_processes()))
-            # Nobody asks for the exit codes of what the test started, nor of orphans that came to this process.
+            # No caller asks for the exit codes of the test's processes, nor of orphans that came to this process.
             processes.reap(processes.census().dead - self._processes)
         return ended
 
     def end_session(self) -> list[str]:
-        """End everything that came into being since the session began, Ray included."""
+        """End every process and Ray object created since the session began."""
         if ray_cluster.connected() and not self._connected_at_start:
             sys.modules["ray"].shutdown()
         if distributed_is_up() and not self._distributed_at_start:
@@ -102,7 +105,7 @@ class Belongings:
         return self.end_session_processes()
 
     def close(self) -> None:
-        """Give back what watching takes."""
+        """Release the resources that watching takes."""
         self._last_process.close()
 
     def end_session_processes(self) -> list[str]:
@@ -110,7 +113,7 @@ class Belongings:
         return name_processes(processes.end(self.children_since_start()))
 
     def end_all_but_ray(self) -> None:
-        """End the children that were started since the session began, but for the Ray that this process is connected to.
+        """End the children that were started since the session began, except the Ray that this process is connected to.
 
         Ray ends a process whose cluster has gone.
         """
@@ -118,13 +121,13 @@ class Belongings:
         processes.end([process for process in self.children_since_start() if process.pid not in spared])
 
     def children_since_start(self) -> list[ProcessId]:
-        """The children that came into being since this object was made, but for those that serve every test."""
+        """List the children created since this object was made, except those that serve every test."""
         since = processes.children() - self._at_start
         return [p for p in since if p.pid not in self._spared and not processes.is_kept(p.pid)]
 
 
 def name_processes(ended: Iterable[processes.LeftProcess]) -> list[str]:
-    """The processes in words, without the workers of a Ray cluster that was ending anyway."""
+    """Name the processes, without the workers of a Ray cluster that was ending anyway."""
     return [str(process) for process in ended if not process.command.startswith("ray::")]
 
 
@@ -134,13 +137,13 @@ def distributed_is_up() -> bool:
 
 
 def cuda_is_up() -> bool:
-    """Whether this process has imported torch and used CUDA through it."""
+    """Tell if this process has imported torch and used CUDA through it."""
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and bool(cuda.is_initialized())
 
 
 def gpu_bytes_allocated() -> int:
-    """Bytes that tensors of this process hold on all visible GPUs; 0 before CUDA is used."""
+    """Return the bytes that tensors of this process hold on all visible GPUs; 0 before CUDA is used."""
     cuda = sys.modules.get("torch.cuda")
     if cuda is None or not cuda.is_initialized():
         return 0
@@ -148,7 +151,7 @@ def gpu_bytes_allocated() -> int:
 
 
 def empty_gpu_caches() -> None:
-    """Wait for the GPUs and give unused cached memory back; nothing before CUDA is used."""
+    """Wait for the GPUs and release unused cached memory; does nothing before CUDA is used."""
     if cuda_is_up():
         cuda = sys.modules["torch.cuda"]
         cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Letting go of what a failed test's traceback holds."""
+"""Release the objects that a failed test's traceback holds."""
 
 from __future__ import annotations
 

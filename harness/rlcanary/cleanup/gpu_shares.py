@@ -1,4 +1,4 @@
-"""Each worker of xdist gets its share of the GPUs."""
+"""Give each worker of xdist its share of the GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The names of the GPUs that the caller may use: what CUDA_VISIBLE_DEVICES lists, else the index of every GPU."""
+    """List the GPUs that the caller may use: those in CUDA_VISIBLE_DEVICES, else the index of every GPU."""
     listed = environment.get(VARIABLE)
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip()]
@@ -20,7 +20,7 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def share(devices: Sequence[str], worker: int, workers: int) -> list[str]:
-    """The devices of one worker: every n-th, or one that it shares where there are fewer devices than workers.
+    """Choose the devices of one worker: every n-th, or a shared one if there are fewer devices than workers.
 
     A worker that xdist started in the place of a crashed one has a number past the last and takes the place of another.
     """
@@ -31,7 +31,7 @@ def share(devices: Sequence[str], worker: int, workers: int) -> list[str]:
 
 
 def take_share(environment: Mapping[str, str] = os.environ) -> None:
-    """In a worker of xdist, leave only its own GPUs visible. To be called before CUDA is used."""
+    """Leave only its own GPUs visible in a worker of xdist. Call it before CUDA is used."""
     name, workers = environment.get("PYTEST_XDIST_WORKER"), environment.get("PYTEST_XDIST_WORKER_COUNT")
     if name is None or workers is None:
         return

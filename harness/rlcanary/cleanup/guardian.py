@@ -1,4 +1,4 @@
-"""A small process that outlives a pytest killed with SIGKILL by seconds, and ends what that pytest had started.
+"""End the descendants of a pytest killed with SIGKILL, from a small process that outlives it by seconds.
 
 While pytest lives the guardian notes its descendants about once a second; once pytest is gone, however it went, those are
 ended that still live. Processes younger than the last look are known by the mark in the environment that they inherit (which
@@ -27,7 +27,7 @@ def read(path: str) -> bytes:
 
 
 def read_stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on; empty for a process that has ended (a zombie has)."""
+    """Read the fields of /proc/PID/stat from the state on; empty for a process that has ended (a zombie has)."""
     try:
         # The command's name, in parentheses, may itself hold spaces and parentheses.
         fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
@@ -37,7 +37,7 @@ def read_stat(pid: int) -> list[bytes]:
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks since boot, None for a process that has ended."""
+    """Read a process's start time in clock ticks since boot; None for a process that has ended."""
     fields = read_stat(pid)
     return int(fields[19]) if fields else None
 
@@ -47,7 +47,7 @@ def all_pids() -> list[int]:
 
 
 def descendants(owner: int) -> dict[int, int]:
-    """The living descendants of a process but for this one, with their start times."""
+    """Find the living descendants of a process except this one, with their start times."""
     children: dict[int, list[int]] = {}
     started = {}
     for pid in all_pids():
@@ -77,7 +77,7 @@ def is_marked(pid: int, mark: str) -> bool:
 
 
 def living(known: dict[int, int], mark: str) -> dict[int, int]:
-    """The processes that are to end and have not."""
+    """List the processes that still have to end."""
     found = {pid: started for pid, started in known.items() if start_time(pid) == started}
     for pid in all_pids():
         if pid not in found and pid != os.getpid() and is_marked(pid, mark):
@@ -102,7 +102,10 @@ def end(known: dict[int, int], mark: str) -> None:
 
 
 def guard(mark: str, owner: int, owner_started: int) -> None:
-    """Watch the owner until it is gone, then end what is left of it. Started with the signals blocked that end a session."""
+    """Watch the owner until it is gone, then end its descendants.
+
+    It starts with the signals that end a session blocked.
+    """
     known: dict[int, int] = {}
     try:
         ended = [os.pidfd_open(owner)]

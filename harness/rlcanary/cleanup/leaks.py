@@ -1,4 +1,4 @@
-"""What a process holds before and after a test, and whose it is."""
+"""Measure the resources of a process before and after a test, and find the owners of new ones."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ OWNERS_SHOWN = 3
 
 
 class Resources(NamedTuple):
-    """What the process holds at one moment: amounts by name, and for what can be named its members."""
+    """Resources of the process at one moment: amounts by name, and their members for those that can be listed."""
 
     amounts: Mapping[str, float]
     members: Mapping[str, Mapping[Any, str]]
 
     def with_growth(self, before: Resources, after: Resources) -> Resources:
-        """These resources, and what came between two other moments: what a shared fixture set up is no test's growth."""
+        """Add the growth between two other moments: resources that a shared fixture set up are not a test's growth."""
         return Resources(
             {name: amount + after.amounts[name] - before.amounts[name] for name, amount in self.amounts.items()},
             {name: {**known, **after.members[name]} for name, known in self.members.items()},
@@ -54,7 +54,7 @@ class Resources(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """One resource of which a test left more than it found."""
+    """One resource that grew during a test."""
 
     resource: str
     before: float
@@ -71,7 +71,10 @@ class Growth(NamedTuple):
 
 
 def measure() -> Resources:
-    """What this process holds now. Costs a few milliseconds, most of it for finding tensors on GPUs if there are any."""
+    """Measure this process's resources now.
+
+    Costs a few milliseconds, most of it for finding tensors on GPUs if there are any.
+    """
     members: dict[str, Mapping[Any, str]] = {
         "processes": {
             p: processes.shortened(processes.command_line(p.pid)) or str(p.pid) for p in processes.children()
@@ -90,7 +93,7 @@ def measure() -> Resources:
 
 
 def growth(before: Resources, after: Resources) -> list[Growth]:
-    """What grew, with the owners of what is new."""
+    """Compare two moments: the resources that grew, with the owners of the new members."""
     grown = []
     for resource, least in NOTABLE.items():
         if after.amounts[resource] - before.amounts[resource] >= least:
@@ -102,7 +105,7 @@ def growth(before: Resources, after: Resources) -> list[Growth]:
 
 
 def exceeded(before: Resources, after: Resources, allowed: Mapping[str, float]) -> list[str]:
-    """The limits of a `leak_check` marker that a test broke, in words."""
+    """Describe the limits of a `leak_check` marker that a test exceeded."""
     grown = {entry.resource: entry for entry in growth(before, after)}
     broken = []
     for resource, limit in allowed.items():
@@ -125,7 +128,7 @@ def _open_files() -> dict[Any, str]:
 
 
 def _listening_sockets(files: Collection[str]) -> dict[Any, str]:
-    """The TCP sockets among these open files on which this process accepts connections, by their ports."""
+    """Find the TCP sockets among these open files on which this process accepts connections, by their ports."""
     found = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
@@ -137,7 +140,7 @@ def _listening_sockets(files: Collection[str]) -> dict[Any, str]:
 
 
 def _shared_memory() -> dict[Any, str]:
-    """The segments of this user: which process made one is written nowhere."""
+    """List this user's shared-memory segments; the system does not record which process made one."""
     if not SHARED_MEMORY.is_dir():
         return {}
     return {path.name: path.name for path in SHARED_MEMORY.iterdir() if _owner(path) == os.getuid()}
@@ -157,7 +160,7 @@ def _ray_actors() -> dict[Any, str]:
 
 
 def _gpu_tensors() -> dict[Any, str]:
-    """The tensors of this process on GPUs, the largest first."""
+    """List the tensors of this process on GPUs, the largest first."""
     if not belongings.cuda_is_up():
         return {}
     is_tensor: Callable[[object], bool] = sys.modules["torch"].is_tensor

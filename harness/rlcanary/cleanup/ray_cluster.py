@@ -1,4 +1,4 @@
-"""What a test holds in the Ray cluster that this process is connected to, read from Ray's own tables and ended by id.
+"""List a test's actors and placement groups in the connected Ray cluster from Ray's tables, and end them by id.
 
 Ray's public state API needs its dashboard; these functions read the tables (GCS) directly, in about 0.4 ms each.
 """
@@ -12,7 +12,12 @@ Address = tuple[str, int]
 
 
 class Actor(NamedTuple):
-    """An actor that is not dead. address and owner are (ip, port) of its worker and of the worker that created it."""
+    """A live actor.
+
+    Attributes:
+        address: (ip, port) of its worker.
+        owner: (ip, port) of the worker that created it.
+    """
 
     id: str
     class_name: str
@@ -28,20 +33,20 @@ class Actor(NamedTuple):
 
 
 def connected() -> bool:
-    """Whether this process has imported Ray and is connected to a cluster."""
+    """Tell if this process has imported Ray and is connected to a cluster."""
     ray = sys.modules.get("ray")
     return ray is not None and hasattr(ray, "is_initialized") and bool(ray.is_initialized())
 
 
 def started_here() -> bool:
-    """Whether the cluster was started by this process rather than attached to."""
+    """Tell if this process started the cluster rather than attached to it."""
     worker = sys.modules.get("ray._private.worker")
     node = getattr(worker, "_global_node", None)
     return node is not None and bool(node.is_head())
 
 
 def actors() -> dict[str, Actor]:
-    """The actors of this process's job that are not dead, by id. Needs a connection."""
+    """List the live actors of this process's job by id. Needs a connection."""
     import ray._private.state
     from ray._private.worker import global_worker
 
@@ -61,7 +66,7 @@ def actors() -> dict[str, Actor]:
 
 
 def placement_groups() -> dict[str, str]:
-    """The ids of this process's placement groups that are not removed, with their names. Needs a connection."""
+    """List the ids of this process's live placement groups, with their names. Needs a connection."""
     import ray._private.state
     from ray._private.worker import global_worker
 
@@ -74,7 +79,7 @@ def placement_groups() -> dict[str, str]:
 
 
 class Holdings(NamedTuple):
-    """Actor and placement group ids at one moment."""
+    """The ids of actors and placement groups at one moment."""
 
     actors: frozenset[str] = frozenset()
     placement_groups: frozenset[str] = frozenset()
@@ -90,14 +95,14 @@ NOTHING = Holdings()
 
 
 def holdings() -> Holdings:
-    """What is in the cluster now; nothing without a connection."""
+    """List the actors and placement groups in the cluster now; none without a connection."""
     if not connected():
         return NOTHING
     return Holdings(frozenset(actors()), frozenset(placement_groups()))
 
 
 def handled_actors() -> frozenset[str]:
-    """The ids of the actors of which this process holds a handle: one that was made a moment ago is in no table yet."""
+    """List the ids of actors that this process has a handle of: a new actor is not in a table yet."""
     if not connected():
         return frozenset()
     import gc
@@ -108,7 +113,7 @@ def handled_actors() -> frozenset[str]:
 
 
 def actors_made_since(kept: Holdings) -> list[Actor]:
-    """The actors that are not kept and were not created by a kept actor, directly or through others."""
+    """List the actors that are not kept and were not created by a kept actor, directly or through others."""
     now = actors()
     keepers = {actor.address for actor in now.values() if actor.id in kept.actors}
     made = {actor_id: actor for actor_id, actor in now.items() if actor_id not in kept.actors}
@@ -132,7 +137,7 @@ def end_actor(actor: Actor) -> None:
 
 
 def end_made_since(kept: Holdings) -> list[str]:
-    """End the actors and placement groups that are not kept, and say in words what they were."""
+    """End the actors and placement groups that are not kept, and describe them in words."""
     if not connected():
         return []
     ended = []
@@ -154,7 +159,7 @@ def _remove_placement_group(group_id: str) -> None:
 
 
 def daemons() -> set[int]:
-    """The process ids of the cluster that this process started: gcs_server, raylet and their companions."""
+    """List the process ids of the cluster that this process started: gcs_server, raylet and their companions."""
     worker = sys.modules.get("ray._private.worker")
     node = getattr(worker, "_global_node", None)
     if node is None:
@@ -163,7 +168,7 @@ def daemons() -> set[int]:
 
 
 def log_folder() -> str | None:
-    """Where the workers of this machine write what they print."""
+    """Return the folder in which the workers of this machine log their output."""
     worker = sys.modules.get("ray._private.worker")
     node: Any = getattr(worker, "_global_node", None)
     return None if node is None else str(node.get_logs_dir_path())

@@ -1,4 +1,4 @@
-"""What the busy workers of a Ray cluster are doing, as Python stacks.
+"""Show the Python stacks of a Ray cluster's busy workers.
 
 Ray installs faulthandler in every worker. A worker that is to be ended anyway is ended with SIGABRT, and so writes its
 stack to its log before it goes; nothing has to be injected into workers, and no debugger is needed. A worker that goes on
@@ -28,7 +28,7 @@ IDLE_TITLES = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 class BusyWorker(NamedTuple):
-    """A worker in the middle of a call; own says whether the running test started what it runs."""
+    """A worker in the middle of a call; own is True if the running test started that call."""
 
     pid: int
     title: str
@@ -36,7 +36,7 @@ class BusyWorker(NamedTuple):
 
 
 def busy_workers(own: Iterable[ray_cluster.Actor]) -> list[BusyWorker]:
-    """The workers of this machine that run a method or a task, from the titles that Ray gives its processes."""
+    """Find the workers of this machine that run a method or a task, from the titles that Ray gives its processes."""
     own_pids = {actor.pid for actor in own}
     actor_pids = {actor.pid for actor in ray_cluster.actors().values()}
     busy = []
@@ -84,7 +84,7 @@ def _stack_in_log(folder: Path, pid: int) -> str:
 
 
 def seen_from_outside(pid: int) -> str:
-    """The stacks of a process that goes on, as py-spy prints them; a line that says why not if it cannot."""
+    """Read the stacks of a running process with py-spy; a line with the reason if that fails."""
     place = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     program = shutil.which("py-spy", path=place)
     if program is None:
@@ -99,7 +99,7 @@ def seen_from_outside(pid: int) -> str:
 
 
 def pending_tasks(frame: FrameType | None) -> Iterator[Any]:
-    """The object references that a thread's frames hold in local variables: what a hung test waits for."""
+    """List the object references in the local variables of a thread's frames: a hung test waits for these."""
     import ray
 
     seen: set[Any] = set()
@@ -124,7 +124,7 @@ def cancel_tasks(references: Iterable[Any]) -> None:
 
 
 def end_what_hangs(kept: ray_cluster.Holdings, frame: FrameType | None) -> Mapping[str, str]:
-    """End what the hung test runs in the cluster, so that its CPUs are free again and `ray.get` returns.
+    """End the calls of the hung test in the cluster, so that its CPUs are free again and `ray.get` returns.
 
     Returns a stack for every busy worker, by its title and process id.
     """

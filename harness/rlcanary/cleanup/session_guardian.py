@@ -1,4 +1,4 @@
-"""Starts and dismisses the guardian of a pytest session (guardian.py, which runs by itself)."""
+"""Start and dismiss the guardian of a pytest session (guardian.py, which runs by itself)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from rlcanary.cleanup import guardian
 
-# What ends a session is not to end its guardian before it has done its work.
+# A signal that ends a session must not end its guardian before it has done its work.
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A shell is there in a millisecond. Python follows in its place, and sessions shorter than this do not pay for it.
 LATER = ("/bin/sh", "-c", f'sleep {guardian.LOOK_SECONDS}; exec "$@"', "rlcanary guardian")
@@ -43,7 +43,7 @@ class SessionGuardian:
         return self._process.pid
 
     def close(self) -> None:
-        """Dismiss the guardian of a pytest that ends in order."""
+        """Dismiss the guardian when pytest ends in order."""
         os.killpg(self._process.pid, signal.SIGKILL)  # with the shell's sleep
         self._process.wait()
         if self._outer is None:

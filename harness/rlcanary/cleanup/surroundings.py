@@ -1,6 +1,6 @@
-"""What a test can change for every test behind it: environment variables, the working directory, torch's defaults.
+"""Restore the state that a test can change for later tests: environment variables, working directory, torch's defaults.
 
-It is noted before the test and put back behind it. What fixtures wider than a test change on purpose stays.
+It is noted before the test and restored after it. Deliberate changes by fixtures wider than a test stay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ NOT_THE_TESTS = (b"PYTEST_CURRENT_TEST", b"RLCANARY_")
 
 
 class Surroundings(NamedTuple):
-    """The state of the process at one moment. folder: "" if it is gone. modules: how many were imported."""
+    """The state of the process at one moment.
+
+    Attributes:
+        folder: the working directory, "" if it is gone.
+        modules: number of imported modules.
+    """
 
     environment: dict[bytes, bytes]
     folder: str
@@ -28,7 +33,7 @@ class Surroundings(NamedTuple):
 
 
 def now() -> Surroundings:
-    """The present state, in a few microseconds."""
+    """Read the present state, in a few microseconds."""
     try:
         folder = os.getcwd()  # noqa: PTH109 - twice as fast as pathlib, at every test
     except FileNotFoundError:
@@ -41,7 +46,7 @@ def now() -> Surroundings:
 
 
 def environment() -> dict[bytes, bytes]:
-    """The variables as they are kept; `os.environ.copy()` decodes each one, which takes twenty times as long."""
+    """Return the raw variables; `os.environ.copy()` decodes each one, which takes twenty times as long."""
     variables: dict[bytes, bytes] = dict(os.environ._data)  # type: ignore[attr-defined]
     for name in [name for name in variables if name.startswith(NOT_THE_TESTS)]:
         del variables[name]
@@ -59,7 +64,7 @@ class Keeper:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """What changes in here is the doing of a fixture that other tests share, and stays."""
+        """Exempt changes made while entered: they come from a fixture that other tests share, and stay."""
         before = now()
         try:
             yield
@@ -80,7 +85,7 @@ class Keeper:
             )
 
     def put_back(self) -> list[str]:
-        """Put back what the test has changed, and say in words what it was."""
+        """Restore the state that the test has changed, and describe the changes."""
         before, after = self.before, now()
         done = []
         if after.environment != before.environment:
@@ -117,7 +122,7 @@ def restore_variable(name: str, before: Surroundings, after: Surroundings) -> li
 
 
 def set_by_import(name: str, modules_before: int) -> str:
-    """The module imported since then that sets the variable itself, or "": no test imports it a second time."""
+    """Find the module imported since then that sets the variable itself, or "": no test imports it a second time."""
     quoted = rf"\s*['\"]{re.escape(name)}['\"]\s*"
     sets = re.compile(rf"environ(\[{quoted}\]\s*=[^=]|\.setdefault\({quoted},)")
     for module_name, module in list(sys.modules.items())[modules_before:]:

@@ -1,4 +1,4 @@
-"""Ends what runs for too long in the main thread, wherever it hangs.
+"""End a call that runs for too long in the main thread, wherever it hangs.
 
 A thread waits for the limit, because a signal handler alone does not do: Python runs handlers in the main thread between
 two bytecodes, and `ray.get` swallows an ordinary exception raised in one. At the limit the thread
@@ -54,13 +54,14 @@ class Expiry:
 
 
 class Watchdog:
-    """One clock for the main thread. `start`, `stop` and what follows them are called in the main thread.
+    """One clock for the main thread. Its methods are called in the main thread.
 
-    release: called in the watchdog's thread at the limit with the main thread's frame; returns stacks of Ray workers.
-    give_up: called in the watchdog's thread if the main thread cannot be stopped, with the words for why; does not return.
-    is_debugged: looked at before anything is done; a test in a debugger has no limit.
-    stderr: file descriptor for the stacks of a process that no longer runs Python.
-    grace: seconds that a test has to end after its limit, and a process to run Python again.
+    Args:
+        release: called in the watchdog's thread at the limit with the main thread's frame; returns stacks of Ray workers.
+        give_up: called in the watchdog's thread if the main thread cannot be stopped, with the reason; does not return.
+        is_debugged: checked before anything is done; a test in a debugger has no limit.
+        stderr: file descriptor for the stacks of a process that no longer runs Python.
+        grace: seconds that a test has to end after its limit, and a process to run Python again.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Watchdog:
         signal.signal(SIGNAL, self._previous)
 
     def start(self, what: str, limit: float) -> None:
-        """From now on `what` has `limit` seconds."""
+        """Start the clock: `what` has `limit` seconds from now on."""
         self._what, self._limit, self._expiry, self._heard = what, limit, None, False
         self._set_deadline(time.monotonic() + limit)
 
@@ -134,7 +135,7 @@ class Watchdog:
 
     @contextmanager
     def own_limit(self, what: str, limit: float) -> Iterator[None]:
-        """While entered the clock of the test stands still, and `what` has a limit of its own."""
+        """Stop the test's clock while entered; `what` has a limit of its own."""
         deadline, before = self._deadline, (self._what, self._limit)
         if deadline is None or self._expiry is not None:
             yield
@@ -149,13 +150,13 @@ class Watchdog:
                 self._set_deadline(deadline + time.monotonic() - began)
 
     def allow_interruption(self) -> None:
-        """TimedOut is raised only from here on, at once if the limit has passed before."""
+        """Allow TimedOut to be raised from here on, at once if the limit has already passed."""
         self._interruptible = True
         if self._expiry is not None:
             raise TimedOut(self._expiry.what)
 
     def forbid_interruption(self) -> Expiry | None:
-        """From here on TimedOut is not raised; the limit that was passed since `start`, once, when all is known of it."""
+        """Forbid TimedOut from here on; return the limit that was passed since `start`, once, when it is complete."""
         self._interruptible = False
         if self._expiry is None:
             return None
@@ -204,7 +205,7 @@ class Watchdog:
             return None
 
     def _insist(self, expiry: Expiry) -> None:
-        """Interrupt the main thread until what it ran has ended."""
+        """Interrupt the main thread until its call has ended."""
         ends = time.monotonic() + self._grace
         while self._expiry is expiry and not self._closed:
             signal.pthread_kill(self._main.ident or 0, SIGNAL)
@@ -221,7 +222,7 @@ class Watchdog:
 
 
 def thread_stacks(*without: threading.Thread) -> dict[str, str]:
-    """The Python stack of every thread, most recent call last, the main thread first."""
+    """Format the Python stack of every thread, most recent call last, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     hidden = {thread.ident for thread in without}
     main = threading.main_thread().ident
@@ -234,7 +235,7 @@ def thread_stacks(*without: threading.Thread) -> dict[str, str]:
 
 
 def own_frames(frame: FrameType) -> traceback.StackSummary:
-    """The stack below pytest's own frames, or all of it if there is nothing below them."""
+    """Return the stack below pytest's own frames, or all of it if there is nothing below them."""
     stack = traceback.extract_stack(frame)
     of_pytest = [index for index, entry in enumerate(stack) if set(Path(entry.filename).parts) & PYTEST_PACKAGES]
     below = stack[of_pytest[-1] + 1 :] if of_pytest else stack

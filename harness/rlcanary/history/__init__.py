@@ -1,1 +1,1 @@
-"""Results files of all runs, read back: trends, change points, regressions."""
+"""Read back the results files of all runs: trends, change points, regressions."""

@@ -1,4 +1,4 @@
-"""Where a noisy series changed its level.
+"""Find the change points of a noisy series: the places where its level changed.
 
 Exact optimal partitioning (Jackson et al., 2005): among all ways to cut the series into segments of constant level,
 the one with the least sum of squared deviations from the segments' means, plus a penalty for each cut. Two
@@ -42,7 +42,7 @@ MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 @dataclass(frozen=True)
 class ChangePoint:
-    """A step between two levels: `index` is the first point of the new one.
+    """A step between two levels: `index` is the first point of the new level.
 
     Levels are means of the winsorised segments. Under noise the place is known to within `earliest` and `latest`,
     the first points of the new level that are nearly as likely.
@@ -61,25 +61,26 @@ class ChangePoint:
 
     @property
     def relative_step(self) -> float | None:
-        """The step as a share of the level before it; None if that level is 0 or next to nothing."""
+        """Returns the step as a share of the level before it; None if that level is 0 or close to it."""
         return ratio(self.step, abs(self.before))
 
     @property
     def noise_units(self) -> float | None:
-        """The step in standard deviations of the noise, with its sign; None for a series without noise."""
+        """Returns the signed step in standard deviations of the noise; None for a series without noise."""
         return ratio(self.step, self.noise)
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """None where it is not finite."""
+    """Divides; returns None for a result that is not finite."""
     share = part / whole if whole else math.inf
     return share if math.isfinite(share) else None
 
 
 def change_points(values: Floats) -> list[ChangePoint]:
-    """The steps of a series of finite values [n], in order; none for fewer than MIN_RUNS values.
+    """Returns the steps of a series of finite values [n], in order; none for fewer than MIN_RUNS values.
 
-    Raises ValueError if a value is not finite.
+    Raises:
+        ValueError: if a value is not finite.
     """
     if not np.isfinite(values).all():
         raise ValueError("a series with non-finite values has no levels; leave these out first")
@@ -105,15 +106,16 @@ def change_points(values: Floats) -> list[ChangePoint]:
 
 
 def noise_of(values: Floats) -> float:
-    """Standard deviation of the noise from run to run of finite values [n]; 0.0 for a flat series."""
+    """Estimates the standard deviation of the noise from run to run of finite values [n]; 0.0 for a flat series."""
     if len(values) < 2 or np.ptp(values) == 0:
         return 0.0
     return noise_and_correlation(winsorised(values))[0]
 
 
 def winsorised(values: Floats) -> Floats:
-    """The series [n] with every value pulled to within CLIP_SIGMAS robust deviations of the running median around
-    it.
+    """Winsorises a series [n].
+
+    Every value is pulled to within CLIP_SIGMAS robust deviations of the running median around it.
     """
     half = MEDIAN_WINDOW // 2
     padded = np.pad(values, half, mode="reflect")
@@ -127,13 +129,14 @@ def winsorised(values: Floats) -> Floats:
 
 
 def moves_in_steps(values: Floats) -> bool:
-    """Whether the series is flat but for a few moves, as the metric of a deterministic test is."""
+    """Tells if the series is flat except for a few moves, as the metric of a deterministic test is."""
     return bool(np.count_nonzero(np.diff(values)) <= max(2, MOST_STEPS * len(values)))
 
 
 def noise_and_correlation(values: Floats) -> tuple[float, float]:
-    """Standard deviation of the noise and correlation phi of neighbouring runs, from differences, in which a step
-    is a single outlier.
+    """Estimates the standard deviation of the noise and the correlation phi of neighbouring runs.
+
+    Both come from differences, in which a step is a single outlier.
     """
     if moves_in_steps(values):
         return 0.0, 0.0
@@ -151,7 +154,7 @@ def noise_and_correlation(values: Floats) -> tuple[float, float]:
 
 
 class SquaredDeviations:
-    """Sums of squared deviations from the mean for any segment of a series, from running sums."""
+    """Running sums that give the sum of squared deviations from the mean for any segment of a series."""
 
     def __init__(self, values: Floats) -> None:
         centred = values - values.mean()
@@ -160,20 +163,22 @@ class SquaredDeviations:
         self._squares = np.concatenate(([0.0], np.cumsum(centred**2)))
 
     def of(self, begins: Places | int, ends: Places | int) -> Floats:
-        """Of the segments [begin, end), which must not be empty."""
+        """Returns the squared deviations of the segment [begin, end), which must not be empty."""
         sums = self._sums[ends] - self._sums[begins]
         deviations: Floats = self._squares[ends] - self._squares[begins] - sums**2 / (ends - begins)
         return deviations
 
     def of_two(self, begin: int, end: int) -> Floats:
-        """Of [begin, end) cut in two, for each place of the cut from begin + 1 to end - 1."""
+        """Returns those of [begin, end) cut in two, for each place of the cut from begin + 1 to end - 1."""
         cuts = np.arange(begin + 1, end)
         return self.of(begin, cuts) + self.of(cuts, end)
 
 
 def cuts_of_any_length(squares: SquaredDeviations, penalty: float) -> list[int]:
-    """`optimal_cuts` at all places of a series of up to EXACT_RUNS. In a longer one: at the newest places and on a grid
-    before them, then again at the newest places and all around the cuts found on the grid.
+    """Finds the optimal cuts of a series of any length.
+
+    Up to EXACT_RUNS values this is `optimal_cuts` at all places. A longer series is cut at the newest places and on a
+    grid before them, then again at the newest places and around the cuts found on the grid.
     """
     count = squares.count
     if count <= EXACT_RUNS:
@@ -186,8 +191,9 @@ def cuts_of_any_length(squares: SquaredDeviations, penalty: float) -> list[int]:
 
 
 def optimal_cuts(squares: SquaredDeviations, penalty: float, places: Places) -> list[int]:
-    """The cuts at these places that minimise the segments' squared deviations plus `penalty` for each cut, exactly,
-    in the square of the number of places.
+    """Finds the cuts that minimise the segments' squared deviations plus `penalty` for each cut, exactly.
+
+    Takes time in the square of the number of places.
     """
     best = np.full(len(places), np.inf)  # best[k]: least cost of all before places[k], one penalty for each segment
     best[0] = 0.0

@@ -1,4 +1,4 @@
-"""All runs of a results folder in the order in which they ran, and the series of one metric."""
+"""The runs of a results folder, in the order in which they ran, and the series of one metric."""
 
 import datetime
 import difflib
@@ -28,12 +28,12 @@ class Run(NamedTuple):
 
     @property
     def start(self) -> datetime.datetime:
-        """In UTC."""
+        """The time when the run started, in UTC."""
         return datetime.datetime.fromtimestamp(self.started_s, datetime.UTC)
 
 
 class Point(NamedTuple):
-    """One run's measurement of a metric; value is None where it was not a finite number."""
+    """One run's measurement of a metric; value is None if it was not a finite number."""
 
     run: Run
     value: float | None
@@ -41,11 +41,13 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """One metric over the runs that measured it, oldest first: a value for each, None where it was not a finite number.
+    """One metric over the runs that measured it, oldest first: a value for each, None if it was not a finite number.
 
-    nodeids counts the runs by the test that measured the metric. More than one means that the history mixes tests (or
-    that one was moved); the last is that of the newest run. left_out says in which runs the metric was text or the like, or
-    its test did not pass: a test that fails early is fast and says nothing about the code that it did not reach.
+    Attributes:
+        nodeids: number of runs by the test that measured the metric, the newest run's last. More than one test means that
+            the history mixes tests, or that a test was moved.
+        left_out: the runs in which the metric was not a number, or its test did not pass. A test that fails early is fast
+            and says nothing about the code that it did not reach.
     """
 
     key: str
@@ -61,7 +63,7 @@ class Series:
 
     @property
     def mixed_tests(self) -> str:
-        """Which tests measured the metric, where these are several."""
+        """Describes the tests that measured the metric, if there are several."""
         tests = ", ".join(f"{nodeid} ({counted(runs, 'run')})" for nodeid, runs in self.nodeids.items())
         return f"{self.key} was measured by more than one test: {tests}"
 
@@ -69,15 +71,13 @@ class Series:
         return Point(self.runs[index], self.values[index])
 
     def newest(self, count: int) -> Self:
-        """The series of the newest runs."""
+        """Returns the series of the newest runs."""
         first = max(0, len(self.values) - count)
         return replace(self, values=self.values[first:], runs=self.runs[first:])
 
 
 class Runs(Sequence[Run]):
-    """Some runs of an index, looked up when they are asked for: most questions are about the values of all runs and the
-    circumstances of a few.
-    """
+    """Runs of an index, looked up lazily: most questions need the values of all runs and the details of a few."""
 
     def __init__(self, index: Index, numbers: list[int], known: dict[int, Run] | None = None) -> None:
         self._index = index
@@ -113,9 +113,9 @@ class Runs(Sequence[Run]):
 
 
 class History:
-    """The runs of a folder, oldest first; `problems` has a line for everything in it that is not a run of its own.
+    """The runs of a folder, oldest first; `problems` has a line for each file that is not a run of its own.
 
-    Leaving it as a context closes its index, which others may then bring up to date.
+    Leaving it as a context closes its index, so that other processes may update it.
     """
 
     def __init__(self, folder: Path, index: Index) -> None:
@@ -133,13 +133,14 @@ class History:
         self._index.close()
 
     def metrics(self) -> dict[tuple[str, str], int]:
-        """Every (test key, metric) of the history, sorted, with the number of files that hold it."""
+        """Lists every (test key, metric) of the history, sorted, with the number of files that hold it."""
         return self._index.counts()
 
     def series(self, name: str) -> Series:
-        """The series of `<test key>.<metric>`.
+        """Returns the series of `<test key>.<metric>`.
 
-        Raises UserError for an unknown name and for a metric that is not a number.
+        Raises:
+            UserError: for an unknown name and for a metric that is not a number.
         """
         key, metric = self._resolve(name)
         series = self.numbers(key, metric)
@@ -155,7 +156,7 @@ class History:
         return series
 
     def numbers(self, key: str, metric: str) -> Series | None:
-        """The series of a metric that the history holds, None if it never was a number."""
+        """Returns the series of a metric in the history, or None if it never was a number."""
         number = self._index.metrics()[key, metric]
         values = self._index.values(number)
         others = self._index.others(number)
@@ -191,10 +192,10 @@ class History:
 
 
 def find_history(start: Path) -> Path:
-    """The folder of past runs for a command started in `start`: where pytest's settings put it, else the first that exists
-    of the default places. Without a file of settings those are looked for in each folder up to the repository's top.
+    """Finds the folder of past runs for a command started in `start`.
 
-    Raises UserError if there is none.
+    This is the folder in pytest's settings, else the first default folder that exists. Without a settings file the
+    defaults are looked up in each folder up to the repository's top.
     """
     settings = pytest_settings(start)
     if configured := settings.text("rlcanary_results"):
@@ -220,16 +221,17 @@ def find_history(start: Path) -> Path:
 
 
 def folders_of_repository(start: Path) -> list[Path]:
-    """This folder and those above it up to the top of its git repository; this one alone outside a repository."""
+    """Lists this folder and those above it up to the top of its git repository; outside one, this folder alone."""
     above = [start, *start.parents]
     top = next((index for index, folder in enumerate(above) if (folder / ".git").exists()), 0)
     return above[: top + 1]
 
 
 def load_history(folder: Path, watch: Watch = unwatched) -> History:
-    """The history in a folder of results files.
+    """Loads the history in a folder of results files.
 
-    Raises UserError if there is no such folder or no run in it that can be read.
+    Raises:
+        UserError: if there is no such folder or no run in it that can be read.
     """
     if not folder.is_dir():
         raise UserError(f"there is no results folder {folder}; run pytest first, or name the folder with --dir")
@@ -248,7 +250,7 @@ def load_history(folder: Path, watch: Watch = unwatched) -> History:
 
 
 def results_files(folder: Path) -> list[Path]:
-    """The results files in the order of a shell's `folder/*.json`."""
+    """Lists the results files in the order of a shell's `folder/*.json`."""
     return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
 
 
@@ -261,7 +263,7 @@ def metric_name(key: str, metric: str) -> str:
 
 
 def nearest_names(name: str, known: list[str], count: int = 3) -> list[str]:
-    """The known names that somebody who wrote this may have meant: those that hold it, else those that resemble it."""
+    """Suggests known names for an unknown one: those that contain it, else those that resemble it."""
     return [full for full in known if name in full][:count] or difflib.get_close_matches(
         name, known, n=count, cutoff=0.4
     )

@@ -1,4 +1,4 @@
-"""`jq -r EXPR FILES` through the jq binding, except that an unreadable file costs nothing but itself.
+"""Run `jq -r EXPR FILES` through the jq binding; an unreadable file does not stop the others.
 
 Numbers are spelled as jq 1.6 spells them, 1.0 as 1. Later versions keep the spelling of the file where the expression
 leaves a number alone.
@@ -32,9 +32,10 @@ class QueryError(NamedTuple):
 
 
 def run_query(expression: str, files: Sequence[Path]) -> Iterator[str | QueryError | UnreadableFile]:
-    """The text that `jq -r` prints for each result, file by file in the order given.
+    """Yields the text that `jq -r` prints for each result, file by file in the order given.
 
-    Raises UserError for an invalid expression.
+    Raises:
+        UserError: for an invalid expression.
     """
     try:
         program = jq.compile(expression)
@@ -59,14 +60,14 @@ def _results(program: Any, files: Sequence[Path]) -> Iterator[str | QueryError |
 
 
 def respelled(text: str) -> str:
-    """The text of a JSON file with its numbers as jq spells them, in strings that an expression makes of them too."""
+    """Respells the numbers of a JSON text as jq does, also in strings that an expression makes of them."""
     return STRING_OR_NUMBER.sub(
         lambda match: match[0] if match[0][0] == '"' else formatted_number(float(match[0])), text
     )
 
 
 def formatted(value: Any, indent: str = "") -> str:
-    """JSON as jq lays it out and spells its numbers."""
+    """Formats JSON with jq's layout and spelling of numbers."""
     inner = indent + "  "
     match value:
         case bool() | None | str():
@@ -89,7 +90,7 @@ def formatted(value: Any, indent: str = "") -> str:
 
 
 def formatted_number(number: float) -> str:
-    """The shortest digits that round-trip, in jq's choice between plain and exponential notation.
+    """Formats a number with the shortest digits that round-trip, in jq's choice of plain or exponential notation.
 
     1e15 is 1000000000000000, 1e16 is 1e+16. NaN is null and an infinity the largest number, as in jq.
     """

@@ -1,4 +1,4 @@
-"""Metrics that became worse in the newest runs, and the commits between which they did."""
+"""Find metrics that became worse in the newest runs, and the commits between which they did."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,11 +17,11 @@ OUTLYING_SIGMAS = 5.0
 
 class Status(StrEnum):
     WORSE = "worse"
-    """It stepped and stayed, or the newest value is not finite."""
+    """The metric stepped and stayed, or its newest value is not finite."""
     UNCONFIRMED = "to confirm"
-    """Only the newest one or two runs are out of line, and for the worse: it may be an outlier."""
+    """Only the newest one or two runs are outliers on the worse side; a further run will confirm or clear them."""
     MOVED = "moved"
-    """It stepped, and nothing says which way is better."""
+    """The metric stepped, and its better direction is unknown."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,24 @@ class Regression:
 
     @property
     def relative(self) -> float | None:
-        """The change as a share of the level before; None from 0 and to what is not finite."""
+        """Returns the change as a share of the level before; None if that is 0 or either level is not finite."""
         return None if self.after is None else ratio(self.after - self.before, abs(self.before))
 
     @property
     def noise_units(self) -> float | None:
-        """The change in standard deviations of the noise; None for a metric without noise."""
+        """Returns the change in standard deviations of the noise; None for a metric without noise."""
         return None if self.after is None else ratio(self.after - self.before, self.noise)
 
 
 def too_short(series: Series) -> bool:
-    """Whether there are too few runs to tell a level from an outlier."""
+    """Tells if there are too few runs to tell a level from an outlier."""
     return sum(value is not None for value in series.values) < MIN_RUNS
 
 
 def find_regression(series: Series, direction: Direction | None, newest: int, least_change: float) -> Regression | None:
-    """What became worse in the newest `newest` runs of a metric and still is, by a share of at least `least_change`.
+    """Finds a lasting regression, of a share of at least `least_change`, in the newest `newest` runs of a metric.
 
-    `direction` None: any lasting move is reported as MOVED.
+    With `direction` None, any lasting move is reported as MOVED.
     """
     if direction is Direction.IGNORE:
         return None
@@ -84,7 +84,7 @@ def is_worse(change: float, direction: Direction | None) -> bool:
 
 
 def _not_finite(series: Series, direction: Direction | None) -> Regression | None:
-    """The newest value is not finite, and there was one that is."""
+    """Finds a newest value that is not finite after one that was."""
     measured = [index for index, value in enumerate(series.values) if value is not None]
     if not measured or measured[-1] == len(series.values) - 1:
         return None
@@ -119,7 +119,7 @@ def _lasting(series: Series, direction: Direction | None, newest: int, least_cha
 
 
 def _outlying(series: Series, direction: Direction | None, least_change: float) -> Regression | None:
-    """The newest one or two runs, where no level can be told yet, are far out on the worse side."""
+    """Finds outliers on the worse side among the newest one or two runs, which are too few for a level."""
     if direction is None or too_short(series):
         return None
     measured = [index for index, value in enumerate(series.values) if value is not None]

@@ -19,7 +19,7 @@ RESOLUTION = 5000  # heights that a plotted value can have; the page is not to b
 def report_document(
     history: History, metrics: Iterable[tuple[Series, Direction | None]], last: int, title: str
 ) -> dict[str, Any]:
-    """What the page shows: the runs, and of each metric the values, the indices of their runs and the steps."""
+    """Builds the data of the page: the runs, and per metric its values, the indices of their runs and its steps."""
     shown_runs = list(history.runs[-last:] if last else history.runs)
     index = {run.run_id: number for number, run in enumerate(shown_runs)}
     plotted = []
@@ -60,7 +60,7 @@ def metric_document(series: Series, direction: Direction | None, index: dict[str
 
 
 def plotted_values(values: Sequence[float | None]) -> list[float | None]:
-    """The values without the digits that a plot of all of them cannot show."""
+    """Rounds values to the digits that a plot of all of them can show."""
     finite = [value for value in values if value is not None]
     span = max(finite) - min(finite) if finite else 0.0
     if span == 0 or not math.isfinite(span):

@@ -1,4 +1,4 @@
-"""Whether a history belongs to the git repository that it is asked about in."""
+"""Check that a history belongs to the current git repository."""
 
 import os
 import re
@@ -13,10 +13,10 @@ SAMPLE = 10  # runs at each end of the history
 
 
 def require_own_project(history: History, start: Path) -> None:
-    """Raises UserError if none of the history's commits is in the repository around its folder (or, where the folder is in
-    none, around `start`).
+    """Raises UserError if none of the history's commits is in the repository around its folder.
 
-    Nothing can be said, and nothing is raised, without a repository, without commits and in a shallow clone.
+    If the folder is in no repository, the one around `start` counts. Nothing is raised without a repository, without
+    commits or in a shallow clone.
     """
     ends = [*history.runs[:SAMPLE], *history.runs[-SAMPLE:]]
     commits = [run.git_commit for run in ends if run.git_commit and re.fullmatch("[0-9a-f]{7,64}", run.git_commit)]
@@ -37,19 +37,19 @@ def require_own_project(history: History, start: Path) -> None:
 
 
 def top_level(place: Path) -> Path | None:
-    """The root of the repository's checkout around a folder, None outside of one."""
+    """Returns the root of the repository's checkout around a folder, None outside of one."""
     answer = _git(["rev-parse", "--show-toplevel"], place)
     return Path(answer.removesuffix("\n")) if answer else None
 
 
 def _are_commits(names: Sequence[str], place: Path) -> list[bool] | None:
-    """None outside a repository."""
+    """Tells if these are commits of the repository; None outside a repository."""
     answer = _git(["cat-file", "--batch-check=%(objecttype)"], place, "".join(f"{name}\n" for name in names))
     return None if answer is None else [line == "commit" for line in answer.splitlines()]
 
 
 def _git(arguments: list[str], place: Path, questions: str = "") -> str | None:
-    """What git prints; None where git is not installed or fails."""
+    """Returns git's output; None if git is not installed or fails."""
     environment = {**os.environ, "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
     command = ["git", "-C", str(place), *arguments]
     try:

@@ -1,4 +1,4 @@
-"""What pytest's configuration file says about results, for commands that run without pytest.
+"""Read pytest's configuration file for commands that run without pytest.
 
 The file is found as pytest finds it: upwards from the current folder, the first of FILES that configures pytest.
 """
@@ -17,32 +17,33 @@ OWN_FILES = FILES[:4]  # these configure pytest even when they are empty
 
 @dataclass(frozen=True)
 class Settings:
-    """The folder of the configuration file (without one: the folder asked about) and its values."""
+    """The values of a configuration file, and its folder; without a file, the folder in which the search began."""
 
     root: Path
     values: dict[str, Any] = field(default_factory=dict)
     file: Path | None = None
 
     def text(self, name: str) -> str:
-        """A setting, "" if it is not there."""
+        """Returns a setting, or "" if it is missing."""
         return str(self.values.get(name, ""))
 
     def lines(self, name: str) -> list[str]:
-        """A setting of several lines, or a TOML list, without blank lines."""
+        """Returns a setting of several lines, or a TOML list, without blank lines."""
         value = self.values.get(name, "")
         lines = value if isinstance(value, list) else str(value).splitlines()
         return [str(line).strip() for line in lines if str(line).strip()]
 
     def words(self, name: str) -> list[str]:
-        """A setting of several words, or a TOML list."""
+        """Returns a setting of several words, or a TOML list."""
         value = self.values.get(name, "")
         return [str(word) for word in (value if isinstance(value, list) else str(value).split())]
 
 
 def pytest_settings(start: Path) -> Settings:
-    """pytest's settings for a command that is run in `start`.
+    """Reads pytest's settings for a command that is run in `start`.
 
-    Raises UserError for a configuration file that cannot be read.
+    Raises:
+        UserError: for a configuration file that cannot be read.
     """
     for folder in (start, *start.parents):
         for name in FILES:
@@ -53,7 +54,7 @@ def pytest_settings(start: Path) -> Settings:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The settings in a file, None if it does not configure pytest."""
+    """Reads the settings in a file; None if it does not configure pytest."""
     if not path.is_file():
         return None
     empty: dict[str, Any] | None = {} if path.name in OWN_FILES else None

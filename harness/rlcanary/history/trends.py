@@ -1,4 +1,4 @@
-"""A metric's history as people look at it: a sparkline, and a table with the steps marked."""
+"""Show a metric's history: a sparkline, and a table with the steps marked."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,10 @@ SPARKLINE_WIDTH = 60
 
 
 class Trend:
-    """A series with its change points; `steps` maps an index into the series' points to the change point that
-    begins there, whose own indices count the series' points too.
+    """A series with its change points.
+
+    `steps` maps an index into the series' points to the change point that begins there, whose own indices count the
+    series' points too.
     """
 
     def __init__(self, series: Series) -> None:
@@ -32,13 +34,14 @@ class Trend:
 
     @property
     def largest(self) -> int | None:
-        """The index of the largest step, None if there is no step."""
+        """Returns the index of the largest step, None if there is no step."""
         return max(self.steps, key=lambda index: abs(self.steps[index].step), default=None)
 
 
 def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
-    """One character for each value, or for the mean of neighbouring values where there are more than `width`; a
-    blank where there is none.
+    """Draws one character for each value, and a blank for a missing one.
+
+    More than `width` values are drawn as means of neighbouring ones.
     """
     columns = min(width, len(values))
     means: list[float | None] = []
@@ -58,7 +61,10 @@ def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> s
 
 
 def trend_table(trend: Trend, last: int) -> Table:
-    """Date, commit, value and change for the newest `last` runs (0: all), steps marked, the largest one in bold."""
+    """Builds a table of date, commit, value and change for the newest `last` runs (0: all).
+
+    Steps are marked, the largest one in bold.
+    """
     series = trend.series
     total = len(series.values)
     first = max(0, total - last) if last else 0
@@ -86,12 +92,12 @@ def trend_table(trend: Trend, last: int) -> Table:
 
 
 def describe_step(step: ChangePoint) -> str:
-    """The step from level to level: in percent, and in standard deviations of the noise where the metric has noise."""
+    """Describes the step from level to level in percent, and in standard deviations of the noise if the metric has noise."""
     return f"{step.before:.4g} → {step.after:.4g}, {step_size(step)}"
 
 
 def relative_size(step: ChangePoint) -> str:
-    """The step in percent of the level before; from 0, in the metric's units."""
+    """Returns the step in percent of the level before; from 0, in the metric's units."""
     return f"{step.step:+.3g}" if step.relative_step is None else f"{100 * step.relative_step:+.3g} %"
 
 
@@ -118,7 +124,7 @@ def _shown_of(shown: int, total: int) -> str:
 
 
 def trend_document(trend: Trend) -> dict[str, Any]:
-    """The same as JSON: values, change points, and the index of the largest step."""
+    """Builds the JSON of a trend: values, change points, and the index of the largest step."""
     series = trend.series
     return {
         "metric": series.name,
