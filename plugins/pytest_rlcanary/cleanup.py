@@ -1,4 +1,4 @@
-"""What a test leaves behind is ended before the next test begins, and named."""
+"""End and name a test's leftovers before the next test begins."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def runs_tests_here(config: pytest.Config) -> bool:
-    """Whether this process runs tests: not when it only lists them, and not as the controller of xdist."""
+    """Tell if this process runs tests: not if it only lists them or is the controller of xdist."""
     option = config.option
     listing = option.collectonly or option.showfixtures or option.show_fixtures_per_test
     return not (listing or is_controller(config))
 
 
 def is_controller(config: pytest.Config) -> bool:
-    """Whether this process hands tests to workers of xdist."""
+    """Tell if this process hands tests to workers of xdist."""
     option = config.option
     distributes = getattr(option, "numprocesses", None) or getattr(option, "dist", "no") != "no"
     return bool(distributes) and not hasattr(config, "workerinput")
@@ -101,11 +101,11 @@ class Cleanup:
         self.config = config
         self.guardian: SessionGuardian | None = None
         self.ray_folder: str | None = None
-        # What there was before the test, if what grows during it is measured.
+        # The resources before the test, if what grows during it is measured.
         self.before: Resources | None = None
         self.in_shared_setup = False
         self.surroundings = Keeper()
-        # Whether a finalizer of the test looks at its surroundings, and what that put back.
+        # Whether a finalizer of the test looks at its surroundings, and the state which that restored.
         self.looks_behind = False
         self.put_back: list[str] = []
         self.measures_all: bool = config.getoption("leak_report")
@@ -122,7 +122,7 @@ class Cleanup:
         self.config.stash[BELONGINGS] = self.belongings
 
     def give_ray_its_own_folder(self) -> None:
-        """With a folder of its own `ray.init()` finds no cluster of this host, nor that of another worker of xdist."""
+        """Give Ray a folder of its own, so that `ray.init()` finds no cluster of this host or of another worker."""
         if address := self.config.getoption("ray_address"):
             os.environ["RAY_ADDRESS"] = address
         elif "RAY_ADDRESS" not in os.environ and "RAY_TMPDIR" not in os.environ:
@@ -131,7 +131,7 @@ class Cleanup:
             os.environ["RAY_TMPDIR"] = self.ray_folder
 
     def make_room(self) -> None:
-        """Before the rest of a stuck session runs in another process: end what this one started, and give up its place."""
+        """End this process's children and give up its place, before another process runs the rest of a stuck session."""
         self.belongings.end_all_but_ray()
         if self.ray_folder is not None:
             os.environ.pop("RAY_TMPDIR", None)
@@ -164,7 +164,7 @@ class Cleanup:
 
     @contextmanager
     def measured_apart(self) -> Iterator[None]:
-        """What comes into being in here is not the growth of the test that happens to need it first."""
+        """Exclude growth while entered, which is not that of the test that happens to need it first."""
         if self.before is None:
             yield
             return
@@ -224,7 +224,7 @@ class Cleanup:
             clear_tracebacks(error)
 
     def report_left(self) -> None:
-        """Have the reports say what tests left; most sessions, in which none does, need not pay for these hooks."""
+        """Register the hooks that report leftovers; most sessions have none and need not pay for these hooks."""
         manager = self.config.pluginmanager
         if not manager.hasplugin(LEFT_ATTACHER):
             manager.register(LeftAttacher(), LEFT_ATTACHER)
@@ -249,7 +249,7 @@ class Cleanup:
 
 
 class Beginning:
-    """Notes the surroundings of a test when hooks of conftests, which may prepare each test, have run."""
+    """Notes the surroundings of a test after the hooks of conftests, which may prepare each test."""
 
     def __init__(self, surroundings: Keeper) -> None:
         self.surroundings = surroundings
@@ -259,7 +259,7 @@ class Beginning:
 
 
 def allowed_growth(item: pytest.Item) -> dict[str, float]:
-    """The limits of the closest `leak_check` marker; none without one."""
+    """Read the limits of the closest `leak_check` marker; none without one."""
     marker = closest_mark(item, "leak_check")
     if marker is None:
         return {}
@@ -272,7 +272,7 @@ def allowed_growth(item: pytest.Item) -> dict[str, float]:
 
 
 class LeftAttacher:
-    """Puts what a test left on the report of its tear-down; in the process that runs tests."""
+    """Puts a test's leftovers on the report of its tear-down, in the process that runs tests."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -288,7 +288,7 @@ class LeftAttacher:
 
 
 class LeftReporter:
-    """Says at the end of the session what tests left; in the controller under xdist."""
+    """Lists tests' leftovers at the end of the session, in the controller under xdist."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""`pytest --canary=ADAPTER` collects every conformance check as a test item.
+"""Collect every conformance check as a test item for `pytest --canary=ADAPTER`.
 
 Each check is an item of its own, so that -k, -m canary, xdist, reruns and the tracker work on checks as on tests.
 """
@@ -122,7 +122,8 @@ class CheckFailed(Exception):
 class CanaryItem(pytest.Item):
     """One check on one adapter.
 
-    expectation: how it is expected to fail, or None.
+    Attributes:
+        expectation: the way in which it is expected to fail, or None.
     """
 
     expectation: Expectation | None = None

@@ -1,4 +1,4 @@
-"""Fixtures that start something large and end it for certain: Ray clusters, vLLM engines, GPU memory; and tiny models."""
+"""Fixtures that start something large and always end it: Ray clusters, vLLM engines, GPU memory; and tiny models."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pytest_rlcanary.stash import BELONGINGS
 from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches
 from rlcanary.system import processes
 
-# What vLLM's CPU engine needs on a small machine; on a GPU it reads none of them.
+# Settings that vLLM's CPU engine needs on a small machine; on a GPU it reads none of them.
 VLLM_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 HEADROOM = 2
 RAY_WAS_SLOW = "timed out during startup"
 
 
 def cluster_scope(fixture_name: str, config: pytest.Config) -> Any:
-    """The scope of `ray_cluster`, from the ini file."""
+    """Read the scope of `ray_cluster` from the ini file."""
     scope = config.getini("rlcanary_ray_scope")
     if scope not in ("module", "session"):
         raise pytest.UsageError(f"rlcanary_ray_scope must be module or session, got {scope!r}")
@@ -55,13 +55,13 @@ def ray_cluster_fixture(request: pytest.FixtureRequest, ray_options: dict[str, A
 
 @contextmanager
 def cluster(config: pytest.Config, options: Mapping[str, Any]) -> Iterator[Any]:
-    """Connect to a cluster started for this, or to the one of `--ray-address`, and disconnect."""
+    """Connect to a cluster started for this fixture, or to the one of `--ray-address`, and disconnect."""
     ray = pytest.importorskip("ray")
     belongings = config.stash[BELONGINGS]
     if ray.is_initialized():
         if belongings.ray_is_shared:
             pytest.fail("a cluster of another fixture is running in this process; a process can have only one")
-        ray.shutdown()  # left by an earlier test, which nobody owns
+        ray.shutdown()  # left by an earlier test, which no fixture owns
     namespace = f"rlcanary-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.urandom(4).hex()}"
     if address := config.getoption("ray_address"):
         ray.init(address=address, namespace=namespace)
@@ -76,7 +76,7 @@ def cluster(config: pytest.Config, options: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def start_cluster(ray: Any, namespace: str, options: Mapping[str, Any]) -> None:
-    """Start a cluster, again where Ray gave up after the 30 seconds that it allows itself: a busy machine takes longer.
+    """Start a cluster, and retry if Ray gives up after its own 30 seconds: a busy machine takes longer.
 
     The limit of fixtures ends this.
     """
@@ -138,7 +138,7 @@ def vllm_engine(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @contextmanager
 def environment_defaults(variables: Mapping[str, str]) -> Iterator[None]:
-    """While entered, variables that are not set have these values."""
+    """Give variables that are not set these values while entered."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:

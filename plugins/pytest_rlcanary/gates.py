@@ -1,4 +1,4 @@
-"""Marks that say what a test needs, and flags that let it run; a test that is held back is skipped with the reason.
+"""Add marks that state a test's needs, and flags that let it run; other tests are skipped with the reason.
 
 A mark that the project, its conftest or another plugin registers under the same name is theirs: it gates nothing here,
 unless pyproject.toml declares it under [tool.rlcanary.gates].
@@ -63,12 +63,12 @@ def marker_lines(gates: list[Gate]) -> list[str]:
 
 
 def given(config: pytest.Config, gates: list[Gate]) -> list[str]:
-    """The names of the gates whose flag is on."""
+    """List the gates whose flag is on."""
     return [gate.name for gate in gates if config.getoption(gate.destination, False)]
 
 
 def foreign_marks(config: pytest.Config, gates: list[Gate]) -> set[str]:
-    """The built-in marks that somebody else has registered, and that pyproject.toml does not declare as gates."""
+    """Find the built-in marks registered by other code, and not declared as gates in pyproject.toml."""
     ours = set(marker_lines(gates))
     registered = {
         line.partition(":")[0].partition("(")[0].strip() for line in config.getini("markers") if line not in ours

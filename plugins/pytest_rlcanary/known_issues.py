@@ -1,4 +1,4 @@
-"""Failures that known_issues.toml names are expected; an entry that is over is said to be."""
+"""Expect the failures that known_issues.toml names, and report entries that are obsolete."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def read_registry(config: pytest.Config) -> list[Issue]:
-    """The entries of the file that the ini file names, or of known_issues.toml if there is one."""
+    """Read the entries of the file that the ini file names, or of known_issues.toml if there is one."""
     named = config.getini("rlcanary_known_issues")
     path = config.rootpath / (named or FILE_NAME)
     if not named and not path.exists():
@@ -51,7 +51,7 @@ def read_registry(config: pytest.Config) -> list[Issue]:
 
 
 class KnownIssues:
-    """The hooks of a session with its registry."""
+    """Hooks of a session with its registry."""
 
     def __init__(self, config: pytest.Config, issues: list[Issue]) -> None:
         self.config = config
@@ -59,7 +59,7 @@ class KnownIssues:
         self.stale: list[str] = []
         self.fixed: dict[str, list[str]] = defaultdict(list)
 
-    @pytest.hookimpl(tryfirst=True)  # before tests are deselected: what is deselected is not gone
+    @pytest.hookimpl(tryfirst=True)  # before tests are deselected: a deselected test is not gone
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         passed = {issue.id: reason for issue in self.issues.values() if (reason := issue.passed_versions())}
         self.stale = [f"{issue_id}: does not show here any more: {reason}" for issue_id, reason in passed.items()]
@@ -72,7 +72,7 @@ class KnownIssues:
         self.find_stale_tests(items)
 
     def issue_of(self, item: pytest.Item) -> Issue | None:
-        """The issue that a test is marked with, or the first that names it."""
+        """Find the issue that a test is marked with, or the first that names it."""
         marker = item.get_closest_marker("known_issue")
         if marker is None:
             return next((issue for issue in self.issues.values() if issue.matches(item.nodeid)), None)
@@ -113,7 +113,7 @@ class KnownIssues:
 
 
 class Reports:
-    """The hooks that see every report; a session without a registry does not pay for them."""
+    """Hooks that see every report; a session without a registry does not pay for them."""
 
     def __init__(self, fixed: dict[str, list[str]]) -> None:
         self.fixed = fixed

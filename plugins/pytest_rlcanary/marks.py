@@ -1,4 +1,4 @@
-"""The marks of a test, in less than half of the time that pytest takes: several plugins ask for them at every test."""
+"""Look up a test's marks in less than half of pytest's time: several plugins ask for them at every test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def marks(item: pytest.Item) -> list[pytest.Mark]:
-    """What `item.iter_markers()` yields: the test's own marks, then those of its class, its module and its packages."""
+    """Return `item.iter_markers()` as a list: the test's own marks, then those of its class, its module and packages."""
     found: list[pytest.Mark] = []
     node: pytest.Item | pytest.Collector | None = item
     while node is not None:
@@ -17,7 +17,7 @@ def marks(item: pytest.Item) -> list[pytest.Mark]:
 
 
 def closest_mark(item: pytest.Item, name: str) -> pytest.Mark | None:
-    """What `item.get_closest_marker(name)` returns."""
+    """Return `item.get_closest_marker(name)`."""
     for mark in marks(item):
         if mark.name == name:
             return mark

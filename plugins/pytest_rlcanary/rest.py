@@ -1,4 +1,4 @@
-"""Runs the rest of a session whose main thread is stuck, in a worker of pytest-xdist.
+"""Run the rest of a session whose main thread is stuck, in a worker of pytest-xdist.
 
 The session's own process becomes the controller, so that reports, results and the exit status are those of one session.
 """

@@ -1,7 +1,7 @@
-"""`--testmon` sees the code that runs in Ray actors, tasks and subprocesses.
+"""Let `--testmon` see code that runs in Ray actors, tasks and subprocesses.
 
-Every process of the run writes what it ran for which test (`rlcanary.selection.injected`); the process that owns
-pytest-testmon's database saves it there after each test. Without `--testmon` this plugin does nothing.
+Every process of the run records the code that it ran for each test (`rlcanary.selection.injected`). The process that
+owns pytest-testmon's database saves the records there after each test. Without `--testmon` this plugin does nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def start_recorder(config: pytest.Config, folder: Path, root: Path) -> None:
     session = f"{core.SESSION}:{os.environ.get('PYTEST_XDIST_WORKER', '')}"
     outer = sys.modules.get("rlcanary_recorder.process")
     if outer is not None and outer.recorder() is not None:
-        # This pytest is the child of a recorded test, which from here on is not told what runs.
+        # This pytest is the child of a recorded test, which from here on does not record this pytest.
         recorder = outer.recorder()
         recorder.say("a", recorder.context())
         recorder.move(str(folder), str(root), session)
@@ -103,7 +103,7 @@ def is_worker_config(config: pytest.Config) -> bool:
 
 
 def prepare_database(config: pytest.Config, stack: ExitStack) -> list[str]:
-    """Let testmon start whatever state its database is in; what to tell the user."""
+    """Let testmon start whatever state its database is in; return messages for the user."""
     from rlcanary.selection import testmon_data
 
     path = testmon_data.datafile(config.rootpath)
@@ -168,7 +168,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def distrust(config: pytest.Config, data: Any) -> list[str]:
-    """Make testmon select the tests whose records are known to be incomplete; what to tell the user."""
+    """Make testmon select the tests whose records are known to be incomplete; return messages for the user."""
     from rlcanary.selection import recording, testmon_data
     from rlcanary.selection.source_map import SourceMap
     from rlcanary.selection.stored import stored
@@ -207,7 +207,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 class RecordedTests:
-    """The hooks of a process that runs tests: tell the recorder for which test it works."""
+    """Hooks of a process that runs tests: they tell the recorder which test it works for."""
 
     def __init__(self, config: pytest.Config, recorder: Recorder) -> None:
         self.config, self.recorder = config, recorder
@@ -246,7 +246,7 @@ class RecordedTests:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        """A fixture that several tests share is a context: its code runs once, for all of them."""
+        """Record a fixture that several tests share as a context: its code runs once, for all of them."""
         if fixturedef.scope == "function":
             return (yield)
         self.number += 1
@@ -272,7 +272,7 @@ class RecordedTests:
 
 
 class SavedTests:
-    """The hooks of the process that owns testmon's database."""
+    """Hooks of the process that owns testmon's database."""
 
     def __init__(
         self,

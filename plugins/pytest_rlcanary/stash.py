@@ -1,4 +1,4 @@
-"""What the plugins tell each other through the stash of pytest's config."""
+"""Data that the plugins share through the stash of pytest's config."""
 
 import pytest
 

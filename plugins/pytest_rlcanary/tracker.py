@@ -1,4 +1,4 @@
-"""The `tracker` fixture and the results file.
+"""Provide the `tracker` fixture and write the results file.
 
 A run is recorded where an option, a setting or the folder `unit_results` asks for it, and where a test uses the tracker; no
 other run writes anything. `unit_results.json` has a null exit status until the run ends, and then the results; a copy of
@@ -87,7 +87,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def uses_tracker(item: pytest.Item) -> bool:
-    """Whether a test asks for our fixture, and not for one of its own project that has this name."""
+    """Tell if a test uses this plugin's fixture, and not a fixture of its own project with the same name."""
     if "tracker" not in getattr(item, "fixturenames", ()):
         return False
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
@@ -101,7 +101,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 class WorkerReporter:
-    """The hooks of a worker of xdist."""
+    """Hooks of a worker of xdist."""
 
     def __init__(self, worker: WorkerRecorder) -> None:
         self.worker = worker
@@ -114,7 +114,7 @@ class WorkerReporter:
 
 
 class RunReporter:
-    """The hooks of the process that owns the run."""
+    """Hooks of the process that owns the run."""
 
     def __init__(self, run: RunRecorder, session: pytest.Session) -> None:
         self.run = run
@@ -188,13 +188,14 @@ class RunReporter:
 
 
 def is_named(config: pytest.Config) -> bool:
-    """Whether the user says where results go."""
+    """Tell if the user named a place for the results."""
     return bool(config.getoption("rlcanary_results") or config.getini("rlcanary_results"))
 
 
 def results_file(config: pytest.Config) -> Path:
-    """The path given on the command line (relative to the current folder), or in the ini file (to the root), or the
-    default.
+    """Choose the path of the results file.
+
+    From the command line (relative to the current folder), or the ini file (relative to the root), or the default.
     """
     if option := config.getoption("rlcanary_results"):
         return config.invocation_params.dir / str(option)
@@ -208,7 +209,7 @@ def runs_tests(config: pytest.Config) -> bool:
 
 
 def coverage_total(config: pytest.Config) -> float | None:
-    """The percentage that pytest-cov reports, if it measured anything."""
+    """Return the percentage that pytest-cov reports, if it measured anything."""
     total = getattr(config.pluginmanager.get_plugin("_cov"), "cov_total", None)
     return None if total is None else float(total)
 

@@ -1,4 +1,4 @@
-"""Which way a metric is better: as declared, else by the words in its name."""
+"""The better direction of a metric: as declared, else by the words in its name."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ class Direction(StrEnum):
     HIGHER = "higher"
     """Higher is better."""
     STABLE = "stable"
-    """Any lasting move is for the worse: a number that should not depend on the code's changes."""
+    """Any lasting move is a regression: the number should not depend on the code's changes."""
     IGNORE = "ignore"
 
 
@@ -36,8 +36,10 @@ RATE = re.compile(r"per_?(s|sec|secs|second|min|minute|hour|gpu)(?![a-z])")
 
 
 def direction_of(key: str, metric: str, rules: Sequence[Rule]) -> Direction | None:
-    """The direction of a metric: the first rule that matches `<key>.<metric>`, else by the words of the metric's name; None
-    where these say nothing or both.
+    """Finds the direction of a metric.
+
+    The first rule that matches `<key>.<metric>` decides, else the words of the metric's name. None if neither gives one
+    direction.
     """
     for rule in rules:
         if matches(rule.pattern, f"{key}.{metric}"):
@@ -53,14 +55,15 @@ def direction_of(key: str, metric: str, rules: Sequence[Rule]) -> Direction | No
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether the pattern is the whole name. Only `*` is special: names hold brackets of their own."""
+    """Tells if the pattern matches the whole name. Only `*` is special: names hold brackets of their own."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
 
 
 def parse_rules(lines: Iterable[str]) -> list[Rule]:
-    """Rules from lines of the form `PATTERN = DIRECTION`.
+    """Parses rules from lines of the form `PATTERN = DIRECTION`.
 
-    Raises UserError for a line of another form.
+    Raises:
+        UserError: for a line of another form.
     """
     rules = []
     for line in lines:

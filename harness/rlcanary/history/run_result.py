@@ -1,4 +1,4 @@
-"""Reading results files without trusting them."""
+"""Read results files without trusting them."""
 
 import datetime
 import json
@@ -19,7 +19,7 @@ FILE_KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 PASSED = ("passed", "xpassed")
-# What a reader relies on, where a file has it.
+# Fields that a reader relies on, if a file has them.
 KINDS: dict[str, Any] = {
     "run_id": str | None,
     "git_commit": str | None,
@@ -33,9 +33,11 @@ KINDS: dict[str, Any] = {
 class RunResult:
     """One results file.
 
-    metrics maps a test's key to its metrics, as tracked. nodeids maps the key to the node id of the test that
-    measured it (empty for files that other tools wrote), outcomes maps the node ids of tests to how they ended, None for
-    one that was running when the run was killed. start is in UTC.
+    Attributes:
+        metrics: maps a test's key to its metrics, as tracked.
+        nodeids: maps the key to the node id of the test that measured it; empty for files that other tools wrote.
+        outcomes: maps the node ids of tests to their outcomes, None for one that was running when the run was killed.
+        start: in UTC.
     """
 
     path: Path
@@ -50,14 +52,14 @@ class RunResult:
     environment: str | None
 
     def has_passed(self, key: str) -> bool:
-        """Whether the test that goes by this key passed; yes, where the file does not say."""
+        """Tells if the test with this key passed; true if the file does not say."""
         nodeid = self.nodeids.get(key)
         return nodeid not in self.outcomes or self.outcomes[nodeid] in PASSED
 
 
 @dataclass(frozen=True)
 class UnreadableFile:
-    """A file among the results that could not be used, and why."""
+    """An unusable file among the results, and the reason."""
 
     path: Path
     reason: str
@@ -72,7 +74,10 @@ class JsonFile(NamedTuple):
 
 
 def read_json(path: Path, pipes: bool = False) -> JsonFile | str:
-    """A JSON file, or the reason why it cannot be read. A pipe, which may never end, is read only if `pipes` says so."""
+    """Reads a JSON file, or returns the reason why it cannot be read.
+
+    A pipe, which may never end, is read only with `pipes`.
+    """
     try:
         status = path.stat()
         if not (stat.S_ISREG(status.st_mode) or (pipes and stat.S_ISFIFO(status.st_mode))):
@@ -94,7 +99,7 @@ def read_json(path: Path, pipes: bool = False) -> JsonFile | str:
 
 
 def read_run(path: Path) -> RunResult | UnreadableFile:
-    """Reads a results file of ours or of the same shape (exit_status, git_commit, start_time, metrics)."""
+    """Reads a results file of rlcanary or of the same shape (exit_status, git_commit, start_time, metrics)."""
     read = read_json(path)
     return UnreadableFile(path, read) if isinstance(read, str) else parse_run(path, read.document)
 

@@ -1,1 +1,1 @@
-"""Test selection that sees into other processes: what pytest-testmon needs to know about Ray actors and subprocesses."""
+"""Test selection that sees into other processes: it tells pytest-testmon about Ray actors and subprocesses."""

@@ -1,4 +1,4 @@
-"""From what the processes of a run wrote to what each test depends on."""
+"""Derive each test's dependencies from the records of a run's processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab")
 
 
 class Code(NamedTuple):
-    """A code object, as Python has it."""
+    """A code object's place: file, line and name, in Python's terms."""
 
     file: str
     first_line: int
@@ -27,7 +27,7 @@ class Code(NamedTuple):
 
 @dataclass
 class Context:
-    """One context's own facts (see `rlcanary_recorder.core`)."""
+    """The facts recorded about one context (see `rlcanary_recorder.core`)."""
 
     kind: str = ""
     text: str = ""
@@ -42,7 +42,7 @@ class Context:
 
 @dataclass
 class Dependencies:
-    """What a test depends on.
+    """The dependencies of a test.
 
     Attributes:
         lines: file to the lines at which pytest-testmon's blocks of the code begin; 1 for a data file.
@@ -58,7 +58,7 @@ class Dependencies:
 
 
 class Run:
-    """All contexts of a run, and the files of the project as they are now."""
+    """All contexts of a run, and the present files of the project."""
 
     def __init__(self, sources: SourceMap) -> None:
         self.sources = sources
@@ -70,7 +70,7 @@ class Run:
         self.all_files: set[str] | None = None
 
     def add(self, lines: Iterable[tuple[str, list[str]]]) -> None:
-        """Take in lines of journals, each with the process that wrote it."""
+        """Add lines of journals, each with the process that wrote it."""
         for process, (kind, *fields) in lines:
             self.lines_read += 1
             match kind, fields:
@@ -102,7 +102,7 @@ class Run:
         return found
 
     def dependencies_of_test(self, test: str) -> Dependencies:
-        """What a test depends on; everything, where it ran without leaving a record."""
+        """Return the dependencies of a test: every file, if it ran without leaving a record."""
         found = self.dependencies(self.tests.get(test, []))
         if test not in self.tests:
             found.unrecorded.add("the test itself")
@@ -110,7 +110,7 @@ class Run:
         return found
 
     def dependencies(self, roots: Iterable[str]) -> Dependencies:
-        """Everything reached from these contexts."""
+        """Collect the dependencies reached from these contexts."""
         found = Dependencies()
         waiting = [(context, "") for context in [*roots, UNKNOWN]]
         reached = found.contexts
@@ -135,7 +135,7 @@ class Run:
         return found
 
     def way(self, name: str, context: Context, before: str) -> str:
-        """How a context is told to a person: the nearest process, fixture or call, imports counted to their importer."""
+        """Name a context for a person: the nearest process, fixture or call, imports counted to their importer."""
         if context.kind and not name.startswith("t:"):
             return f"{context.kind} {context.text}"
         if name.startswith("m:"):
@@ -145,7 +145,7 @@ class Run:
         return before
 
     def add_import(self, found: Dependencies, path: str, way: str) -> set[str]:
-        """The body of a module, and the modules that it imports: one imported earlier leaves no other trace."""
+        """Add the body of a module, and the modules that it imports: one imported earlier leaves no other trace."""
         imported: set[str] = set()
         for file in self.places(path):
             source = self.sources.file(file)
@@ -159,7 +159,7 @@ class Run:
         return imported
 
     def within(self, way: str, process: str) -> str:
-        """The way to a context, and the process in which its code ran; many import the same modules."""
+        """Trace the way to a context, and the process in which its code ran; many import the same modules."""
         if way.startswith(IMPORT):
             return way
         ran = self.contexts.get(process, Context())
@@ -217,11 +217,14 @@ class Run:
                 found.through[file, block.name].add(way)
 
     def changed_since(self, lines: int, found: Dependencies) -> bool:
-        """Whether anything that this test reaches was recorded after so many lines."""
+        """Tell if anything that this test reaches was recorded after so many lines."""
         return any(self.contexts[name].changed > lines for name in found.contexts if name in self.contexts)
 
     def places(self, path: str) -> list[str]:
-        """Where a recorded path is in the project: Ray unpacks a `working_dir` elsewhere, under the name of its hash."""
+        """List possible places of a recorded path in the project.
+
+        Ray unpacks a `working_dir` elsewhere, under the name of its hash.
+        """
         if path.startswith(MODULE_PREFIX):
             return self.sources.files_called(path.removeprefix(MODULE_PREFIX))
         if not path.startswith(UPLOADED):

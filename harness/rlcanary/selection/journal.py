@@ -1,4 +1,4 @@
-"""Reading what the processes of a run have written so far."""
+"""Read the records that a run's processes have written so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEADER = header_line(KIND, VERSION)
 
 
 class Journals:
-    """The journals of a run (see `rlcanary_recorder.core`), each read on from where it was read before."""
+    """The journals of a run (see `rlcanary_recorder.core`), each read on from its last position."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -21,9 +21,9 @@ class Journals:
         self.lost: set[Path] = set()
 
     def new_lines(self) -> Iterator[tuple[str, list[str]]]:
-        """The process and the fields of every whole line that was not returned before.
+        """Return the process and the fields of every whole line that was not returned before.
 
-        A line that is being written comes next time. Damage is a problem to tell the user, and makes every test of the run
+        A line that is being written comes next time. Damage is reported as a problem, and makes every test of the run
         depend on everything.
         """
         for path in sorted(self.folder.glob("*.journal")):

@@ -1,4 +1,4 @@
-"""A run's folder of journals, and what becomes of runs that were killed."""
+"""Manage a run's folder of journals, and those of runs that were killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlcanary.selection.source_map import SourceMap
 
 
 def runs_folder() -> Path:
-    """Where runs keep their journals while they last: outside the projects, which may be read-only."""
+    """Return the folder of the journals of runs in progress: outside the projects, which may be read-only."""
     return Path(tempfile.gettempdir(), f"rlcanary-selection-{os.getuid()}")
 
 
@@ -31,7 +31,7 @@ def new_run(root: Path) -> Path:
 
 
 def killed_runs(root: Path) -> list[Path]:
-    """Folders of runs of a project whose pytest is gone without having removed them."""
+    """List folders of a project's runs whose pytest is gone and did not remove them."""
     return [folder for folder in sorted(runs_folder().glob(f"{name_of(root)}-*-*-*")) if not is_running(folder)]
 
 
@@ -44,7 +44,7 @@ def is_running(folder: Path) -> bool:
 
 
 class Recording:
-    """What has been recorded in a run, by test."""
+    """The records of a run so far, by test."""
 
     def __init__(self, folder: Path, sources: SourceMap) -> None:
         self.journals = Journals(folder)
@@ -58,7 +58,7 @@ class Recording:
 
 
 def tests_with_late_records(folder: Path, sources: SourceMap, stored: dict[str, set[tuple[str, str]]]) -> list[str]:
-    """Tests of a killed run that depend on more than was saved of them before it was killed."""
+    """List the tests of a killed run with dependencies that were not saved before it was killed."""
     recording = Recording(folder, sources)
     recording.read()
     return [

@@ -1,4 +1,4 @@
-"""Saving in testmon's database what each test depends on, as soon as the test is over."""
+"""Save each test's dependencies in testmon's database as soon as the test is over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcanary.selection.recording import Recording
 
 
 class Saver:
-    """One per run, in the process that owns testmon's database.
+    """Saves the tests of one run, in the process that owns testmon's database.
 
     Attributes:
         unrecorded: calls into other processes that left no record, by test.
@@ -32,7 +32,7 @@ class Saver:
         self.saved.update((test, (dependencies, lines)) for test, dependencies in found.items())
 
     def save_late(self, reports: Mapping[str, Mapping[str, Any]]) -> None:
-        """Save again the tests of which more was recorded after they were over: work that nobody waited for."""
+        """Save again the tests with records that arrived after they were over: work that no test waited for."""
         self.recording.read()
         late = [
             test

@@ -1,4 +1,4 @@
-"""What a Python file says without being run: where its functions are, and which files of the project it imports."""
+"""Map Python files without running them: the places of their functions, and the project files that they import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Import:
-    """`module` is as written, with `level` leading dots; `names` are what `from … import` takes, or nothing."""
+    """An import statement.
+
+    Attributes:
+        module: the name as written.
+        level: number of leading dots.
+        names: the names that `from … import` takes, or nothing.
+    """
 
     module: str
     level: int
@@ -40,7 +46,7 @@ class Block:
 
 
 class SourceFile:
-    """The blocks of one file. A file that cannot be parsed has none but the module, and imports nothing."""
+    """The blocks of one file. A file that cannot be parsed has only the module's block, and imports nothing."""
 
     def __init__(self, text: bytes) -> None:
         self.blocks = [Block("<module>", MODULE, 1, 2**31, [])]
@@ -54,7 +60,7 @@ class SourceFile:
         self.visit(tree, self.blocks[0], "")
 
     def visit(self, node: ast.AST, block: Block, prefix: str) -> None:
-        """Look at statements only: expressions hold no functions but lambdas, and are most of a tree."""
+        """Visit statements only: expressions are most of a tree, and hold no functions except lambdas."""
         for child in statements_in(node):
             if isinstance(child, Function):
                 first = min((decorator.lineno for decorator in child.decorator_list), default=child.lineno)
@@ -77,7 +83,7 @@ class SourceFile:
         return {block.first: block for block in reversed(self.blocks)}
 
     def block_at(self, first_line: int, name: str) -> Block:
-        """The block of a code object: its own, or for a lambda, a comprehension or a class the one around it."""
+        """Find the block of a code object: its own, or for a lambda, a comprehension or a class the one around it."""
         if name == "<module>":
             return self.blocks[0]
         own = self.by_first_line.get(first_line)
@@ -113,7 +119,7 @@ def imports_of(node: ast.AST) -> Iterator[Import]:
 
 
 class SourceMap:
-    """The Python files of a project, parsed when they are asked for.
+    """The Python files of a project, parsed lazily.
 
     Args:
         root: the project.
@@ -131,7 +137,7 @@ class SourceMap:
         self.resolved: dict[tuple[str, Import], frozenset[str]] = {}
 
     def file(self, path: str) -> SourceFile | None:
-        """The file at this path in the project; None where there is none."""
+        """Return the file at this path in the project; None if there is none."""
         if path not in self.files:
             try:
                 self.files[path] = SourceFile((self.root / path).read_bytes())
@@ -140,7 +146,7 @@ class SourceMap:
         return self.files[path]
 
     def imported_by(self, path: str, block: Block) -> frozenset[str]:
-        """The files of the project that the statements of a block import, packages on the way included."""
+        """List the project files that the statements of a block import, including packages on the way."""
         found: set[str] = set()
         for statement in block.imports:
             if (path, statement) not in self.resolved:
@@ -166,7 +172,7 @@ class SourceMap:
                 yield from self.module_files(os.path.join(folder, name))
 
     def files_called(self, module: str) -> list[str]:
-        """The files of the project that a module of this name can be."""
+        """List the project files that a module of this name can be."""
         parts = module.split(".")
         return sorted({file for place in self.search for file in self.module_files(os.path.join(place, *parts))})
 
@@ -176,7 +182,7 @@ class SourceMap:
             yield from self.module_files(folder)
 
     def module_files(self, module: str) -> Iterator[str]:
-        """The files that a module at this path, relative to the root and without its ending, can be."""
+        """List the files that a module at this path, relative to the root and without its ending, can be."""
         for candidate in (os.path.join(module, "__init__.py"), f"{module}.py"):
             if self.is_file(candidate):
                 yield candidate
@@ -187,7 +193,7 @@ class SourceMap:
         return self.present[path]
 
     def files_of_module(self, path: str) -> list[str]:
-        """A module's file and the `__init__.py` of the packages around it, which are imported first."""
+        """List a module's file and the `__init__.py` of the packages around it, which are imported first."""
         found, folder = [path], os.path.dirname(path)
         while folder and self.is_file(package := os.path.join(folder, "__init__.py")):
             found.append(package)
@@ -195,7 +201,7 @@ class SourceMap:
         return found
 
     def closure(self, paths: Iterable[str]) -> set[str]:
-        """These files and all that they import, anywhere in them, and so on: the static import map."""
+        """Follow imports anywhere in these files, transitively: the static import map."""
         reached: set[str] = set()
         waiting = [file for path in paths for file in self.files_of_module(path)]
         while waiting:
@@ -212,7 +218,7 @@ class SourceMap:
         return reached
 
     def all_files(self) -> set[str]:
-        """Every Python file of the project, hidden folders and installed packages left out."""
+        """List every Python file of the project, without hidden folders and installed packages."""
         found: set[str] = set()
         for folder, folders, files in os.walk(self.root):
             here = Path(folder)

@@ -1,4 +1,4 @@
-"""What `rlcanary selection` shows of a test, in a table of its own in testmon's database."""
+"""Store the data that `rlcanary selection` shows of a test, in a table in testmon's database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unpacked(blob: bytes) -> dict[str, Any]:
 
 
 def stored(connection: sqlite3.Connection) -> dict[str, dict[str, Any]]:
-    """Test to what `packed` was given; empty where nothing was recorded yet."""
+    """Return the stored data by test; empty if nothing was recorded yet."""
     tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name = ?", (TABLE,)).fetchall()
     if not tables:
         return {}

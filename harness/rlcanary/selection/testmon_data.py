@@ -1,8 +1,9 @@
-"""The place where records meet pytest-testmon: its source tree, its fingerprints and its database.
+"""Connect records with pytest-testmon: its source tree, its fingerprints and its database.
 
-Everything private of pytest-testmon that is relied upon is used in this module. testmon's database gets two additions. Every
-test that was recorded with rlcanary depends on a file that does not exist, `RECORDED`: tests that were recorded without it
-can be told, and a new format of the records makes testmon run every test again. A table keeps what `explain` shows.
+Every private name of pytest-testmon that rlcanary relies on is used in this module. testmon's database gets two
+additions. Every test recorded with rlcanary depends on a file that does not exist, `RECORDED`: this marks tests
+recorded without it, and a new format of the records makes testmon run every test again. A table keeps the output of
+`explain`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ EMPTY = "0:nothing"
 
 
 class PythonFile(Module):  # type: ignore[misc]
-    """A Python file in which even an empty body is something that can change."""
+    """A Python file in which even an empty body can change."""
 
     @property
     def blocks(self) -> list[Any]:
@@ -47,7 +48,7 @@ def has_no_statement(text: str) -> bool:
 
 
 class SourceTree(testmon_core.SourceTree):  # type: ignore[misc]
-    """testmon's view of the files, with data files of any kind and name."""
+    """The file view of testmon, with data files of any kind and name."""
 
     def get_file(self, filename: str) -> Any:
         if filename not in self.cache:
@@ -82,7 +83,7 @@ def whole_file(filename: str, content: str, mtime: float) -> Any:
 
 
 class Fingerprints:
-    """testmon's fingerprints of what tests depend on."""
+    """The fingerprints that testmon keeps of a test's dependencies."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -102,7 +103,7 @@ class Fingerprints:
         return self.known[file, lines]
 
     def of_test(self, test: str, dependencies: Dependencies, reports: Mapping[str, Any]) -> dict[str, Any]:
-        """What testmon stores of one execution of a test."""
+        """Build the rows that testmon stores of one execution of a test."""
         lines = {**dependencies.lines, RECORDED: {1}}
         lines.setdefault(testmon_core.home_file(test), {1})
         files = (self.of_file(file, frozenset(at)) for file, at in sorted(lines.items()))
@@ -123,7 +124,7 @@ def save(data: Any, executions: Mapping[str, dict[str, Any]], dependencies: Mapp
 
 
 def forget_all_but(data: Any, tests: Iterable[str]) -> None:
-    """Remove what is stored of tests that are no more."""
+    """Remove the stored rows of tests that no longer exist."""
     with data.db.con as connection:
         create_table(connection)
         stored = {row[0] for row in connection.execute(f"SELECT test_name FROM {TABLE}")}
@@ -137,7 +138,7 @@ def create_table(connection: sqlite3.Connection) -> None:
 
 
 def recorded_without_us(data: Any) -> list[str]:
-    """Tests in testmon's database whose record does not say that other processes were looked at."""
+    """List the tests in testmon's database whose record does not cover other processes."""
     rows = data.db.con.execute(
         """SELECT DISTINCT te.test_name FROM test_execution te, test_execution_file_fp link, file_fp f
            WHERE te.environment_id = ? AND te.id = link.test_execution_id AND link.fingerprint_id = f.id
@@ -171,12 +172,12 @@ def datafile(root: Path) -> Path:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """testmon's database, only to be read."""
+    """Open testmon's database for reading only."""
     return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
 
 
 def damage(path: Path) -> str | None:
-    """Why testmon could not read its database; None if it can, or has none."""
+    """Explain why testmon could not read its database; None if it can, or has none."""
     if not path.exists():
         return None
     try:
@@ -192,7 +193,7 @@ def damage(path: Path) -> str | None:
 
 
 def remove(path: Path) -> list[Path]:
-    """Remove testmon's database; the files that were removed."""
+    """Remove testmon's database; return the removed files."""
     removed = []
     for suffix in ("", "-wal", "-shm", "-journal"):
         each = path.with_name(path.name + suffix)
@@ -203,7 +204,7 @@ def remove(path: Path) -> list[Path]:
 
 
 class NoCollector:
-    """Stands where testmon keeps its coverage collector: lines come from the journals."""
+    """Replaces testmon's coverage collector: lines come from the journals."""
 
     def start_testmon(self, test_name: str, next_test_name: str | None = None) -> None: ...
 
@@ -217,7 +218,7 @@ class NoCollector:
 
 @contextmanager
 def own_source_tree() -> Iterator[None]:
-    """While this lasts, testmon sees data files as `SourceTree` does."""
+    """Make testmon see data files as `SourceTree` does while entered."""
     original = testmon_core.SourceTree
     testmon_core.SourceTree = SourceTree
     try:

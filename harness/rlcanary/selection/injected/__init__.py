@@ -1,1 +1,1 @@
-"""What runs inside the processes of a test run. This folder is put on their PYTHONPATH, so it holds nothing else."""
+"""Code that runs inside the processes of a test run. This folder is on their PYTHONPATH, so it holds nothing else."""

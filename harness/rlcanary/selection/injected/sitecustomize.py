@@ -1,4 +1,4 @@
-"""Python imports this at start-up in every process that inherits the PYTHONPATH of a recorded test run."""
+"""Start the recorder: Python imports this module in each process that inherits a recorded run's PYTHONPATH."""
 
 import fcntl
 import importlib.machinery
@@ -7,13 +7,13 @@ import os
 import sys
 
 JOURNAL_DESCRIPTOR = 400
-"""The recorder's."""
+"""The file descriptor of the recorder's journal."""
 PREPARATIONS = ("WORKER_PROCESS_SETUP_HOOK", "--worker-preload-modules")
-"""Parts of what a worker of Ray is told with, where it is to run something before its first task."""
+"""Names in a Ray worker's environment or arguments which mean that it runs code before its first task."""
 
 
 def run_hidden_sitecustomize(here: str) -> None:
-    """The environment may have a sitecustomize of its own, which this one hides."""
+    """Run the environment's own sitecustomize, which this module hides."""
     elsewhere = [path for path in sys.path if os.path.abspath(path) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
@@ -23,7 +23,7 @@ def run_hidden_sitecustomize(here: str) -> None:
 
 
 def ray_script() -> str | None:
-    """Which of Ray's own scripts this process runs."""
+    """Return the path of the Ray script that this process runs, if any."""
     return next((word for word in sys.orig_argv[1:4] if "/ray/" in word), None)
 
 
@@ -32,7 +32,7 @@ def prepares_itself() -> bool:
 
 
 def make_room() -> None:
-    """For the journal's descriptor, a high one: once there are threads, the system takes ten milliseconds to make it."""
+    """Grow the fd table for the journal's high descriptor: with threads running, that takes ten milliseconds."""
     low = os.open(os.devnull, os.O_RDONLY)
     try:
         os.close(fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, JOURNAL_DESCRIPTOR))
@@ -43,8 +43,12 @@ def make_room() -> None:
 
 
 def record() -> None:
-    """Ray's services inherit the variables and run no code of the project. Its workers do, but what they load brings the
-    recorder along, so they start as fast as ever, unless they prepare themselves before."""
+    """Start the recorder in processes that run code of the project.
+
+    Ray's services inherit the variables but run no code of the project. In Ray's workers the recorder starts with the
+    first pickled function, so that they start at full speed. Workers that run code before their first task start it
+    here.
+    """
     script = ray_script()
     is_worker = script is not None and script.endswith("/default_worker.py")
     if script is None or (is_worker and prepares_itself()):

@@ -1,4 +1,4 @@
-"""How a process notices that a function of the project begins to run or is resumed."""
+"""Notice when a function of the project begins to run or is resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FINDER, WATCHER = 3, 4  # the tool numbers of sys.monitoring that are nobody's
 
 
 class Noticing(Protocol):
-    """What a backend needs of the recorder."""
+    """The recorder's methods that a backend calls."""
 
     is_project_file: dict[str, bool]
 
@@ -30,14 +30,17 @@ class Backend(Protocol):
     def start(self) -> None: ...
 
     def rearm(self) -> None:
-        """Work changes hands."""
+        """Watch all code again when work changes hands."""
 
     def resting_here(self) -> AbstractContextManager[None]:
-        """While a module from elsewhere is imported: much code that is not the project's."""
+        """Stop watching while a module from elsewhere is imported: much of its code is not the project's."""
 
 
 def choose_backend(recorder: Noticing, may_trace: bool) -> Backend:
-    """`sys.monitoring` from Python 3.12 on; before, coverage's C tracer, or a profile function where that is not free."""
+    """Choose the backend.
+
+    `sys.monitoring` from Python 3.12 on; before, coverage's C tracer, or a profile function if that is not free.
+    """
     monitoring: Any = getattr(sys, "monitoring", None)
     if monitoring is not None and all(monitoring.get_tool(tool) is None for tool in (FINDER, WATCHER)):
         return Monitoring(recorder, monitoring)
@@ -46,10 +49,11 @@ def choose_backend(recorder: Noticing, may_trace: bool) -> Backend:
 
 
 class Monitoring:
-    """Python 3.12+: one tool finds project code and never looks at other code again, the other watches what was found.
+    """Watches with Python 3.12's `sys.monitoring`.
 
-    Watching is switched off code by code, and on again only for the code that was switched off, so that a new test costs
-    nothing for everything else that runs in the process.
+    One tool finds project code and never looks at other code again; the other watches the code found. Watching is
+    switched off code by code, and on again only for the code that was switched off, so that a new test costs nothing
+    for everything else that runs in the process.
     """
 
     def __init__(self, recorder: Noticing, monitoring: Any) -> None:
@@ -91,7 +95,7 @@ class Monitoring:
 
 
 class Hook:
-    """A function that Python calls in each thread where it is set, and that code under test may replace or remove."""
+    """A function that Python calls in each thread that sets it, and that code under test may replace or remove."""
 
     def __init__(self, recorder: Noticing) -> None:
         self.recorder = recorder
@@ -101,7 +105,7 @@ class Hook:
         raise NotImplementedError
 
     def is_taken(self) -> bool:
-        """Whether somebody else's function is set."""
+        """Tell if a function of other code is set."""
         raise NotImplementedError
 
     def set_here(self) -> None:
@@ -170,10 +174,10 @@ class Profile(Hook):
 
 
 class CTracer(Hook):
-    """Python 3.11: coverage's tracer, which passes over other code in C and asks about each call of the project's.
+    """Watches with coverage's tracer on Python 3.11: it passes over other code in C and asks about project calls.
 
     It asks because a file may have a "dynamic source filename", for templates; told that there is none, it records no
-    lines. So a function is known when it begins to run, and not when its lines are collected: a kill loses nothing.
+    lines. Thus a function is known when it begins to run, not when its lines are collected: a kill loses nothing.
     """
 
     _coverage_plugin_name = "rlcanary"
@@ -211,7 +215,7 @@ class CTracer(Hook):
         self.start_here()
 
     def install(self, frame: FrameType, event: str, argument: object) -> Any:
-        """The first event of a new thread."""
+        """Handle the first event of a new thread."""
         sys.settrace(None)
         self.start_here()
         return self.here.tracer(frame, event, argument)
@@ -235,7 +239,7 @@ class CTracer(Hook):
 
 
 def c_tracer() -> ModuleType | None:
-    """The extension module with coverage's tracer, without the rest of coverage, whose import takes long; None without."""
+    """Import coverage's C tracer without the rest of coverage, whose import takes long; None if it is missing."""
     package = PathFinder.find_spec("coverage")
     if package is None or not package.submodule_search_locations:
         return None

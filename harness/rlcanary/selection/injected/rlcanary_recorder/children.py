@@ -1,4 +1,4 @@
-"""Processes that a recorded process starts: they record under a context of their own, which whoever started them uses."""
+"""Record the processes that a recorded process starts, under contexts of their own which the parent uses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def words(command: Any, executable: Any) -> list[str]:
 
 
 def report_command(recorder: Recorder, context: str, command: list[str], folder: str) -> None:
-    """Tell which files of the project a command names: scripts, which report themselves, and other files, which cannot."""
+    """Record the project files that a command names: scripts, which report themselves, and other files, which cannot."""
     scripts: list[str] = []
     for before, word in zip(["", *command], command, strict=False):
         if before == "-m":
@@ -96,7 +96,7 @@ def patch_multiprocessing(recorder: Recorder, process: ModuleType) -> None:
 
 
 def patch_pool(recorder: Recorder, pool: ModuleType) -> None:
-    """A test that gives work to a pool uses the pool's processes, whoever started them."""
+    """Make a test that gives work to a pool use the pool's processes, whichever context started them."""
     check: Callable[[Any], None] = pool.Pool._check_running
 
     def checked(given: Any) -> None:

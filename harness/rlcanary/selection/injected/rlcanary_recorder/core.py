@@ -10,11 +10,11 @@ has the form of `rlcanary.system.journal`, which a recorded process may not have
     d context file               a data file was opened for reading
     w file                       a file was opened for writing, or replaced
     u context context            the first used the second
-    l context kind text          what a context is
+    l context kind text          a context's kind and name
     s context callee file…       a call into another process was sent, to code in these files; `module:NAME` where only
                                  the name is known, * for any
     r context callee             such a call arrived where it is recorded
-    a context                    what ran here cannot be known: it may depend on everything
+    a context                    the code that ran here is unknown: it may depend on everything
     p text                       a problem for the user to read
 """
 
@@ -57,14 +57,14 @@ current: contextvars.ContextVar[str | None] = contextvars.ContextVar("rlcanary_c
 
 
 class Recorder:
-    """What this process ran, appended to `folder/<process>.journal`.
+    """Records the code that this process ran, appended to `folder/<process>.journal`.
 
     Args:
         folder: the folder of the run, shared by all processes of this machine.
         root: the project; code and data elsewhere are not recorded.
-        context: to whom work belongs that was not begun by a call from elsewhere; by default the process itself.
+        context: owner of work that no call from elsewhere began; by default the process itself.
         injected: the folder that children need on PYTHONPATH; by default the one that this module was loaded from.
-        may_trace: whether nobody else in this process will use `sys.settrace`.
+        may_trace: true if no other code in this process will use `sys.settrace`.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Recorder:
                 self.lose()
 
     def put(self, line: bytes) -> None:
-        """Raises OSError if the line cannot be written whole."""
+        """Write a line. Raises OSError if it cannot be written whole."""
         if self.torn:
             line = TORN + line
         written = os.write(self.descriptor, line)
@@ -120,7 +120,7 @@ class Recorder:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def lose(self) -> None:
-        """Tell the reader that records of this process are missing: an empty file needs no room on a full disk."""
+        """Mark this process's records as incomplete: an empty file needs no room on a full disk."""
         with suppress(OSError):
             path = os.path.join(self.folder, self.process.replace(":", "-") + LOST)
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
@@ -145,7 +145,7 @@ class Recorder:
         return known
 
     def relative(self, path: str) -> str | None:
-        """The path inside the project, or inside a folder that Ray uploaded; None for anything else."""
+        """Return the path inside the project, or inside a folder that Ray uploaded; None for any other path."""
         if path.startswith("<"):
             return None
         if not path.startswith("/") or "/.." in path or "/./" in path:
@@ -163,7 +163,7 @@ class Recorder:
         return None
 
     def hit(self, code: CodeType) -> bool:
-        """Record a code object of the project; whether it needs not be seen again until work changes hands."""
+        """Record a code object of the project; return true if it can be ignored until work changes hands."""
         context = current.get() or self.default
         seen = self.seen.get(context)
         if seen is None:
@@ -179,7 +179,7 @@ class Recorder:
         return not self.always and len(self.running) == 1 and context in self.running
 
     def lose_sight(self) -> None:
-        """Something took away what shows which code runs."""
+        """Note that the hook which shows running code was removed."""
         self.say("a", self.context())
 
     def begin(self, context: str) -> None:
@@ -202,7 +202,7 @@ class Recorder:
 
     @contextmanager
     def within(self, context: str, used: bool = True) -> Iterator[None]:
-        """Record what this thread does under another context, which the present one uses unless told otherwise."""
+        """Record this thread's work under another context, which the present one uses unless told otherwise."""
         if used:
             self.uses(context)
         outer = current.get()
@@ -215,7 +215,7 @@ class Recorder:
             current.set(outer)
 
     def importing(self, execute: Callable[[Any, ModuleType], None]) -> Callable[[Any, ModuleType], None]:
-        """A loader's `exec_module` that records the import of a project module as a context of its own."""
+        """Wrap a loader's `exec_module` to record the import of a project module as a context of its own."""
 
         def exec_module(loader: Any, module: ModuleType) -> None:
             path = getattr(module.__spec__, "origin", None) or ""
@@ -249,7 +249,7 @@ class Recorder:
         self.backend.rearm()
 
     def move(self, folder: str, root: str, context: str) -> None:
-        """Go on in the folder of another run: a recorded test started this process, and it is a recorded run itself."""
+        """Continue in the folder of another run: a recorded test started this process, and it is a recorded run itself."""
         os.close(self.descriptor)
         self.folder, self.root = folder, root
         self.roots = tuple({root + "/", os.path.realpath(root) + "/"})
@@ -262,7 +262,7 @@ class Recorder:
         self.backend.rearm()
 
     def become(self, context: str) -> None:
-        """This process was started for `context`: what it does from here belongs to it."""
+        """Assign this process's work from here on to `context`, for which it was started."""
         current.set(None)
         self.default = context
         self.running.clear()
@@ -290,7 +290,7 @@ class Recorder:
             self.say("d", context, file)
 
     def environment(self, context: str, python_path: str = "") -> dict[str, str]:
-        """The variables with which a child process, otherwise given this PYTHONPATH, records its work under `context`."""
+        """Return variables with which a child, otherwise given this PYTHONPATH, records its work under `context`."""
         paths = python_path.split(os.pathsep)
         if self.injected is not None and self.injected not in paths:
             paths.insert(0, self.injected)
@@ -302,7 +302,7 @@ class Recorder:
 
 
 def is_uploading() -> bool:
-    """Whether Ray is packing a working_dir: that reads every file, and says nothing about which of them are used."""
+    """Tell if Ray is packing a working_dir: that reads every file, and does not show which of them are used."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") == "ray._private.runtime_env.packaging":
@@ -312,6 +312,6 @@ def is_uploading() -> bool:
 
 
 def injected_folder() -> str | None:
-    """The folder with this package; None where the package came as text."""
+    """Return the folder with this package; None if the package came as text."""
     file = globals().get("__file__")
     return None if file is None else os.path.dirname(os.path.dirname(os.path.abspath(file)))

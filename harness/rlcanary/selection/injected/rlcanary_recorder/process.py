@@ -1,4 +1,4 @@
-"""The recorder of this interpreter, of which there is at most one."""
+"""Keep the recorder of this interpreter, of which there is at most one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def start_in_child() -> None:
 
 
 def start_in_ray_worker(folder: str, root: str, injected: str | None = None) -> Recorder:
-    """A worker of Ray serves many tests, whichever of them started the cluster."""
+    """Begin to record in a worker of Ray, which serves many tests, whichever of them started the cluster."""
     active = recorder()
     if active is None:
         active = start(folder, root, injected=injected)

@@ -1,4 +1,4 @@
-"""Calls of Ray tasks and actor methods carry the context that made them, and bring the recorder along.
+"""Make calls of Ray tasks and actor methods carry their context, and bring the recorder along.
 
 The context travels in the name of the task. The recorder travels with the pickled function or class, so that nothing has to
 be installed or configured where it runs, and no actor starts more slowly. All names of Ray that are private are used here.
@@ -69,7 +69,7 @@ class Carried:
 
 @functools.cache
 def codes() -> dict[str, bytes]:
-    """This package compiled, so that no worker does it again; as it came where there are no files."""
+    """Return this package compiled, so that no worker compiles it again; without files, as it came."""
     compiled = {}
     for name in MODULES:
         file = getattr(sys.modules[f"{__package__}.{name}"], "__file__", None)
@@ -81,7 +81,7 @@ def codes() -> dict[str, bytes]:
 
 
 def receive(recorder: Recorder, callee: str, pickled: bytes) -> Any:
-    """Unpickle a function, whose loading belongs to those who call it, or an actor's class."""
+    """Unpickle a function, whose loading belongs to its callers, or an actor's class."""
     if callee == "class":
         return pickle.loads(pickled)
     recorder.say("l", recorder.process, "Ray worker", f"(pid {os.getpid()})")
@@ -100,7 +100,7 @@ def receive(recorder: Recorder, callee: str, pickled: bytes) -> Any:
 
 
 def recorded(recorder: Recorder, run: Callable[..., Any], source: Any, callee: str, *uses: str) -> Callable[..., Any]:
-    """`run`, of which `source` is the code, under the context of each of its calls, which `callee` tells to have arrived."""
+    """Wrap `run`, with code in `source`, to record each call under its context and its arrival as `callee`."""
 
     @contextmanager
     def call() -> Iterator[None]:
@@ -123,7 +123,7 @@ def recorded(recorder: Recorder, run: Callable[..., Any], source: Any, callee: s
     if inspect.iscoroutinefunction(source):
 
         async def coroutine(*arguments: Any, **options: Any) -> Any:
-            recorder.always = True  # what it leaves running goes on beside the next call
+            recorder.always = True  # work that it leaves running goes on beside the next call
             with call():
                 return await run(*arguments, **options)
 
@@ -155,7 +155,7 @@ def recorded(recorder: Recorder, run: Callable[..., Any], source: Any, callee: s
 
 
 def caller() -> str:
-    """The context that made the call which this worker runs now."""
+    """Return the context that made the call which this worker runs now."""
     from ray._private.worker import global_worker
 
     name = global_worker.core_worker.get_current_task_name() or ""
@@ -167,7 +167,7 @@ def tagged(recorder: Recorder, name: str) -> str:
 
 
 def project_file(recorder: Recorder, module_name: str, code: Any = None) -> list[str]:
-    """The file with the callee's code; a module that is not loaded here is looked up when it is needed."""
+    """Find the file with the callee's code; a module that is not loaded here is looked up when it is needed."""
     path = getattr(code, "co_filename", None) or getattr(sys.modules.get(module_name), "__file__", None)
     if path is None:
         return [MODULE_PREFIX + module_name]
@@ -264,7 +264,7 @@ def patch_functions(recorder: Recorder, function_manager: Any) -> None:
 def constructing(
     recorder: Recorder, worker: Any, execute: Callable[..., Any], method: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The constructor belongs to the actor's process, and thus to everyone who uses it."""
+    """Assign the constructor to the actor's process, and thus to every context that uses it."""
 
     def construct(this: Any, *arguments: Any, **options: Any) -> Any:
         identity = f"actor:{worker.actor_id.hex()}"
@@ -309,7 +309,7 @@ def actor_method(
 
 
 def patch_compiled_graphs(recorder: Recorder, compiled_dag_node: ModuleType) -> None:
-    """A compiled graph runs in loops that belong to whoever compiled it; whoever executes it uses what runs there."""
+    """Record compiled graphs: their loops belong to the context that compiled them, and executing one uses that."""
     graph = compiled_dag_node.CompiledDAG
     initialise: Callable[..., None] = graph.__init__
 
@@ -329,7 +329,7 @@ def patch_compiled_graphs(recorder: Recorder, compiled_dag_node: ModuleType) -> 
 
 
 def patch_names(recorder: Recorder, runtime_context: ModuleType) -> None:
-    """Code that asks for the name of its task gets it without the context."""
+    """Hide the context from code that asks for the name of its task."""
     context_class = runtime_context.RuntimeContext
     read: Callable[[Any], str | None] = context_class.get_task_name
 
@@ -341,7 +341,7 @@ def patch_names(recorder: Recorder, runtime_context: ModuleType) -> None:
 
 
 def guarded(patch: Callable[[Recorder, Any], None]) -> Callable[[Recorder, Any], None]:
-    """Where Ray moved what a patch needs, calls cannot be followed, and everything counts as used."""
+    """Apply a patch; if Ray moved something it needs, count all code as used, since calls cannot be followed."""
 
     def apply(recorder: Recorder, module: Any) -> None:
         try:

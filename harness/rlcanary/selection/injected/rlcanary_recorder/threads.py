@@ -1,4 +1,4 @@
-"""Threads, and work handed to a pool of threads, belong to whoever started them."""
+"""Assign threads, and work handed to a pool of threads, to the context that started them."""
 
 from __future__ import annotations
 
