@@ -1,4 +1,4 @@
-"""The places of a search while it runs; the journal knows of each before it is made and after it is gone."""
+"""The places of a running search. The journal records each place before it is made and after it is gone."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ from rlcanary.system.git import GitError, Repository
 
 @contextmanager
 def open_places(request: Request, repository: Repository, journal: Journal, display: Display) -> Iterator[list[Place]]:
-    """A place for each job. `--keep-worktree` leaves the first as it is at the end."""
+    """Open a place per job. With `--keep-worktree` the first place is left as it is at the end."""
     places: list[Place] = []
     with ExitStack() as stack:
         for _ in range(request.jobs):

@@ -1,4 +1,4 @@
-"""From what the user asked to what will run: every name a SHA, every refusal before the first run."""
+"""Turn the user's options into a plan: resolve names to SHAs and refuse bad input before the first run."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from rlcanary.system.git import Commit, Repository
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; the command line's options by their names."""
+    """The options of the command line, by name."""
 
     command: tuple[str, ...]
     good: str | None = None
@@ -49,7 +49,7 @@ class Request:
     submodules: bool = True
 
     def options(self) -> list[str]:
-        """What was asked for as options of the command line, without the ends."""
+        """Format the request as command-line options, without GOOD and BAD."""
         words: list[str] = []
         for name, value in (
             ("timeout", self.timeout),
@@ -82,11 +82,11 @@ class Request:
 
 
 OTHER_OPTIONS = ("--save-dir", "--jobs", "--confidence", "--keep-worktree", "--first-parent")
-"""Options that do not change what a run of a commit says."""
+"""Options that do not change the outcome of a run."""
 
 
 def test_options(options: Sequence[str]) -> frozenset[tuple[str, ...]]:
-    """Those of `Request.options()` that change what a run of a commit says, each with its value."""
+    """Select the options that change the outcome of a run, each with its value, from `Request.options()`."""
     grouped: list[list[str]] = []
     for word in options:
         if word.startswith("--") or not grouped:
@@ -101,20 +101,20 @@ class Plan:
     repository: Repository
     good: Commit
     good_name: str
-    """What to call `good` to the user: GOOD, or the merge base."""
+    """The name of `good` in messages: GOOD, or the merge base."""
     commits: tuple[Commit, ...]
     """The first-parent commits after `good`, oldest first; the last one is BAD."""
     root: str
     marks: tuple[Mark, ...]
-    """What a replayed log says about `good` and `commits`."""
+    """Lines of a replayed log about `good` and `commits`."""
     trusted: frozenset[str]
-    """The ends that need no run: GOOD at the user's word, and those of a log that is not ours."""
+    """The ends that need no run: GOOD with `--skip-good-check`, and both ends of a log that rlcanary did not write."""
     save_dir: Path
     table: OutcomeTable
     builder: Builder | None
-    """Of the environments; None where the user's own is used."""
+    """Builds an environment per dependency set. None uses the caller's."""
     keys: dict[str, str]
-    """Of the environment of each commit, empty without a builder."""
+    """The environment key of each commit. Empty without a builder."""
     notices: tuple[str, ...]
 
     @property
@@ -123,7 +123,11 @@ class Plan:
 
 
 def make_plan(request: Request, repository: Repository, settings: BisectSettings) -> Plan:
-    """Resolve and check everything that can be checked without a run. Raises UserError."""
+    """Resolve and check everything that can be checked without a run.
+
+    Raises:
+        UserError: The search cannot start with these options.
+    """
     if not request.command or not request.command[0]:
         raise UserError(
             "the command to run on each commit is missing: add it at the end, as in `-- pytest tests/test_x.py`"
@@ -196,7 +200,7 @@ def _environments(
     keys = environment_keys(builder, repository, good, commits)
     count = len(set(keys.values()))
     if request.env == "auto" and count == 1:
-        return None, {}  # What the user has installed fits all commits.
+        return None, {}  # One set of dependencies: the user's environment fits all commits.
     if builder is None:
         missing = "uv is not installed" if repository.has_file(bad, "uv.lock") else "there is no lock file"
         notices.append(
@@ -234,7 +238,7 @@ def _end(ref: str | None, name: str, does: str, from_log: str | None, repository
 
 
 def _start(good: str, bad: str, repository: Repository, notices: list[str]) -> tuple[str, str]:
-    """The name and SHA of the commit to start from: GOOD, or the merge base where BAD does not contain GOOD."""
+    """Return the name and SHA of the commit to start from: GOOD, or the merge base if BAD does not contain GOOD."""
     if good == bad:
         raise UserError(f"GOOD and BAD are the same commit {good[:10]}: there is nothing between them")
     base = repository.merge_base(good, bad)
@@ -254,7 +258,11 @@ def _start(good: str, bad: str, repository: Repository, notices: list[str]) -> t
 
 
 def _find_command(request: Request, repository: Repository, good: str, bad: str) -> None:
-    """Refuse a program that neither this machine nor the history has, and a script that GOOD has not."""
+    """Check that the program and the script exist.
+
+    Raises:
+        UserError: Neither this machine nor the history has the program, or GOOD lacks the script.
+    """
     program = request.command[0]
     if "/" not in program and shutil.which(program) is None:
         separately = "give its words separately, without quotes around all of them"
@@ -278,7 +286,7 @@ def _find_command(request: Request, repository: Repository, good: str, bad: str)
 
 
 def _writable(asked: Path | None, repository: Repository) -> Path:
-    """The folder for the saved log, made and tried now rather than after hours of runs."""
+    """Create the folder for the saved log and test that it is writable, before hours of runs."""
     folder = (repository.toplevel / "bisect-logs" if asked is None else asked).absolute()
     try:
         if not folder.exists():

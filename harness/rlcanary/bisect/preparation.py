@@ -1,4 +1,4 @@
-"""What is settled about the command before its first run: what is pinned, what it runs, what Python imports."""
+"""Prepare the command before its first run: pinned files, runners, import paths."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +51,11 @@ class Preparation:
 
 
 def prepare(request: Request, plan: Plan, copies: Path) -> Preparation:
-    """Pin what must not change, with copies in the folder `copies`. Raises UserError for a pin that is no file."""
+    """Copy the files that must not change to the folder `copies`, and find how the command imports the checkout.
+
+    Raises:
+        UserError: A path to pin is not a file.
+    """
     repository = plan.repository
     command = prepare_command(
         request.command, repository, plan.bad.sha, copies, also=request.pin, automatic=request.automatic_pins

@@ -1,4 +1,4 @@
-"""Going on after an end that was not planned: what was killed is cleared up, what was saved says how to continue."""
+"""Resume after an unplanned end: clean up after a killed search, and save a log with the command that continues it."""
 
 import os
 import shlex
@@ -21,15 +21,15 @@ MARK_VARIABLE = "RLCANARY_BISECT_JOURNAL"
 
 
 RESULTS = ("found", "range", "relapse")
-"""Searches that came to a result."""
+"""The statuses of a search with a result."""
 
 
 def open_journal(
     store: Path, header: Header, request: Request, plan: Plan, trusted: Collection[str], display: Display
 ) -> Journal:
-    """The journal of the same search, to go on where it was cut short or to show its result again; else a new one.
+    """Open the journal of the same search, to resume it or to show its result again. Otherwise create one.
 
-    Clears up after searches that were killed. `trusted`: the SHAs of the ends that need no run.
+    Killed searches are cleaned up first.
     """
     same, newer_start = None, False
     continues = not request.fresh and request.replay is None
@@ -71,7 +71,7 @@ def open_journal(
 
 
 def _is_result(journal: Journal, request: Request, plan: Plan) -> bool:
-    """Whether a search came to a result that the same command with these options and outcome table would come to."""
+    """Whether the search has a result that this command, these options and this outcome table would give as well."""
     end, given = journal.last("end"), journal.last("options")
     if not journal.is_finished or end is None or given is None or end["status"] not in RESULTS:
         return False
@@ -80,14 +80,18 @@ def _is_result(journal: Journal, request: Request, plan: Plan) -> bool:
 
 
 def mark_of(journal: Journal) -> dict[str, str]:
-    """What tells the processes of one search from all others."""
+    """Return the environment variables that identify the processes of one search."""
     return {MARK_VARIABLE: str(journal.folder)}
 
 
 def clear_up(journal: Journal, repository: Repository) -> str | None:
-    """End the processes and delete the worktrees of a search whose driver was killed. Returns what the user must do.
+    """End the processes and delete the worktrees of a search whose driver was killed.
 
-    Raises OSError for a worktree that cannot be deleted.
+    Returns:
+        Steps that are left to the user.
+
+    Raises:
+        OSError: A worktree cannot be deleted.
     """
     begun = [event["path"] for event in journal.events() if event["event"] == "worktree"]
     ended = [event["path"] for event in journal.events() if event["event"] in ("worktree-removed", "worktree-kept")]
@@ -119,7 +123,7 @@ def _restore_checkout(journal: Journal, repository: Repository, home: str) -> st
 
 
 def save_log(plan: Plan, header: Header, journal: Journal) -> Path:
-    """Write what was learned as a `git bisect log`."""
+    """Write the outcomes so far as a `git bisect log`."""
     stamp = f"bisect-{datetime.now():%Y%m%d-%H%M%S}-{plan.bad.short}"
     path = plan.save_dir / f"{stamp}.log"
     suffix = 1
@@ -131,7 +135,7 @@ def save_log(plan: Plan, header: Header, journal: Journal) -> Path:
 
 
 def resume_line(request: Request, log: Path) -> str:
-    """A command for the shell that goes on from a saved log."""
+    """Return a shell command that continues from a saved log."""
     driver = os.environ.get(DRIVER_VARIABLE)
     options = request.options()
     if driver:

@@ -1,4 +1,4 @@
-"""One search from start to end: every run journalled, nothing left behind."""
+"""Run one search from start to end. Every run is journalled, and nothing is left behind."""
 
 import time
 from collections import Counter
@@ -29,17 +29,17 @@ from rlcanary.system.sessions import Interrupted, Interrupts
 
 RETRIES = 2
 MOST_RUNS = 500
-"""Without --budget-runs a search stops after so many runs: one that has not found the commit by then hardly will."""
+"""The most runs of a search without --budget-runs. A search that has not found the commit by then rarely will."""
 CUT_SHORT = ("interrupted", "budget", "aborted")
-"""Searches that the same command goes on with."""
+"""The statuses of searches that the same command resumes."""
 
 
 class BudgetSpent(Exception):
-    """The runs or minutes that were granted are used up."""
+    """The limit of --budget-runs or --budget-minutes is reached."""
 
 
 class Aborted(Exception):
-    """The outcome table says to stop the whole search."""
+    """The outcome table ends the whole search."""
 
 
 class Session:
@@ -59,7 +59,11 @@ class Session:
         self._trusted = plan.trusted & {plan.good.sha, plan.bad.sha}
 
     def run(self) -> Report:
-        """Search, and report. Raises UserError; whatever happens, the places are gone and what was learned is saved."""
+        """Search and return the report. The places are removed and the outcomes are saved, even after an error.
+
+        Raises:
+            UserError: The search cannot run, or git or the disk failed.
+        """
         plan, request, repository = self._plan, self._request, self._plan.repository
         store = repository.common_dir / "rlcanary" / "bisect"
         with ExitStack() as stack:
@@ -109,7 +113,7 @@ class Session:
             status, message, code = "aborted", str(abortion), 2
         except Refused as refusal:
             status, message, code = "refused", str(refusal), 2
-            goes_on = isinstance(refusal, Contradicted)  # Without --deterministic.
+            goes_on = isinstance(refusal, Contradicted)  # The same command without --deterministic resumes it.
         except (GitError, OSError) as error:
             raise UserError(f"{error}; {self._keep_what_is_known()}") from error
         else:
@@ -152,7 +156,7 @@ class Session:
         )
 
     def _keep_what_is_known(self) -> str:
-        """How to go on after git or the disk failed."""
+        """Save the log and describe how to continue after git or the disk failed."""
         try:
             self._stop()
             log = save_log(self._plan, self._header, self._journal)
@@ -161,19 +165,19 @@ class Session:
         return f"what was learned is kept, resume with: {resume_line(self._request, log)}"
 
     def _save_log(self) -> Path:
-        """The log of what is known, which is there already where a finished search is only shown again."""
+        """Write the log. A finished search that is only shown again keeps the log it has."""
         end = self._journal.last("end")
         saved = Path((end or {}).get("log", ""))
         return saved if not self._runs and saved.is_file() else save_log(self._plan, self._header, self._journal)
 
     def _stop(self) -> None:
-        """End what runs; what had finished by itself is kept."""
+        """Stop all running probes. Results of those that had finished are kept."""
         for result in self._pool.stop():
             if result.observation is not None and result.observation.outcome in EVIDENCE:
                 self._journal.record(result.observation)
 
     def _search(self) -> Verdict:
-        """Along the first parents, then into the guilty merge."""
+        """Search the first parents, then inside the guilty merge."""
         descent = self._descent
         for observation in self._journal.observations():
             self._take_up(observation)
@@ -191,7 +195,7 @@ class Session:
         return descent.verdict()
 
     def _enter(self, inside: Inside) -> None:
-        """Make ready to test the commits that a merge brought in."""
+        """Prepare to test the commits that a merge brought in."""
         if inside.merge.sha in self._entered:
             return
         self._entered.add(inside.merge.sha)
@@ -204,7 +208,7 @@ class Session:
         )
 
     def _merges(self, culprit: str | None) -> tuple[Merge, ...]:
-        """The guilty merges, outermost first, with a word where what one brought in was not searched."""
+        """List the guilty merges, outermost first, with a note on the parts that were not searched."""
         merges = [Merge(merge, "") for merge in self._descent.merges]
         if (closed := self._descent.closed) is not None:
             note = explain_merge(closed.refusal, closed.inside, self._journal)
@@ -214,7 +218,7 @@ class Session:
         return tuple(merges)
 
     def _run_stage(self) -> None:
-        """Probe until the innermost search is over, or one above it goes on."""
+        """Run probes until the innermost search is over, or an outer search has to go on."""
         pool = self._pool
         changed = True
         while True:
@@ -262,7 +266,7 @@ class Session:
         return cancelled
 
     def _spent(self) -> str | None:
-        """Why no run more may start, or None."""
+        """Return why no more runs may start, or None."""
         runs, minutes = self._request.budget_runs, self._request.budget_minutes
         if runs is None and self._runs >= MOST_RUNS:
             return (
@@ -277,13 +281,13 @@ class Session:
         return None
 
     def _end_in_time(self) -> None:
-        """End what runs when the granted minutes are over."""
+        """Stop the running probes when --budget-minutes is over."""
         minutes = self._request.budget_minutes
         if minutes is not None and time.monotonic() - self._began > 60 * minutes:
             raise BudgetSpent(f"the budget of {minutes:g} minutes is spent")
 
     def _keep(self, result: Finished) -> Finished:
-        """Write the result of a probe into the journal. What the machine failed at too often is untestable."""
+        """Write the result of a probe to the journal. A commit with too many infrastructure failures is untestable."""
         observation = result.observation
         if observation is None:
             self._journal.append("cancelled", commit=result.commit.sha, run=result.number)
@@ -302,7 +306,7 @@ class Session:
         return replace(result, observation=observation)
 
     def _use(self, result: Finished) -> None:
-        """Let the search know."""
+        """Pass an observation on to the search."""
         observation = result.observation
         if observation is None:
             return
@@ -339,7 +343,7 @@ class Session:
         raise Refused(message)
 
     def _try_other_end(self) -> None:
-        """Is it only GOOD that lacks the command? One run of BAD tells a missing file from a misspelt command."""
+        """Run BAD once if GOOD lacks the command, to tell a missing file from a misspelt command."""
         bad, observations = self._descent.stage.bad, self._journal.observations()
         reasons = [
             observation.reason for observation in observations if observation.commit == self._descent.stage.good.sha

@@ -11,7 +11,7 @@ from rlcanary.errors import UserError
 from rlcanary.jobs.outcomes import RUNNERS, SLURM_STATES, TIMEOUT, Outcome, OutcomeTable, Pattern
 
 OPTIONS = {"confidence": float, "env": str, "env-dir": str, "jobs": int, "on-timeout": str, "timeout": float}
-"""Options of the command line that may have a default here, and what they are."""
+"""Command-line options that may have a default here, and their types."""
 KINDS = {float: "a number above 0", int: "a whole number above 0", str: "a text"}
 TABLE = ("tool", "rlcanary", "bisect")
 CHOICES = (Outcome.GOOD, Outcome.BAD, Outcome.UNTESTABLE, Outcome.INFRA, Outcome.ABORT)
@@ -21,11 +21,15 @@ CHOICES = (Outcome.GOOD, Outcome.BAD, Outcome.UNTESTABLE, Outcome.INFRA, Outcome
 class BisectSettings:
     outcomes: OutcomeTable = field(default_factory=OutcomeTable)
     options: dict[str, Any] = field(default_factory=dict)
-    """By the name of the option's parameter, as click's default_map has them."""
+    """Values by parameter name, as in click's `default_map`."""
 
 
 def read_settings(toplevel: Path) -> BisectSettings:
-    """The settings of a checkout. Raises UserError for a file that is no TOML and for an entry that means nothing."""
+    """Read the settings of a checkout.
+
+    Raises:
+        UserError: The file is not valid TOML, or an entry is not valid.
+    """
     path = toplevel / "pyproject.toml"
     if not path.is_file():
         return BisectSettings()

@@ -13,22 +13,22 @@ from rlcanary.system.git import Commit, Repository
 
 @dataclass(frozen=True)
 class Closed:
-    """A merge that the search could not go into, and why. Most often it is itself the culprit."""
+    """A merge whose branch could not be searched, and the refusal. The merge itself is most often the culprit."""
 
     inside: Inside
     refusal: Refusal
 
     @property
     def is_untestable(self) -> bool:
-        """Whether nobody can tell if the culprit lies inside."""
+        """Whether an end of the branch is untestable, so that the culprit may lie inside or be the merge itself."""
         return self.refusal in (Refusal.GOOD_UNTESTABLE, Refusal.BAD_UNTESTABLE)
 
 
 class Descent:
-    """One search below another, each inside the merge that the one above it ended at.
+    """A stack of searches, each inside the merge that the search above it ended at.
 
-    A run counts in every search in whose range its commit lies: where one inside a merge speaks against the merge, the
-    search that ended there goes on. So what the searches come to follows from the runs alone, in whatever order they came.
+    A run counts in every search whose range contains its commit. A run inside a merge may be evidence against that
+    merge; the outer search then goes on. The result depends on the set of runs, not on their order.
     """
 
     def __init__(self, request: Request, repository: Repository, first: Stage) -> None:
@@ -42,7 +42,7 @@ class Descent:
 
     @property
     def stage(self) -> Stage:
-        """The innermost search, the one that runs."""
+        """The innermost search, which is the active one."""
         return self.stages[-1]
 
     @property
@@ -51,21 +51,30 @@ class Descent:
         return [inside.merge for inside in self.insides]
 
     def record(self, observation: Observation) -> None:
-        """Raises what `Bayesian.record` raises."""
+        """Add a finished run to every search.
+
+        Raises:
+            Contradiction: Every run is believed, and this one contradicts an earlier one.
+            ValueError: The outcome is no evidence.
+        """
         self._observations.append(observation)
         for stage in self.stages:
             stage.record(observation)
 
     @property
     def reopened(self) -> int | None:
-        """The number of the first search that goes on after it had ended at a merge, or None."""
+        """The index of the first search that has to go on after it had ended at a merge, or None."""
         for number, (stage, inside) in enumerate(zip(self.stages, self.insides, strict=False)):
             if stage.search.result().culprit != inside.merge.sha or stage.search.next_commits(1):
                 return number
         return None
 
     def advance(self) -> bool:
-        """Go to the search that is next when the innermost has ended: up again, or into a merge. False when all is over."""
+        """Move to the next search when the innermost one has ended: back up, or into a merge.
+
+        Returns:
+            False when no search is left.
+        """
         if (number := self.reopened) is not None:
             del self.stages[number + 1 :], self.insides[number:]
             return True
@@ -88,9 +97,9 @@ class Descent:
         return True
 
     def verdict(self) -> Verdict:
-        """Of the innermost search, where every probability is multiplied by those of the merges.
+        """Return the innermost search's verdict, with its probabilities multiplied by those of the guilty merges.
 
-        All that a merge brought in is suspect where its branch cannot be tested.
+        If an end of a merge's branch is untestable, every commit of the branch is a suspect.
         """
         *outer, innermost = [stage.search.result() for stage in self.stages]
         share = math.prod(verdict.probability for verdict in outer)

@@ -1,4 +1,4 @@
-"""Going into a guilty merge: the commits that it brought in."""
+"""Look inside a guilty merge: find the commits that it brought in."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,21 @@ from rlcanary.system.git import Commit, Repository
 class Inside:
     merge: Commit
     good: Commit
-    """Where the branch left the line that was searched, or GOOD where the branch holds it."""
+    """The commit where the branch left the searched line, or GOOD if the branch contains it."""
     commits: tuple[Commit, ...]
-    """Of the branch, by first parents, oldest first; the last one is the merge's second parent."""
+    """The branch's commits by first parents, oldest first. The last one is the merge's second parent."""
 
 
 def look_inside(repository: Repository, commit: Commit, good: str) -> Inside | None:
-    """What a merge of two brought in; None for other commits, and where the sides have no common ancestor.
+    """Find the commits that a merge of two parents brought in.
 
-    `good`: the SHA of GOOD, whose ancestors are left out.
+    Args:
+        repository: The user's repository.
+        commit: The commit to look inside.
+        good: The SHA of GOOD. Its ancestors are left out.
+
+    Returns:
+        None if the commit does not have two parents, or if they have no common ancestor.
     """
     parents = repository.parents(commit.sha)
     if len(parents) != 2:
@@ -31,7 +37,7 @@ def look_inside(repository: Repository, commit: Commit, good: str) -> Inside | N
 
 
 def why_not_searched(repository: Repository, sha: str) -> str:
-    """Where the search ended at a merge without going into it: what was not searched, and how to. "" for other commits."""
+    """Describe what a search that ended at a merge left unsearched, and how to search it. Empty for other commits."""
     first, *others = repository.parents(sha) or [""]
     bases = {other: repository.merge_base(first, other) for other in others}
     brought = [other for other in others if bases[other] != other]

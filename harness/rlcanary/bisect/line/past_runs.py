@@ -1,4 +1,4 @@
-"""What the tracker's history knows about how flaky a command is."""
+"""Read from the tracker's history how flaky a command is."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,15 +10,19 @@ from rlcanary.history.run_result import UnreadableFile, read_run
 from rlcanary.system.git import Repository
 
 NEWEST = 300
-"""Older runs say little about how flaky a test is now."""
+"""Number of runs to read. Older runs say little about how flaky a test is now."""
 PASSED, FAILED = "passed", "failed"
 
 
 def past_runs(command: Sequence[str], repository: Repository, good: str, bad: str) -> History | None:
-    """How often the command's test passed and failed on commits up to `good`, and from `bad` on; None without a history.
+    """Count how often the command's test passed and failed on commits up to `good`, and from `bad` on.
 
-    Only a command that runs a single test by its node id can be looked up. A failure up to `good` counts where the runs
-    before and after it passed: several in a row were a breakage of another time. From `bad` on it is the other way round.
+    Only a command that runs a single test by its node id can be looked up. Up to `good`, a failure counts if the runs
+    before and after it passed: several failures in a row were an earlier breakage. From `bad` on, passes are treated
+    the same way.
+
+    Returns:
+        None without a history.
     """
     nodeids = [argument for argument in command if "::" in argument]
     if len(nodeids) != 1:
@@ -26,7 +30,7 @@ def past_runs(command: Sequence[str], repository: Repository, good: str, bad: st
     try:
         folder = find_history(repository.toplevel / repository.directory)
     except UserError:
-        return None  # No history is the common case, and nothing to complain about.
+        return None  # Most users have no history; that needs no warning.
     sides: dict[str, list[bool]] = {"good": [], "bad": []}
     known: dict[str, str | None] = {}
     for path in results_files(folder)[-NEWEST:]:
@@ -56,7 +60,7 @@ def _side(sha: str, repository: Repository, good: str, bad: str) -> str | None:
 
 
 def _count(passed: Sequence[bool], usual: bool) -> tuple[int, int]:
-    """How often the outcome was the usual one, and how often another one stood alone among usual ones."""
+    """Count the usual outcomes, and the other ones that stood alone among usual ones."""
     alone = [usual, *passed, usual]
     unusual = sum(
         now is not usual and before is usual and after is usual

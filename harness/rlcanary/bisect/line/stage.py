@@ -1,4 +1,4 @@
-"""Which search a request asks for."""
+"""One search over one line of commits, set up from the user's request."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -18,7 +18,7 @@ from rlcanary.system.git import Commit, Repository
 
 @dataclass(frozen=True)
 class Stage:
-    """A search over one line of commits: that of the first parents, then those inside guilty merges."""
+    """A search over one line of commits: the first parents, or a branch inside a guilty merge."""
 
     good: Commit
     good_name: str
@@ -36,7 +36,12 @@ class Stage:
         return frozenset({self.good.sha, *(commit.sha for commit in self.commits)})
 
     def record(self, observation: Observation) -> None:
-        """Where the commit is one of this search's. Raises what `Bayesian.record` raises."""
+        """Add a finished run if its commit is in this search's range.
+
+        Raises:
+            Contradiction: Every run is believed, and this one contradicts an earlier one.
+            ValueError: The outcome is no evidence.
+        """
         if observation.commit in self.range:
             self.search.record(observation.commit, observation.outcome, observation.value)
 
@@ -52,12 +57,19 @@ def make_stage(
     confidence: float | None = None,
     known: History | None = None,
 ) -> Stage:
-    """The search over a line of commits.
+    """Set up the search over a line of commits.
 
-    At a merge it asks for the root of its confidence: so much is left for the search inside.
+    At a merge the search stops at the square root of its confidence, which leaves room for the search inside the merge.
 
-    `trusted`: the SHAs of the ends that need no run. `confidence`: where it is not that of the request. `known`: what other
-    runs say about how flaky the command is, besides the tracker's history.
+    Args:
+        request: The command line's options.
+        repository: The user's repository.
+        good: The parent of the first commit.
+        good_name: The name of `good` in messages.
+        commits: The line, oldest first. The last one is BAD.
+        trusted: The SHAs of the ends that need no run.
+        confidence: Overrides the request's confidence.
+        known: Counts of earlier passes and failures, added to those of the tracker's history.
     """
     confidence = request.confidence if confidence is None else confidence
     names = [commit.sha for commit in commits]
@@ -76,10 +88,10 @@ def make_stage(
 
 
 def make_stage_inside(request: Request, repository: Repository, inside: Inside, outer: Stage) -> Stage:
-    """The search over the branch that a merge brought in, at which the search `outer` ended.
+    """Set up the search over the branch of the merge at which the search `outer` ended.
 
-    The probability of what it finds is that of both together. The runs of the outer one say how flaky the command is, and
-    that the commit which the branch left is good, where it is among theirs.
+    The two searches share the requested confidence. The runs of `outer` tell how flaky the command is. If `outer`
+    includes the commit that the branch left, that commit is trusted to be good.
     """
     shared = {inside.good.sha, *(commit.sha for commit in inside.commits)}
     good, bad = outer.search.sides(inside.merge.sha, without=shared)

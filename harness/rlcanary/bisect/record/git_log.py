@@ -1,4 +1,4 @@
-"""Logs in the format of `git bisect log`: ours, which `git bisect replay` can read, and anyone's; and our journals."""
+"""Read and write logs in the format of `git bisect log`, and read journals of searches."""
 
 import json
 import shlex
@@ -24,25 +24,28 @@ class Mark:
     commit: str
     outcome: Outcome
     value: float | None = None
-    """Of the metric."""
+    """The metric's value."""
 
 
 @dataclass
 class BisectLog:
-    """What a log says, every commit as its SHA."""
+    """The contents of a log, with every commit as its SHA."""
 
     good: str | None = None
     bad: str | None = None
     marks: list[Mark] = field(default_factory=list)
-    """In the order of the log. Of our own every line is a run; of others the last line about a commit counts."""
+    """The marks in log order.
+
+    Every line of an rlcanary log is a run. In other logs the last line about a commit counts.
+    """
     root: str | None = None
-    """The root commit of the repository that our own logs record."""
+    """The root commit of the repository. Only rlcanary's own logs record it."""
     damage: list[str] = field(default_factory=list)
-    """What in a journal cannot be used, a sentence each."""
+    """A sentence for each unusable line of a journal."""
 
 
 def format_log(header: Header, observations: Iterable[Observation], commit: Callable[[str], Commit]) -> str:
-    """Our log: git's lines, which may be edited by hand, and a JSON comment with the facts of each run."""
+    """Format a log: git's lines, which may be edited by hand, and a JSON comment with the facts of each run."""
 
     def comment(term: str, sha: str) -> str:
         return f"# {term}: [{sha}] {commit(sha).subject}"
@@ -53,7 +56,7 @@ def format_log(header: Header, observations: Iterable[Observation], commit: Call
         comment("good", header.good),
         f"git bisect start --first-parent '{header.bad}' '{header.good}'",
     ]
-    # For git the last bad commit counts, so runs of the ends, which may come again late, go first. Searches do not mind.
+    # For git the last bad commit counts. Runs of the ends, which may be repeated late, go first; rlcanary ignores the order.
     for observation in sorted(observations, key=lambda run: run.commit not in (header.good, header.bad)):
         lines.append(OURS + json.dumps(asdict(observation)))
         if (term := TERMS.get(observation.outcome)) is not None:
@@ -62,12 +65,13 @@ def format_log(header: Header, observations: Iterable[Observation], commit: Call
 
 
 def read_log(path: Path, repository: Repository) -> BisectLog:
-    """Read a log, or one of our journals.
+    """Read a log of git or rlcanary, or an rlcanary journal.
 
-    Raises UserError for a line that is no bisect command, and for a commit that is not here.
+    A log of git holds the names that were typed (`git bisect start HEAD v1`), and SHAs in its comments. The SHAs count,
+    because a name may have moved since. GOOD and BAD of a log that rlcanary did not write are trusted.
 
-    A log of git holds the names that were typed (`git bisect start HEAD v1`), but its comments hold SHAs: those count, for
-    a name may have moved since. GOOD and BAD of a log that is not ours are taken at their word.
+    Raises:
+        UserError: A line is no bisect command, or names a commit that is not in this repository.
     """
     path = path / "journal.jsonl" if path.is_dir() else path
     try:
@@ -172,20 +176,20 @@ def _start(
         if log.root is None:
             _mark(log, outcome, sha)
         elif outcome is Outcome.BAD:
-            log.bad = sha  # Ours: tested ends have lines of their own.
+            log.bad = sha  # In rlcanary's logs tested ends have their own lines.
         else:
             log.good = sha
 
 
 def _note(line: str) -> tuple[str, str] | None:
-    """The term and SHA of git's comment `# bad: [SHA] subject`."""
+    """Parse the term and SHA of git's comment `# bad: [SHA] subject`."""
     term, colon, rest = line[1:].partition(":")
     sha = rest.strip().removeprefix("[").split("]")[0]
     return (term.strip(), sha) if colon and rest.strip().startswith("[") and "first" not in term else None
 
 
 def _facts(line: str, where: str) -> dict[str, Any]:
-    """The JSON of one of our comments."""
+    """Parse the JSON of a comment that rlcanary wrote."""
     try:
         facts = json.loads(line.removeprefix(OURS))
     except ValueError:
@@ -196,7 +200,7 @@ def _facts(line: str, where: str) -> dict[str, Any]:
 
 
 def _commits(ref: str, repository: Repository, where: str) -> list[str]:
-    """One commit, or those of a range `A..B`, which `git bisect skip` allows."""
+    """Resolve one commit, or a range `A..B`, which `git bisect skip` allows."""
     if ".." in ref and all(repository.find(end) for end in ref.split("..", 1) if end):
         return repository.git("rev-list", ref).split()
     sha = None if ref.startswith("-") else repository.find(ref)

@@ -24,13 +24,13 @@ from rlcanary.system.journal import (
 from rlcanary.system.journal import Journal as AppendOnly
 
 SCHEMA = 2
-"""Of the `start` event."""
+"""The schema version of the `start` event."""
 KIND, VERSION = "bisect", 1
 HEADLESS = b'{"event"'
-"""Begins a journal from before journals had a header; its lines are the same."""
+"""The start of a journal from before journals had a header. Its lines are the same."""
 
 TEST_VARIABLES = ("EXTRA_SCRIPT_ARGS", "SED_ALLOW_NO_MATCH", "SED_CLAUSES")
-"""What `tools/launch-bisect.sh` takes from the environment: with other values it is another search."""
+"""Environment variables that change what `tools/launch-bisect.sh` tests. Other values make another search."""
 
 
 def set_test_variables() -> tuple[tuple[str, str], ...]:
@@ -46,20 +46,20 @@ class Observation:
     reason: str
     seconds: float = 0.0
     time: str = ""
-    """When it ended, ISO 8601 in UTC."""
+    """The time it ended, ISO 8601 in UTC."""
     output: str = ""
-    """File that holds what the command printed."""
+    """Path of the file with the command's output."""
     value: float | None = None
-    """Of the metric."""
+    """The metric's value."""
     run: int = 0
-    """Which run of the command it was, from 1; 0 for what was not run here."""
+    """The number of the run, from 1. 0 for an outcome from a log or set by hand."""
     environment: str = ""
-    """Key of the environment that was built for it."""
+    """The key of the environment that was built for it."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What makes two searches the same one. Commits are SHAs: names move."""
+    """The identity of a search. Two searches with equal headers are the same. Commits are SHAs, because names move."""
 
     root: str
     good: str
@@ -67,11 +67,11 @@ class Header:
     command: tuple[str, ...]
     directory: str
     pinned: tuple[tuple[str, str], ...]
-    """Path and SHA-256 of every pinned file."""
+    """The path and SHA-256 of every pinned file."""
     metric: str = ""
-    """The metric whose value is searched on, with the side that is worse: `name lower`."""
+    """The metric to search on and its worse side, such as `name lower`."""
     variables: tuple[tuple[str, str], ...] = ()
-    """Of the environment, those that change what is tested, as they are set (see `TEST_VARIABLES`)."""
+    """The `TEST_VARIABLES` that are set, with their values."""
 
 
 NEEDED = {
@@ -85,17 +85,21 @@ NEEDED = {
     "checkout": ("home",),
     "end": ("status", "reason"),
 }
-"""What readers need of an event, by its name."""
+"""The fields that readers need of each event."""
 
 
 class Lock:
-    """Held while a search runs in a checkout, or its journal is edited.
+    """A file lock for the time that a search runs in a checkout or its journal is edited.
 
-    The kernel lets go of it when the process ends, however it ends.
+    The kernel releases it when the process ends, even after SIGKILL.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError when another search holds it, or the git directory cannot be written."""
+        """Take the lock.
+
+        Raises:
+            UserError: Another search holds it, or the git directory is not writable.
+        """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -120,7 +124,7 @@ class Lock:
 
 
 def lock_holder(path: Path) -> str | None:
-    """Who holds the lock, if anyone does."""
+    """Return a description of the process that holds the lock, or None."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -135,9 +139,13 @@ def lock_holder(path: Path) -> str | None:
 
 
 class Record:
-    """What a journal holds, for readers; another process may be writing it.
+    """A reader of a journal, which another process may be writing.
 
-    Every reading raises UnreadableJournal for a file that is no journal of a search, and OSError.
+    Every method and property reads the file again.
+
+    Raises:
+        UnreadableJournal: The file is not the journal of a search.
+        OSError: The file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,13 +161,16 @@ class Record:
 
     @property
     def damage(self) -> list[str]:
-        """A sentence for each line that cannot be used. One that is being written, or was during a crash, is no damage."""
+        """A sentence for each unusable line, except for a last line that is being written or was cut off by a crash."""
         damage = self._contents().damage
         at_end = damage[-1:] if damage and not damage[-1].text.endswith(TORN[:-1]) and not _is_locked(self.path) else []
         return [str(line) for line in damage if not line.unfinished or line in at_end]
 
     def observations(self) -> list[Observation]:
-        """Every finished run that counts, oldest first: those of infrastructure, interrupted ones and undone ones do not."""
+        """Return every finished run that counts, oldest first.
+
+        Infrastructure failures, interrupted runs and undone runs do not count.
+        """
         names = NEEDED["observation"]
         kept: list[Observation] = []
         for event in self.events():
@@ -172,23 +183,23 @@ class Record:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the search reached its end; one that was cut short or edited by hand since did not."""
+        """Whether the search reached its end, and its outcomes were not edited by hand since."""
         last = self.last("end", "observation", "undo")
         return last is not None and last["event"] == "end"
 
     @property
     def checkout(self) -> str | None:
-        """The root of the checkout that the search was started in; None for a journal that cannot be read."""
+        """The root of the checkout in which the search started. None if the journal has no usable header."""
         start = self.last("start")
         return None if self.header is None or start is None else str(start["checkout"])
 
     def last(self, *names: str) -> dict[str, Any] | None:
-        """The latest event of one of these names."""
+        """Return the latest event with one of these names."""
         return next((e for e in reversed(self.events()) if e["event"] in names), None)
 
     @property
     def header(self) -> Header | None:
-        """None for a journal whose start never reached the disk whole, and for one of another version."""
+        """The header of the search. None if the first event was not written whole or has another schema version."""
         start = next((e for e in self.events() if e["event"] == "start"), None)
         if start is None or start.get("schema") != SCHEMA:
             return None
@@ -204,9 +215,11 @@ class Journal:
     """An append-only JSONL file in a folder of its own, beside the output of each run."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the journal in `folder`, making both.
+        """Open the journal in `folder`. Create both if they are missing.
 
-        Raises BlockingIOError while another process writes it, UnreadableJournal for a file that is none of a search.
+        Raises:
+            BlockingIOError: Another process writes the journal.
+            UnreadableJournal: The file is not the journal of a search.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -217,7 +230,7 @@ class Journal:
 
     @classmethod
     def create(cls, folder: Path, header: Header, checkout: Path) -> "Journal":
-        """A journal in a new folder under `folder`, named for the time and the bad commit."""
+        """Create a journal in a new folder under `folder`, named for the time and the bad commit."""
         folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         journal = cls(Path(tempfile.mkdtemp(prefix=f"{stamp}-{header.bad[:10]}-", dir=folder)))
@@ -225,9 +238,12 @@ class Journal:
         return journal
 
     def record_options(self, options: Sequence[str], trusted: Collection[str], table: str) -> None:
-        """What of the command line does not make it another search, for a reader that says where it stands and how to go on.
+        """Record the options that do not make it another search, for `rlcanary bisect status` and for resuming.
 
-        `trusted`: the SHAs of the ends that need no run. `table`: the outcome table as text.
+        Args:
+            options: The command line's options.
+            trusted: The SHAs of the ends that need no run.
+            table: The outcome table as text.
         """
         self.append("options", options=options, trusted=sorted(trusted), table=table)
 
@@ -239,7 +255,7 @@ class Journal:
         self.append("observation", **vars(observation))
 
     def record_undo(self, observation: Observation) -> None:
-        """Take back the latest observation that counts."""
+        """Undo the latest observation that counts."""
         self.append("undo", commit=observation.commit, run=observation.run)
 
     @property
@@ -272,9 +288,11 @@ class Journal:
 
 
 def open_idle(folder: Path, tell: Callable[[str], object]) -> Iterator[Journal]:
-    """The journals under `folder` that no process writes, newest first. The caller closes them.
+    """Open the journals under `folder` that no process writes, newest first. The caller closes them.
 
-    `tell`: called with a sentence for each that cannot be read.
+    Args:
+        folder: The folder of all searches.
+        tell: Called with a sentence for each journal that cannot be read.
     """
     for path in sorted(folder.glob("*/journal.jsonl"), reverse=True):
         try:
@@ -286,7 +304,12 @@ def open_idle(folder: Path, tell: Callable[[str], object]) -> Iterator[Journal]:
 
 
 def readable_records(paths: Iterable[Path], tell: Callable[[str], object]) -> list[Record]:
-    """The journals that can be read. `tell`: called with a sentence for each other."""
+    """List the journals that can be read.
+
+    Args:
+        paths: The journal files.
+        tell: Called with a sentence for each journal that cannot be read.
+    """
     records: list[Record] = []
     for path in paths:
         try:
@@ -311,13 +334,17 @@ def _is_headless(path: Path) -> bool:
 
 
 def _add_header(path: Path) -> None:
-    """Raises BlockingIOError while another process writes the journal."""
+    """Add a header to a journal without one.
+
+    Raises:
+        BlockingIOError: Another process writes the journal.
+    """
     descriptor = os.open(path, os.O_RDWR)
     try:
         try_lock(descriptor, path, fcntl.flock)
         text, status = path.read_bytes(), os.fstat(descriptor)
         write_whole(path, f"{header_line(KIND, VERSION)}\n".encode() + text + (b"" if text.endswith(b"\n") else TORN))
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # It tells which search was the last one.
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # Its age tells which search was the last one.
     finally:
         os.close(descriptor)
 
@@ -334,7 +361,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _problem_of(record: dict[str, Any]) -> str | None:
-    """The reason why it is no event, or lacks what readers need of one."""
+    """Return why the object is no event, or which needed field it lacks. None for a valid event."""
     event = record.get("event")
     if not isinstance(event, str):
         return "not an event of a search"

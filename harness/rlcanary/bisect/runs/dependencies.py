@@ -1,4 +1,5 @@
-"""What the environment of each commit depends on, so that commits with the same dependencies can share one."""
+"""Compute a key per commit from its dependencies, so that commits with the same dependencies can share an environment.
+"""
 
 import hashlib
 import json
@@ -25,10 +26,16 @@ GITLINK = "160000"
 def dependency_keys(
     repository: Repository, good: Commit, commits: Sequence[Commit], circumstances: Mapping[str, str]
 ) -> dict[str, str]:
-    """A key for `good` and each commit, oldest first, each the child of the one before: equal keys, equal dependencies.
+    """Compute a dependency key for `good` and each commit. Equal keys mean equal dependencies.
 
-    It covers the lock files, requirement files, what pyproject.toml says about dependencies, the contents of the packages
+    The key covers the lock files, the requirement files, the dependencies in pyproject.toml, the contents of packages
     of the repository that these name by path, the commits of the submodules, and `circumstances`.
+
+    Args:
+        repository: The user's repository.
+        good: The parent of the first commit.
+        commits: Oldest first, each the child of the one before.
+        circumstances: The result of `circumstances()`, with the builder's name.
     """
     local = [*_local_packages(repository, good.sha), *_local_packages(repository, commits[-1].sha)]
     state = _state(repository, good.sha, local)
@@ -55,7 +62,7 @@ def dependency_keys(
 
 
 def circumstances(python_version: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What an environment depends on besides the commit."""
+    """Collect the facts besides the commit that an environment depends on: Python, machine, system, container."""
     found = {name: environment[name] for name in CONTAINER_VARIABLES if environment.get(name)}
     return found | {"python": python_version, "machine": platform.machine(), "system": platform.system()}
 
@@ -72,7 +79,7 @@ def _state(repository: Repository, sha: str, local: Sequence[str]) -> dict[str, 
 
 
 def _changes(repository: Repository, good: str, bad: str) -> dict[str, list[tuple[str, str, str]]]:
-    """New mode, path and object of every file that a commit changed against its first parent."""
+    """List the new mode, path and object of every file that a commit changed against its first parent."""
     text = repository.git(
         *("log", "--first-parent", "--diff-merges=first-parent", "--raw", "--no-abbrev", "--no-renames", "-z"),
         *("--format=%x01%H", f"{good}..{bad}"),
@@ -100,7 +107,7 @@ def _matters(mode: str, path: str, local: Sequence[str], repository: Repository)
 
 
 def _local_packages(repository: Repository, sha: str) -> list[str]:
-    """Folders of the repository that its dependencies name by path, other than the repository itself."""
+    """List the folders of the repository that its dependencies name by path, except the repository itself."""
     sources = _tables(_read(repository, f"{sha}:pyproject.toml")).get("uv", {}).get("sources", {})
     paths = [source["path"] for source in sources.values() if isinstance(source, dict) and "path" in source]
     lines = (_read(repository, f"{sha}:requirements.txt") or "").splitlines()
@@ -110,7 +117,7 @@ def _local_packages(repository: Repository, sha: str) -> list[str]:
 
 
 def _digest(repository: Repository, path: str, blob: str, known: dict[str, str]) -> str:
-    """Of a pyproject.toml only what it says about dependencies counts: a new version number asks for no new environment."""
+    """Return the digest of a file. For a pyproject.toml, only its dependency tables count, not its version number."""
     if PurePosixPath(path).name != "pyproject.toml":
         return blob
     if blob not in known:
@@ -135,7 +142,7 @@ def _tables(text: str | None) -> dict[str, Any]:
     try:
         tool = tomllib.loads(text or "").get("tool", {})
     except tomllib.TOMLDecodeError:
-        return {}  # What it says about local packages is lost; the blob still counts in the key.
+        return {}  # Local packages are not known then; the blob still counts in the key.
     return tool if isinstance(tool, dict) else {}
 
 
@@ -147,7 +154,7 @@ def _read(repository: Repository, name: str) -> str | None:
 
 
 def development_requirements(pyproject: Path) -> list[str]:
-    """The dependencies that a pyproject.toml declares, with those that are named for development or tests."""
+    """List the dependencies in a pyproject.toml, with those of its extras and groups `dev`, `test` and `tests`."""
     if not pyproject.is_file():
         return []
     document = tomllib.loads(pyproject.read_text(encoding="utf-8"))
@@ -160,7 +167,7 @@ def development_requirements(pyproject: Path) -> list[str]:
 
 
 def source_folders(checkout: Path) -> list[Path]:
-    """The folders that a checkout's own packages are imported from."""
+    """List the folders from which a checkout's own packages are imported."""
     pyproject = checkout / "pyproject.toml"
     tools = _tables(pyproject.read_text(encoding="utf-8")) if pyproject.is_file() else {}
     setuptools = tools.get("setuptools", {})

@@ -32,21 +32,21 @@ class Builder(Protocol):
 
     @property
     def name(self) -> str:
-        """Two builders of the same name build the same from the same commit."""
+        """A name that identifies the build: two builders of the same name build the same from the same commit."""
         ...
 
     def commands(self, checkout: Path, folder: Path) -> list[list[str]]:
-        """What to run in `checkout`, one after the other."""
+        """Return the commands to run in `checkout`, in order."""
         ...
 
     def variables(self, folder: Path) -> Mapping[str, str]:
-        """What the commands need in their environment."""
+        """Return the environment variables that the commands need."""
         ...
 
 
 @dataclass(frozen=True)
 class Uv:
-    """What uv.lock says, without the project itself: that is imported from each worktree."""
+    """Builds the environment of uv.lock with uv, without the project itself, which is imported from each worktree."""
 
     name: str = "uv"
 
@@ -59,7 +59,7 @@ class Uv:
 
 @dataclass(frozen=True)
 class Pip:
-    """A virtual environment with the requirement files of the root and the dependencies in pyproject.toml."""
+    """Builds a virtual environment from the requirement files of the root and the dependencies in pyproject.toml."""
 
     python: str
     name: str = "pip"
@@ -76,7 +76,7 @@ class Pip:
 
 @dataclass(frozen=True)
 class Shell:
-    """A command of the user's, which fills the folder that RLCANARY_ENV names."""
+    """Runs the user's command, which fills the folder named by RLCANARY_ENV."""
 
     command: str
 
@@ -92,10 +92,18 @@ class Shell:
 
 
 def choose_builder(asked: str, repository: Repository, bad: str) -> Builder | None:
-    """`asked` is auto, uv, pip, none or a shell command. Raises UserError where what it takes is not installed.
+    """Choose how to build environments.
 
-    auto: uv where BAD has a uv.lock, pip where it has requirement files, else none: the dependencies that a pyproject.toml
-    alone declares are seldom all that a command needs.
+    With auto: uv if BAD has a uv.lock, pip if it has requirement files, else none. The dependencies in a pyproject.toml
+    alone are seldom all that a command needs.
+
+    Args:
+        asked: auto, uv, pip, none or a shell command.
+        repository: The user's repository.
+        bad: The SHA of BAD.
+
+    Raises:
+        UserError: The required tool is not installed, or BAD has no uv.lock.
     """
     if asked == "none":
         return None
@@ -118,7 +126,11 @@ def choose_builder(asked: str, repository: Repository, bad: str) -> Builder | No
 def environment_keys(
     builder: Builder | None, repository: Repository, good: Commit, commits: Sequence[Commit]
 ) -> dict[str, str]:
-    """The key of the environment of each commit. Raises UserError where there is no Python."""
+    """Compute the environment key of each commit.
+
+    Raises:
+        UserError: No Python is on PATH.
+    """
     version = subprocess.run([_python(), "-VV"], capture_output=True, text=True, check=False).stdout.strip()
     around = circumstances(version, os.environ) | {"builder": "" if builder is None else builder.name}
     return dependency_keys(repository, good, commits, around)
@@ -133,7 +145,7 @@ def _python() -> str:
 
 @dataclass(frozen=True)
 class Environment:
-    """One that was built. `variables` lets a process use it on a checkout."""
+    """A built environment. `variables` lets a process use it on a checkout."""
 
     folder: Path
 
@@ -151,14 +163,20 @@ class Environment:
 
 
 class EnvironmentCache:
-    """Builds what is missing. Thread-safe, and safe beside other processes with the same folder.
+    """Builds missing environments. Safe for use by several threads, and by several processes on the same folder.
 
-    An environment is built in a folder of a name of its own, because most cannot be moved. A marker, written last, says
-    which folder holds the environment of a key; a folder that no marker names is half-built and is never used.
+    Each environment is built in a folder with a unique name, because most cannot be moved. A marker file, written last,
+    names the folder of a key. A folder without a marker is half-built and is never used.
     """
 
     def __init__(self, folder: Path, builder: Builder, keys: Mapping[str, str]) -> None:
-        """`keys`: of each commit."""
+        """Set up the cache.
+
+        Args:
+            folder: The cache folder, shared by all searches.
+            builder: Builds an environment.
+            keys: The environment key of each commit.
+        """
         self._folder = folder
         self._builder = builder
         self._keys = dict(keys)
@@ -174,12 +192,12 @@ class EnvironmentCache:
         return self._keys[sha]
 
     def built(self) -> set[str]:
-        """The commits whose environment is there."""
+        """Return the commits whose environment is built."""
         ready = {key for key in set(self._keys.values()) if self._find(key) is not None}
         return {sha for sha, key in self._keys.items() if key in ready}
 
     def add(self, keys: Mapping[str, str]) -> None:
-        """More commits, as those inside a merge."""
+        """Add the keys of more commits, such as those inside a merge."""
         self._keys |= keys
         for key in keys.values():
             self._locks.setdefault(key, threading.Lock())
@@ -193,9 +211,13 @@ class EnvironmentCache:
         environment: Mapping[str, str],
         mark: Mapping[str, str],
     ) -> Environment:
-        """The environment of a commit, built in its `checkout` if need be. What the build prints goes to `output`.
+        """Return the environment of a commit, and build it in its `checkout` if it is missing.
 
-        Raises Untestable where the build fails, Stopped.
+        The output of the build goes to `output`.
+
+        Raises:
+            Untestable: The build failed.
+            Stopped: The search was asked to stop.
         """
         key = self._keys[sha]
         with self._turn(key, stop):
@@ -238,7 +260,7 @@ class EnvironmentCache:
 
     @contextlib.contextmanager
     def _turn(self, key: str, stop: Stop) -> Iterator[None]:
-        """Alone among the threads and processes that ask for this key."""
+        """Hold the lock of this key, against other threads and processes."""
         self._folder.mkdir(parents=True, exist_ok=True)
         lock = self._locks[key]
         while not lock.acquire(timeout=LOOK_SECONDS):
@@ -265,5 +287,5 @@ def default_cache_folder() -> Path:
 
 
 def building_variables() -> dict[str, str]:
-    """The caller's environment without the virtual environment it has active, which builders would take for theirs."""
+    """Return the caller's environment variables without its active virtual environment, which builders would reuse."""
     return {name: value for name, value in environment_without_repository().items() if name != "VIRTUAL_ENV"}

@@ -1,4 +1,4 @@
-"""The value of a tracked metric in what one run left behind."""
+"""Read the value of a tracked metric from the output of one run."""
 
 import json
 from collections.abc import Iterator
@@ -20,11 +20,13 @@ class NotMeasured(Exception):
 
 
 def read_metric(name: str, checkout: Path, directory: Path, since_ns: int, output: str) -> float:
-    """The value of the metric `name`: from the results file that the run wrote, else from a JSON line that it printed.
+    """Read a metric from the results file that the run wrote, or else from a JSON line in its output.
 
-    `name` is `<test key>.<metric>` as `rlcanary trend` shows it. The line is `{"<name>": 1.5}`, with the whole name or
-    only the metric's, or `{"metric": "<name>", "value": 1.5}`; the last one counts. `since_ns`: files that are older than
-    this time are not of this run. Raises NotMeasured.
+    The line is `{"<name>": 1.5}`, with the full name or only the metric's, or `{"metric": "<name>", "value": 1.5}`. The
+    last such line counts.
+
+    Raises:
+        NotMeasured: The run left no value of the metric.
     """
     found = [value for path in _results_files(checkout, directory, since_ns) for value in _in_file(path, name)]
     found = found or list(_in_output(output, name))
@@ -44,7 +46,7 @@ def _results_files(checkout: Path, directory: Path, since_ns: int) -> list[Path]
     try:
         configured = pytest_settings(directory)
     except UserError:
-        configured = None  # pytest has said so itself in the run.
+        configured = None  # pytest has reported the error in the run.
     places = [*checkout.rglob(RESULTS_NAME)]
     if configured is not None and (setting := configured.text("rlcanary_results")):
         places.append(configured.root / setting)

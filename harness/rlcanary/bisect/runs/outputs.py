@@ -1,17 +1,21 @@
-"""The outputs of runs: large ones are compressed, those of old searches deleted."""
+"""The output files of runs: compress large ones, and delete those of old searches."""
 
 import gzip
 import shutil
 from pathlib import Path
 
 COMPRESSED_FROM = 1_000_000
-"""Bytes."""
+"""Smallest size in bytes that is compressed."""
 KEPT_SEARCHES = 10
-"""Outputs of the newest searches are kept; of older ones only the journal."""
+"""Number of newest searches whose outputs are kept. Older searches keep only the journal."""
 
 
 def compress_large(output: Path) -> Path:
-    """The file that holds the output from now on. It stays as it is where the disk has no room for a compressed copy."""
+    """Compress a large output file.
+
+    Returns:
+        The file that now holds the output: `output` itself if it is small or if the disk has no room for a copy.
+    """
     if output.stat().st_size < COMPRESSED_FROM:
         return output
     compressed = output.with_name(f"{output.name}.gz")
@@ -28,7 +32,7 @@ def compress_large(output: Path) -> Path:
 
 
 def delete_outputs(folder: Path) -> None:
-    """Delete the outputs of the runs and environment builds of one search, and leave its journal."""
+    """Delete the outputs of one search's runs and environment builds. The journal is kept."""
     for pattern in ("*.log", "*.log.gz"):
         for output in folder.glob(pattern):
             output.unlink()

@@ -1,4 +1,4 @@
-"""Files of the command that must not change under the search, and arguments that must point into the worktree."""
+"""Pin files of the command that must not change during the search, and redirect its arguments to the worktree."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ CODE_OPTION = re.compile(r"-[a-zA-Z]*[cm]|-e")
 @dataclass(frozen=True)
 class PinnedFile:
     relative: str
-    """Where it lies in the checkout and, during a probe, in the worktree."""
+    """The file's path relative to the checkout, and during a probe to the worktree."""
     copy: Path
     digest: str
     mode: int
@@ -42,18 +42,18 @@ class PinnedFile:
 class Command:
     """The user's command, ready to run in any worktree.
 
-    A helper script is pinned at the place where it lies, not run from elsewhere, so that `$0`, `sys.path[0]` and relative
-    paths in it mean the worktree.
+    A helper script is pinned in place rather than run from elsewhere, so that `$0`, `sys.path[0]` and relative paths in
+    it refer to the worktree.
     """
 
     arguments: tuple[str, ...]
-    """As typed, except that a virtual environment's program inside the checkout has its absolute path."""
+    """The typed arguments. A program in a virtual environment inside the checkout is named by its absolute path."""
     relocated: frozenset[int]
-    """The arguments that name a place in the checkout absolutely, which the worktree's place stands for."""
+    """Indices of the arguments that are absolute paths in the checkout. `inside` moves them to the worktree."""
     pinned: tuple[PinnedFile, ...]
 
     def inside(self, worktree: Path, toplevel: Path) -> list[str]:
-        """The arguments for a run in `worktree`."""
+        """Return the arguments for a run in `worktree`."""
         return [
             str(worktree) + argument.removeprefix(str(toplevel)) if index in self.relocated else argument
             for index, argument in enumerate(self.arguments)
@@ -63,11 +63,13 @@ class Command:
 def prepare_command(
     arguments: Sequence[str], repository: Repository, bad: str, copies: Path, *, also: Sequence[str], automatic: bool
 ) -> Command:
-    """Find what to pin and copy it to the folder `copies`, each under its SHA-256.
+    """Choose the files to pin and copy each to the folder `copies` under its SHA-256.
 
-    Pinned are: a program given by its path, the script of an interpreter, any file that the history does not hold (a new
-    test, say), and the files in `also`. Every other path follows the history. Raises UserError for a path in `also` that is
-    no file of the checkout.
+    Pinned are a program given by its path, the script of an interpreter, any file that is not in the history (such as a
+    new test), and the files in `also`. Every other path follows the history.
+
+    Raises:
+        UserError: A path in `also` is not a file of the checkout.
     """
     here = repository.toplevel / repository.directory
     script = _script_index(arguments, here)
@@ -82,7 +84,7 @@ def prepare_command(
             continue
         relative = _inside(here / path, repository)
         if relative is None:
-            if not absolute:  # From the worktree it would lead elsewhere.
+            if not absolute:  # A relative path would resolve differently in the worktree.
                 prepared[index] = os.path.normpath(here / path) + argument.removeprefix(path)
             continue
         file = repository.toplevel / relative
@@ -106,7 +108,7 @@ def prepare_command(
 
 
 def script_of(arguments: Sequence[str], repository: Repository) -> str | None:
-    """The path, as typed, of the program or script whose text decides; None for a program that is found by its name."""
+    """Return the path, as typed, of the program or script that the command runs. None for a program found on PATH."""
     index = _script_index(arguments, repository.toplevel / repository.directory)
     if index is None:
         return None
@@ -115,7 +117,7 @@ def script_of(arguments: Sequence[str], repository: Repository) -> str | None:
 
 
 def _script_index(arguments: Sequence[str], here: Path) -> int | None:
-    """Which argument is the program or script whose text decides: `./check.sh`, `bash check.sh`, `timeout 9 python x.py`."""
+    """Find the argument that is the program or script: `./check.sh`, `bash check.sh`, `timeout 9 python x.py`."""
     wrapped = Path(arguments[0]).name in WRAPPERS
     for index, argument in enumerate(arguments):
         if INTERPRETERS.fullmatch(Path(argument).name):
@@ -136,7 +138,7 @@ def _is_script(file: Path) -> bool:
 
 
 def _inside(path: Path, repository: Repository) -> str | None:
-    """The path relative to the checkout, or None where it lies outside or in the git directory."""
+    """Return the path relative to the checkout, or None if it is outside or in the git directory."""
     place = Path(os.path.realpath(path.parent)) / path.name
     if not place.is_relative_to(repository.toplevel) or place.is_relative_to(repository.common_dir):
         return None

@@ -1,4 +1,4 @@
-"""Where probes run: worktrees of their own, or the user's checkout for those who must."""
+"""Checkouts that probes run in: private worktrees, or with `--in-place` the user's checkout."""
 
 import os
 from collections.abc import Sequence
@@ -18,15 +18,17 @@ class Place(Protocol):
     path: Path
 
     def prepare(self, sha: str, pinned: Sequence[PinnedFile] = (), stop: Stop | None = None) -> None:
-        """Make it the commit `sha`, with the pinned files laid over it.
+        """Check out the commit `sha`, with the pinned files copied over it.
 
-        Raises Untestable when git cannot check the commit out or its submodules cannot be had, GitError when the place
-        itself cannot be made, Stopped.
+        Raises:
+            Untestable: git cannot check the commit out, or its submodules are not available.
+            GitError: The place itself cannot be made.
+            Stopped: The search was asked to stop.
         """
         ...
 
     def remove(self) -> None:
-        """Leave everything as it was found."""
+        """Restore the state from before the search."""
         ...
 
 
@@ -37,7 +39,11 @@ class Checkout:
     """
 
     def __init__(self, repository: Repository, with_submodules: bool = True) -> None:
-        """Raises UserError where a search would mix with work under way."""
+        """Check that the checkout can be used.
+
+        Raises:
+            UserError: The search would mix with uncommitted changes.
+        """
         self.path = repository.toplevel
         self._repository = repository
         self._with_submodules = with_submodules
@@ -67,7 +73,7 @@ class Checkout:
             in_the_way = [name for name in new if name and os.path.lexists(self.path / name)]
             switch(self.path, sha, stop, self._with_submodules)
         except GitError as error:
-            for name in set(new) - {"", *in_the_way}:  # Git leaves those that it wrote before it came to the bad one.
+            for name in set(new) - {"", *in_the_way}:  # A failed checkout leaves the files that git wrote first.
                 if not (self.path / name).is_dir():
                     (self.path / name).unlink(missing_ok=True)
             why = f"in the way of this commit: {', '.join(in_the_way)}" if in_the_way else "git cannot check it out"
@@ -80,9 +86,12 @@ class Checkout:
 
 
 def switch(checkout: Path, where: str, stop: Stop | None, with_submodules: bool) -> None:
-    """Go to a branch or commit, dropping what a probe changed in tracked files. Raises GitError.
+    """Switch to a branch or commit. A probe's changes to tracked files are dropped.
 
-    The checkout was clean when the search began, so whatever differs is a probe's.
+    The checkout was clean when the search began, so every difference comes from a probe.
+
+    Raises:
+        GitError: git cannot switch.
     """
     git(checkout, "reset", "--quiet", "--hard", stop=stop)
     detach = [] if _is_branch(checkout, where) else ["--detach"]

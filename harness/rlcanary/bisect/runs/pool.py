@@ -1,4 +1,4 @@
-"""Probes at once: a thread and a place for each, results as they arrive, worthless ones cancelled."""
+"""Run probes in parallel, each with its own thread and place. Worthless probes are cancelled."""
 
 import queue
 import threading
@@ -14,7 +14,7 @@ from rlcanary.system.sessions import LOOK_SECONDS, Cancellation, Interrupts, Sto
 
 @dataclass(frozen=True)
 class Running:
-    """A probe under way."""
+    """A running probe."""
 
     number: int
     commit: Commit
@@ -28,11 +28,11 @@ class Finished:
     number: int
     commit: Commit
     observation: Observation | None
-    """None for one that was cancelled."""
+    """The probe's result. None if it was cancelled."""
 
 
 class Pool:
-    """Used from one thread. A probe that raised raises again in `wait`."""
+    """The running probes. Use it from one thread. `wait` raises again what a probe raised."""
 
     def __init__(self, probe: Probe, places: Sequence[Place], interrupts: Interrupts, first_number: int) -> None:
         self._probe = probe
@@ -44,12 +44,12 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """How many more probes may start now."""
+        """The number of probes that may start now."""
         return len(self._free)
 
     @property
     def running(self) -> list[Running]:
-        """Probes that are under way and not cancelled, oldest first."""
+        """The running probes that are not cancelled, oldest first."""
         return [running for running in self._running.values() if not running.cancellation.is_cancelled]
 
     @property
@@ -57,7 +57,7 @@ class Pool:
         return not self._running
 
     def start(self, commit: Commit) -> int:
-        """Returns the number of the run."""
+        """Start a probe of the commit and return the number of its run."""
         number, place = self._next_number, self._free.pop()
         self._next_number += 1
         cancellation = Cancellation(self._interrupts)
@@ -79,7 +79,10 @@ class Pool:
         return number
 
     def wait(self, seconds: float = LOOK_SECONDS) -> list[Finished]:
-        """The probes that have finished, waiting up to `seconds` for the first. Raises what a probe raised."""
+        """Return the finished probes. Wait up to `seconds` for the first.
+
+        An exception of a probe is raised again.
+        """
         finished: list[Finished] = []
         try:
             result = self._results.get(timeout=seconds)
@@ -96,7 +99,7 @@ class Pool:
             return finished
 
     def stop(self) -> list[Finished]:
-        """End everything that runs. Returns what had finished before that."""
+        """Stop all running probes and return those that finished before the stop."""
         for running in self._running.values():
             running.cancellation.cancel()
         for running in self._running.values():

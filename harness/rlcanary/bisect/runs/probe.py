@@ -27,11 +27,11 @@ RUN_VARIABLE = "RLCANARY_BISECT_RUN"
 DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"
 READ_BYTES = 4_000_000
 MEASURABLE_CODES = (0, 1)
-"""Exit codes of a run that came to its end: a metric that it left is believed."""
+"""Exit codes of a run that completed. A metric from such a run counts."""
 
 
 class Run(Protocol):
-    """`process.run`, or what does the same with jobs."""
+    """The signature of `sessions.run`, which `RemoteRun` shares."""
 
     def __call__(
         self,
@@ -48,26 +48,31 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """What is the same for every run. Runs may go on in several threads at once, each with a place of its own."""
+    """The settings that all runs share. Several threads may run probes at once, each in its own place."""
 
     command: Command
     toplevel: Path
     directory: Path
-    """Where in the checkout the command starts, relative."""
+    """The command's working directory, relative to the checkout."""
     outputs: Path
-    """Folder for what the runs print."""
+    """The folder for output files."""
     table: OutcomeTable
     runners: tuple[str, ...]
     timeout: float | None
     import_paths: tuple[str, ...]
     mark: Mapping[str, str]
-    """In the environment of every process of this search."""
+    """Environment variables that identify the processes of this search."""
     run_command: Run
     metric: str | None = None
     environments: EnvironmentCache | None = None
 
     def run(self, commit: Commit, number: int, place: Place, stop: Stop) -> Observation:
-        """Raises GitError where git cannot make a place to run in, Stopped."""
+        """Run the command once on a commit.
+
+        Raises:
+            GitError: git cannot make a place to run in.
+            Stopped: The search was asked to stop.
+        """
         stop.check()
         output = self.outputs / f"{datetime.now():%H%M%S}-{number:03d}-{commit.short}.log"
         key = "" if self.environments is None else self.environments.key(commit.sha)
@@ -153,7 +158,7 @@ class Probe:
 
 
 def is_foreign(program: str, path: str, environment: Path) -> bool:
-    """Whether a program on `path` is a Python script of another environment, which would bring its own packages."""
+    """Whether a program on `path` is a Python script of another environment, which would import that one's packages."""
     place = shutil.which(program, path=path)
     if place is None or Path(place).is_relative_to(environment):
         return False

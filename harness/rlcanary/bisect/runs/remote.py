@@ -1,4 +1,4 @@
-"""Running a probe's command as a job of an executor, in the manner of `process.run`."""
+"""Run a probe's command as a job of an executor, with the signature of `sessions.run`."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ from rlcanary.system.sessions import Stop
 
 
 class RemoteRun:
-    """One job for each call. Calls may go on in several threads at once: each makes an executor of its own."""
+    """Submits one job per call. Several threads may call it at once: each call makes its own executor."""
 
     def __init__(self, make_executor: Callable[[], Executor], name: str) -> None:
         self._make_executor = make_executor
@@ -29,9 +29,12 @@ class RemoteRun:
         timeout: float | None,
         stop: Stop,
     ) -> Ending:
-        """Run `command`, its output in the file `output`, and cancel the job whatever happens. Raises Stopped.
+        """Run `command` as a job that writes to the file `output`. The job is cancelled if it is still open at the end.
 
-        `timeout` counts from when the job runs, not from when it waits in a queue.
+        `timeout` counts from the start of the job. Time in the queue does not count.
+
+        Raises:
+            Stopped: The search was asked to stop.
         """
         folder = output.with_suffix(".job")
         job = Job(self._name, command, directory, folder, output, {**environment, **mark})
@@ -58,7 +61,7 @@ class RemoteRun:
         return Ending(end.result.exit_code, end.result.seconds)
 
     def _wait(self, waiting: Waiting, identity: str, timeout: float | None, stop: Stop) -> JobEnd | None:
-        """None where the time was over."""
+        """Wait for the job to end. Returns None after the timeout."""
         started: float | None = None
         while True:
             ends = waiting.look()
@@ -72,7 +75,7 @@ class RemoteRun:
             waiting.pause(stop)
 
     def cancel_left(self, outputs: Path) -> None:
-        """Cancel the jobs of an earlier search with this folder that was killed."""
+        """Cancel the jobs that a killed search left in this folder."""
         for file in outputs.glob("*.job/id"):
             if not (file.parent / "result.json").exists():
                 _cancel(self._make_executor(), file.read_text(encoding="utf-8").strip())

@@ -1,4 +1,4 @@
-"""Which submodules the user has initialised, as git itself sees it."""
+"""Find the submodules that the user has initialised, by git's own rules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ from rlcanary.system.git import Repository, git
 
 
 def submodule_paths(listing: str) -> dict[str, str]:
-    """The path of each submodule by its name, from what `git config -z --list` prints of a .gitmodules file."""
+    """Parse the output of `git config -z --list` on a .gitmodules file into the path of each submodule by name."""
     settings = dict(entry.split("\n", 1) for entry in listing.split("\0") if "\n" in entry)
     return {
         key.removeprefix("submodule.").removesuffix(".path"): path
@@ -17,11 +17,14 @@ def submodule_paths(listing: str) -> dict[str, str]:
 
 
 def initialised_submodules(git_dir: Path, checkout: Path) -> Callable[[str, str], bool]:
-    """A function that says of a submodule's name and path whether the repository of `git_dir` has initialised it.
+    """Return a function that tells whether a submodule is initialised, given its name and path.
 
-    As `git help submodules` defines an active submodule: by `submodule.NAME.active`, else by the patterns of
-    `submodule.active` (which `git clone --recurse-submodules` sets to all), else by having an URL. `checkout`: the working
-    tree in which the patterns are looked up.
+    `git help submodules` defines an active submodule: by `submodule.NAME.active`, else by the patterns of
+    `submodule.active` (which `git clone --recurse-submodules` sets to all), else by having a URL.
+
+    Args:
+        git_dir: The git directory with the configuration.
+        checkout: The working tree in which the patterns are looked up.
     """
     entries = [entry.partition("\n") for entry in git(git_dir, "--git-dir=.", "config", "-z", "--list").split("\0")]
     settings = {key: value for key, _, value in entries}
@@ -37,7 +40,7 @@ def initialised_submodules(git_dir: Path, checkout: Path) -> Callable[[str, str]
 
 
 def submodules_left_out(repository: Repository, *commits: str) -> list[str]:
-    """The paths of the submodules of these commits that the user's checkout has not initialised."""
+    """List the paths of these commits' submodules that are not initialised in the user's checkout."""
     is_initialised = initialised_submodules(repository.git_dir, repository.toplevel)
     paths: dict[str, None] = {}
     for sha in commits:

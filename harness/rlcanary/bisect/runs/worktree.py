@@ -1,4 +1,4 @@
-"""A detached worktree in a private temporary folder, which probes may do anything to."""
+"""A detached worktree in a private temporary folder. Probes may change it freely."""
 
 import fcntl
 import os
@@ -20,26 +20,29 @@ DISK_FULL = "No space left on device"
 
 
 class Untestable(Exception):
-    """This commit cannot be put into the worktree; the message says why."""
+    """The commit cannot be checked out or built. The message says why."""
 
 
 class Worktree:
-    """`prepare(sha)` makes it exactly that commit, submodules included; `remove()` leaves no trace in the repository."""
+    """A worktree of one search. `prepare(sha)` checks out a commit with submodules; `remove()` leaves no trace."""
 
     def __init__(self, repository: Repository, with_submodules: bool = True) -> None:
         self._repository = repository
         self._with_submodules = with_submodules
-        # Made by the first `prepare`, when the journal knows of it.
+        # The first `prepare` makes it, after the journal has recorded it.
         self._folder = Path(tempfile.gettempdir(), f"rlcanary-bisect-{secrets.token_hex(6)}").resolve()
-        # The checkout's own name: some code reads meaning into it.
+        # Keep the checkout's name, because some code depends on it.
         self.path = self._folder / repository.toplevel.name
         self._link = b""
 
     def prepare(self, sha: str, pinned: Sequence[PinnedFile] = (), stop: Stop | None = None) -> None:
-        """Make the worktree the commit `sha` and nothing else, with the pinned files laid over it.
+        """Check out the commit `sha` and nothing else, with the pinned files copied over it.
 
-        Raises Untestable when git cannot check the commit out (a filter that fails, an object that is missing) or its
-        submodules cannot be had, GitError when git cannot make a worktree at all, Stopped.
+        Raises:
+            Untestable: git cannot check the commit out (a filter fails, an object is missing), or its submodules are
+                not available.
+            GitError: git cannot make a worktree at all.
+            Stopped: The search was asked to stop.
         """
         if self._is_whole:
             try:
@@ -74,12 +77,12 @@ class Worktree:
         _delete(self._folder)
 
     def discard(self) -> None:
-        """Delete the worktree; the next `prepare` makes it anew."""
+        """Delete the worktree. The next `prepare` makes a new one."""
         remove_worktree(self._repository, self.path)
 
     @property
     def _is_whole(self) -> bool:
-        """Whether git works in this worktree, rather than in a repository around it or behind a link in its place."""
+        """Whether git works in this worktree, rather than in a repository around it or behind a link at its path."""
         link = self.path / ".git"
         is_link = self.path.is_symlink() or self._folder.is_symlink()
         return not is_link and link.is_file() and link.read_bytes() == self._link
@@ -88,11 +91,11 @@ class Worktree:
         clean = ("clean", "-ffdxq")
         git(self.path, *clean, stop=stop)
         git(self.path, "checkout", "--force", "--detach", "--quiet", sha, stop=stop)
-        git(self.path, *clean, stop=stop)  # The folders of submodules that this commit has not.
+        git(self.path, *clean, stop=stop)  # Delete folders of submodules that this commit lacks.
 
 
 def remove_worktree(repository: Repository, path: Path) -> None:
-    """Delete a worktree's folder, then git's record of it. Both may be gone already, or have a link in their place."""
+    """Delete a worktree's folder, then git's record of it. Either may be gone already, or be replaced by a link."""
     if path.parent.is_symlink():
         path.parent.unlink()
     _delete(path)
@@ -105,7 +108,7 @@ def remove_worktree(repository: Repository, path: Path) -> None:
 
 @contextmanager
 def alone_among_worktrees(repository: Repository, stop: Stop | None = None) -> Iterator[None]:
-    """Git trips over the records of worktrees that are half-made, so one at a time makes or removes them."""
+    """Hold a lock while a worktree is made or removed, because git fails on the records of half-made worktrees."""
     path = repository.common_dir / "rlcanary" / "worktrees.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -124,7 +127,11 @@ def alone_among_worktrees(repository: Repository, stop: Stop | None = None) -> I
 
 
 def _delete(folder: Path) -> None:
-    """Delete a folder that may hold others without permissions. Raises OSError for what is not ours to delete."""
+    """Delete a folder that may contain folders without permissions.
+
+    Raises:
+        OSError: An entry belongs to another user.
+    """
     if folder.is_symlink() or folder.is_file():
         folder.unlink()
     if not folder.exists():
@@ -137,11 +144,17 @@ def _delete(folder: Path) -> None:
 
 
 def update_submodules(checkout: Path, git_dir: Path, modules_of: Path, stop: Stop | None) -> None:
-    """Bring the submodules of `checkout` to the commits it records, nested ones included, if the user has initialised them.
+    """Check out the recorded commits of the initialised submodules of `checkout`, including nested ones.
 
-    `git_dir`: the git directory whose configuration says which are initialised. Clones come from the user's own clones under
-    `modules_of`/modules where they exist, so no network is needed and the user's configuration and submodule checkouts stay
-    as they are. Raises GitError when a commit cannot be had.
+    Clones come from the user's own clones under `modules_of`/modules if they exist. So no network is needed, and the
+    user's configuration and submodule checkouts stay as they are.
+
+    Args:
+        checkout: The working tree to update.
+        git_dir: The git directory whose configuration lists the initialised submodules.
+
+    Raises:
+        GitError: A commit is not available.
     """
     if not (checkout / ".gitmodules").is_file():
         return
@@ -184,7 +197,7 @@ def _has_commit(repository: Path, sha: str) -> bool:
 
 
 def _resolve_relative(checkout: Path, url: str) -> str:
-    """A submodule's relative URL against the remote that the checkout came from, or its own path without a remote."""
+    """Resolve a submodule's relative URL against the checkout's remote, or against its path without a remote."""
     remotes = git(checkout, "remote").split()
     remote = "origin" if "origin" in remotes else remotes[0] if remotes else None
     if remote is None:

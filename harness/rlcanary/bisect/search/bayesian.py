@@ -1,7 +1,8 @@
-"""The search for the commit that broke a command, or moved a metric, whose runs may lie: Bayesian inference over its place.
+"""Bayesian search for the commit that broke a command or moved a metric, on runs that may be flaky.
 
-Every commit is the culprit with some probability. The next run goes where its outcome is expected to tell most about which
-one it is; the noise is learned from the same runs (rates.py, levels.py). While no run contradicts another this is halving.
+Every commit has a probability of being the culprit. The next run goes to the commit with the largest expected
+information about it. The noise is estimated from the same runs (pass_fail_noise.py, metric_noise.py). While no run
+contradicts another, the search is plain halving.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,44 +21,52 @@ CONFIDENCE = 0.95
 CERTAINTY = 1 - 1e-6
 """The confidence of a search that believes every run."""
 OUTSIDE = 0.02
-"""The probability beforehand that GOOD is bad already, and as much that BAD is not bad."""
+"""The prior probability that GOOD is already bad, and likewise that BAD is not bad."""
 ALIKE = 0.1
-"""The probability beforehand that every commit is alike: the command fails now and then, whatever the commit. It is 0 where
-an end is trusted, which says that this end is unlike the other; that the other one is not is `OUTSIDE`."""
+"""The prior probability that all commits are alike: the command fails now and then on any commit.
+
+It is 0 if an end is trusted, because that end then differs from the other. A trusted end leaves `OUTSIDE` for the
+chance that the other end is wrong.
+"""
 HALVING_SHARE = 0.9
-"""The middle is taken while nothing contradicts and its information is this share of the best."""
+"""The middle commit is chosen while no runs contradict and its information is at least this share of the best."""
 END_SHARE = 0.6
-"""GOOD or BAD is run again where its information is this share of the best. Information counts only what this one run tells;
-what GOOD and BAD teach about the noise helps with all later runs as well."""
+"""GOOD or BAD runs again if its information is at least this share of the best.
+
+Information counts only the next run. GOOD and BAD also teach about the noise, which helps all later runs.
+"""
 READY_SHARE = 0.35
-"""A commit whose environment is built is taken where its information is this share of the best: a build often takes longer
-than a run."""
+"""A commit with a built environment is preferred if its information is at least this share of the best.
+
+A build often takes longer than a run.
+"""
 CLEAR = 0.8
-"""Where a good and a bad commit differ by this much in their chances to fail, the search stops at the asked confidence."""
+"""The least difference in failure rate, between good and bad commits, at which the requested confidence suffices."""
 WORTHLESS_SHARE = 0.05
-"""A run under way is not worth waiting for below this share of the best information."""
+"""A running probe below this share of the best information is cancelled."""
 LEAST_INFORMATION = 1e-6
-"""Bits; a run that tells less is not started."""
+"""The least information, in bits, for which a run is started."""
 SCENARIOS = 16
-"""How many joint outcomes of the runs under way are looked at."""
+"""The number of joint outcomes of the running probes that are considered."""
 RELAPSE_ODDS = 20.0
-"""That the history breaks more than once is said at these odds against once."""
+"""The odds of several breakages against one above which the result names a relapse."""
 HOPELESS_ODDS = 1000.0
-"""At these the search stops: it looks for the one culprit."""
+"""The odds of several breakages against one above which the search stops, since it looks for a single culprit."""
 
 
 class Bayesian:
     """A search over a line of commits, with any number of runs at a time.
 
-    The caller loops: start what `next_commits` names; when a run ends, `record` it, end those that `worthless` names, ask
-    again. The search is over when `next_commits` names none and nothing runs; then `refusal` or else `result` is what it
-    came to. GOOD and BAD, the ends, are commits like others here: they come from `next_commits` first, as often as the
-    noise asks, and go to `record`. The order and the time of the records do not matter, so a journal is taken up by
-    recording all of it, every run of a commit that ran more than once.
+    The caller starts the commits from `next_commits`, calls `record` when a run ends, cancels those in `worthless`, and
+    asks again. The search is over when `next_commits` is empty and nothing runs. The outcome is then `refusal`, or else
+    `result`.
 
-    The likelihood says what runs are like:
-    - `Believed()`: no run ever lies. Plain halving, each end once; records that contradict each other raise Contradiction.
-    - `PassFail(history)`: runs pass and fail, and sometimes by chance, at rates that are learned.
+    GOOD and BAD are ordinary commits here. They come first from `next_commits`, as often as the noise requires. The
+    order of records does not matter, so a search is resumed by recording its whole journal, repeated runs included.
+
+    The likelihood models the runs:
+    - `Believed()`: every run is right. Plain halving, each end once. Contradicting records raise Contradiction.
+    - `PassFail(history)`: runs pass or fail, sometimes by chance, at estimated rates.
     - `Levels(worse)`: runs measure a metric, and its value is recorded.
     """
 
@@ -71,11 +80,15 @@ class Bayesian:
         confidence_of: Mapping[str, float] | None = None,
         trusted: Collection[str] = (),
     ) -> None:
-        """`commits`: oldest first; `good` is the parent of the first, the last one is BAD.
+        """Set up the search.
 
-        `confidence`: the probability of the culprit at which the search stops, in (0, 1).
-        `confidence_of`: the same for commits of which another probability is asked.
-        `trusted`: those of the two ends that need not be run.
+        Args:
+            good: The parent of the first commit.
+            commits: Oldest first. The last one is BAD.
+            likelihood: The model of the runs.
+            confidence: The probability of the culprit at which the search stops, in (0, 1).
+            confidence_of: Overrides `confidence` for some commits.
+            trusted: The ends that need no run.
         """
         self._commits = tuple(commits)
         self._bad = self._commits[-1]
@@ -92,11 +105,17 @@ class Bayesian:
         self._inferred = False
 
     def record(self, commit: str, outcome: Outcome, value: float | None = None) -> None:
-        """Take in a finished run: good, bad or untestable. Where the search is for a metric, `value` is the metric's, in
-        place of good and bad.
+        """Add a finished run: good, bad, untestable or measured.
 
-        Raises KeyError for a commit outside the range, ValueError for an outcome that is no evidence, Contradiction where
-        every run is believed and this one cannot be true together with the others.
+        Args:
+            commit: The SHA of the commit that ran.
+            outcome: The outcome of the run.
+            value: The metric's value, in a search for a metric.
+
+        Raises:
+            KeyError: The commit is outside the range.
+            ValueError: The outcome is no evidence.
+            Contradiction: Every run is believed, and this one contradicts an earlier one.
         """
         position = self._position[commit]
         if outcome is Outcome.UNTESTABLE:
@@ -113,11 +132,15 @@ class Bayesian:
         self._inferred = False
 
     def next_commits(self, count: int, running: Sequence[str] = (), ready: Collection[str] = ()) -> list[str]:
-        """Up to `count` commits to start now, while those in `running` run (a commit that runs twice is named twice).
+        """Choose up to `count` commits to start now.
 
-        A commit comes again, even twice at once, where the noise asks for it. Fewer than `count` come, or none, where more
-        runs would add nothing to those under way. Among commits that tell nearly as much, those in `ready` come first: the
-        ones whose environment is built.
+        A commit may be chosen again, even twice at once, if the noise requires it. Fewer than `count` are returned if
+        more runs would add nothing to the running ones.
+
+        Args:
+            count: The largest number of commits.
+            running: The commits that run now, repeated if a commit runs twice.
+            ready: Commits with a built environment. They are preferred among commits of similar information.
         """
         self._infer()
         chosen: list[str] = []
@@ -129,7 +152,7 @@ class Bayesian:
         return chosen
 
     def worthless(self, running: Sequence[str]) -> list[str]:
-        """Those of the runs under way whose outcome no longer matters."""
+        """Select the running commits whose outcome no longer matters."""
         self._infer()
         if self._is_over:
             return list(running)
@@ -139,7 +162,7 @@ class Bayesian:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why the search cannot start from these ends; None while nothing speaks against them."""
+        """The reason why the search cannot start from these ends, or None."""
         self._infer()
         if (by_their_runs := self._ends.refusal) is not None:
             return by_their_runs
@@ -153,7 +176,7 @@ class Bayesian:
         return self._ends.mostly_wrong or max(doubts, key=lambda refusal: doubts[refusal])
 
     def result(self) -> Verdict:
-        """The culprit, or as few commits as hold the demanded probability. May be asked at any time."""
+        """Return the culprit, or the fewest commits that hold the requested probability. May be called at any time."""
         self._infer()
         if self._is_certain_enough:
             member_N = self._group_N == self._likeliest_group
@@ -168,7 +191,7 @@ class Bayesian:
         return Verdict(suspects, probability, posterior, self._estimate(), self._relapse)
 
     def sides(self, culprit: str, without: Collection[str] = ()) -> tuple[list[float], list[float]]:
-        """The readings of the commits before the culprit, and of those from it on. `without`: commits to leave out."""
+        """Return the readings before the culprit, and from the culprit on. Commits in `without` are left out."""
         left_out = {self._position[sha] for sha in without if sha in self._position}
         sides: tuple[list[float], list[float]] = ([], [])
         for index, values in self._readings.items():
@@ -177,9 +200,10 @@ class Bayesian:
         return sides
 
     def tests_left(self) -> int:
-        """About how many more runs the search takes, 0 when it is over.
+        """Estimate how many more runs the search takes. 0 when it is over.
 
-        While no run contradicts another, as many as if none ever did and the likeliest culprit is the one.
+        Until two runs contradict each other, the estimate assumes that none will and that the likeliest commit is the
+        culprit.
         """
         self._infer()
         if self._is_over:
@@ -218,7 +242,7 @@ class Bayesian:
             else:
                 continue
             if good != bad and {good, bad} & {-1, len(self._commits) - 1}:
-                continue  # An end that is not what it is called is refused, not contradicted.
+                continue  # An end whose runs contradict its name is refused elsewhere.
             names = {index: sha[:10] for sha, index in self._position.items() if index in (good, bad)}
             raise Contradiction(f"{names[good]} is good, but {names[bad]} at or before it is bad")
 
@@ -253,16 +277,17 @@ class Bayesian:
         return self._sha(choice)
 
     def _candidate(self, sha: str) -> int:
-        """Where a commit stands among those that can be run: GOOD first."""
+        """Return the index of a commit among those that can run. GOOD has index 0."""
         return self._position[sha] + 1
 
     def _sha(self, candidate: int) -> str:
         return self._commits[candidate - 1] if candidate else self._commit_of_end[GOOD]
 
     def _prior(self) -> tuple[Array, float]:
-        """Log probabilities beforehand: of each place of the culprit, GOOD and before first, after BAD last; of no culprit.
+        """Compute the log prior of each culprit position, and of no culprit at all.
 
-        The levels of a metric are the same with a culprit outside as without one, also where an end is trusted.
+        The first position means that GOOD is already bad, the last that BAD is not bad. For a metric, a culprit outside
+        the range looks the same as none, even with a trusted end.
         """
         count = len(self._commits)
         reads_outcomes = self._likelihood.reads_outcomes
@@ -290,7 +315,7 @@ class Bayesian:
         self._alike = alike / total
         self._posterior_N: Array = self._belief_H[1:-1]
         chance_N = chance_testable(count, tested, self._untestable)
-        # Commits that no run can tell apart are found together or not at all.
+        # Commits that no run can separate are found together.
         separates_N = chance_N > 0
         separates_N[[index for index in tested if index >= 0]] = True
         self._group_N = np.concatenate([[0], np.cumsum(separates_N[:-1])])
@@ -307,8 +332,9 @@ class Bayesian:
     def _demanded(self) -> float:
         """The probability of the culprit at which the search stops.
 
-        The noisier the runs, the likelier a search stops at a wrong commit before any two contradict each other. Those that
-        go on make up for it. Numbers differ from the first two runs on.
+        The noisier the runs, the more likely a search stops at a wrong commit before two runs contradict each other. A
+        higher threshold makes up for it. Metric values differ from the first two runs on, so a metric needs no
+        correction.
         """
         likeliest = int(self._posterior_N.argmax())
         asked = self._confidence_of.get(self._commits[likeliest], self._confidence)
@@ -320,7 +346,7 @@ class Bayesian:
 
     @property
     def _relapse(self) -> tuple[str, str] | None:
-        """The bad commit and the later good one that the readings bear out best."""
+        """The bad commit and the later good commit that are best supported by the readings."""
         if self._relapse_odds < RELAPSE_ODDS:
             return None
         badness = {index: self._likelihood.badness(values) for index, values in self._readings.items()}
@@ -333,7 +359,10 @@ class Bayesian:
 
     @property
     def _middle(self) -> int | None:
-        """The candidate of plain halving; None once runs contradict each other, or where it has no say."""
+        """The candidate of plain halving.
+
+        None for a metric, with untestable commits, or once runs contradict each other.
+        """
         if self._untestable or not self._likelihood.reads_outcomes:
             return None
         good, bad = self._bounds
@@ -347,9 +376,9 @@ class Bayesian:
         return good, bad
 
     def _information(self, running: Sequence[int]) -> Array:
-        """Expected information in bits, about which commit is the culprit if any is, of a run of each candidate.
+        """Compute the expected information, in bits, of a run of each candidate about the identity of the culprit.
 
-        With runs under way it is what the run adds to theirs: the mean over their joint outcomes.
+        With other runs in progress, it is the information added to theirs: the mean over their joint outcomes.
         """
         chances_H2K = self._prediction.chances_S2K[self._place_H]
         alike_K = self._prediction.chances_alike_K
@@ -363,12 +392,14 @@ class Bayesian:
         return information_C
 
     def _scenarios(self, running: Sequence[int], chances_H2K: Array, alike_K: Array) -> Array:
-        """Joint probability of each hypothesis (each place of the culprit, and at last none) and each outcome of the runs
-        under way, of the likeliest outcomes."""
+        """Compute the joint probability of each hypothesis and each likely outcome of the running commits.
+
+        A hypothesis is a position of the culprit; the last one is that there is none.
+        """
         joint_XZ: Array = np.append(self._belief_H, self._alike)[None]
         if not running:
             return joint_XZ
-        # What matters of a reading that is a number is which side it speaks for.
+        # Only the side that a metric's value supports matters here.
         mean_2K = np.tensordot(self._belief_H, chances_H2K, axes=1)
         speaks_bad_K = mean_2K[1] >= mean_2K[0]
         bad_H2 = chances_H2K @ speaks_bad_K
@@ -384,13 +415,13 @@ class Bayesian:
 
 
 def entropy(chances: Array) -> Array:
-    """Bits, over the last axis."""
+    """Compute the entropy in bits over the last axis."""
     result: Array = -(chances * np.log2(np.maximum(chances, 1e-300))).sum(axis=-1)
     return result
 
 
 def _mixture(weight_XZ: Array, values_H2K: Array, alike_K: Array) -> Array:
-    """For a run of each candidate: its values summed over the hypotheses, weighed, on the side that it then has."""
+    """Sum the values of a run of each candidate over the weighted hypotheses, each on its good or bad side."""
     weight_XH1 = weight_XZ[:, :-1, None]
     bad_XCK = np.cumsum(weight_XH1 * values_H2K[:, 1], axis=1)[:, :-1]
     good_XHK = np.cumsum(weight_XH1 * values_H2K[:, 0], axis=1)

@@ -1,4 +1,4 @@
-"""GOOD and BAD before the search: each runs first, and again while it is not what it is called."""
+"""The runs of GOOD and BAD before the search. Each end runs first, and again while its runs contradict its name."""
 
 from collections.abc import Collection, Sequence
 
@@ -11,7 +11,7 @@ REFUSALS_UNTESTABLE = {GOOD: Refusal.GOOD_UNTESTABLE, BAD: Refusal.BAD_UNTESTABL
 
 
 class Ends:
-    """The readings of both ends. `trusted`: the ends (GOOD, BAD) that need no run."""
+    """The readings of both ends. The ends in `trusted` need no run."""
 
     def __init__(self, likelihood: Likelihood, trusted: Collection[float] = ()) -> None:
         self._likelihood = likelihood
@@ -27,7 +27,7 @@ class Ends:
             self._untestable = end
 
     def next_end(self, running: Sequence[float] = ()) -> float | None:
-        """The end to run next, while those in `running` run; None when neither is missing."""
+        """Return the end to run next, given those in `running`. None if both have enough runs."""
         for end in self.asked:
             runs = len(self._readings[end]) + running.count(end)
             wanted = self._likelihood.refusal_runs if self._is_always_wrong(end) else self._likelihood.end_runs
@@ -41,7 +41,7 @@ class Ends:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why the search cannot start from these ends, as far as their own runs show it."""
+        """The reason why the search cannot start, judged from the ends' own runs."""
         if self._untestable is not None:
             return REFUSALS_UNTESTABLE[self._untestable]
         for end in self.asked:
@@ -51,7 +51,7 @@ class Ends:
 
     @property
     def mostly_wrong(self) -> Refusal | None:
-        """The end that is nearly always wrong, where one is."""
+        """The refusal for an end that is nearly always wrong, or None."""
         if self._likelihood.reads_outcomes:
             for end in self.asked:
                 readings = self._readings[end]

@@ -1,4 +1,4 @@
-"""What a search needs to know about runs that may lie."""
+"""The interface between the search and a model of flaky runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 GOOD, BAD = 0.0, 1.0
-"""The two readings of a run that passes or fails; the reading of a metric is its value."""
+"""The two readings of a run that passes or fails. The reading of a metric is its value."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the readings so far say, for each place that the culprit can have among the D commits that were run.
+    """The evidence of the readings so far, per position of the culprit among the D commits that were run.
 
-    S = D + 1 places: before the first of them, between two neighbours, after the last. At place s the first s commits lie
-    on the good side and the others on the bad side. K is the number of kinds of reading.
+    There are S = D + 1 positions: before the first commit, between two neighbours, after the last. At position s the
+    first s commits are on the good side and the others on the bad side. K is the number of kinds of reading.
     """
 
     log_evidence_S: Array
@@ -34,29 +34,31 @@ class Likelihood(Protocol):
     """A family of noise whose parameters are learned from the readings."""
 
     believes: bool
-    """Whether no run ever lies, so that outcomes can contradict each other."""
+    """Whether every run is taken as right, so that outcomes can contradict each other."""
     reads_outcomes: bool
     """Whether a reading is one of GOOD and BAD, rather than any number."""
     end_runs: int
-    """How often GOOD and BAD are each run at least, before they count as verified."""
+    """The least number of runs of GOOD and of BAD before they count as verified."""
     refusal_runs: int
-    """An end that was wrong every time is refused after so many runs."""
+    """The number of runs after which an end that was wrong every time is refused."""
 
     def predict(self, readings: Sequence[Sequence[float]]) -> Prediction:
-        """`readings`: those of each commit that was run, oldest commit first."""
+        """Compute the prediction from the readings of each commit that was run, oldest commit first."""
         ...
 
     def log_odds_relapse(self, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:
-        """Log odds that the history breaks, is mended and breaks again, against breaking once.
+        """Compute the log odds that the history breaks, is fixed and breaks again, against breaking once.
 
-        `gaps`: how many places a change has before each commit that was run.
+        Args:
+            readings: The readings of each commit that was run, oldest commit first.
+            gaps: The number of culprit positions before each of these commits, and after the last.
         """
         ...
 
     def badness(self, values: Sequence[float]) -> float:
-        """How bad the readings of one commit are, higher being worse."""
+        """Score the readings of one commit. A higher score is worse."""
         ...
 
     def estimate(self, good: Sequence[float], bad: Sequence[float]) -> Mapping[str, float]:
-        """What the readings of each side say about the command, by name, for the report."""
+        """Estimate the command's parameters from the readings of each side, by name, for the report."""
         ...

@@ -1,8 +1,8 @@
-"""A metric with noise: one level before the culprit and a worse one from it on, the same Gaussian noise around both.
+"""A noisy metric: one level before the culprit, a worse one from it on, and the same Gaussian noise around both.
 
-Levels, step and noise are unknown. The level before is integrated out under a flat prior; the noise and the step, counted in
-units of the noise, are summed over on a grid. So a step of one or two standard deviations can be found, which no threshold
-could tell from chance.
+Levels, step and noise are unknown. The level before is integrated out under a flat prior. The noise, and the step in
+units of the noise, are summed over on a grid. So the search can find a step of one or two standard deviations, which no
+threshold separates from chance.
 """
 
 import math
@@ -15,25 +15,30 @@ from numpy.typing import NDArray
 from rlcanary.bisect.search.likelihood import Array, Prediction
 
 STEPS = tuple(0.6 * 1.35**k for k in range(14))
-"""Sizes of the step in units of the noise, 0.6 to about 30."""
+"""Sizes of the step in units of the noise, from 0.6 to about 30."""
 USUAL_STEP, USUAL_SPREAD = 1.8, 0.8
-"""Most steps are around this size: the logarithm of the size has this standard deviation. Smaller ones go unnoticed, larger
-ones need no search by value."""
+"""The median step size in units of the noise, and the standard deviation of its logarithm.
+
+Smaller steps go unnoticed, and larger ones need no search by value.
+"""
 PRECISIONS = tuple(0.2 * 1.16**k for k in range(36))
-"""1 / noise, 0.2 to about 36, in units of 1 / the standard deviation of all readings together."""
+"""Values of 1 / noise, from 0.2 to about 36, in units of 1 / the standard deviation of all readings."""
 KINDS = 12
-"""The range of the next reading is cut into so many parts to weigh what it may tell."""
+"""The number of intervals into which the range of the next reading is cut, to compute its information."""
 NEGLIGIBLE = 1e-4
 COARSE = 20
-"""Whether a history breaks twice is judged on about so many groups of neighbouring commits."""
+"""The approximate number of groups of neighbouring commits on which a relapse is judged."""
 OUTLIER = 4.0
-"""A value so many standard deviations away counts as one that is so many away: one bad machine must not look like a step."""
+"""The largest distance from the median, in standard deviations.
+
+Values beyond it are clipped: one bad machine must not look like a step.
+"""
 _NORMAL_X = np.linspace(-6, 6, 1201)
 _NORMAL_CDF = np.array([0.5 * (1 + math.erf(x / math.sqrt(2))) for x in _NORMAL_X])
 
 
 class Levels:
-    """The likelihood of a metric's values. `worse` is +1 where the culprit raises the metric, -1 where it lowers it."""
+    """The likelihood of a metric's values. `worse` is +1 if the culprit raises the metric, -1 if it lowers it."""
 
     believes = False
     reads_outcomes = False
@@ -57,7 +62,7 @@ class Levels:
         weight_SG /= evidence_S[:, None]
         kept_G = weight_SG.max(axis=0) > NEGLIGIBLE
         weight_SG, step_G, precision_G = weight_SG[:, kept_G], self._step_G[kept_G], self._precision_G[kept_G]
-        # In units of the readings' standard deviation, from their mean.
+        # Standardised: in units of the readings' standard deviation, relative to their mean.
         spread_G = np.sqrt(1 + 1 / max(data.count, 1)) / precision_G
         good_SG = -step_G / precision_G * data.bad_share_S[:, None]
         bad_SG = good_SG + step_G / precision_G
@@ -73,7 +78,7 @@ class Levels:
         return Prediction(log_evidence_S, np.diff(below_SZK, axis=2), *self._predict_alike(data, edges_K))
 
     def _predict_alike(self, data: "_Data", edges_K: Array) -> tuple[float, Array]:
-        """The log evidence and the chances of the next reading for one level of all commits."""
+        """Compute the log evidence and the chances of the next reading if all commits have one level."""
         precision_P = np.array(PRECISIONS)
         log_weight_P = data.log_likelihood(np.zeros_like(precision_P), precision_P)[0]
         log_evidence = float(np.logaddexp.reduce(log_weight_P))
@@ -82,7 +87,7 @@ class Levels:
         return log_evidence, np.diff(np.concatenate([[0.0], below_K, [1.0]]))
 
     def log_odds_relapse(self, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:
-        """On every second grid point of each axis, and with neighbours pooled, for time's sake."""
+        """Compute the log odds of a relapse on a coarser grid, with neighbouring commits pooled, to save time."""
         if len(readings) < 3:
             return -math.inf
         pooled = math.ceil(len(readings) / COARSE)
@@ -99,7 +104,7 @@ class Levels:
         )
 
         def log_evidence(places_X: Sequence[NDArray[np.int64]]) -> float:
-            """Of changes at the places of each row, the first for the worse, the second back, and so on."""
+            """Sum the evidence over rows of change positions: the first for the worse, the second back, and so on."""
             log_ways_X = sum((log_places_S[places] for places in places_X), np.zeros(len(places_X[0])))
             log_weight_XG = data.log_likelihood(step_G, precision_G, places_X) + log_prior_G
             return float(np.logaddexp.reduce(np.logaddexp.reduce(log_weight_XG, axis=1) + log_ways_X))
@@ -114,7 +119,7 @@ class Levels:
         return self._worse * float(np.mean(values))
 
     def estimate(self, good: Sequence[float], bad: Sequence[float]) -> Mapping[str, float]:
-        """The levels `before` and `after` and the `noise` around them (standard deviation)."""
+        """Estimate the levels `before` and `after`, and the standard deviation `noise` around them."""
         before = float(np.mean(good)) if good else math.nan
         after = float(np.mean(bad)) if bad else math.nan
         squares = sum((value - before) ** 2 for value in good) + sum((value - after) ** 2 for value in bad)
@@ -129,7 +134,7 @@ def _normal_cdf(x: Array) -> Array:
 
 
 class _Data:
-    """Readings in units of their standard deviation, from their mean, turned so that worse is higher."""
+    """The readings, standardised to mean 0 and standard deviation 1, with the sign that makes worse higher."""
 
     def __init__(self, readings: Sequence[Sequence[float]], worse: int) -> None:
         values = np.array([value for of_commit in readings for value in of_commit], dtype=float) * worse
@@ -150,8 +155,10 @@ class _Data:
     def log_likelihood(
         self, step_G: Array, precision_G: Array, changes_X: Sequence[NDArray[np.int64]] | None = None
     ) -> Array:
-        """For each place of the culprit, or each row of places where the level changes up and down in turn, and each grid
-        point."""
+        """Compute the log likelihood of each culprit position and each grid point.
+
+        With `changes_X`, each row lists positions where the level goes up and down in turn.
+        """
         count_X, sum_X = self._bad_count_S, self._bad_sum_S
         if changes_X is not None:
             signs = [(-1) ** number for number in range(len(changes_X))]
@@ -166,7 +173,7 @@ class _Data:
 
 
 def _without_outliers(values: Array) -> Array:
-    """Values further from the median than OUTLIER standard deviations, which the median distance stands for, moved there."""
+    """Clip values to OUTLIER standard deviations from the median, estimated from the median absolute deviation."""
     if not len(values):
         return values
     median = float(np.median(values))

@@ -1,8 +1,8 @@
-"""Runs that pass or fail, and sometimes lie: fail on a good commit (false fail) or pass on a bad one (false pass).
+"""Flaky pass/fail runs: a false fail on a good commit, or a false pass on a bad one.
 
-Nobody knows the two rates beforehand. They are summed over on a grid, with a prior that knows the ways commands are flaky:
-not at all, in one direction only, in both alike (a noisy number against a threshold), or in both anyhow. A bad commit fails
-more often than a good one.
+Both rates are unknown. They are summed over on a grid, with a prior for the ways in which commands are flaky: not at
+all, in one direction only, equally in both (a noisy number against a threshold), or in both at different rates. A bad
+commit fails more often than a good one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,24 +14,26 @@ import numpy as np
 from rlcanary.bisect.search.likelihood import Array, Prediction
 
 LEVELS = (0.0005, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.36, 0.42, 0.5, 0.6, 0.7, 0.8)
-"""Rates of the grid; the first stands for a command that is not flaky."""
+"""Rates on the grid. The first one stands for a command that is not flaky."""
 LARGEST_ALIKE = 0.4
-"""Rates that are equal on both sides stay below this: at 0.5 GOOD and BAD look alike."""
+"""The largest rate that is equal on both sides. At 0.5 GOOD and BAD would look alike."""
 LARGEST_SUM = 0.75
 
 NEVER, FALSE_FAIL_ONLY, FALSE_PASS_ONLY, BOTH_ALIKE, ANYHOW = 0.12, 0.25, 0.15, 0.45, 0.03
-"""Weights of the ways to be flaky."""
+"""Prior weights of the ways to be flaky."""
 ONE_WAY_DECAY = 2.5
-"""Of a command that is flaky in one direction, high rates are rarer by exp(-decay * rate)."""
+"""The decay of the prior for a command that is flaky in one direction: exp(-decay * rate)."""
 ALIKE_GROWTH = 1.5
 CERTAIN = 1e-9
-"""The rate of a command that is taken never to lie."""
+"""The rate of a command that is taken never to be flaky."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What is known of the command before the search: how often it passed and failed where it should pass, as on nightly
-    runs before it broke, and where it should fail."""
+    """Passes and failures of the command before the search.
+
+    They count runs where it should pass, as on nightly runs before it broke, and runs where it should fail.
+    """
 
     good_passed: int = 0
     good_failed: int = 0
@@ -47,7 +49,7 @@ class History:
 
 
 class PassFail:
-    """The likelihood of passes and failures whose rates of lying are unknown, less so with a `history`."""
+    """The likelihood of passes and failures with unknown flake rates. A `history` narrows the rates down."""
 
     believes = False
     reads_outcomes = True
@@ -80,7 +82,7 @@ class PassFail:
         pass_S = weight_SR @ self._false_pass_R / evidence_S
         chances_S2K = np.stack([np.stack([1 - fail_S, fail_S], axis=1), np.stack([pass_S, 1 - pass_S], axis=1)], axis=1)
         fails, passes = float(bad_D.sum()), float(good_D.sum())
-        # Of a command that fails whatever the commit, any rate of failing is equally likely.
+        # If all commits are alike, every failure rate is equally likely.
         log_evidence_alike = lgamma(fails + 1) + lgamma(passes + 1) - lgamma(fails + passes + 2)
         fail = (fails + 1) / (fails + passes + 2)
         return Prediction(
@@ -90,14 +92,14 @@ class PassFail:
     def log_odds_relapse(self, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:
         share_D = [sum(values) / len(values) for values in readings]
         if self.believes or share_D == sorted(share_D):
-            return -np.inf  # Nothing speaks for it.
+            return -np.inf  # Failure rates never fall, so no run suggests a relapse.
         return self._log_evidence(3, readings, gaps) - self._log_evidence(1, readings, gaps)
 
     def badness(self, values: Sequence[float]) -> float:
-        return (sum(values) + 0.5) / (len(values) + 1)  # The more runs, the surer.
+        return (sum(values) + 0.5) / (len(values) + 1)  # Smoothed, so that more runs count for more.
 
     def estimate(self, good: Sequence[float], bad: Sequence[float]) -> Mapping[str, float]:
-        """The expected rates, `false_fail` and `false_pass`."""
+        """Estimate the expected rates `false_fail` and `false_pass`."""
         counts_4 = np.array([sum(good), len(good) - sum(good), len(bad) - sum(bad), sum(bad)])
         log_weight_R = self._log_weight(counts_4)
         weight_R = np.exp(log_weight_R - np.logaddexp.reduce(log_weight_R))
@@ -108,7 +110,7 @@ class PassFail:
         return result
 
     def _log_evidence(self, changes: int, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:
-        """Log probability of the readings if the history changes so often between good and bad, anywhere alike."""
+        """Compute the log evidence of so many changes between good and bad, at any positions."""
         bad_D, good_D = _counts(readings)
         fail_R, pass_R, miss_R, hit_R = self._logs_4R
         good_DR = np.outer(bad_D, fail_R) + np.outer(good_D, pass_R)
@@ -119,7 +121,7 @@ class PassFail:
         weight_ZR[0] = 1.0
         log_scale_R = self._log_prior_R.copy()
         for index, gap in enumerate(gaps):
-            # How many ways the gap has to hold the changes that lead from one state to another.
+            # Number of ways to place the changes from one state to another in the gap.
             ways_ZZ = [[comb(gap, to - start) if to >= start else 0 for start in states] for to in states]
             weight_ZR = np.array(ways_ZZ, dtype=float) @ weight_ZR
             if index < len(readings):
@@ -136,7 +138,7 @@ class PassFail:
 
 
 class Believed(PassFail):
-    """The likelihood of a command that never lies: every run is believed, which makes the search plain halving."""
+    """The likelihood of a command that is never flaky. Every run is believed, so the search is plain halving."""
 
     believes = True
     end_runs = 1
@@ -147,16 +149,16 @@ class Believed(PassFail):
 
 
 def _counts(readings: Sequence[Sequence[float]]) -> tuple[Array, Array]:
-    """How often each commit failed, and passed."""
+    """Count the failures and the passes of each commit."""
     bad_D = np.array([sum(values) for values in readings], dtype=float)
     return bad_D, np.array([len(values) for values in readings], dtype=float) - bad_D
 
 
 def _prior() -> tuple[Array, Array, Array]:
-    """Weight, false-fail rate and false-pass rate of every grid point that has any weight."""
+    """Return the weight, the false-fail rate and the false-pass rate of every grid point of nonzero weight."""
     rate_L = np.array(LEVELS)
     edges = np.concatenate([[0.004], (rate_L[1:-1] + rate_L[2:]) / 2, [0.85]])
-    width_L = np.diff(edges)  # Of the levels above the first.
+    width_L = np.diff(edges)  # Widths of the levels above the first.
     one_way_L = width_L * np.exp(-ONE_WAY_DECAY * rate_L[1:])
     alike_L = np.where(rate_L[1:] < LARGEST_ALIKE, width_L * np.exp(ALIKE_GROWTH * rate_L[1:]), 0.0)
     anyhow_LL = np.outer(width_L, width_L) * (rate_L[1:, None] + rate_L[1:] < LARGEST_SUM)

@@ -1,4 +1,4 @@
-"""Which commits are worth trying where some could not be tested."""
+"""Estimate which commits are testable after some were not."""
 
 from collections.abc import Collection
 from itertools import groupby, pairwise
@@ -8,16 +8,17 @@ import numpy as np
 from rlcanary.bisect.search.likelihood import Array
 
 INSIDE = 0.05
-"""The chance given to a commit between two untestable ones."""
+"""The probability that a commit between two untestable ones is testable."""
 
 
 def chance_testable(count: int, tested: Collection[int], untestable: Collection[int]) -> Array:
-    """The chance of each of `count` commits to be testable, given which ones were; -1 (GOOD) may be among the tested.
+    """Estimate the probability that each of `count` commits is testable, given the tested and untestable ones.
 
-    Untestable commits are taken to lie side by side, as they do when a build was broken for a while. Between a tested and
-    an untestable commit the edge of such a stretch may be at any distance, every order of magnitude alike. Between two
-    untestable ones only the middle commit is tried, and only while that gap is wider than half of the stretch: so both
-    edges are found by halving, and the commits inside are not tried one by one.
+    Untestable commits usually lie side by side, as when a build was broken for a while. Between a tested and an
+    untestable commit, the edge of such a stretch may be at any distance, with equal weight per order of magnitude.
+    Between two untestable ones only the middle commit is tried, and only while that gap is wider than half of the
+    stretch. So both edges are found by halving, and the commits inside are not tried one by one. GOOD may be among the
+    tested commits, as -1.
     """
     chance_N = np.ones(count)
     marks = sorted({-1, count - 1, *tested, *untestable})
@@ -41,7 +42,7 @@ def chance_testable(count: int, tested: Collection[int], untestable: Collection[
 
 
 def _stretches(marks: list[int], untestable: set[int]) -> dict[int, tuple[int, int]]:
-    """First and last commit of the stretch that each untestable commit belongs to: no tested commit lies inside."""
+    """Return the first and last commit of each untestable commit's stretch, which contains no tested commit."""
     stretches: dict[int, tuple[int, int]] = {}
     for is_untestable, group in groupby(marks, untestable.__contains__):
         if is_untestable:

@@ -1,4 +1,4 @@
-"""What a search comes to."""
+"""The result of a search."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,34 +6,36 @@ from enum import StrEnum
 
 
 class Contradiction(Exception):
-    """An outcome that cannot be true together with the earlier ones, if one commit broke the command."""
+    """An outcome that contradicts an earlier one, assuming that one commit broke the command."""
 
 
 class Refusal(StrEnum):
-    """Why a search from these ends would find nothing."""
+    """A reason why a search from these ends would find nothing."""
 
     GOOD_FAILS = "good-fails"
     BAD_PASSES = "bad-passes"
     GOOD_UNTESTABLE = "good-untestable"
     BAD_UNTESTABLE = "bad-untestable"
     ALIKE = "alike"
-    """Many runs of GOOD and BAD look as if both were the same commit."""
+    """GOOD and BAD look like the same commit after many runs."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     suspects: tuple[str, ...]
-    """The commits, oldest first, of which one is the first bad one."""
+    """The candidates for the first bad commit, oldest first."""
     probability: float = 1.0
-    """That one of them is."""
+    """The probability that one of the suspects is the first bad commit."""
     posterior: Mapping[str, float] = field(default_factory=dict)
-    """The probability of every commit, oldest first, to be the first bad one. Empty where the search has none."""
+    """The probability of every commit to be the first bad one, oldest first. Empty if the search has none."""
     estimates: Mapping[str, float] = field(default_factory=dict)
-    """What was learned about the command, by name: its rates `false_fail` and `false_pass`, or of a metric the level
-    `before`, the level `after` and the `noise`, a standard deviation."""
+    """Estimated parameters of the command, by name.
+
+    Pass/fail: the rates `false_fail` and `false_pass`. Metric: the levels `before` and `after`, and the standard
+    deviation `noise`.
+    """
     relapse: tuple[str, str] | None = None
-    """A commit that is bad and a later one that is good, where the runs say that the history breaks more than once: the
-    culprit is then one of several."""
+    """A bad commit and a later good one, if the history breaks more than once. The culprit is then one of several."""
 
     @property
     def culprit(self) -> str | None:
@@ -41,6 +43,6 @@ class Verdict:
 
 
 def likeliest(suspects: Sequence[str], posterior: Mapping[str, float], count: int) -> list[str]:
-    """So many suspects of the highest probability, in the order in which they are given."""
+    """Select the `count` suspects of the highest probability, in the given order."""
     ranked = sorted(suspects, key=lambda sha: -posterior.get(sha, 0.0))[:count]
     return [sha for sha in suspects if sha in ranked]

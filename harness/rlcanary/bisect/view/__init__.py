@@ -1,1 +1,1 @@
-"""What a person sees of a search."""
+"""Output of a search for people: progress, forecast, result, refusals."""

@@ -1,4 +1,4 @@
-"""What a search would take, before it starts: runs, time, environment builds."""
+"""Estimate the runs, time and environment builds of a search before it starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from rlcanary.bisect.view.progress import duration
 from rlcanary.jobs.outcomes import Outcome
 
 PLACES = 7
-"""The culprit is put in so many places of the range, and the search played out in each."""
+"""The number of culprit positions at which the search is simulated."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of a command that never flakes; each is a mean over where the culprit may be."""
+    """Expected cost of a search with a command that never flakes: means over positions of the culprit."""
 
     runs: float
     rounds: float
-    """With --jobs runs at once."""
+    """Rounds of --jobs parallel runs."""
     builds: float | None
-    """Of environments that are not built yet; None where none are built."""
+    """Builds of missing environments. None if no environments are built."""
     keys: int
     seconds_a_run: float | None
-    """Of the runs of earlier searches with this command; None without one."""
+    """The median duration of runs in earlier searches with this command. None without one."""
 
     @property
     def seconds(self) -> float | None:
@@ -51,7 +51,7 @@ def make_forecast(request: Request, plan: Plan) -> Forecast:
 
 
 def _play(request: Request, plan: Plan, culprit: int, built: set[str]) -> tuple[int, int, int]:
-    """Runs, rounds and builds of a search for the commit with this number."""
+    """Simulate a search whose culprit has this index. Returns its runs, rounds and builds."""
     ends = {plan.good.sha, plan.bad.sha}
     stage = make_stage(request, plan.repository, plan.good, plan.good_name, plan.commits, trusted=plan.trusted & ends)
     position = {commit.sha: index for index, commit in enumerate(plan.commits)} | {plan.good.sha: -1}
@@ -78,7 +78,7 @@ def _play(request: Request, plan: Plan, culprit: int, built: set[str]) -> tuple[
 def _seconds_a_run(command: Sequence[str], plan: Plan) -> float | None:
     store = plan.repository.common_dir / "rlcanary" / "bisect"
     seconds: list[float] = []
-    # The search itself names those that cannot be read.
+    # The search itself reports unreadable journals.
     for record in readable_records(sorted(store.glob("*/journal.jsonl"), reverse=True), tell=lambda _: None):
         header = record.header
         if header is not None and header.command == tuple(command):
@@ -87,7 +87,7 @@ def _seconds_a_run(command: Sequence[str], plan: Plan) -> float | None:
 
 
 def forecast_lines(forecast: Forecast, plan: Plan) -> list[str]:
-    """For people, before a search or in place of it."""
+    """Format the forecast for people."""
     runs, rounds = round(forecast.runs), round(forecast.rounds)
     lines = [
         f"GOOD {plan.good.short} {plan.good.subject}",

@@ -1,4 +1,4 @@
-"""The posterior as one line of text: where the culprit may be."""
+"""Draw the posterior over commits as one line of text."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ import numpy as np
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 VISIBLE = 0.002
-"""Of the tallest column; less is drawn as nothing."""
+"""The least share of the tallest column that is drawn."""
 
 
 def posterior_bar(shares: Sequence[float], width: int) -> str:
-    """Up to `width` columns for the commits, oldest first, each as high as the probability in it; the tallest is full.
+    """Draw up to `width` columns, oldest commit first. The height is the probability; the tallest column is full.
 
-    A commit that two columns share counts in both, by how much of it lies in each.
+    A commit that spans two columns counts in both, in proportion.
     """
     columns = min(width, len(shares))
     below = np.concatenate([[0.0], np.cumsum(shares)])

@@ -1,4 +1,4 @@
-"""What the user sees while the search runs, on stderr: a line for each run, and on a terminal a live picture."""
+"""Progress of a running search on stderr: a line per run, and a live display on a terminal."""
 
 import io
 import os
@@ -35,26 +35,26 @@ TAIL_LINES = 20
 TAIL_BYTES = 100_000
 BAR_WIDTH = 60
 ESTIMATE_SECONDS = 60
-"""Off a terminal, what is left is said after the first run and then no more often than this."""
+"""Without a terminal, the estimate is printed after the first run and then at most this often."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the search stands."""
+    """A snapshot of a running search."""
 
     running: tuple[Commit, ...]
     runs: int
     tests_left: int
     seconds_left: float | None
-    """None before the first run has ended."""
+    """Estimated seconds to the end. None before the first run has ended."""
     seconds_spent: float
-    """By all runs together."""
+    """The total duration of all runs."""
     commits: tuple[Commit, ...]
     posterior: Mapping[str, float]
 
 
 class Stderr(io.TextIOBase):
-    """Standard error, whose terminal may go away: an ssh session that drops must not end a search under way."""
+    """Standard error whose terminal may disappear. A dropped ssh session must not end a running search."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr
@@ -86,7 +86,7 @@ class Stderr(io.TextIOBase):
 
 
 class Display:
-    """Entered while the search runs."""
+    """Prints progress while entered as a context manager."""
 
     def __init__(self) -> None:
         self._stderr = Stderr()
@@ -112,7 +112,7 @@ class Display:
         self._leave_stderr_if_gone()
 
     def last_words(self, text: str) -> None:
-        """A line after the search has ended."""
+        """Print a line after the search has ended."""
         print(text, file=self._stderr, flush=True)
         self._leave_stderr_if_gone()
 
@@ -147,14 +147,14 @@ class Display:
         self._console.print(Text(f"{number:3d}  {commit.short}  cancelled: its outcome no longer matters", style="dim"))
 
     def kept(self, place: Place) -> None:
-        """Where the user finds the culprit, and how to be rid of it."""
+        """Print where the culprit is checked out, and how to remove it."""
         if isinstance(place, Checkout):
             self.notice(f"checkout left where it is; go back with: git checkout {place.home}")
         else:
             self.notice(f"worktree kept; delete it with: git worktree remove --force {shlex.quote(str(place.path))}")
 
     def tail(self, output: Path, title: str) -> None:
-        """The end of what the command printed."""
+        """Print the end of the command's output."""
         lines = read_end(output, TAIL_BYTES).splitlines()
         if not lines:
             self.notice(f"--- {title}: it printed nothing")
@@ -180,7 +180,7 @@ class Display:
 
 
 def _bar_lines(commits: Sequence[Commit], posterior: Mapping[str, float], width: int) -> list[Text]:
-    """Where the culprit may be."""
+    """Draw the posterior over commits."""
     if not posterior:
         return []
     shares = [posterior.get(commit.sha, 0.0) for commit in commits]
@@ -190,7 +190,7 @@ def _bar_lines(commits: Sequence[Commit], posterior: Mapping[str, float], width:
 
 
 def duration(seconds: float) -> str:
-    """As `4 s`, `12 min`, `3.5 h`."""
+    """Format a duration such as `4 s`, `12 min`, `3.5 h`."""
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Why a search cannot start from its ends, and what to do."""
+"""Explain why a search cannot start from its ends, and what to do."""
 
 from rlcanary.bisect.line.merges import Inside
 from rlcanary.bisect.record.journal import Journal, Observation
@@ -15,7 +15,7 @@ class Refused(Exception):
 
 
 class Contradicted(Refused):
-    """The search believes every run, and two runs contradict each other."""
+    """Two runs contradict each other in a search that believes every run."""
 
     @classmethod
     def by(cls, contradiction: Contradiction) -> "Contradicted":
@@ -27,7 +27,7 @@ class Contradicted(Refused):
 def explain(
     refusal: Refusal, good: Commit, good_name: str, bad: Commit, journal: Journal, worse: str | None = None
 ) -> str:
-    """`worse`: which way a metric gets worse, lower or higher, where one is searched."""
+    """Explain a refusal. `worse` is the metric's worse direction, lower or higher, in a search for a metric."""
     observations = journal.observations()
     of_good = [observation for observation in observations if observation.commit == good.sha]
     of_bad = [observation for observation in observations if observation.commit == bad.sha]
@@ -57,7 +57,7 @@ def explain(
 
 
 def explain_merge(refusal: Refusal, inside: Inside, journal: Journal) -> str:
-    """Why the search ended at a merge in place of a commit that it brought in."""
+    """Explain why the search ended at a merge instead of a commit that it brought in."""
     tip, base = inside.commits[-1], inside.good
     if refusal is Refusal.BAD_PASSES:
         return "both sides pass, and what they make together fails"
@@ -89,7 +89,7 @@ def _advice(of_good: list[Observation], of_bad: list[Observation], last: Observa
 
 
 def _is_opposite(of_good: list[Observation], of_bad: list[Observation], worse: str) -> str | None:
-    """The way that the metric went if it is plainly not the one that was asked for."""
+    """Return the metric's actual direction if it plainly differs from the requested one."""
     good = [run.value for run in of_good if run.value is not None]
     bad = [run.value for run in of_bad if run.value is not None]
     if worse == "lower" and good and bad and min(bad) > max(good):
@@ -100,7 +100,7 @@ def _is_opposite(of_good: list[Observation], of_bad: list[Observation], worse: s
 
 
 def _tally(runs: list[Observation]) -> str:
-    """As "passed 2 of 3 runs"."""
+    """Format a count such as "passed 2 of 3 runs"."""
     if any(run.outcome is Outcome.MEASURED for run in runs):
         values = ", ".join(f"{run.value:.4g}" for run in runs if run.value is not None)
         return f"measured {values}"

@@ -1,4 +1,4 @@
-"""What a search came to, for people's tools: the same as JSON."""
+"""The result of a search, as an object and as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,38 +18,41 @@ WORTH_NAMING = 0.005
 
 @dataclass(frozen=True)
 class Merge:
-    """A guilty merge, and what the search inside it came to."""
+    """A guilty merge, and a note on the search inside it."""
 
     commit: Commit
     note: str
-    """Why the search ended at the merge; empty where it went on to a commit of the branch."""
+    """The reason why the search ended at the merge. Empty if it went on to a commit of the branch."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a search came to; the JSON result holds the same."""
+    """The result of a search. The JSON result has the same fields."""
 
     status: str
-    """found, range (several suspects are left), relapse (the history breaks more than once), budget (stopped in time),
-    refused (an end is not what it should be), interrupted, aborted (by the outcome table)."""
+    """The kind of result.
+
+    One of found, range (several suspects are left), relapse (the history breaks more than once), budget (a limit was
+    reached), refused (an end contradicts its name), interrupted, aborted (by the outcome table).
+    """
     exit_code: int
     message: str
     suspects: tuple[Commit, ...]
-    """Oldest first; the culprit alone where it was found."""
+    """The suspects, oldest first. Only the culprit if it was found."""
     observations: tuple[Observation, ...]
     """Every run that counts, in the order in which they ended."""
     runs: int
-    """How often the command ran this time."""
+    """The number of runs in this session."""
     reused: int
-    """How many outcomes came from a journal or a log."""
+    """The number of outcomes from a journal or a log."""
     seconds: float
-    """What all known runs took together."""
+    """The total duration of all known runs."""
     wall_seconds: float
-    """What the search took this time, from start to end."""
+    """The duration of this session from start to end."""
     log: Path | None
     journal: Path
     probability: float = 1.0
-    """That one of the suspects is the culprit."""
+    """The probability that one of the suspects is the culprit."""
     posterior: Mapping[str, float] = field(default_factory=dict)
     estimates: Mapping[str, float] = field(default_factory=dict)
     relapse: tuple[Commit, Commit] | None = None
@@ -85,7 +88,7 @@ class Evidence:
 
 
 def evidence_by_commit(observations: Sequence[Observation], repository: Repository) -> list[Evidence]:
-    """In the order of the history."""
+    """Group the observations by commit, in the order of the history."""
     of: dict[str, list[Observation]] = {}
     for observation in observations:
         of.setdefault(observation.commit, []).append(observation)

@@ -1,4 +1,4 @@
-"""The result as people read it, on stdout."""
+"""Print the result for people on stdout."""
 
 from rich.console import Console
 from rich.table import Table
@@ -20,11 +20,11 @@ ESTIMATES = {
     "noise": "noise {:.2g}",
 }
 LEAST_RATE = 0.02
-"""Smaller rates of lying are not worth a word."""
+"""The least flake rate that is mentioned."""
 
 
 def print_summary(report: Report, repository: Repository) -> None:
-    """`SHA is the first bad commit` is the line that git prints as well."""
+    """Print the result. The line `SHA is the first bad commit` matches git's."""
     console = report_console(highlight=False)
     if report.culprit is not None:
         _print_culprit(console, report, report.culprit, repository)
@@ -108,7 +108,7 @@ def _is_flaky(report: Report) -> bool:
 
 
 def _evidence(report: Report, repository: Repository) -> Table:
-    """Every commit that ran, in the order of the history."""
+    """List every commit that ran, in the order of the history."""
     table = Table(title="Evidence", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in ("commit", "outcome", "seconds", "why", "subject"):
         table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
