@@ -37,7 +37,7 @@ class Check:
         id: `area.property`.
         needs: the capabilities without which it cannot run.
         run: raises `Finding` when the property does not hold.
-        applies: why it does not apply under some conventions, or None where it does.
+        applies: returns the reason why it does not apply under some conventions, or None if it applies.
     """
 
     id: str
@@ -67,18 +67,19 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """How one check went.
+    """The outcome of one check.
 
     A check that called the code and compared nothing is "not-compared", never "pass".
 
     Attributes:
-        id: the check's.
-        area: the check's.
-        status: how it ended.
-        message: the counterexample or the error and which other cases failed; else why the check or a case did not run.
+        id: the check's id.
+        area: the check's area.
+        status: the outcome in one word.
+        message: the counterexample or the error, and the other cases that failed; else the reason why the check or a
+            case did not run.
         snippet: Python that reproduces the counterexample.
-        seconds: how long it took.
-        findings: all that was found, in the order of the cases.
+        seconds: the time it took.
+        findings: all findings, in the order of the cases.
     """
 
     id: str
@@ -90,7 +91,7 @@ class Result:
     findings: tuple[Found, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, each finding with its fingerprint as text."""
+        """Return the fields by name, each finding with its fingerprint as text."""
         findings = [
             {"fingerprint": str(found.fingerprint), "message": found.message, "snippet": found.snippet}
             for found in self.findings
@@ -101,7 +102,7 @@ class Result:
 def check(
     check_id: str, *, needs: tuple[str, ...], applies: Callable[[Conventions], str | None] = lambda conventions: None
 ) -> Callable[[CheckFunction], Check]:
-    """Make a check of a function `(subject, rng)` whose docstring explains the property to the person whose code fails."""
+    """Decorate a function `(subject, rng)` as a check. Its docstring explains the property to a user whose code fails it."""
 
     def decorate(function: CheckFunction) -> Check:
         return Check(check_id, needs, function, applies)
@@ -110,14 +111,14 @@ def check(
 
 
 def run_check(check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout: float = 0) -> Result:
-    """Run one check. Never raises for what the adapter does: an exception of its code is the status "error".
+    """Run one check. An exception in the adapter's code becomes the status "error".
 
     Args:
         check: the check.
-        adapter: what it is run on.
-        spec: what `load_adapter` takes to find the adapter again, for snippets.
-        seed: of its random cases.
-        timeout: how many seconds it may take, 0 for no limit; one that takes longer has the status "error".
+        adapter: the adapter under test.
+        spec: the adapter's name for `load_adapter`, for snippets.
+        seed: the seed of its random cases.
+        timeout: its time limit in seconds, 0 for none; a check that takes longer has the status "error".
     """
     started = time.perf_counter()
     # The tensors are tiny: more threads only wait for each other.
@@ -133,7 +134,7 @@ def run_check(check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators, so that code which samples without a seed gives the same findings again."""
+    """Seed the global generators, so that code which samples without a seed gives reproducible findings."""
     python, numbers = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -177,7 +178,7 @@ def _run(
 
 
 def outcome(found: Sequence[Found]) -> tuple[Status, str, str]:
-    """Status, message and snippet: the first finding in full, an error where there is none; the others by fingerprint."""
+    """Return status, message and snippet: the first finding (or else error) in full, the others by fingerprint."""
     first = next((each for each in found if not each.is_error), found[0])
     others = [str(each.fingerprint) for each in found if each is not first]
     told = [f"also: {'; '.join(others[:SHOWN])}"] if others else []

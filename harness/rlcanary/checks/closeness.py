@@ -1,4 +1,4 @@
-"""When two results are the same, and how far apart they are where they are not."""
+"""Comparison of results: tolerances, closeness and deviations."""
 
 import math
 from typing import Any
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def tolerance(got: Tensor, expected: Tensor, scale: float = 1.0) -> tuple[float, float]:
-    """Relative and absolute tolerance for a result in this dtype, computed from numbers as large as `scale`.
+    """Return relative and absolute tolerance for a result in this dtype, computed from numbers as large as `scale`.
 
-    In float32 the relative tolerance of 1e-4 is a thousand roundings wide and well below what any shipped bug was seen
-    to change.
+    In float32 the relative tolerance of 1e-4 is a thousand roundings wide and well below the effect of any shipped bug
+    measured so far.
     """
     roundings = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
     rounding = roundings.get(got.dtype, 0.0)
@@ -21,12 +21,12 @@ def tolerance(got: Tensor, expected: Tensor, scale: float = 1.0) -> tuple[float,
 
 
 def close(got: Tensor, expected: Tensor, rtol: float, atol: float) -> bool:
-    """Whether all entries agree; NaN agrees with NaN and infinities with themselves."""
+    """Tell whether all entries agree; NaN agrees with NaN and infinities with themselves."""
     return torch.allclose(got.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True)
 
 
 def deviation(got: Tensor, expected: Tensor) -> float:
-    """The largest difference as a share of the largest expected number, or itself where that is zero; NaN is infinite."""
+    """Return the largest difference relative to the largest expected number (absolute if that is 0); NaN is inf."""
     difference = (got.detach().double() - expected.double()).abs()
     if not difference.numel():
         return 0.0
@@ -35,7 +35,7 @@ def deviation(got: Tensor, expected: Tensor) -> float:
 
 
 def share_of_entries(got: Any, expected: Any) -> float | None:
-    """How many entries of a list differ, as a share of them."""
+    """Return the fraction of entries of a list that differ."""
     if not (isinstance(got, list) and isinstance(expected, list)) or len(got) != len(expected):
         return None
     return [one == other for one, other in zip(got, expected, strict=True)].count(False) / len(expected)

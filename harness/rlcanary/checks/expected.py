@@ -1,13 +1,13 @@
-"""The failures that a team knows of: a plain file that keeps their CI green, and turns it red when it goes stale.
+"""Expected failures: a plain file that keeps a team's CI green, and turns it red when the file goes stale.
 
-A check with the reason behind a #, and below it, indented, the findings that are expected of it:
+Each entry is a check with the reason behind a #, and below it, indented, its expected findings:
 
     advantage.constant_reward_is_zero  # float32 rounding of the mean; see issue 12
         3 rewards of 0.9: value off by 0.056
         5 rewards of 0.7: value off by 0.048
 
-A finding may be up to `tally.MARGIN` times as large as written, or smaller, or missing. One that is not written is a new
-failure. The file is written by `rlcanary check ADAPTER --update-expected FILE`, for the seed of that run.
+A finding may be up to `tally.MARGIN` times as large as written, or smaller, or missing. A finding that is not in the
+file is a new failure. The file is written by `rlcanary check ADAPTER --update-expected FILE`, for the seed of that run.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ NO_REASON = "say why"
 
 @dataclass(frozen=True)
 class Expectation:
-    """A check that is expected to fail: why, and with which findings."""
+    """A check that is expected to fail, with the reason and the findings."""
 
     reason: str
     findings: tuple[Fingerprint, ...]
 
     def surplus(self, result: Result) -> list[Found]:
-        """What was found beyond the expected."""
+        """Return the findings beyond the expected ones."""
         return [found for found in result.findings if not any(each.covers(found.fingerprint) for each in self.findings)]
 
 
@@ -59,7 +59,7 @@ class _Entry:
 
 
 def read_expected(path: Path) -> dict[str, Expectation]:
-    """The expected failures of a file: check id -> reason and findings.
+    """Read the expected failures of a file: check id -> reason and findings.
 
     Raises:
         UserError: the file cannot be read, a line has no reason or no findings, or a check is unknown or named twice.
@@ -82,7 +82,7 @@ def update_expected(path: Path, results: Iterable[Result]) -> dict[str, Expectat
     Reasons, comments and the entries of checks that are not among the results stay.
 
     Returns:
-        what the file holds now; the reason of a new entry is `NO_REASON`.
+        The new contents of the file; the reason of a new entry is `NO_REASON`.
     """
     entries = {entry.check_id: entry for entry in (_read(path) if path.exists() else [])}
     for result in results:
@@ -134,9 +134,9 @@ class Comparison:
     """Results compared with the expected failures.
 
     Attributes:
-        unexpected: failed or raised without being expected, or otherwise than expected.
-        known: failed as expected.
-        stale: expected to fail, but passed or did not run.
+        unexpected: checks that failed or raised without being expected to, or with other findings than expected.
+        known: checks that failed as expected.
+        stale: checks that were expected to fail, but passed or did not run.
     """
 
     unexpected: list[Result]
@@ -149,7 +149,7 @@ class Comparison:
 
 
 def compare(results: Iterable[Result], expected: dict[str, Expectation]) -> Comparison:
-    """Sort results into what is new, known and stale."""
+    """Sort results into unexpected, known and stale."""
     comparison = Comparison([], [], [])
     for result in results:
         expectation = expected.get(result.id)
@@ -163,7 +163,7 @@ def compare(results: Iterable[Result], expected: dict[str, Expectation]) -> Comp
 
 
 def beyond(result: Result, expectation: Expectation) -> Result:
-    """The result with only what was found beyond the expected."""
+    """Return the result with only its findings beyond the expected ones."""
     surplus = expectation.surplus(result)
     status, message, snippet = outcome(surplus)
     told = f"{message}\nnot among the {len(expectation.findings)} expected findings: {surplus[0].fingerprint}"

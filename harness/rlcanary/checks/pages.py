@@ -1,4 +1,4 @@
-"""The user's pages of checks as Markdown, written from their docstrings."""
+"""Markdown pages of the checks for users, generated from their docstrings."""
 
 import importlib
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ the checks.
 
 
 def pages() -> dict[str, str]:
-    """File name -> text: `index.md` with one line per check, and a page per area."""
+    """Return file name -> text: `index.md` with one line per check, and a page per area."""
     by_area = {area: list(checks) for area, checks in groupby(all_checks(), key=lambda check: check.area)}
     index = [INDEX]
     for area, checks in by_area.items():
@@ -28,7 +28,7 @@ def pages() -> dict[str, str]:
 
 
 def area_page(area: str, checks: Sequence[Check]) -> str:
-    """The page of one area: what its module says, then every check in full."""
+    """Return the page of one area: its module's docstring, then every check in full."""
     about = importlib.import_module(f"rlcanary.checks.areas.{area}").__doc__ or ""
     parts = [f"# {area}\n\n{about.strip()}\n"]
     for check in checks:

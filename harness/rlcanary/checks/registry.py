@@ -1,4 +1,4 @@
-"""Finding the checks: every module of `areas/`."""
+"""Discovery of the checks in the modules of `areas/`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ READING_ORDER = (
 
 
 def all_checks() -> list[Check]:
-    """Every check of the modules in `areas/`, by area and in the order of its module."""
+    """Return every check of the modules in `areas/`, by area and in the order of its module."""
     found = {module.name for module in pkgutil.iter_modules(areas.__path__)}
     names = [*(name for name in READING_ORDER if name in found), *sorted(found - set(READING_ORDER))]
     modules = [importlib.import_module(f"{areas.__name__}.{name}") for name in names]

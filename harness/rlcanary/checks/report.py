@@ -1,4 +1,4 @@
-"""Results of checks for a person and for a machine."""
+"""Reports of check results for people and for machines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def show(console: Console, adapter: str, checks: list[Check], results: list[Resu
 
 
 def to_markdown(adapter: str, checks: list[Check], results: list[Result], comparison: Comparison) -> str:
-    """A summary for a CI's page: the counts, then each failure, folded, with its counterexample."""
+    """Summarise for a CI page: the counts, then each failure, folded, with its counterexample."""
     by_id = {check.id: check for check in checks}
     verdict = "❌" if comparison.is_red else "✅"
     lines = [f"## {verdict} Conformance of {adapter}", "", summary(adapter, results, comparison).plain, ""]
@@ -63,7 +63,7 @@ def to_markdown(adapter: str, checks: list[Check], results: list[Result], compar
 
 
 def summary(adapter: str, results: list[Result], comparison: Comparison) -> Text:
-    """One line: how many checks passed, failed, raised and were not provided, in how many seconds."""
+    """Count in one line the checks that passed, failed, raised and were not provided, with the time taken."""
     counts = Counter(result.status for result in results)
     unexpected = Counter(result.status for result in comparison.unexpected)
     parts = [(f"{counts['pass']} passed", STYLES["pass"])]
@@ -105,7 +105,7 @@ def _table(adapter: str, checks: list[Check], results: list[Result], known: set[
 
 
 def _explain(console: Console, check: Check, result: Result) -> None:
-    """A failure in full. The snippet stands at the margin and is not wrapped, so that it can be copied."""
+    """Print a failure in full. The snippet is printed without indent and not wrapped, so that it can be copied."""
     console.rule(f"[{STYLES[result.status]}]{LABELS[result.status]} {result.id}", align="left", style="dim")
     console.print(Text(result.message, style="bold"))
     for paragraph in check.paragraphs if result.status == "fail" else check.paragraphs[:1]:

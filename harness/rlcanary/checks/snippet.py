@@ -1,4 +1,4 @@
-"""Writing values down as Python, so that a counterexample can be pasted and run."""
+"""Python expressions for values, so that a counterexample can be pasted and run."""
 
 import math
 from collections.abc import Callable
@@ -24,17 +24,17 @@ class Written:
 
 
 def written(expression: str, imports: str) -> Written:
-    """The value of an expression, so that what a check uses and what its snippet says are one and the same."""
+    """Evaluate an expression and keep it with its value, so that check and snippet use the same one."""
     names: dict[str, Any] = {}
     exec(imports, names)
     return Written(eval(expression, names), expression, imports)
 
 
 def literal(value: Any) -> str:
-    """A Python expression for a value: numbers, strings, containers, tensors, the records of `rlcanary.contract.batch`.
+    """Write a value as Python: numbers, strings, containers, tensors, the records of `rlcanary.contract.batch`.
 
     Raises:
-        TypeError: there is no way to write this value down.
+        TypeError: values of this type cannot be written as Python.
     """
     match value:
         case Written():
@@ -62,7 +62,7 @@ def literal(value: Any) -> str:
 
 
 def short(tensor: Tensor) -> str:
-    """A tensor for a person: four significant digits, shortened when large."""
+    """Format a tensor for a message: four significant digits, shortened when large."""
     render: Callable[[Any], str] = lambda item: f"{item:.4g}" if isinstance(item, float) else str(item)  # noqa: E731
 
     def nested(value: Any) -> str:
@@ -72,12 +72,12 @@ def short(tensor: Tensor) -> str:
 
 
 def clipped(text: str) -> str:
-    """The text, cut where it is long."""
+    """Cut a long text."""
     return text if len(text) <= 300 else f"{text[:297]}…"
 
 
 def imports_for(values: list[Any]) -> list[str]:
-    """The import lines that the literals of these values need, torch and the adapter apart."""
+    """Return the import lines that the literals of these values need, except for torch and the adapter."""
     records = sorted({name for value in values for name in _record_names(value)})
     lines = {value.imports for value in values if isinstance(value, Written)}
     if records:

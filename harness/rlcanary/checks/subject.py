@@ -1,4 +1,4 @@
-"""The implementation under test, as a check sees it: calls that remember how they were made."""
+"""The implementation under test, with calls that record their arguments and results."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["Call", "Derived", "Finding", "NothingToCompare", "Subject", "Tally",
 
 
 class Subject:
-    """An adapter that a check calls.
+    """The adapter that a check calls.
 
     Attributes:
-        spec: what `load_adapter` takes to find the adapter again, for snippets.
+        spec: the adapter's name for `load_adapter`, for snippets.
         changes: the conventions that were changed from the adapter's own.
     """
 
@@ -43,10 +43,10 @@ class Subject:
         return self.adapter.conventions
 
     def configured(self, **changes: Any) -> Subject:
-        """The same implementation under other conventions; itself where they are already so.
+        """Return the same implementation under other conventions; itself if they are already set.
 
         Raises:
-            NotProvided: the adapter cannot be set so.
+            NotProvided: the adapter has no such setting.
         """
         wanted = {name: value for name, value in changes.items() if getattr(self.conventions, name) != value}
         if not wanted:
@@ -54,7 +54,7 @@ class Subject:
         return Subject(self.adapter.configured(**wanted), self.spec, {**self.changes, **wanted}, self.tally)
 
     def call(self, capability: str, *arguments: Any) -> Call:
-        """Call a capability on copies of the arguments and keep what came back.
+        """Call a capability on copies of the arguments and keep the result.
 
         Raises:
             NotProvided: the adapter declines this input.
@@ -69,7 +69,7 @@ class Subject:
         return Call(self, capability, arguments, given, output, received)
 
     def call_unless_raised(self, capability: str, *arguments: Any) -> Call | None:
-        """A call that may raise, because an error is loud and the property is about silence; None where it did.
+        """Call a capability that may raise, because an error is not silent; return None if it raised.
 
         Raises:
             NotProvided: the adapter declines this input.
@@ -84,14 +84,14 @@ class Subject:
             return None
 
     def compared(self, number: int = 1) -> None:
-        """Count comparisons that a check makes without `Call.expect…`; 0 where there was nothing to compare."""
+        """Count comparisons that a check makes without `Call.expect…`; 0 if there was nothing to compare."""
         self.tally.compared += number
 
     def case(self, *parts: object) -> AbstractContextManager[None]:
-        """One case of a check, which goes on with its other cases however this one ends.
+        """Run one case of a check. The check goes on with its other cases even if this one fails.
 
         Args:
-            parts: what tells the case from the others: text, numbers, options, or a record or tensor for its shape.
+            parts: the label of the case: text, numbers, options, or a record or tensor for its shape.
         """
         return self.tally.case(", ".join(filter(None, map(_label, parts))))
 
@@ -99,23 +99,24 @@ class Subject:
         """Find out which other declarations explain this case; the report names those that explain every case.
 
         Args:
-            alternatives: the conventions that each of them sets otherwise.
-            explains: whether the output of this case is what these conventions declare.
+            alternatives: the changed conventions of each alternative.
+            explains: tells whether the output of this case matches these conventions.
         """
         self.tally.weigh(alternatives, lambda other: explains(self.conventions.replace(**other)))
 
 
 @dataclass
 class Call:
-    """One call that was made.
+    """One recorded call of a capability.
 
-    `expect…` compares its output with what a property demands. A difference is noted, and the check goes on.
+    `expect…` compares its output with the value that a property demands. A difference is recorded, and the check goes
+    on.
 
     Attributes:
-        arguments: what the check passed.
+        arguments: the arguments that the check passed.
         given: copies of them, with respect to which gradients are taken.
-        output: what came back.
-        received: what the adapter received: the copies, and clones of those that require a gradient.
+        output: the result.
+        received: the arguments that the adapter received: the copies, and clones of those that require a gradient.
     """
 
     subject: Subject
@@ -127,14 +128,14 @@ class Call:
 
     @property
     def value(self) -> Tensor:
-        """The output as a tensor without gradient; of a loss, the loss."""
+        """Return the output as a tensor without gradient; for a `LossOutput`, its loss."""
         tensor = self.output.loss if isinstance(self.output, LossOutput) else self.output
         if not isinstance(tensor, Tensor | list | tuple | bool | int | float):
             raise TypeError(f"{self.capability} returned {type(tensor).__name__}, where a tensor belongs")
         return torch.as_tensor(tensor).detach()
 
     def gradient(self, name: str | None = None, weights: Tensor | None = None) -> Tensor:
-        """The gradient of the output with respect to the first argument, or to a field of it.
+        """Take the gradient of the output with respect to the first argument, or to a field of it.
 
         Args:
             name: a field of the first argument, which is a record.
@@ -149,7 +150,7 @@ class Call:
         return torch.zeros_like(leaf) if gradient is None else gradient
 
     def gives(self, expected: Tensor, gradient: Tensor | None = None, scale: float = 1.0) -> bool:
-        """Whether the output, and the gradient of a loss where one is given, are these; nothing is counted."""
+        """Tell whether the output, and the gradient if one is given, equal these. Does not count as a comparison."""
         both = [(self.value, expected)]
         both += [] if gradient is None else [(self.gradient("logprobs"), gradient)]
         return all(
@@ -164,14 +165,14 @@ class Call:
         scale: float = 1.0,
         derived: Derived | None = None,
     ) -> None:
-        """Compare the output with what the property demands.
+        """Compare the output with the value that the property demands.
 
         Args:
             expected: of the output's shape.
             message: the property in the words of this case.
             where: bool, of the output's shape; only these entries count.
-            scale: how large the numbers were that the result is a difference of, for the tolerance.
-            derived: how `expected` follows from another call of the same implementation, for the snippet.
+            scale: magnitude of the numbers whose difference the result is, for the tolerance.
+            derived: derivation of `expected` from another call of the same implementation, for the snippet.
         """
         source = None if derived is None else derived.call._value_lines("expected", "before", derived.form)
         self._compare("value", self.value, expected, message, where, scale, self._value_lines(), derived, source)
@@ -186,7 +187,7 @@ class Call:
         scale: float = 1.0,
         derived: Derived | None = None,
     ) -> None:
-        """Compare the gradient, as `gradient` takes it, with what the property demands."""
+        """Compare the gradient, as `gradient` takes it, with the one that the property demands."""
         lines = self._gradient_lines(name, weights, may_be_missing=not expected.any())
         source = None
         if derived is not None:
@@ -205,11 +206,11 @@ class Call:
         """Demand a condition on the output.
 
         Args:
-            holds: whether it holds.
+            holds: the condition's value.
             message: the property in the words of this case.
             condition: as Python over the names `got` and, with `before`, `expected`.
             before: the call that `expected` came from.
-            magnitude: how far the output is off, where that is a number.
+            magnitude: the size of the deviation, if it is a number.
         """
         self.subject.compared()
         quantity = self.subject.tally.quantity("condition" if magnitude is None else "value")
@@ -221,10 +222,10 @@ class Call:
     def expect_equal(
         self, expression: str, expected: Any, message: str, may_raise: bool = False, before: Call | None = None
     ) -> None:
-        """Compare plain Python data with what the property demands.
+        """Compare plain Python data with the value that the property demands.
 
         Args:
-            expression: Python over the names `output` (what came back), `arguments` (what the adapter received) and
+            expression: Python over the names `output` (the result), `arguments` (as the adapter received them) and
                 `adapter`.
             expected: numbers, strings and containers of them.
             message: the property in the words of this case.
@@ -250,7 +251,7 @@ class Call:
         self._fails(shown, lines, quantity, share_of_entries(got, expected))
 
     def expect_inputs_untouched(self, message: str) -> None:
-        """Demand that the adapter left the tensors that it was given as they were."""
+        """Demand that the adapter did not modify the tensors that it was given."""
         for position, (argument, given) in enumerate(zip(self.arguments, self.received, strict=True)):
             for label, before, after in _tensors(argument, given):
                 self.subject.compared()
@@ -271,8 +272,9 @@ class Call:
         """Compare a logged metric of a loss, to a thousandth.
 
         Args:
-            expected: what it has to be; NaN equals NaN.
-            told: where `expected` comes from, in words.
+            name: the metric's name.
+            expected: the value that it must have; NaN equals NaN.
+            told: the origin of `expected`, in words.
             derived: the earlier call that logged `expected`, for the snippet.
         """
         got = float(self.output.metrics[name])
@@ -295,7 +297,7 @@ class Call:
         self.subject.tally.note(Finding(message, self.snippet(lines), quantity, magnitude))
 
     def snippet(self, lines: list[str]) -> str:
-        """A program that makes this call's inputs and goes on with these lines."""
+        """Write a program that builds this call's inputs and goes on with these lines."""
         changes = ", ".join(f"{name}={value!r}" for name, value in self.subject.changes.items())
         configured = f".configured({changes})" if changes else ""
         return "\n".join(
@@ -316,7 +318,7 @@ class Call:
         return ["before = [", *(_indented(literal(argument)) for argument in self.arguments), "]"]
 
     def _called(self, arguments: str) -> str:
-        """The call in Python over a list of arguments of this name."""
+        """Write the call in Python over a list of arguments of this name."""
         if not any(map(_is_leaf, self.given)):
             return f"adapter.{self.capability}(*{arguments})"
         each = [f"{arguments}[{place}]{'.clone()' * _is_leaf(value)}" for place, value in enumerate(self.given)]
@@ -393,7 +395,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Derived:
-    """How an expectation follows from an earlier call: `form` is Python with {} where that call's result goes."""
+    """Derivation of an expected value from an earlier call: `form` is Python with {} for that call's result."""
 
     call: Call
     form: str = "{}"
@@ -417,7 +419,7 @@ def _is_leaf(argument: Any) -> bool:
 
 
 def _fresh(argument: Any) -> Any:
-    """A deep copy whose tensors are leaves again, with their gradient switched on as it was."""
+    """Deep-copy a value; its tensors become leaves with their `requires_grad` kept."""
     return copy.deepcopy(argument)
 
 

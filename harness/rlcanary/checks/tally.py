@@ -1,4 +1,4 @@
-"""How one check went: its comparisons, and how each of its cases ended."""
+"""Record of a running check: its comparisons, and the outcome of each of its cases."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MARGIN = 1.5
 
 
 class Finding(Exception):
-    """A property that does not hold, with the smallest counterexample that was found.
+    """A property that does not hold, with the smallest counterexample found.
 
     Attributes:
-        message: what was got and what was expected.
+        message: the actual and the expected value.
         snippet: Python that reproduces it.
-        quantity: what is off, such as "gradient".
-        magnitude: how far it is off; see `Fingerprint`.
+        quantity: the quantity that is off, such as "gradient".
+        magnitude: the size of the deviation; see `Fingerprint`.
     """
 
     def __init__(self, message: str, snippet: str, quantity: str = "property", magnitude: float | None = None) -> None:
@@ -35,16 +35,16 @@ class Finding(Exception):
 
 
 class NothingToCompare(Exception):
-    """The code ran, and what it returned leaves nothing to compare; the message says what is missing."""
+    """The code ran, but its result leaves nothing to compare. The message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What tells a finding from others of the same check, also in another run.
+    """Identity of a finding among those of its check, stable across runs.
 
     Attributes:
         case: the label of its case, "" in a check of one case.
-        quantity: what is off, such as "gradient", "metric kl" or "raises ZeroDivisionError".
+        quantity: the quantity that is off, such as "gradient", "metric kl" or "raises ZeroDivisionError".
         magnitude: the largest deviation as a share of the largest expected number, or itself where zero is expected;
             infinite for NaN, None where the quantity is no number.
     """
@@ -59,17 +59,17 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint:
-        """The fingerprint that is written so.
+        """Parse the text of a fingerprint.
 
         Raises:
-            ValueError: what stands behind "off by" is no number.
+            ValueError: the text after "off by" is not a number.
         """
         case, _, told = text.rpartition(": ")
         quantity, _, magnitude = told.rpartition(" off by ")
         return cls(case, quantity, float(magnitude)) if quantity else cls(case, told)
 
     def covers(self, other: Fingerprint) -> bool:
-        """Whether the other is the same and no more than `MARGIN` times as large."""
+        """Tell whether the other is the same finding, at most `MARGIN` times as large."""
         if (self.case, self.quantity) != (other.case, other.quantity):
             return False
         if self.magnitude is None or other.magnitude is None:
@@ -89,15 +89,15 @@ class Found:
 
 @dataclass
 class Tally:
-    """How one check went.
+    """Comparisons and findings of one check.
 
     Attributes:
         made: calls of the adapter.
         compared: comparisons. A check without one has not passed.
-        declined: why the adapter declined a case.
-        empty: why a case left nothing to compare.
+        declined: reasons why the adapter declined a case.
+        empty: reasons why a case left nothing to compare.
         found: findings and exceptions, in the order of the cases.
-        calling: the capability that was called last, with what it was given.
+        calling: the capability that was called last, with its arguments.
     """
 
     made: int = 0
@@ -114,7 +114,7 @@ class Tally:
 
     @contextmanager
     def case(self, label: str) -> Iterator[None]:
-        """Note how the code inside ends; exceptions stop here."""
+        """Record the outcome of the block; exceptions stop here."""
         around = self._case
         self._labels.append(label)
         self._case = _numbered("; ".join(filter(None, self._labels)), self._seen)
@@ -126,7 +126,7 @@ class Tally:
             self.empty.append(str(reason))
         except Finding as finding:
             self.note(finding)
-        except Exception as error:  # noqa: BLE001 - the adapter is foreign code; whatever it raises is the result
+        except Exception as error:  # noqa: BLE001 - the adapter is foreign code; any exception is a result
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
             called = f"{self.calling} raised " if self.calling else ""
@@ -136,16 +136,16 @@ class Tally:
             self._case = around
 
     def note(self, finding: Finding) -> None:
-        """Add a finding of the present case."""
+        """Add a finding to the current case."""
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
         self.found.append(Found(fingerprint, finding.message, finding.snippet, is_error=False))
 
     def stopped(self, what: str, message: str) -> None:
-        """Add what ended the present case before its time."""
+        """Add the exception that ended the current case early."""
         self.found.append(Found(Fingerprint(self._case, what), message, "", is_error=True))
 
     def quantity(self, name: str) -> str:
-        """The name of a quantity that is compared now: numbered from the second of this name in a case on."""
+        """Return the name of the quantity now compared, numbered if the case has compared one of that name before."""
         seen: Counter[str] = Counter({name: self._expected[self._case, name]})
         self._expected[self._case, name] += 1
         return _numbered(name, seen)
@@ -159,7 +159,7 @@ class Tally:
 
     @property
     def explanations(self) -> list[str]:
-        """The other declarations that explain every case of a check with findings."""
+        """Return the other declarations that explain every case of a check with findings."""
         if not self.found or any(each.is_error for each in self.found):
             return []
         return [told for told, holds in self._explanations.items() if holds]

@@ -1,4 +1,4 @@
-"""A limit on how long foreign code may run."""
+"""A time limit for foreign code."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Code that catches everything is interrupted again so often.
+# Seconds after which code that catches everything is interrupted again.
 AGAIN_SECONDS = 1.0
 
 
 class TookTooLong(BaseException):
-    """The limit has passed. No Exception, so that code which catches those does not stop it."""
+    """The limit has passed. A BaseException, so that code which catches Exception does not swallow it."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TookTooLong` in the code inside once it has run for so long.
+    """Raise `TookTooLong` in the block once it has run this long.
 
-    In the main thread a signal does it, which also ends sleeps and waits for locks. In another thread it is raised at the
-    next line of Python. A single call of native code is not interrupted by either: the limit takes effect at its end.
+    The main thread is interrupted by a signal, which also ends sleeps and waits for locks. In another thread the
+    exception is raised at the next line of Python. Neither interrupts a single call of native code: the limit takes
+    effect at its end.
 
     Args:
         seconds: 0 for no limit.

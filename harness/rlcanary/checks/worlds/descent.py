@@ -1,4 +1,4 @@
-"""One update of a state: where it starts from, making it, and comparing its gradients with those that are expected."""
+"""One update of a state: its starting point, the update itself, and the comparison of its gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from rlcanary.contract.batch import CollatedBatch, Group
 
 @dataclass(frozen=True)
 class Scene:
-    """What an update starts from.
+    """The starting point of an update.
 
     Attributes:
-        state: to be trained.
+        state: the state to train.
         batch: completions that the state's model sampled.
         policy: Python for the model that the state was made from.
         ref_model: Python for the reference model, in the precision in which the state has its own.
@@ -46,22 +46,22 @@ def scene(
 ) -> Scene:
     """A state and a batch on one side of the declared max_grad_norm.
 
-    A gradient above the bound has the bound's length, whatever it was multiplied by on the way. So the model is toned down
-    until its gradient is at most half as long as the bound or, where the clipping itself is looked at, twice as long.
+    A clipped gradient has the bound's norm, which hides any factor. So the model is scaled down until its gradient norm
+    is at most half the bound. When the clipping itself is tested, it is scaled until it is at least twice the bound.
 
     Args:
-        subject: whose state it is.
-        groups: what was sampled.
+        subject: the subject that makes the state.
+        groups: the sampled groups.
         model: Python for the policy.
-        drift: how far, at most, an older policy's logprobs were from these.
-        learning_rate: of the state.
-        is_clipped: whether the gradient is to be longer than the bound; None takes the model as it is.
-        dressed: Python with {} where the state goes.
+        drift: largest difference of an older policy's logprobs from these, in nats.
+        learning_rate: the state's learning rate.
+        is_clipped: true for a gradient norm above the bound, false for one below; None takes the model as it is.
+        dressed: Python that modifies the state, with {} in its place.
         other_reference: whether the reference model, if the conventions need one, differs from the policy.
-        layout: options of `sampled`.
+        layout: options for `sampled`.
 
     Raises:
-        NotProvided: no gradient of such a model lies on this side.
+        NotProvided: no gradient of such a model lies on this side of the bound.
     """
     limit, factor = subject.conventions.max_grad_norm, 1.0
     for _ in range(8):
@@ -80,12 +80,12 @@ def scene(
 
 
 def sides(subject: Subject) -> tuple[bool | None, ...]:
-    """The model as it is, and where max_grad_norm may hide a factor one that lies below it as well."""
+    """Return the values of `is_clipped` to try: the model as it is and, if there is a max_grad_norm, one below it."""
     return (None,) if subject.conventions.max_grad_norm is None else (None, False)
 
 
 def own_precision(state: Any, ref_model: str) -> str:
-    """Python for a reference model, rounded as the state rounds its own."""
+    """Write Python for a reference model, rounded as the state rounds its own."""
     dtype = precision(state.model if state.ref_model is None else state.ref_model)
     return ref_model if ref_model == "None" or dtype == torch.float32 else f"{ref_model}.to({dtype})"
 
@@ -106,10 +106,10 @@ def take_step(subject: Subject, state: Written, batch: CollatedBatch) -> tuple[C
 
 
 def watched(state: Any) -> Watch:
-    """A watch on a state whose optimizer moves the model's parameters or copies of them.
+    """Watch a state whose optimizer moves the model's parameters or copies of them.
 
     Raises:
-        NotProvided: it moves something else, such as one flat buffer, whose gradients belong to no parameter.
+        NotProvided: it moves other tensors, such as one flat buffer, whose gradients belong to no parameter.
     """
     watch = Watch(state)
     if watch.unknown:
@@ -120,7 +120,7 @@ def watched(state: Any) -> Watch:
 
 
 def tolerances(model: Any) -> tuple[float, float]:
-    """Relative and absolute tolerance of gradients against float64; the largest entry of all is the unit of the second."""
+    """Return relative and absolute tolerance of gradients against float64, the latter in units of the largest entry."""
     rounding = torch.finfo(precision(model)).eps
     return max(1e-3, 12 * rounding), max(1e-4, 12 * rounding)
 

@@ -1,7 +1,8 @@
 """The inputs that checks try, smallest first, so that the first failure is a small counterexample.
 
-Adversarial on purpose: uneven lengths, a fully masked row, B equal to T, groups of one, constant rewards, ratios on both
-sides of the clipping bounds. Numbers are rounded so that a counterexample reads well; float32 holds them exactly enough.
+They are adversarial on purpose: uneven lengths, a fully masked row, B equal to T, groups of one, constant rewards,
+ratios on both sides of the clipping bounds. Numbers are rounded so that a counterexample reads well; float32 holds them
+exactly enough.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ WITH_EMPTY_ROW = (4, 5, (5, 0, 2, 3))
 
 
 def uniform(rng: Generator, *shape: int, low: float, high: float, decimals: int = 2) -> Tensor:
-    """Float32 numbers drawn evenly from [low, high], rounded."""
+    """Draw float32 numbers uniformly from [low, high], rounded."""
     return (torch.rand(*shape, generator=rng) * (high - low) + low).round(decimals=decimals)
 
 
@@ -51,7 +52,7 @@ def policy_batch(
 ) -> PolicyBatch:
     """A batch of two completions per prompt, with ratios between 0.5 and 2; on policy all of them are 1."""
     logprobs_BT = uniform(rng, rows, width, low=-3, high=-0.5)
-    # No difference lies on a round number, where a clamp has two gradients that are equally right.
+    # No difference lies on a round number, where a clamp may have two correct gradients.
     drift_BT = torch.zeros(rows, width) if on_policy else uniform(rng, rows, width, low=-0.7, high=0.7) + 0.003
     mismatch_BT = torch.zeros(rows, width) if on_policy else uniform(rng, rows, width, low=-0.4, high=0.4)
     # A row advantage of both signs in every batch of two rows or more, none of them zero.

@@ -1,4 +1,4 @@
-"""What evaluations answer: items whose reward functions tell texts apart. Snippets import these names."""
+"""Items for evaluations, whose reward functions tell texts apart. Snippets import these names."""
 
 import math
 import zlib
@@ -10,15 +10,15 @@ from rlcanary.contract.adapter import Item
 
 
 def with_items(state: Any) -> Any:
-    """The state with prompts to evaluate on, whose rewards tell almost any two texts apart."""
+    """Give the state prompts to evaluate on, whose rewards differ for almost any two texts."""
     prompts = ([5, 6, 7], [8, 9, 10, 11, 12])
     return _evaluating(state, [Item(index, prompt, _fingerprint) for index, prompt in enumerate(prompts)])
 
 
 def with_graded_items(state: Any, *chosen: int) -> Any:
-    """The state with four prompts to evaluate on, or with some of them, whose rewards depend on prompt and text.
+    """Give the state four prompts to evaluate on, or some of them, whose rewards depend on prompt and text.
 
-    They lie between 0.5 and 1.5, -1 and 0, 0 and 1, 2 and 3: not one of them is a 0 or a 1.
+    The rewards lie between 0.5 and 1.5, -1 and 0, 0 and 1, 2 and 3; none is 0 or 1.
     """
     prompts = ([5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15])
     items = [Item(index, prompts[index], Graded(start)) for index, start in enumerate((0.5, -1.0, 0.0, 2.0))]
@@ -26,17 +26,17 @@ def with_graded_items(state: Any, *chosen: int) -> Any:
 
 
 def with_tossed_items(state: Any, count: int) -> Any:
-    """The state with so many prompts to evaluate on, whose common reward function keeps the texts."""
+    """Give the state this many prompts to evaluate on, with a shared reward function that keeps the texts."""
     reward = Kept()
     return _evaluating(state, [Item(index, [5, 6, 7], reward) for index in range(count)])
 
 
 class Graded:
-    """A reward function that tells almost any two texts apart, each of them otherwise than the next one does.
+    """A reward function that differs for almost any two texts, and from that of other starts.
 
     Attributes:
         start: the least reward.
-        given: the rewards that were given so far.
+        given: the rewards returned so far.
     """
 
     def __init__(self, start: float) -> None:
@@ -49,10 +49,10 @@ class Graded:
 
 
 class Kept:
-    """A reward of 0 for every text.
+    """A reward function that returns 0 for every text and keeps the texts.
 
     Attributes:
-        texts: those that came so far.
+        texts: the texts scored so far.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Kept:
 
 
 def tossed_otherwise(texts: Sequence[str], temperature: float, bias: float) -> str | None:
-    """Whether the texts of `coin(…, bias)` come from another temperature, in words; None where they may be from this one.
+    """Describe texts of `coin(…, bias)` that come from another temperature; None if they may be from this one.
 
     A correct sampler is accused once in a million times.
     """

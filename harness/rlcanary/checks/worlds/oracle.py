@@ -1,4 +1,4 @@
-"""The reference loss in float64, which the losses under test are compared with."""
+"""The reference loss in float64, with which losses under test are compared."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -12,7 +12,7 @@ from rlcanary.contract.conventions import Conventions
 
 
 def double(batch: PolicyBatch) -> PolicyBatch:
-    """The batch in float64, its logprobs a leaf that requires a gradient."""
+    """Convert the batch to float64; its logprobs are a leaf that requires a gradient."""
     tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
     exact: dict[str, Any] = {
         name: value.detach().double()
@@ -24,12 +24,12 @@ def double(batch: PolicyBatch) -> PolicyBatch:
 
 
 def exact_output(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
-    """Loss and metrics of the reference in float64."""
+    """Compute loss and metrics of the reference in float64."""
     return reference.policy_loss(double(batch), conventions)
 
 
 def exact_loss(batch: PolicyBatch, conventions: Conventions) -> tuple[Tensor, Tensor]:
-    """The loss of the reference in float64 and its gradient with respect to the logprobs, [B, T]."""
+    """Compute the reference loss in float64 and its gradient with respect to the logprobs, [B, T]."""
     exact = double(batch)
     loss = reference.policy_loss(exact, conventions).loss
     (gradient_BT,) = torch.autograd.grad(loss, exact.logprobs)

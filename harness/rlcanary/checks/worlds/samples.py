@@ -1,4 +1,4 @@
-"""What a trainer says about the samples of an engine. Snippets import these names."""
+"""Comparison of an engine's samples with the trainer's model. Snippets import these names."""
 
 import copy
 import math
@@ -16,14 +16,14 @@ from rlcanary.contract.engine import Sampling
 
 
 def sampling(**changes: Any) -> dict[str, Any]:
-    """A request with all its fields: by default one completion of at most 4 tokens at temperature 1."""
+    """Return a request with all its fields: by default one completion of at most 4 tokens at temperature 1."""
     return asdict(Sampling(**{"max_new_tokens": 4, **changes}))
 
 
 def scored(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0) -> Tensor:
     """[T, V] float64 logprobs of all tokens at each place of a completion: without a cache, a batch or dropout.
 
-    Weights in half precision are as they are; what is computed from them is not rounded.
+    Weights in half precision are used as they are; values computed from them are not rounded.
     """
     is_training = any(module.training for module in model.modules())
     frozen = copy.deepcopy(model).eval() if is_training else model
@@ -41,14 +41,14 @@ def trainer_logprobs(model: Any, prompt: Sequence[int], token_ids: Sequence[int]
 
 
 def shortfall(model: Any, prompt: Sequence[int], token_ids: Sequence[int]) -> float:
-    """By how many nats, at most, a token of a completion is less likely than the likeliest in its place."""
+    """Return the largest gap in nats between a token of a completion and the likeliest token in its place."""
     scores_TV = scored(model, prompt, token_ids)
     ids_T1 = torch.tensor(list(token_ids)).unsqueeze(1)
     return float((scores_TV.amax(dim=1) - scores_TV.gather(1, ids_T1).squeeze(1)).max())
 
 
 def gap(engine: Any, model: Any, prompt: Sequence[int], max_new_tokens: int = 4) -> float:
-    """How far an engine's greedy continuation is from the trainer's, in nats: in its choices or in its logprobs."""
+    """Return the distance in nats of an engine's greedy continuation from the trainer's, in choices or logprobs."""
     ((completion,),) = engine.generate([list(prompt)], sampling(temperature=0.0, max_new_tokens=max_new_tokens))
     distance = shortfall(model, prompt, completion.token_ids)
     if completion.logprobs is None:
@@ -63,7 +63,8 @@ def distribution(
 ) -> Tensor:
     """[V] float64 probabilities of the first token: the temperature first, then one of the two filters.
 
-    `top_k` keeps so many of the likeliest tokens, 0 all; `top_p` the fewest likeliest that hold this probability.
+    `top_k` keeps that many of the likeliest tokens, 0 all; `top_p` keeps the fewest likeliest tokens with at least that
+    total probability.
     """
     ranked_V, order_V = scored(model, prompt, [0], temperature)[0].exp().sort(descending=True)
     kept = top_k or len(ranked_V)
@@ -74,9 +75,9 @@ def distribution(
 
 
 def p_value(drawn: Sequence[int], probabilities_V: Tensor) -> float:
-    """How likely draws at least this far from the distribution are, by the chi-square test.
+    """Return the probability of draws at least this far from the distribution, by the chi-square test.
 
-    The rarest tokens are counted together, until at least ten of them are expected, as the test's approximation asks for.
+    The rarest tokens are pooled until at least ten of them are expected, as the test's approximation requires.
     """
     counts = Counter(drawn)
     if any(probabilities_V[token] == 0 for token in counts):
@@ -99,7 +100,7 @@ def p_value(drawn: Sequence[int], probabilities_V: Tensor) -> float:
 
 
 def wrong_ending(completion: Completion, eos_token_ids: Sequence[int], max_new_tokens: int) -> str | None:
-    """What is wrong with how a completion ends, or None."""
+    """Describe a wrong ending of a completion; None if it is right."""
     token_ids = [int(token) for token in completion.token_ids]
     has_eos = bool(token_ids) and token_ids[-1] in eos_token_ids
     if len(token_ids) > max_new_tokens:

@@ -1,4 +1,4 @@
-"""An inference engine without a model, which answers from a script, and the items that it has answers for."""
+"""An inference engine without a model that answers from a script, and items with scripted answers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ START_ID = 3  # of a turn, in the tokenizer's ids
 
 Prompt = tuple[int, ...]
 
-# What a prompt that is in no script gets, as it would get an answer from a model.
+# Completion of a prompt that is in no script.
 UNSCRIPTED = Completion([4, 2], [-1.0, -1.0], text="!")
 
-# Turns of the event loop that requests for successive prompts of the script are apart.
+# Turns of the event loop between the ends of requests for successive prompts of the script.
 TURNS = 10
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the engine was asked for one prompt, and the policy version at that moment."""
+    """One request to the engine, and the policy version at that moment."""
 
     prompt: Prompt
     sampling: dict[str, Any]
@@ -38,15 +38,15 @@ class Request:
 class ScriptedEngine:
     """A `rlcanary.contract.engine.Engine` that hands out given completions.
 
-    Concurrent requests end in the opposite of the script's order: the first prompt last. Completions of a prompt are handed
-    out in the order of the script, over as many requests as it takes.
+    Concurrent requests finish in the reverse of the script's order: the first prompt last. Completions of a prompt are
+    handed out in the order of the script, over any number of requests.
 
     Attributes:
         script: the completions of each prompt.
         fails: prompts for which a request raises RuntimeError.
         version: policy version; with `syncing` a weight sync falls into each request, so that it grows.
-        requests: what was asked, in order.
-        served: what was handed out, by prompt.
+        requests: the requests, in order.
+        served: the completions handed out, by prompt.
         tokenizer: the tokenizer that made the texts, for code that decodes itself.
     """
 
@@ -87,7 +87,7 @@ class ScriptedEngine:
         raise RuntimeError("a scripted engine has no weights")
 
     def reset_prefix_cache(self) -> None:
-        """There is no cache."""
+        """Do nothing: there is no cache."""
 
     def _request(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Request:
         request = Request(tuple(int(token) for token in prompt), dict(sampling), self.version)
@@ -114,7 +114,7 @@ class ScriptedEngine:
 
 
 def _straddling(completion: Completion, version: int) -> Completion:
-    """The completion with its first token from one policy version and the others from the next."""
+    """Copy the completion with its first token from one policy version and the others from the next."""
     later = [version + 1] * (len(completion.token_ids) - 1)
     return replace(completion, token_versions=[version, *later])
 
@@ -140,12 +140,12 @@ def spelled(text: str) -> list[int]:
 
 
 def prompt_of(text: str) -> list[int]:
-    """The spelled text with special tokens around it."""
+    """Return the ids of a prompt: the spelled text with special tokens around it."""
     return [BOS_ID, START_ID, *spelled(text), EOS_ID]
 
 
 def completion_of(text: str, offset: float, finish_reason: str = "stop") -> Completion:
-    """The spelled text, ended if it stopped, with logprobs that start at -offset and tell its tokens apart."""
+    """Return the spelled text as a completion, with an EOS if it stopped; logprobs start at -offset and all differ."""
     ids = spelled(text) + [EOS_ID] * (finish_reason == "stop")
     return Completion(
         ids, [round(-offset - position / 10, 2) for position in range(len(ids))], finish_reason, text=text
@@ -169,12 +169,12 @@ def scripted_items(n_items: int, n: int) -> list[ScriptedItem]:
 
 
 def sampling_of(**changes: Any) -> dict[str, Any]:
-    """The sampling parameters of a rollout, with these changes."""
+    """Return the sampling parameters of a rollout, with these changes."""
     return {**asdict(Sampling(eos_token_ids=(EOS_ID,))), **changes}
 
 
 def arguments_of(scripted: list[ScriptedItem], sampling: Mapping[str, Any], **options: Any) -> list[Any]:
-    """The engine, the items and the sampling parameters, as `rollout` takes them; options are those of the engine."""
+    """Return engine, items and sampling parameters, as `rollout` takes them; options go to the engine."""
     script: dict[Prompt, list[Completion]] = {}
     for item in scripted:
         script[item.prompt] = script.get(item.prompt, []) + item.completions

@@ -1,4 +1,4 @@
-"""States and their models: made alike, moved, rounded and scored. Snippets import these names."""
+"""States and their models: seeded, perturbed, rounded and scored. Snippets import these names."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ from rlcanary.reference.step import forward_mode
 
 
 def seeded(make: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function makes of these arguments with seeded random numbers; the generators stay as they were."""
+    """Call a function under a fixed seed, and restore the random generators."""
     before = random.getstate(), np.random.get_state()
     random.seed(0)
     np.random.seed(0)
@@ -33,7 +33,7 @@ def seeded(make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def nudged(model: Any, scale: float = 0.05) -> Any:
-    """The model with noise on every parameter, so much of the parameter's size."""
+    """Add noise to every parameter of the model, in proportion to the parameter's size."""
     generator = torch.Generator().manual_seed(0)
     sizes = {name: size_of(model, name) for name, _ in model.named_parameters()}
     with torch.no_grad():
@@ -44,7 +44,7 @@ def nudged(model: Any, scale: float = 0.05) -> Any:
 
 
 def size_of(model: Any, name: str) -> float:
-    """The size of a parameter's entries; of one that starts at zero, as biases and adapters do, that of all others."""
+    """Return the size of a parameter's entries; for an all-zero one, such as a bias or adapter, that of the others."""
     parameters = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
     squares = sum(float(parameter.square().sum()) for parameter in parameters.values())
     typical = math.sqrt(squares / sum(parameter.numel() for parameter in parameters.values()))
@@ -53,7 +53,7 @@ def size_of(model: Any, name: str) -> float:
 
 
 def toned(model: Any, factor: float) -> Any:
-    """The tiny model with its last norm and its output layer times a factor, which makes all gradients smaller or larger."""
+    """Return the tiny model with its last norm and output layer scaled, which scales all gradients."""
     with torch.no_grad():
         model.model.norm.weight *= factor
         model.lm_head.weight *= factor
@@ -61,7 +61,7 @@ def toned(model: Any, factor: float) -> Any:
 
 
 def coin(model: Any, bias: float) -> Any:
-    """The tiny model, made to continue with 8 8 8 … or with 9 9 9 …; the first token 8 is `bias` nats likelier than 9."""
+    """Return the tiny model, made to continue with 8 8 8 … or 9 9 9 …; the first token 8 is `bias` nats likelier than 9."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Layers that add nothing leave the embedding as it is, and the norm stretches it to the root of the width.
@@ -76,9 +76,9 @@ def coin(model: Any, bias: float) -> Any:
 
 
 def shaken(state: Any) -> Any:
-    """The state with noise on all that it trains or keeps, as much as it takes to give completions other logprobs.
+    """Add noise to all weights of the state, enough to change the logprobs of completions.
 
-    Copies that the optimizer moves, such as float32 masters, go along with their parameters.
+    Copies that the optimizer moves, such as float32 masters, get the same noise.
 
     Raises:
         NotProvided: noise does not change what the model computes.
@@ -99,7 +99,7 @@ def shaken(state: Any) -> Any:
 
 
 def started(state: Any) -> Any:
-    """The state after an update with gradients of one, which are still there."""
+    """Return the state after an update with gradients of one, which are kept."""
     moved = [tensor for group in state.optimizer.param_groups for tensor in group["params"]]
     for parameter in (*state.model.parameters(), *moved):
         if parameter.requires_grad:
@@ -110,10 +110,10 @@ def started(state: Any) -> Any:
 
 
 def decaying(state: Any) -> Any:
-    """The state whose own scheduler gives update k = 0, 1, 2, … 1 / (k + 1) of the learning rate.
+    """Set the state's own scheduler to 1 / (k + 1) of the learning rate in update k = 0, 1, 2, ….
 
     Raises:
-        NotProvided: the scheduler is none of torch's that follow a formula.
+        NotProvided: the scheduler is not one of torch's that follow a formula.
     """
     scheduler = state.scheduler
     if not isinstance(scheduler, LRScheduler) or type(scheduler).step is not LRScheduler.step:
@@ -133,7 +133,7 @@ class _Decaying:
 
 
 def scheduled_rates(state: Any, updates: int) -> list[list[float]]:
-    """The learning rates, by update and group, that a state's scheduler gives when it is stepped once after each update."""
+    """Return the learning rates, by update and group, of a scheduler that is stepped once after each update."""
     optimizer, scheduler = copy.deepcopy((state.optimizer, state.scheduler))
     rates = []
     with warnings.catch_warnings():
@@ -146,10 +146,10 @@ def scheduled_rates(state: Any, updates: int) -> list[list[float]]:
 
 
 def held(state: Any) -> tuple[dict[str, Tensor], int]:
-    """The tensors that a state's optimizer moves, by parameter, and how many of them belong to none.
+    """Return the tensors that a state's optimizer moves, by parameter, and the number of them that belong to none.
 
-    A copy, such as a float32 master weight of a parameter in bfloat16, is known by its values: rounded, they are the
-    parameter's. Of parameters that are alike the order decides.
+    A copy, such as a float32 master of a bfloat16 parameter, is matched by its values: rounded, they equal the
+    parameter's. Equal parameters are matched in order.
     """
     tensors = [tensor for group in state.optimizer.param_groups for tensor in group["params"]]
     parameters = named(state.model)
@@ -167,7 +167,7 @@ def held(state: Any) -> tuple[dict[str, Tensor], int]:
 
 
 def named(model: Any) -> dict[str, Tensor]:
-    """The parameters by name, without what wrappers put in front."""
+    """Return the parameters by name, without the prefixes of wrappers."""
     return {
         name.replace("_orig_mod.", "").removeprefix("module."): parameter
         for name, parameter in model.named_parameters()
@@ -187,15 +187,15 @@ def precision(model: Any) -> torch.dtype:
 
 
 def nats(model: Any) -> float:
-    """How far logprobs may be apart that are computed from a model's weights in other kernels.
+    """Return the allowed difference in nats of logprobs computed from the same weights by other kernels.
 
-    In float32 the smallest mistake that was measured on real engines is a hundred times as large.
+    In float32 the smallest mistake measured on real engines is a hundred times as large.
     """
     return max(1e-4, 25 * torch.finfo(precision(model)).eps)
 
 
 def unwrapped(model: Any) -> Any:
-    """The model without what torch.compile and data parallelism put around it; None stays None."""
+    """Unwrap a model from torch.compile and data parallelism; None stays None."""
     while isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel) or hasattr(
         model, "_orig_mod"
     ):
@@ -204,7 +204,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def policy_gap(state: Any, model: Any, batch: CollatedBatch) -> float:
-    """By how many nats, at most, a state's model scores a token otherwise than a model in the same precision."""
+    """Return the largest difference in nats between a state's model and another one in the same precision."""
     rounded = copy.deepcopy(model).to(precision(state.model))
     difference_BT = own_logprobs(state.model, batch).double() - own_logprobs(rounded, batch).double()
     gap = float(difference_BT[batch.completion_mask].abs().max())
@@ -212,7 +212,7 @@ def policy_gap(state: Any, model: Any, batch: CollatedBatch) -> float:
 
 
 def lead(model: Any, batch: CollatedBatch) -> float:
-    """By how many nats the first completion of a batch is likelier than the second, in float64."""
+    """Return the log-ratio in nats of a batch's first completion to its second, in float64."""
     logprobs_BT = own_logprobs(copy.deepcopy(unwrapped(model)).double(), batch)
     logprobs_B = logprobs_BT.nansum(dim=1)
     return float(logprobs_B[0] - logprobs_B[1])

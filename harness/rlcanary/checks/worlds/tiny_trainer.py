@@ -1,6 +1,6 @@
 """A small trainer for the checks: its models, states and batches.
 
-Snippets import these names, so that a counterexample reads as what was done.
+Snippets import these names, so that a counterexample reads like the check.
 """
 
 import re
@@ -34,7 +34,7 @@ GROUPS = [
     ),
 ]
 
-# What snippets use, and where it is.
+# Names that snippets use, and their modules.
 NAMES = {
     "tiny_llama": "rlcanary.tiny_models",
     **dict.fromkeys(
@@ -67,12 +67,12 @@ NAMES = {
 
 
 def script(*lines: str) -> list[str]:
-    """Lines of a snippet with the imports that they need in front."""
+    """Put the imports that the lines of a snippet need in front of them."""
     return [*_imports("\n".join(lines)), *lines]
 
 
 def build(expression: str, **names: Any) -> Any:
-    """The value of an expression, over what snippets import and these names.
+    """Evaluate an expression over the names that snippets import and these names.
 
     Raises:
         NotProvided: transformers is not installed.
@@ -99,14 +99,14 @@ def new_state(
     learning_rate: float = 1e-3,
     dressed: str = "{}",
 ) -> Written:
-    """The adapter's own state to train a model from; what it draws at random is the same each time.
+    """Make the adapter's own state to train a model from, under a fixed seed.
 
     Args:
-        subject: whose `new_state` makes it.
+        subject: the subject whose `new_state` is called.
         model: Python that makes the policy.
         ref_model: Python that makes the reference model.
-        learning_rate: of its optimizer.
-        dressed: Python with {} where the state goes.
+        learning_rate: the optimizer's learning rate.
+        dressed: Python that modifies the state, with {} in its place.
 
     Raises:
         NotProvided: the adapter has no such state, or transformers is not installed.
@@ -116,12 +116,12 @@ def new_state(
 
 
 def new_engine(subject: Subject, model: str = "tiny_llama()", dressed: str = "{}") -> Written:
-    """The adapter's own engine with a model's weights.
+    """Make the adapter's own engine with a model's weights.
 
     Args:
-        subject: whose `new_engine` makes it.
+        subject: the subject whose `new_engine` is called.
         model: Python that makes the model.
-        dressed: Python with {} where the engine goes.
+        dressed: Python that modifies the engine, with {} in its place.
 
     Raises:
         NotProvided: the adapter has no such engine, or transformers is not installed.
@@ -131,7 +131,7 @@ def new_engine(subject: Subject, model: str = "tiny_llama()", dressed: str = "{}
 
 
 def reference_model(subject: Subject, policy: str = "tiny_llama()", other: bool = True) -> str:
-    """Python for a reference model near the policy, or equal to it; none where the conventions have no KL."""
+    """Write Python for a reference model near the policy, or equal to it; none if the conventions have no KL."""
     if subject.conventions.kl_coef == 0:
         return "None"
     return f"nudged({policy})" if other else policy
@@ -145,15 +145,15 @@ def sampled(
     pad_token_id: int = 0,
     **layout: Any,
 ) -> CollatedBatch:
-    """A batch of completions with the logprobs that a model gives them at the conventions' temperature.
+    """Make a batch of completions with the model's logprobs at the conventions' temperature.
 
     Args:
         model: the policy that sampled.
-        conventions: say the temperature.
-        groups: what was sampled.
-        drift: how far, at most, an older policy's logprobs were from these.
-        pad_token_id: stands in the padding.
-        layout: options of `reference.make_batch`.
+        conventions: the temperature is used.
+        groups: the sampled groups.
+        drift: largest difference of an older policy's logprobs from these, in nats.
+        pad_token_id: fills the padding.
+        layout: options for `reference.make_batch`.
     """
     batch, _ = reference.make_batch(list(groups), pad_token_id, **layout)
     logprobs_BT = own_logprobs(model, batch, conventions.temperature)

@@ -1,4 +1,4 @@
-"""What an optimizer update has to be, and what one was seen to be. Snippets import these names."""
+"""Declared and observed optimizer updates. Snippets import these names."""
 
 import copy
 import math
@@ -18,11 +18,11 @@ from rlcanary.contract.conventions import Conventions
 
 @dataclass(frozen=True)
 class Declared:
-    """What an update has to be.
+    """Gradients and metrics that an update must have.
 
     Attributes:
-        gradients: of each parameter, clipped as declared, float64.
-        metrics: what it logs, the learning rate apart.
+        gradients: gradient of each parameter, clipped as declared, float64.
+        metrics: its logged metrics, except for the learning rate.
     """
 
     gradients: dict[str, Tensor]
@@ -30,15 +30,15 @@ class Declared:
 
 
 def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conventions) -> Declared:
-    """The update that the conventions declare for this model, by the reference in float64.
+    """Compute the update that the conventions declare for this model, with the reference in float64.
 
-    The ratio to the sampler is that of the model in its own precision: in bfloat16 logprobs are some hundredths off, and a
-    trainer that is right clips by what it computed.
+    The ratio to the sampler is that of the model in its own precision: in bfloat16 logprobs are some hundredths off,
+    and a correct trainer clips by its own values.
 
     Args:
         model: the policy as the state holds it, wrapped and rounded as it is. It is left as it is.
         ref_model: the reference model, or None.
-        batch: what to train on.
+        batch: the batch to train on.
         conventions: all of them are used, except that dropout is off: an update with dropout has no one gradient.
     """
     exact, exact_ref = copy.deepcopy((unwrapped(model), unwrapped(ref_model)))
@@ -71,20 +71,20 @@ def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conv
 
 @dataclass(frozen=True)
 class Update:
-    """One step of an optimizer: the gradients that it was given, by parameter, and its learning rates, by group."""
+    """One optimizer step: its gradients by parameter, and its learning rates by group."""
 
     gradients: dict[str, Tensor]
     learning_rates: tuple[float, ...]
 
 
 class Watch:
-    """What the optimizer of a state does from now on.
+    """Recorder of the steps of a state's optimizer.
 
     Attributes:
         updates: its steps.
         before: the model's parameters as they were, float64.
         held: the tensors that the optimizer moves, by the name of the model's parameter that each is, or is a copy of.
-        unknown: how many tensors of the optimizer are neither.
+        unknown: number of the optimizer's tensors that are neither.
     """
 
     def __init__(self, state: Any) -> None:
@@ -100,7 +100,7 @@ class Watch:
         state.optimizer.register_step_pre_hook(self._note)
 
     def standing_still(self, gradients: dict[str, Tensor]) -> list[str]:
-        """The parameters of the model whose gradient is not negligible among these and that are where they were."""
+        """Return the parameters that did not move although their gradient among these is not negligible."""
         largest = max((float(gradient.abs().max()) for gradient in gradients.values()), default=0.0)
         after = _values(named(self._state.model))
         return [
@@ -110,10 +110,10 @@ class Watch:
         ]
 
     def astray(self) -> list[str]:
-        """The parameters that are not where the optimizer, given these gradients, takes them in exact arithmetic.
+        """Return the parameters that are not where the optimizer takes them with these gradients in exact arithmetic.
 
-        A parameter in half precision is rounded after each step, or rounded from the copy that the optimizer moves. One
-        that is in no optimizer stays, but for the last bit of a merge that was undone.
+        A parameter in half precision is rounded after each step, or rounded from the copy that the optimizer moves. A
+        parameter in no optimizer stays, except for the last bit of an undone merge.
         """
         parameters, asked, moved = named(self._state.model), self._replayed(), self._moved()
         wrong = []
@@ -133,9 +133,9 @@ class Watch:
         return wrong
 
     def share_moved(self) -> float:
-        """How far the optimizer's tensors moved, as a share of what it asks for; 0 if it asks for nothing.
+        """Return the distance that the optimizer's tensors moved relative to its requested step; 0 if it requests none.
 
-        It asks in float32: steps that plain SGD makes below that resolution are nobody's mistake.
+        The requested step is in float32: steps of plain SGD below that resolution are not a mistake.
         """
         after, asked = self._moved(), self._replayed(torch.float32)
         wanted = torch.cat([(asked[name] - start).flatten() for name, start in self._started.items()])
@@ -143,7 +143,7 @@ class Watch:
         return float((moved * wanted.sign()).sum() / wanted.abs().sum().clamp(min=1e-300))
 
     def _moved(self) -> dict[str, Tensor]:
-        """The tensors that the optimizer moves, as they are now; the model may hold others than at the start."""
+        """Return the tensors that the optimizer moves, as they are now; the model may hold others than at the start."""
         parameters = named(self._state.model)
         copies = {name for name, value in self.held.items() if value is not self._parameters_at_start.get(name)}
         return _values({name: self.held[name] if name in copies else parameters[name] for name in self.held})
@@ -171,7 +171,7 @@ class Watch:
 
 
 def gradients_of(adapter: Any, state: Any, batch: CollatedBatch) -> dict[str, Tensor]:
-    """The gradients that the optimizer is given when the adapter trains on a batch."""
+    """Return the gradients that the optimizer gets when the adapter trains on a batch."""
     watch = Watch(state)
     adapter.train_step(state, batch)
     return watch.updates[-1].gradients
