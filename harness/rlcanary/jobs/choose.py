@@ -1,4 +1,4 @@
-"""The executors by name."""
+"""Choose an executor by name."""
 
 import os
 
@@ -13,7 +13,11 @@ EXECUTORS = ("local", "slurm", "ray")
 
 
 def make_executor(name: str, slurm: SlurmOptions, ray_address: str) -> Executor:
-    """Raises UserError for a container where none can be had."""
+    """Make the executor `local`, `slurm` or `ray`.
+
+    Raises:
+        UserError: A container is set, and the executor is not Slurm.
+    """
     if name == "slurm":
         return SlurmExecutor(slurm)
     if slurm.container is not None:
@@ -25,5 +29,5 @@ def make_executor(name: str, slurm: SlurmOptions, ray_address: str) -> Executor:
 
 
 def ray_address() -> str:
-    """Of the head node's dashboard, as Ray's own command takes it from the environment."""
+    """Return the address of the Ray head node's dashboard, from the same variable as Ray's own command."""
     return os.environ.get("RAY_API_SERVER_ADDRESS") or RAY_ADDRESS

@@ -1,4 +1,4 @@
-"""Executors whose jobs we start ourselves, each when the one before it has ended, and end when their time is over."""
+"""Base of executors that start jobs themselves, one after another, and enforce time limits themselves."""
 
 import secrets
 import time
@@ -11,27 +11,42 @@ CANCELLED = State("CANCELLED", True)
 
 
 class InOrder(ABC):
-    """Jobs that wait for others wait in this object, and are started, or ended, when states are asked for."""
+    """An executor that queues jobs in memory.
+
+    Each query of states starts the jobs that are due, and ends those over their time limit.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[str, Job] = {}
         self._seconds: dict[str, float] = {}
-        """How long a job may run."""
+        """The time limit of each job, in seconds."""
         self._running_since: dict[str, float] = {}
         self._ended: dict[str, State] = {}
-        """By us."""
+        """The final states of jobs that this object ended."""
 
     @abstractmethod
     def start(self, identity: str, job: Job) -> None:
-        """Raises Rejected."""
+        """Start a job.
+
+        Raises:
+            Rejected: The job cannot be started.
+        """
 
     @abstractmethod
     def state(self, identity: str) -> State:
-        """Of a job that was started. Raises QueryFailed."""
+        """Return the state of a started job.
+
+        Raises:
+            QueryFailed: The scheduler did not answer.
+        """
 
     @abstractmethod
     def end(self, identity: str) -> None:
-        """End a job that was started; nothing happens to one that has ended. Raises QueryFailed."""
+        """End a started job. A job that has ended is left alone.
+
+        Raises:
+            QueryFailed: The scheduler did not answer.
+        """
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
         ids = [f"{job.name}-{secrets.token_hex(4)}" for job in jobs]
@@ -62,7 +77,7 @@ class InOrder(ABC):
         for identity, job in list(self._waiting.items()):
             if job.after is None or self._state(job.after).is_final:
                 del self._waiting[identity]
-                self._ended[identity] = CANCELLED  # Unless it starts.
+                self._ended[identity] = CANCELLED  # Holds if `start` raises.
                 self.start(identity, job)
                 del self._ended[identity]
 

@@ -1,4 +1,4 @@
-"""What an executor is: it submits jobs, tells their states and cancels them. What a job found is in its result file."""
+"""The executor protocol: submit jobs, query their states, cancel them. Each job leaves a result file."""
 
 import json
 import shlex
@@ -10,15 +10,15 @@ from typing import Protocol
 from rlcanary.system.files import write_whole
 
 LOST = "LOST"
-"""The state of a job that its scheduler no longer knows."""
+"""The state of a job that its scheduler has forgotten."""
 
 
 class Rejected(Exception):
-    """The scheduler does not take the job: a quota, an account, a wrong option. Trying again would not help."""
+    """The scheduler refused the job: a quota, an account, a wrong option. Trying again would not help."""
 
 
 class QueryFailed(Exception):
-    """The scheduler did not answer. It says nothing about any job."""
+    """The scheduler did not answer. The jobs may be in any state."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Resources:
     nodes: int = 1
     gpus_per_node: int = 0
     minutes: int | None = None
-    """Longest run; None leaves it to the scheduler."""
+    """The time limit. None leaves it to the scheduler."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command, and the folder that holds its script, its result and what its scheduler prints.
+    """A command and the folder for its script, its result and the scheduler's output.
 
-    What the command may write outside of its directory lies beside the folder: in a container both are mounted.
-    The folder, the directory and the output file have to be on a disk that the machine which runs the job sees as well.
+    The command may write to its directory and beside the folder: a container mounts both. The folder, the directory and
+    the output file must be on a disk that the machine running the job can see.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Job:
     folder: Path
     output: Path
     environment: Mapping[str, str]
-    """The whole environment."""
+    """All environment variables of the command."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of this job alone, on top of `environment`, which the jobs of a batch share."""
+    """Variables of this job alone, on top of `environment`, which the jobs of a batch share."""
     resources: Resources = field(default_factory=Resources)
     after: str | None = None
-    """The id of a job that must have ended, however it ended, before this one starts."""
+    """The id of a job that must have ended, in any state, before this one starts."""
 
     @property
     def script(self) -> Path:
@@ -62,7 +62,7 @@ class Job:
 @dataclass(frozen=True)
 class State:
     name: str
-    """In Slurm's words: PENDING, RUNNING, COMPLETED, FAILED, PREEMPTED, …; LOST."""
+    """Slurm's name for the state: PENDING, RUNNING, COMPLETED, FAILED, PREEMPTED, …; or LOST."""
     is_final: bool
 
     @property
@@ -72,7 +72,7 @@ class State:
 
 @dataclass(frozen=True)
 class Result:
-    """The file that a job writes last. Without it there is no verdict."""
+    """The contents of the file that a job writes last. Without it there is no verdict."""
 
     exit_code: int
     seconds: float
@@ -82,28 +82,38 @@ class Result:
 class Executor(Protocol):
     name: str
     address: str
-    """Of the cluster; empty where the machine knows it."""
+    """The cluster's address. Empty if it is this machine's default."""
     slowest_poll: float
-    """The longest time in seconds between two looks at a job."""
+    """The longest interval in seconds between two queries of a job."""
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
-        """Start the jobs, as one batch where that is possible; returns their ids.
+        """Submit the jobs, as one batch if possible, and return their ids.
 
-        Raises Rejected, with all of them cancelled.
+        Raises:
+            Rejected: A job was refused. All of them are cancelled.
         """
         ...
 
     def states(self, ids: Sequence[str]) -> Mapping[str, State]:
-        """The state of each job. Raises QueryFailed, and Rejected for a job whose turn came only now."""
+        """Return the state of each job.
+
+        Raises:
+            QueryFailed: The scheduler did not answer.
+            Rejected: A job that waited for another was refused when its turn came.
+        """
         ...
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """End the jobs, waiting or running; one that has ended already is left alone. Raises QueryFailed."""
+        """Cancel the jobs, waiting or running. A job that has ended is left alone.
+
+        Raises:
+            QueryFailed: The scheduler did not answer.
+        """
         ...
 
 
-# The result is written under another name and renamed: a job that is killed on the way leaves none. A job that its
-# scheduler asked to end writes none either, because its command may turn the signal into any exit code.
+# The result is written under another name and renamed, so a killed job leaves no partial result. A job that its scheduler
+# asked to end writes none either, because its command may turn the signal into any exit code.
 SCRIPT = """\
 #!/bin/bash
 trap 'asked_to_end=1' TERM INT HUP
@@ -125,7 +135,7 @@ exit "$code"
 
 
 def write_script(job: Job, wrapper: Sequence[str] = ()) -> None:
-    """Write the job's script; `wrapper` comes before the command, as a container's `srun` does."""
+    """Write the job's script. The words of `wrapper`, such as a container's `srun`, precede the command."""
     job.folder.mkdir(parents=True, exist_ok=True)
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in job.variables.items()]
     words = {
@@ -141,7 +151,14 @@ def write_script(job: Job, wrapper: Sequence[str] = ()) -> None:
 
 
 def read_result(job: Job) -> Result | None:
-    """What the job wrote last, None where there is nothing. Raises ValueError for a file that is not a result."""
+    """Read the job's result file.
+
+    Returns:
+        None if the file is missing.
+
+    Raises:
+        ValueError: The file is not a result.
+    """
     try:
         text = job.result.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine."""
+"""Run jobs as processes of this machine."""
 
 import contextlib
 import subprocess
@@ -8,13 +8,13 @@ from rlcanary.jobs.job import LOST, Job, State, write_script
 from rlcanary.system.sessions import end_marked, end_session, is_marked_running
 
 JOB_VARIABLE = "RLCANARY_JOB"
-"""Tells the processes of one job from all others."""
+"""The variable that identifies the processes of one job."""
 
 
 class LocalExecutor(InOrder):
-    """Every job is a process session of its own, watched by the process that started it.
+    """Runs each job in its own process session, watched by the process that started it.
 
-    Of a job that another process started it is known only whether it runs.
+    For a job that another process started, only whether it runs is known.
     """
 
     name = "local"
@@ -43,7 +43,7 @@ class LocalExecutor(InOrder):
         code = process.poll()
         if code is None:
             return State("RUNNING", False)
-        end_session(process.pid, {JOB_VARIABLE: identity})  # What the job left behind.
+        end_session(process.pid, {JOB_VARIABLE: identity})  # End the processes that the job left behind.
         return State("COMPLETED" if code == 0 else "FAILED", True)
 
     def end(self, identity: str) -> None:

@@ -1,4 +1,4 @@
-"""What one run of the command says about a commit."""
+"""Map the end of a run to an outcome: good, bad, untestable, infrastructure failure, abort."""
 
 import re
 import signal
@@ -13,13 +13,13 @@ class Outcome(StrEnum):
     GOOD = "good"
     BAD = "bad"
     MEASURED = "measured"
-    """The metric has a value on this commit; what it says is for the search to weigh."""
+    """The metric has a value on this commit. The search weighs it."""
     UNTESTABLE = "untestable"
-    """This commit cannot answer the question: step around it."""
+    """The commit cannot be tested. The search tries others."""
     INFRA = "infra"
-    """The machine failed, not the commit: run it again, it is no evidence."""
+    """The machine failed, not the commit. The run is no evidence and is repeated."""
     ABORT = "abort"
-    """The search cannot go on, or was interrupted while the command ran: no evidence."""
+    """The search cannot go on, or was interrupted during the run. The run is no evidence."""
 
 
 EVIDENCE = (Outcome.GOOD, Outcome.BAD, Outcome.MEASURED, Outcome.UNTESTABLE)
@@ -32,7 +32,7 @@ class Reading:
 
 
 TIMEOUT = "timeout"
-TIMEOUT_CODE = 124  # of coreutils' timeout
+TIMEOUT_CODE = 124  # Exit code of coreutils' timeout.
 CODES = {
     0: (Outcome.GOOD, ""),
     125: (Outcome.UNTESTABLE, "asked to skip this commit"),
@@ -51,9 +51,9 @@ RUNNERS: Mapping[str, Mapping[int, tuple[Outcome, str]]] = {
         3: (Outcome.UNTESTABLE, "rlcanary itself broke"),
     },
 }
-"""Exit codes with a meaning of their own where the command runs this program."""
+"""Exit codes with a special meaning if the command runs this program."""
 SIGNALS = {signal.SIGKILL: Outcome.INFRA, signal.SIGTERM: Outcome.INFRA}
-"""A process that dies of any other signal says that its commit is bad."""
+"""Signals that a machine failure causes. Any other fatal signal makes the commit bad."""
 SLURM_STATES = {
     "BOOT_FAIL": Outcome.INFRA,
     "CANCELLED": Outcome.INFRA,
@@ -66,17 +66,17 @@ SLURM_STATES = {
     "REVOKED": Outcome.INFRA,
     "TIMEOUT": Outcome.INFRA,
 }
-"""Of a job in any other final state (COMPLETED, FAILED) the exit code counts.
+"""Outcomes of final job states. In any other state (COMPLETED, FAILED) the exit code counts.
 
-REJECTED is our word for a refused submission.
+REJECTED is rlcanary's own word for a refused submission.
 """
 SLURM_STATE = re.compile(r"\bJobState=([A-Z_]+)")
-"""As `scontrol show job` prints it."""
+"""Matches the state in the output of `scontrol show job`."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Text in the output of a run that failed, which says more than its exit code."""
+    """Text in the output of a failed run that overrides its exit code."""
 
     expression: re.Pattern[str]
     outcome: Outcome
@@ -91,21 +91,26 @@ PATTERNS = tuple(
         r"slurmstepd: error: .* DUE TO (PREEMPTION|NODE FAILURE|TIME LIMIT)",
     )
 )
-"""What a broken machine prints; it says nothing about the commit."""
+"""Output of broken machines. It is no evidence about the commit."""
 
 
 @dataclass(frozen=True)
 class OutcomeTable:
-    """The tables above, with the user's own entries before them."""
+    """The tables of this module, with the user's entries in front."""
 
     own: Mapping[str, Outcome] = field(default_factory=dict)
-    """By exit code ("2"), one of pytest's ("pytest 2"), signal ("SIGSEGV"), Slurm state ("NODE_FAIL") or "timeout"."""
+    """Outcomes by exit code ("2"), pytest code ("pytest 2"), signal ("SIGSEGV"), Slurm state or "timeout"."""
     patterns: Sequence[Pattern] = ()
 
     def read(self, ending: Ending, runners: Iterable[str] = (), output: str = "") -> Reading:
-        """The outcome of a finished run. `output` is what it printed, `runners` are the keys of RUNNERS that it runs.
+        """Return the outcome of a finished run.
 
-        A shell reports a child that died of signal N as exit code 128 + N: both are read the same.
+        A shell reports a child killed by signal N as exit code 128 + N. Both are read the same.
+
+        Args:
+            ending: The end of the process or job.
+            runners: The keys of RUNNERS that the command runs.
+            output: The text that the run printed.
         """
         if ending.state:
             outcome = self.own.get(ending.state, SLURM_STATES.get(ending.state, Outcome.INFRA))
@@ -136,11 +141,11 @@ class OutcomeTable:
         return Reading(outcome, f"{name}: {why}" if why else name)
 
     def timing_out_as(self, word: str | None) -> "OutcomeTable":
-        """The same table with another outcome for a run that takes too long."""
+        """Return the same table with another outcome for a timeout."""
         return self if word is None else replace(self, own={**self.own, TIMEOUT: Outcome(word)})
 
     def _read_slurm_state(self, output: str) -> Reading | None:
-        """The last job's, where the command printed it and it says more than the exit code does."""
+        """Return the last Slurm state in the output, if it says more than the exit code."""
         states: list[str] = SLURM_STATE.findall(output)
         outcome = self.own.get(states[-1], SLURM_STATES.get(states[-1])) if states else None
         return None if outcome is None else Reading(outcome, f"Slurm: {states[-1]}")
@@ -171,7 +176,7 @@ def _search(patterns: Iterable[Pattern], output: str) -> Reading | None:
 
 
 def find_runners(command: Sequence[str], texts: Sequence[str]) -> tuple[str, ...]:
-    """Which of RUNNERS the command runs: by an argument, or by the text of a script that it runs."""
+    """List the RUNNERS in the command's arguments, or in the text of a script that it runs."""
     pytest = any(re.search(r"\b(pytest|py\.test)\b", text) for text in (*command, *texts))
     verdicts = r"\brlcanary\s+(check|check-metrics|regress|bugs|launch)\b"
     rlcanary = any(re.search(verdicts, text) for text in (" ".join(command), *texts))

@@ -1,4 +1,4 @@
-"""Jobs of a Ray cluster, through the HTTP interface of its head node, so that Ray itself need not be installed here."""
+"""Run jobs on a Ray cluster, through the HTTP interface of its head node. Ray need not be installed here."""
 
 import http.client
 import json
@@ -21,17 +21,17 @@ STATES = {
     "SUCCEEDED": State("COMPLETED", True),
     "FAILED": State("FAILED", True),
 }
-"""Ray's words and ours."""
+"""Slurm's state for each Ray job status."""
 BUSY = "No available agent to submit job"
-"""What Ray says while the part of the head node that starts jobs has not come up."""
+"""Ray's message while the job agent of the head node is still starting."""
 ATTEMPTS = 5
 ANSWER_SECONDS = 60.0
 
 
 class RayExecutor(InOrder):
-    """One Ray job per `Job`. Its script runs on the head node and asks Ray for what it needs of the cluster.
+    """Submits one Ray job per `Job`. Its script runs on the head node and requests resources from Ray.
 
-    No GPUs are set aside for it: they would be missing for the tasks and actors that it starts.
+    No GPUs are reserved for the job itself: its tasks and actors would then lack them.
     """
 
     name = "ray"
@@ -43,7 +43,7 @@ class RayExecutor(InOrder):
         self._jobs = f"{address.rstrip('/')}/api/jobs/"
 
     def start(self, identity: str, job: Job) -> None:
-        # The cluster has an environment of its own. Ray would show ours to everyone who sees its dashboard.
+        # The cluster has its own environment, and Ray's dashboard would show ours.
         own = {
             name: value
             for name, value in job.environment.items()
@@ -75,7 +75,7 @@ class RayExecutor(InOrder):
         self._ask(f"{identity}/stop", {})
 
     def _ask(self, path: str, document: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """What the head node answers, None where it knows no such job."""
+        """Send a request to the head node. Returns None if it does not know the job."""
         body = None if document is None else json.dumps(document).encode()
         headers = {"Content-Type": "application/json", **authorization()}
         request = urllib.request.Request(self._jobs + path, data=body, headers=headers)
@@ -94,7 +94,10 @@ class RayExecutor(InOrder):
 
 
 def authorization() -> dict[str, str]:
-    """The header for a cluster that asks for a token, which lies where Ray's own commands look for it."""
+    """Return the header for a cluster with token authentication.
+
+    The token comes from the same places as for Ray's own commands.
+    """
     token = os.environ.get("RAY_AUTH_TOKEN", "").strip()
     if not token:
         file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")

@@ -1,4 +1,4 @@
-"""Jobs of a Slurm cluster, through its own commands."""
+"""Run jobs on a Slurm cluster, through its command-line tools."""
 
 import os
 import re
@@ -31,11 +31,14 @@ UNFINISHED = {
 BUSY = re.compile(
     r"socket timed out|unable to contact slurm controller|connection refused|temporarily unavailable", re.I
 )
-"""What sbatch says when the controller does not answer: the job itself was not refused."""
+"""Errors of sbatch that mean that the controller did not answer. The job was not refused."""
 OWN_JOB = ("SLURM_JOB", "SLURM_ARRAY", "SLURM_STEP", "SLURM_TASK")
-"""Variables that tell a step which job it belongs to: a job that is submitted from inside one must not inherit them."""
+"""Prefixes of variables that identify a step's job. A job submitted from inside another must not inherit them."""
 MARKS = ("RLCANARY_BISECT_JOURNAL", "RLCANARY_BISECT_RUN")
-"""Processes of a bisect are known, and ended, by these variables: a scancel must come to its end, and jobs are cancelled."""
+"""Variables that mark the processes that bisect ends.
+
+They are removed here: a scancel has to complete, and jobs are cancelled instead.
+"""
 ATTEMPTS = 5
 ANSWER_SECONDS = 60.0
 
@@ -45,19 +48,19 @@ class SlurmOptions:
     account: str | None = None
     partition: str | None = None
     container: str | None = None
-    """An image for `srun --container-image` (Pyxis)."""
+    """A container image for `srun --container-image` (Pyxis)."""
     mounts: str | None = None
 
     @classmethod
     def of_environment(cls) -> "SlurmOptions":
-        """From ACCOUNT, PARTITION, CONTAINER and MOUNTS."""
+        """Read ACCOUNT, PARTITION, CONTAINER and MOUNTS from the environment."""
         return cls(*(os.environ.get(name) or None for name in ("ACCOUNT", "PARTITION", "CONTAINER", "MOUNTS")))
 
 
 class SlurmExecutor:
-    """One job per `Job`; several with the same resources and environment are one array.
+    """Submits one Slurm job per `Job`. Jobs with the same resources and environment form an array.
 
-    No job is requeued: a run that starts again in a folder that another one wrote to is not the run that was asked for.
+    No job is requeued: a rerun would find files from the first attempt in its folder.
     """
 
     name = "slurm"
@@ -81,14 +84,14 @@ class SlurmExecutor:
         return ids
 
     def states(self, ids: Sequence[str]) -> Mapping[str, State]:
-        """From the accounting where there is one, from the queue for what it does not know."""
+        """Query the states from sacct, and from squeue for jobs that sacct does not know."""
         failures: list[str] = []
         names = self._ask(ids, failures, "sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State")
         missing = [identity for identity in ids if identity not in names]
         if missing:
             queue = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T")
             names |= self._ask(missing, failures, *queue)
-        # Where either source failed, a job that the other does not know is not lost.
+        # If a source failed, a job unknown to the other is not lost.
         lost = [identity for identity in ids if identity not in names]
         if lost and failures and not (len(failures) == 1 and failures[0].startswith("sacct")):
             raise QueryFailed("; ".join(failures))
@@ -111,7 +114,11 @@ class SlurmExecutor:
         return [f"{identity}_{number}" for number in range(len(batch))]
 
     def _sbatch(self, job: Job, options: Sequence[str], script: str, folder: Path) -> str:
-        """The job's id. Raises Rejected."""
+        """Submit a job and return its id.
+
+        Raises:
+            Rejected: sbatch refused the job.
+        """
         command = [
             "sbatch",
             "--parsable",
@@ -176,7 +183,11 @@ def _state(name: str) -> State:
 
 
 def _slurm(*command: str, environment: Mapping[str, str] | None = None) -> str:
-    """What a Slurm command prints. Raises QueryFailed with what it says on stderr."""
+    """Run a Slurm command and return its output.
+
+    Raises:
+        QueryFailed: The command failed. The message is from its stderr.
+    """
     try:
         finished = subprocess.run(
             command,
@@ -186,7 +197,7 @@ def _slurm(*command: str, environment: Mapping[str, str] | None = None) -> str:
             text=True,
             check=False,
             timeout=ANSWER_SECONDS,
-            start_new_session=True,  # A signal to our process group must not cut a scancel in two.
+            start_new_session=True,  # A signal to our process group must not interrupt a scancel.
         )
     except subprocess.TimeoutExpired:
         raise QueryFailed(f"{command[0]} did not answer within {ANSWER_SECONDS:g} seconds") from None

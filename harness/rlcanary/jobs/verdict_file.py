@@ -1,4 +1,4 @@
-"""A command that knows more than its exit code says may leave an outcome in a file, as its last act."""
+"""The file in which a command may leave its outcome, as its last act, if the exit code does not say enough."""
 
 import json
 import os
@@ -8,11 +8,11 @@ from rlcanary.jobs.outcomes import Outcome, Reading
 from rlcanary.system.files import write_whole
 
 VERDICT_VARIABLE = "RLCANARY_BISECT_VERDICT"
-"""Names the file: `{"outcome": "good|bad|untestable|infra|abort", "reason": "…"}`."""
+"""The variable with the file's path. The file holds `{"outcome": "good|bad|untestable|infra|abort", "reason": "…"}`."""
 
 
 def write_verdict(reading: Reading) -> None:
-    """Does nothing outside of a bisect."""
+    """Write the verdict file. Without a bisect, do nothing."""
     place = os.environ.get(VERDICT_VARIABLE)
     if place:
         write_verdict_file(Path(place), reading)
@@ -23,7 +23,12 @@ def write_verdict_file(file: Path, reading: Reading) -> None:
 
 
 def read_verdict_file(file: Path) -> Reading | None:
-    """None where there is no file. One that is not understood stops the search: its outcome must not be guessed."""
+    """Read a verdict file.
+
+    Returns:
+        None if there is no file. A file that is not understood aborts the search, because its outcome must not be
+        guessed.
+    """
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:

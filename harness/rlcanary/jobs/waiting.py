@@ -1,4 +1,4 @@
-"""Waiting for jobs: looks that become rarer, questions that are asked again, and endings with a reason."""
+"""Wait for jobs: query less and less often, retry failed queries, and report each end with a reason."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,27 +11,27 @@ from rlcanary.system.sessions import LOOK_SECONDS, Stop
 FIRST_LOOK = 0.2
 SLOWER = 1.3
 SETTLE_SECONDS = 5.0
-"""How long a result may be late on a shared disk, and a final state after its result."""
+"""The longest delay of a result on a shared disk, or of a final state after its result."""
 SILENCE_SECONDS = 1800.0
-"""How long a scheduler may leave every question unanswered before it is given up."""
+"""The time after which a scheduler that answers no query is given up."""
 
 
 class NoAnswer(Exception):
-    """The scheduler answered no question for as long as a `Waiting` puts up with."""
+    """The scheduler answered no query for longer than the limit of the `Waiting`."""
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job ended. Without a result the state says why there is none."""
+    """The end of a job. Without a result, the state says why there is none."""
 
     state: str
     result: Result | None
     broken: str = ""
-    """What is wrong with a result file that cannot be read."""
+    """The error in an unreadable result file."""
 
 
 class Waiting:
-    """Looks at some jobs of one executor until they have ended."""
+    """Polls some jobs of one executor until they have ended."""
 
     def __init__(self, executor: Executor, jobs: Mapping[str, Job], silence: float = SILENCE_SECONDS) -> None:
         self._executor = executor
@@ -41,11 +41,11 @@ class Waiting:
         self._silence = silence
         self._answered = time.monotonic()
         self.interval = FIRST_LOOK
-        """Seconds until the next look."""
+        """Seconds until the next poll."""
 
     @property
     def states(self) -> Mapping[str, State]:
-        """As last heard."""
+        """The latest known states."""
         return self._states
 
     @property
@@ -54,11 +54,15 @@ class Waiting:
 
     @property
     def undecided(self) -> Sequence[str]:
-        """Those of `open` that may have ended: nothing was heard of them yet, or their result is late."""
+        """The jobs of `open` that may have ended: their state is still unknown, or their result is late."""
         return [identity for identity in self._asked() if identity not in self._states or identity in self._settling]
 
     def look(self) -> dict[str, JobEnd]:
-        """The jobs that have ended since the last look. Raises NoAnswer."""
+        """Poll once and return the jobs that have ended since the last poll.
+
+        Raises:
+            NoAnswer: The scheduler has not answered for too long.
+        """
         if not self._open:
             return {}
         before = dict(self._states)
@@ -78,7 +82,11 @@ class Waiting:
         return ended
 
     def pause(self, stop: Stop) -> None:
-        """Until the next look. Raises Stopped."""
+        """Sleep until the next poll.
+
+        Raises:
+            Stopped: A stop was requested.
+        """
         until = time.monotonic() + self.interval
         while (left := until - time.monotonic()) > 0:
             stop.check()
@@ -86,11 +94,14 @@ class Waiting:
         stop.check()
 
     def _asked(self) -> list[str]:
-        """A job that waits for another may not be there yet: executors that start jobs one by one know it only then."""
+        """List the jobs to poll.
+
+        Executors that start jobs one by one may not know a job that waits for another.
+        """
         return [identity for identity, job in self._open.items() if job.after not in self._open]
 
     def _end(self, identity: str) -> JobEnd | None:
-        """The result counts once the scheduler agrees that the job has ended; each may be late."""
+        """Return the end of a job once its scheduler's state and its result file agree. Either may be late."""
         state = self._states[identity]
         broken = ""
         try:

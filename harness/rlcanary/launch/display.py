@@ -1,4 +1,4 @@
-"""What `rlcanary launch` shows."""
+"""Output of `rlcanary launch`."""
 
 import shlex
 from collections import Counter
@@ -24,7 +24,7 @@ TAIL_BYTES = 4000
 
 
 def exactly(hours: Fraction) -> str:
-    """Hours with up to two decimals where they are exact, as a fraction of minutes where they are not."""
+    """Format hours with up to two decimals if that is exact, or else in minutes."""
     return f"{float(hours):.2f}" if (hours * 100).denominator == 1 else f"{hours * 60} min"
 
 
@@ -42,7 +42,7 @@ def print_cost(configurations: Mapping[str, Configuration], executor: str) -> No
 
 
 class Watcher:
-    """Prints each job's state when it is another one, and keeps a bar of how many have ended."""
+    """Prints each job's state when it changes, and shows a bar of the jobs that have ended."""
 
     def __init__(self) -> None:
         self._bar = progress_bar()
@@ -73,12 +73,12 @@ class Watcher:
             self._print(end_of(job.output))
 
     def _print(self, text: str) -> None:
-        """Above the bar."""
+        """Print above the bar."""
         self._bar.console.print(Text(text), soft_wrap=True, highlight=False)
 
 
 def end_of(output: Path) -> str:
-    """The last whole lines that a job printed."""
+    """Return the last whole lines of a job's output."""
     text = read_end(output, TAIL_BYTES)
     if output.is_file() and output.stat().st_size > TAIL_BYTES:
         text = text.partition("\n")[2]
@@ -86,7 +86,7 @@ def end_of(output: Path) -> str:
 
 
 def print_next_steps(experiments: Sequence[Experiment]) -> None:
-    """Of a launch that nobody waits for."""
+    """Print the command that shows how the launches end."""
     folders = shlex.join(_relative(experiment.folder) for experiment in experiments)
     click.echo(f"how they end: rlcanary launches {folders}", err=True)
 
@@ -103,7 +103,7 @@ def print_verdicts(readings: Mapping[Experiment, Reading]) -> None:
 def print_launches(
     experiments: Sequence[Experiment], readings: Mapping[Experiment, Reading], still: Mapping[Experiment, str]
 ) -> None:
-    """`still` tells where those are that have not ended."""
+    """Print a table of launches. `still` describes the progress of those that have not ended."""
     table = Table(title="Launches")
     for column in ("Outcome", "Launch", "Reason"):
         table.add_column(column, overflow="fold")
@@ -120,5 +120,5 @@ def _styled(outcome: Outcome) -> Text:
 
 
 def _relative(folder: Path) -> str:
-    """As one types it here."""
+    """Return the path relative to the current folder if it is inside."""
     return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)

@@ -1,4 +1,4 @@
-"""A sed script for the copy of a test script that is launched; the checkout stays as it is."""
+"""A sed script for the launched copy of a test script. The checkout stays unchanged."""
 
 import subprocess
 from dataclasses import dataclass
@@ -10,17 +10,25 @@ from rlcanary.errors import UserError
 @dataclass(frozen=True)
 class Edits:
     clauses: str
-    """As `sed` reads them."""
+    """The sed script."""
     file: str
-    """The file to edit, relative."""
+    """The file to edit, relative to the snapshot."""
     allow_no_match: bool = False
 
     def check(self) -> None:
-        """Raises UserError where `sed` does not understand the clauses."""
+        """Check the syntax of the clauses.
+
+        Raises:
+            UserError: `sed` does not understand them.
+        """
         self._run(b"")
 
     def apply(self, root: Path) -> None:
-        """Edit the file under `root`. Raises NoMatch where a line of the clauses changes nothing, unless it is allowed."""
+        """Edit the file under `root`.
+
+        Raises:
+            NoMatch: A line of the clauses changes nothing, and `allow_no_match` is off.
+        """
         path = root / self.file
         before = path.read_bytes()
         after = self._run(before)
@@ -32,7 +40,7 @@ class Edits:
         path.write_bytes(after)
 
     def _idle(self, before: bytes, after: bytes) -> str | None:
-        """A clause that does nothing: where each line is a clause by itself, it is tried without that line."""
+        """Find a clause that changes nothing, by running the script without each of its lines."""
         if after == before:
             return self.clauses.strip()
         lines = [line for line in self.clauses.splitlines() if line.strip() and not line.lstrip().startswith("#")]
@@ -52,9 +60,9 @@ class Edits:
 
 
 class NoMatch(UserError):
-    """The clauses would test something else than was asked for."""
+    """A clause matches no line, so the edited script would not be the intended one."""
 
 
 def _sed(clauses: str, text: bytes) -> subprocess.CompletedProcess[bytes]:
-    # `--sandbox` refuses the commands of sed that write files and run programs.
+    # `--sandbox` refuses sed commands that write files or run programs.
     return subprocess.run(["sed", "--sandbox", "-e", clauses], input=text, capture_output=True, check=False)

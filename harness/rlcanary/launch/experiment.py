@@ -1,4 +1,4 @@
-"""One launched script: its folder, its runs one after another, its verdict."""
+"""One launched script: its folder, its consecutive runs, its verdict."""
 
 import os
 import secrets
@@ -18,16 +18,16 @@ from rlcanary.system.import_paths import find_import_paths
 
 @dataclass(frozen=True)
 class Experiment:
-    """The runs of one script share the folders that EXP_DIR, CKPT_DIR and LOG_DIR name; no other launch has them."""
+    """One launch of a script. Its runs share the folders EXP_DIR, CKPT_DIR and LOG_DIR, which no other launch uses."""
 
     script: str
-    """Relative to the checkout."""
+    """The script's path relative to the checkout."""
     configuration: Configuration
     snapshot: Path
     python_path: str
     folder: Path
     launched: str
-    """When, in ISO 8601."""
+    """The time of the launch, in ISO 8601."""
 
     @classmethod
     def make(
@@ -48,7 +48,7 @@ class Experiment:
         return self.folder / "verdict.json"
 
     def job(self, number: int, arguments: Sequence[str], environment: Mapping[str, str], after: str | None) -> Job:
-        """The run of this number, from 1."""
+        """Make the job of one run. `number` starts at 1."""
         folder = self.folder / f"run{number}"
         variables = {
             "EXP_DIR": str(self.folder),
@@ -72,16 +72,16 @@ class Experiment:
 
     @property
     def last_output(self) -> Path | None:
-        """What the last run printed that printed anything."""
+        """The output file of the last run that has one."""
         files = (self.job(number, (), {}, None).output for number in range(self.configuration.runs, 0, -1))
         return next((file for file in files if file.is_file()), None)
 
     def write_verdict(self, reading: Reading) -> None:
-        """For those who ask when the scheduler has forgotten the jobs."""
+        """Write the verdict file, which remains when the scheduler has forgotten the jobs."""
         write_verdict_file(self.verdict, reading)
 
     def read(self, ends: Sequence[JobEnd]) -> Reading:
-        """The last run judges the metrics, of an experiment none of whose runs was lost on the way."""
+        """Return the outcome of all runs: that of the last run, unless an infrastructure failure hit any of them."""
         if len(ends) < self.configuration.runs:
             return Reading(Outcome.INFRA, f"{len(ends)} of {self.configuration.runs} runs were submitted")
         readings = [read_verdict(end, self.checks) for end in ends]
@@ -93,7 +93,7 @@ class Experiment:
 
 
 def python_path(toplevel: Path, given: str, snapshot: Path) -> str:
-    """PYTHONPATH of a job: where Python would import from the checkout, it imports the same folders of the snapshot."""
+    """Build a job's PYTHONPATH. Import folders of the checkout are replaced by those of the snapshot."""
     found = find_import_paths(["python3"], toplevel, toplevel).relative
     folders = [
         *(toplevel / relative for relative in found),

@@ -1,4 +1,4 @@
-"""What a launch leaves in its folder, so that its jobs can be judged and cancelled when it is long gone."""
+"""The record of a launch in its folder, from which its jobs can be judged and cancelled later."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,9 +19,9 @@ class Record:
     experiment: Experiment
     executor: str
     address: str
-    """Of the executor's cluster; empty where the machine knows it."""
+    """The address of the executor's cluster. Empty if it is this machine's default."""
     ids: Sequence[str]
-    """Of the jobs, one for each run."""
+    """The ids of the jobs, one per run."""
 
     def write(self) -> None:
         own = self.experiment
@@ -39,7 +39,11 @@ class Record:
 
 
 def read_record(folder: Path) -> Record:
-    """Raises UserError for a folder that no launch wrote."""
+    """Read the record of a launch.
+
+    Raises:
+        UserError: The folder was not written by a launch.
+    """
     place = folder.absolute()
     try:
         document = json.loads((place / NAME).read_text(encoding="utf-8"))
@@ -61,5 +65,5 @@ def read_record(folder: Path) -> Record:
 
 
 def find_launches(folder: Path) -> Iterator[Path]:
-    """The folders of the launches that lie in `folder`."""
+    """List the folders of launches in `folder`."""
     return (file.parent for file in folder.glob(f"*/{NAME}"))

@@ -1,4 +1,4 @@
-"""A copy of the code as it is now, under a name that its content decides."""
+"""Copy the code as it is now to a folder named for its content."""
 
 import hashlib
 import os
@@ -27,13 +27,14 @@ class Snapshot:
 def take_snapshot(
     repository: Repository, folder: Path, name: str, edits: Edits | None = None, also: Sequence[str] = ()
 ) -> Snapshot:
-    """Copy the files that git tracks, those of submodules too, as they are in the checkout, to `folder`/`name`-KEY.
+    """Copy the tracked files in the checkout, submodules included, to `folder`/`name`-KEY.
 
-    `also` names files that need not be tracked, relative to the checkout.
+    The key is a hash of the files. The same code is copied once, and different code or edits get another folder. The
+    copy is written under another name and renamed, so a snapshot with its final name is complete. `also` names files
+    relative to the checkout that need not be tracked.
 
-    The key is a hash of the files, so the same code is copied once and other code, or other edits, never meets it. The
-    copy is written under another name and renamed: a snapshot that has its name is whole. Raises UserError where one was
-    changed since.
+    Raises:
+        UserError: An existing snapshot was modified.
     """
     files = sorted({*tracked_files(repository.toplevel), *also})
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,13 +62,13 @@ def take_snapshot(
 
 
 def tracked_files(toplevel: Path) -> list[str]:
-    """Relative paths of the tracked files and links that the checkout still has, those of submodules too."""
+    """List the relative paths of tracked files and links that exist in the checkout, submodules included."""
     names = git(toplevel, "ls-files", "--recurse-submodules", "-z").split("\0")
     return [name for name in names if name and _is_copied(toplevel / name)]
 
 
 def digest(root: Path, files: Sequence[str]) -> str:
-    """SHA-256 over the paths, the contents and whether they are executable."""
+    """Compute a SHA-256 over the paths, the contents and the executable bits."""
     total = hashlib.sha256()
     for file in files:
         path = root / file

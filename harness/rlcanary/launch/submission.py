@@ -1,4 +1,4 @@
-"""Jobs of several scripts: submitted together, those of one script one after another, all cancelled together."""
+"""The jobs of several scripts: submitted together, one after another per script, and cancelled together."""
 
 import shutil
 import time
@@ -14,12 +14,12 @@ from rlcanary.system.sessions import Stop
 
 CANCEL_ATTEMPTS = 3
 ANSWER_SECONDS = 5.0
-"""How long a scheduler is asked where nobody waits for the jobs."""
+"""The time limit for an unresponsive scheduler if the launch does not wait for its jobs."""
 
 
 class Submission:
     def __init__(self, executor: Executor, ids: Mapping[Experiment, Sequence[str]]) -> None:
-        """`ids` are those of the jobs that were submitted before."""
+        """Set up the jobs of some scripts. `ids` holds the jobs that were submitted earlier."""
         self._executor = executor
         self.ids = {experiment: list(own) for experiment, own in ids.items()}
         self._jobs: dict[str, Job] = {}
@@ -29,7 +29,11 @@ class Submission:
                 self._jobs[identity] = experiment.job(number, (), {}, after)
 
     def submit(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """The first runs of all scripts, then the second ones. Raises UserError; what was submitted is to be cancelled."""
+        """Submit the first runs of all scripts, then the second ones, and so on.
+
+        Raises:
+            UserError: A job was rejected. The caller has to cancel the others.
+        """
         for number in range(1, 1 + max(experiment.configuration.runs for experiment in self.ids)):
             jobs = {
                 experiment: experiment.job(number, arguments, environment, own[-1] if own else None)
@@ -52,7 +56,12 @@ class Submission:
         ended: Callable[[str, Job, JobEnd], None],
         wait: bool = True,
     ) -> dict[Experiment, Reading]:
-        """The verdicts: of all scripts, or without `wait` of those whose jobs have ended. Raises Stopped and UserError."""
+        """Return the verdicts of all scripts, or without `wait` of those whose jobs have ended.
+
+        Raises:
+            Stopped: A stop was requested.
+            UserError: A job was rejected, or the scheduler does not answer.
+        """
         waiting = Waiting(self._executor, self._jobs, SILENCE_SECONDS if wait else ANSWER_SECONDS)
         ends: dict[str, JobEnd] = {}
         try:
@@ -75,7 +84,7 @@ class Submission:
         }
 
     def describe_open(self, experiment: Experiment) -> str:
-        """Where a script is whose jobs had not all ended when it was judged."""
+        """Describe the progress of a script with unfinished jobs."""
         own = self.ids[experiment]
         number, identity = next(
             (number, identity) for number, identity in enumerate(own, start=1) if identity in self._open
@@ -84,14 +93,22 @@ class Submission:
         return f"{run}job {identity} {self._open[identity].name}"
 
     def withdraw(self) -> None:
-        """Cancel, and leave nothing of the scripts of which no job was submitted. Raises UserError, as `cancel` does."""
+        """Cancel all jobs, and delete the folders of scripts without a submitted job.
+
+        Raises:
+            UserError: Jobs could not be cancelled.
+        """
         self.cancel()
         for experiment, own in self.ids.items():
             if not own:
                 shutil.rmtree(experiment.folder)
 
     def cancel(self) -> None:
-        """Raises UserError for jobs that could not be cancelled."""
+        """Cancel all jobs.
+
+        Raises:
+            UserError: Jobs could not be cancelled.
+        """
         for attempt in range(1, CANCEL_ATTEMPTS + 1):
             try:
                 self._executor.cancel(list(self._jobs))
@@ -104,6 +121,6 @@ class Submission:
 
     def _read(self, experiment: Experiment, ends: Sequence[JobEnd]) -> Reading:
         reading = experiment.read(ends)
-        if all(end.state != LOST for end in ends):  # Nobody knows what became of such a job: it may be asked again.
+        if all(end.state != LOST for end in ends):  # The fate of a lost job is unknown; a later query may find it.
             experiment.write_verdict(reading)
         return reading

@@ -1,4 +1,4 @@
-"""A test script's configuration block, what the script costs, and lists of scripts."""
+"""Read a test script's configuration block, compute its cost, and read lists of scripts."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from rlcanary.jobs.job import Resources
 BLOCK = re.compile(r"^# =+ BEGIN CONFIG =+\n(.*?)^# =+ END CONFIG =+$", re.MULTILINE | re.DOTALL)
 NAMES = ("NUM_NODES", "GPUS_PER_NODE", "STEPS_PER_RUN", "MAX_STEPS", "NUM_RUNS", "NUM_MINUTES")
 LEAST = {"GPUS_PER_NODE": 0}
-"""Every other number is at least 1."""
+"""The least value of each number. The default is 1."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Configuration:
     max_steps: int
     runs: int
     minutes: int
-    """Of each run."""
+    """The time limit of each run."""
 
     @property
     def gpu_hours(self) -> Fraction:
@@ -43,13 +43,17 @@ class Configuration:
 @dataclass(frozen=True)
 class Line:
     script: Path
-    """Relative to the list's folder."""
+    """The script's path, relative to the list's folder."""
     reason: str
-    """What stands after a `#`; empty where there is none."""
+    """The comment after `#`, or an empty string."""
 
 
 def read_list(file: Path) -> list[Line]:
-    """One script a line. Raises UserError for a list that cannot be read."""
+    """Read a list with one script per line.
+
+    Raises:
+        UserError: The list cannot be read.
+    """
     try:
         lines = [line.partition("#") for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -58,7 +62,11 @@ def read_list(file: Path) -> list[Line]:
 
 
 def expand_lists(paths: Sequence[Path]) -> list[Path]:
-    """The paths, with the scripts that it lists in the place of every `.txt`. Raises UserError for an empty list."""
+    """Replace each `.txt` list by its scripts.
+
+    Raises:
+        UserError: A list is empty.
+    """
     scripts: list[Path] = []
     for path in paths:
         if path.suffix != ".txt":
@@ -74,8 +82,11 @@ def expand_lists(paths: Sequence[Path]) -> list[Path]:
 def read_configuration(script: Path) -> Configuration:
     """Read the block between `# ===== BEGIN CONFIG =====` and `# ===== END CONFIG =====`.
 
-    bash reads it, in an environment that is empty, so that it may calculate (`NUM_RUNS=$(( … ))`) and nothing comes from
-    the caller's variables or from another script. Raises UserError for a block that is missing or does not hold.
+    bash evaluates it, so it may calculate (`NUM_RUNS=$(( … ))`). The environment is empty, so that nothing comes from
+    the caller's variables or from another script.
+
+    Raises:
+        UserError: The block is missing or not valid.
     """
     try:
         text = script.read_text(encoding="utf-8")
@@ -97,7 +108,7 @@ def read_configuration(script: Path) -> Configuration:
         text=True,
         check=False,
     )
-    if finished.returncode or finished.stderr:  # A calculation that is wrong does not end bash.
+    if finished.returncode or finished.stderr:  # bash goes on after an invalid calculation.
         said = finished.stderr.strip().splitlines() or [f"exit code {finished.returncode}"]
         raise UserError(f"the configuration block of {script} does not run: {said[-1]}")
     values = dict(line.split("=", 1) for line in finished.stdout.splitlines()[-len(NAMES) :])

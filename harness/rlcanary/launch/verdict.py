@@ -1,4 +1,4 @@
-"""What a launched script says: only what its job wrote last counts, never a log."""
+"""Judge a launched script by its metric checks and exit code, never by a log."""
 
 import json
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from rlcanary.jobs.waiting import JobEnd
 from rlcanary.system.ending import Ending
 
 CHECKS_VARIABLE = "RLCANARY_METRIC_CHECKS"
-"""Names the file to which `rlcanary check-metrics` appends a line for each of its runs."""
+"""The variable with the path of the file to which each `rlcanary check-metrics` appends a line."""
 
 EXIT_CODES = {Outcome.GOOD: 0, Outcome.BAD: 1, Outcome.UNTESTABLE: 125, Outcome.INFRA: 137, Outcome.ABORT: 2}
-"""Of `rlcanary launch`. 137 reads as killed: `rlcanary bisect` runs such a commit again, `git bisect run` stops."""
+"""Exit codes of `rlcanary launch`. `rlcanary bisect` reruns a commit after 137, and `git bisect run` stops."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,11 @@ class Judged:
 
 
 def read_checks(file: Path) -> list[Judged]:
-    """The calls in their order; none where the file is missing. Raises ValueError for a file that is cut or foreign."""
+    """Read the results of `rlcanary check-metrics` in order. An absent file means none.
+
+    Raises:
+        ValueError: The file is cut short, or is not a list of check results.
+    """
     if not file.exists():
         return []
     text = file.read_text(encoding="utf-8")
@@ -40,9 +44,9 @@ def read_checks(file: Path) -> list[Judged]:
 
 
 def read_verdict(end: JobEnd, checks: Path) -> Reading:
-    """Good only where the script exits 0 and its metric checks passed, bad only where they failed.
+    """Judge a run: good if the script exits 0 and its metric checks passed, bad if a check failed.
 
-    A script that dies before its metrics are judged is untestable: what broke is not what is asked.
+    A script that dies before its metrics are judged is untestable, because it failed for another reason.
     """
     if end.result is None:
         return OutcomeTable().read(Ending(0, 0.0, state=end.state, why=end.broken or "no result file"))
@@ -64,7 +68,7 @@ def read_verdict(end: JobEnd, checks: Path) -> Reading:
 
 
 def combine(readings: Sequence[Reading]) -> Reading:
-    """Of several scripts: bad where one is bad, good only where all are."""
+    """Combine the outcomes of several scripts: bad if one is bad, good only if all are."""
     for outcome in (Outcome.ABORT, Outcome.BAD, Outcome.INFRA, Outcome.UNTESTABLE):
         for reading in readings:
             if reading.outcome is outcome:
