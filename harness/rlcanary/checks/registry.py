@@ -8,7 +8,8 @@ import pkgutil
 from rlcanary.checks import areas
 from rlcanary.checks.check import Check
 
-# The order of the report. An area that is not named here comes after them, by name.
+# The order of the report, by module: an area is one, or several beside each other whose names start with it. A module that
+# is not named here comes after them, by name.
 READING_ORDER = (
     "logprob",
     "forward",
@@ -30,6 +31,7 @@ READING_ORDER = (
     "filter",
     "schedule",
     "step",
+    "step_movement",
     "metrics",
     "evaluation",
     "sync",
