@@ -15,15 +15,15 @@ import threading
 import traceback
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from _pytest.outcomes import Failed  # what pytest.fail raises, under a name that can be subclassed
 
 from pytest_rlcanary import fixtures
 from pytest_rlcanary.marks import closest_mark
 from pytest_rlcanary.stash import BELONGINGS, GIVEN_UP, REST_INPUT
+from pytest_rlcanary.timeout_report import EXPIRY, Stacks, TestTimedOut, above_ray, is_our_doing, sentence
 from rlcanary.cleanup import ray_cluster
 from rlcanary.cleanup.watchdog import Expiry, TimedOut, Watchdog
 
@@ -33,15 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_SECONDS = "300"
 GRACE_SECONDS = "30"
 LAST_WORDS_SECONDS = 120
-EXPIRY = pytest.StashKey[Expiry]()
 STACKS = "rlcanary-timeout-stacks"
-
-
-class TestTimedOut(Failed):
-    """The failure of a test that passed its limit."""
-
-    __module__ = "builtins"  # reports then show the bare name
-    __test__ = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -365,47 +357,3 @@ class Timeouts:
         data.db = DB(str(Path(data.rootdir) / get_data_file_path()))
         plugin.testmon.discard_current()
         plugin.pytest_keyboard_interrupt(None)
-
-
-class Stacks:
-    """Shows the stacks of tests that timed out; a session without one does not pay for this hook."""
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        expiry = item.stash.get(EXPIRY, None)
-        if expiry is not None and call.excinfo is not None and call.excinfo.errisinstance(TestTimedOut):
-            del item.stash[EXPIRY]
-            add_stacks(report, expiry)
-        return report
-
-
-def sentence(expiry: Expiry, when: str) -> str:
-    return f"{expiry.what} was still running after {expiry.limit:g} seconds, its limit ({when})"
-
-
-def is_our_doing(error: BaseException) -> bool:
-    """Whether an exception is the interruption, or what Ray says of an actor or a task that was ended."""
-    return isinstance(error, TimedOut) or type(error).__module__.startswith("ray.")
-
-
-def above_ray(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback down to the call into Ray: where a test hangs inside Ray is of no interest."""
-    entry = trace
-    while entry is not None and entry.tb_next is not None:
-        if entry.tb_next.tb_frame.f_globals.get("__name__", "").split(".")[0] == "ray":
-            entry.tb_next = None
-        entry = entry.tb_next
-    return trace
-
-
-def add_stacks(report: pytest.TestReport, expiry: Expiry) -> None:
-    """Put the stacks below the failure, so that they reach the terminal, the XML file and the controller of xdist."""
-    add_section = getattr(report.longrepr, "addsection", None)
-    if add_section is None:
-        report.longrepr = f"{report.longreprtext}\n" + "\n".join(expiry.threads.values())
-        return
-    for name, stack in expiry.stacks().items():
-        add_section(f"stack of {name}", stack)
