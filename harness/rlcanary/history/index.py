@@ -6,16 +6,14 @@ time. A broken one is built anew, and where none can be kept (a read-only folder
 in memory for the one command.
 """
 
-import hashlib
-import os
 import sqlite3
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcanary.errors import UserError
+from rlcanary.history.listing import Listing, Stamp, storable
 from rlcanary.history.run_result import RunResult, UnreadableFile, read_run
 from rlcanary.system.journal import file_lock
 from rlcanary.system.printable import printable
@@ -53,15 +51,6 @@ WHERE run_id IN (SELECT run_id FROM files WHERE problem IS NULL GROUP BY run_id 
 """
 
 Watch = Callable[[list[str]], Iterable[str]]
-
-
-class Stamp(NamedTuple):
-    """What tells whether a file is the one that was indexed."""
-
-    name: str
-    modified_ns: int
-    bytes: int
-    inode: str
 
 
 class RunRow(NamedTuple):
@@ -249,41 +238,6 @@ def _indexed(connection: sqlite3.Connection) -> bytes | None:
     return None
 
 
-class Listing:
-    """The `*.json` of a folder but hidden ones, as they are now."""
-
-    def __init__(self, folder: Path) -> None:
-        self.names: list[str] = []
-        self._numbers = array("Q")  # of each file: time of change, bytes, inode
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            for name in os.listdir(descriptor):  # noqa: PTH208 - a descriptor has no Path
-                if name.endswith(".json") and not name.startswith("."):
-                    try:
-                        status = os.stat(name, dir_fd=descriptor)
-                    except OSError:  # removed since the folder was listed, or a link to nowhere or to itself
-                        numbers = (0, 0, 0)
-                    else:
-                        numbers = (status.st_mtime_ns % 2**64, status.st_size, status.st_ino)
-                    self.names.append(name)
-                    self._numbers.extend(numbers)
-        finally:
-            os.close(descriptor)
-
-    @property
-    def digest(self) -> bytes:
-        """Of all that is known of the files, in the order of the folder."""
-        names = "\0".join(self.names).encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(names + b"\0" + self._numbers.tobytes(), digest_size=16).digest()
-
-    def stamps(self) -> set[Stamp]:
-        numbers = iter(self._numbers)
-        return {
-            Stamp(_storable(name), modified_ns % 2**63, size, str(inode))
-            for name, modified_ns, size, inode in zip(self.names, numbers, numbers, numbers, strict=True)
-        }
-
-
 def _update(connection: sqlite3.Connection, folder: Path, watch: Watch) -> None:
     with _transaction(connection):
         if connection.execute("PRAGMA user_version").fetchone() != (VERSION,):
@@ -395,9 +349,4 @@ def number_or_glimpse(value: Any) -> tuple[float | None, str | None]:
         text = repr(value)
     except RecursionError:
         text = f"a {type(value).__name__} nested too deep"
-    return None, _storable(text if len(text) <= GLIMPSE_CHARACTERS else f"{text[: GLIMPSE_CHARACTERS - 3]}...")
-
-
-def _storable(text: str) -> str:
-    """JSON and names of files may hold halves of surrogate pairs, which no UTF-8 text can."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return None, storable(text if len(text) <= GLIMPSE_CHARACTERS else f"{text[: GLIMPSE_CHARACTERS - 3]}...")
