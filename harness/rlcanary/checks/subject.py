@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rlcanary.checks.closeness import close, deviation, share_of_entries, tolerance
-from rlcanary.checks.snippet import Written, clipped, imports_for, literal, short
+from rlcanary.checks.program import Program
+from rlcanary.checks.snippet import Written, clipped, literal, short
 from rlcanary.checks.tally import Finding, NothingToCompare, Tally
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput, PolicyBatch
@@ -174,8 +175,8 @@ class Call:
             scale: magnitude of the numbers whose difference the result is, for the tolerance.
             derived: derivation of `expected` from another call of the same implementation, for the snippet.
         """
-        source = None if derived is None else derived.call._value_lines("expected", "before", derived.form)
-        self._compare("value", self.value, expected, message, where, scale, self._value_lines(), derived, source)
+        source = None if derived is None else derived.call._program.value("expected", "before", derived.form)
+        self._compare("value", self.value, expected, message, where, scale, self._program.value(), derived, source)
 
     def expect_gradient(
         self,
@@ -188,10 +189,10 @@ class Call:
         derived: Derived | None = None,
     ) -> None:
         """Compare the gradient, as `gradient` takes it, with the one that the property demands."""
-        lines = self._gradient_lines(name, weights, may_be_missing=not expected.any())
+        lines = self._program.gradient(name, weights, may_be_missing=not expected.any())
         source = None
         if derived is not None:
-            source = derived.call._gradient_lines(name, weights, "expected", "before", derived.form)
+            source = derived.call._program.gradient(name, weights, "expected", "before", derived.form)
         got = self.gradient(name, weights)
         self._compare("gradient", got, expected, message, where, scale, lines, derived, source)
 
@@ -215,8 +216,8 @@ class Call:
         self.subject.compared()
         quantity = self.subject.tally.quantity("condition" if magnitude is None else "value")
         if not holds:
-            source = [] if before is None else [*before._before(), *before._value_lines("expected", "before")]
-            lines = [*self._value_lines(), *source, f"assert {condition}, got"]
+            source = [] if before is None else [*before._program.before(), *before._program.value("expected", "before")]
+            lines = [*self._program.value(), *source, f"assert {condition}, got"]
             self._fails(f"{message}\n  got: {short(self.value)}", lines, quantity, magnitude)
 
     def expect_equal(
@@ -246,7 +247,7 @@ class Call:
         else:
             lines = [run, *lines]
         if before is not None:
-            lines = [*before._before(), f"adapter.{before.capability}(*before)", *lines]
+            lines = [*before._program.before(), f"adapter.{before.capability}(*before)", *lines]
         shown = f"{message}\n  got:      {clipped(repr(got))}\n  expected: {clipped(repr(expected))}"
         self._fails(shown, lines, quantity, share_of_entries(got, expected))
 
@@ -287,7 +288,7 @@ class Call:
         if derived is None:
             lines.append(f"expected = {literal(expected)}")
         else:
-            lines += [*derived._before(), f"expected = {logged.format('before')}"]
+            lines += [*derived._program.before(), f"expected = {logged.format('before')}"]
         lines.append("assert abs(got - expected) <= 1e-3 * abs(expected) + 1e-5, (got, expected)")
         message = f"the metric {name} is {got:.6g}, {told} it is {expected:.6g}"
         magnitude = deviation(torch.tensor(got), torch.tensor(expected))
@@ -297,56 +298,14 @@ class Call:
         self.subject.tally.note(Finding(message, self.snippet(lines), quantity, magnitude))
 
     def snippet(self, lines: list[str]) -> str:
-        """Write a program that builds this call's inputs and goes on with these lines."""
-        changes = ", ".join(f"{name}={value!r}" for name, value in self.subject.changes.items())
-        configured = f".configured({changes})" if changes else ""
-        return "\n".join(
-            [
-                "import torch",
-                "from rlcanary.adapters import load_adapter",
-                *imports_for(list(self.arguments)),
-                "",
-                f"adapter = load_adapter({self.subject.spec!r}){configured}",
-                "arguments = [",
-                *(_indented(literal(argument)) for argument in self.arguments),
-                "]",
-                *lines,
-            ]
-        )
+        """A program that makes this call's inputs and goes on with these lines."""
+        return self._program.whole(lines)
 
-    def _before(self) -> list[str]:
-        return ["before = [", *(_indented(literal(argument)) for argument in self.arguments), "]"]
-
-    def _called(self, arguments: str) -> str:
-        """Write the call in Python over a list of arguments of this name."""
-        if not any(map(_is_leaf, self.given)):
-            return f"adapter.{self.capability}(*{arguments})"
-        each = [f"{arguments}[{place}]{'.clone()' * _is_leaf(value)}" for place, value in enumerate(self.given)]
-        return f"adapter.{self.capability}({', '.join(each)})"
-
-    def _value_lines(self, result: str = "got", arguments: str = "arguments", form: str = "{}") -> list[str]:
-        loss = ".loss" if isinstance(self.output, LossOutput) else ""
-        value = f"torch.as_tensor({self._called(arguments)}{loss}).detach()"
-        return [f"{result} = {form.format(value)}"]
-
-    def _gradient_lines(
-        self,
-        name: str | None,
-        weights: Tensor | None,
-        result: str = "got",
-        arguments: str = "arguments",
-        form: str = "{}",
-        may_be_missing: bool = False,
-    ) -> list[str]:
-        leaf = f"{arguments}[0]" if name is None else f"{arguments}[0].{name}"
-        loss = ".loss" if isinstance(self.output, LossOutput) else ""
-        weighted = "" if weights is None else f" * {literal(weights)}"
-        # Adding nothing of the leaf makes the gradient zero, rather than an error, where the output does not depend on it.
-        anchored = f" + 0 * {leaf}.sum()" if may_be_missing else ""
-        return [
-            f"output = {self._called(arguments)}{loss}{weighted}",
-            f"{result} = {form.format(f'torch.autograd.grad(output.sum(){anchored}, {leaf})[0]')}",
-        ]
+    @property
+    def _program(self) -> Program:
+        subject = self.subject
+        is_loss, leaves = isinstance(self.output, LossOutput), tuple(map(_is_leaf, self.given))
+        return Program(subject.spec, subject.changes, self.capability, self.arguments, leaves, is_loss)
 
     def _compare(
         self,
@@ -381,7 +340,7 @@ class Call:
         if derived is None or source is None:
             source = [f"expected = {literal(expected.to(got.dtype))}"]
         else:
-            source = [*derived.call._before(), *source]
+            source = [*derived.call._program.before(), *source]
         lines = [
             *lines,
             *source,
@@ -430,7 +389,3 @@ def _tensors(argument: Any, given: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
         for name in argument.__dataclass_fields__:
             if isinstance(getattr(argument, name), Tensor):
                 yield f".{name}", getattr(argument, name).detach(), getattr(given, name)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines()) + ","
