@@ -1,1 +1,1 @@
-"""From prompts to scored groups of completions."""
+"""Turn prompts into scored groups of completions."""

@@ -1,4 +1,4 @@
-"""Sampled groups on their way to the trainer, and what became of each: in this process, or as a Ray actor."""
+"""Hold sampled groups for the trainer, and record the end of each: in this process, or as a Ray actor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlcanary.reference.filters import is_stale
 
 Fate = Literal["used", "stale", "dropped", "filtered", "unscored", "failed"]
 FATES: tuple[Fate, ...] = get_args(Fate)
-# Those of groups that are not put: they were judged before.
+# The fates of groups that are not put: they were judged before.
 OUTSIDE: tuple[Fate, ...] = ("filtered", "unscored", "failed")
 
 
 class BufferClosed(RuntimeError):
-    """Nobody will put groups into this buffer, or take them out, any more."""
+    """The buffer was closed: groups are neither put nor taken any more."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FateRecord:
     """The end of one group.
 
     Attributes:
-        number: of the group, in the order in which they were put or settled; no two groups share one.
+        number: unique number of the group, in the order in which groups were put or settled.
         item_id: the item that it came from.
         version: the policy version that sampled it.
         fate: "used" for training at least once; "stale" when its turn came; "dropped" by a reset; the others never entered.
@@ -40,7 +40,7 @@ class FateRecord:
 
 @dataclass(frozen=True)
 class Account:
-    """Where all groups are: `entered` is the sum of `fates` and `waiting`, always.
+    """The account of all groups: `entered` is always the sum of `fates` and `waiting`.
 
     Attributes:
         entered: groups that were put, or settled without being put.
@@ -57,11 +57,11 @@ class Account:
 
 @dataclass(frozen=True)
 class Taken:
-    """What `take` took out.
+    """The result of `take`.
 
     Attributes:
-        groups: to train on, oldest first; as many as were asked for, or none because some grew stale.
-        stale: groups that were evicted on the way, whose items want to be sampled again.
+        groups: to train on, oldest first; the full count, or none because some grew stale.
+        stale: groups that were evicted on the way; their items should be sampled again.
     """
 
     groups: list[Group]
@@ -77,7 +77,7 @@ class _Entry:
 
 
 class GroupBuffer:
-    """First in, first out; what grew stale in it is evicted when its turn comes, and every group has one fate.
+    """A first-in first-out buffer. Stale groups are evicted when their turn comes, and every group has one fate.
 
     All methods belong to one event loop: that of the process, or of the actor that `start_buffer` makes.
     """
@@ -88,10 +88,10 @@ class GroupBuffer:
         """Start empty.
 
         Args:
-            capacity: groups that it holds; who puts more waits.
+            capacity: groups that it holds; `put` waits while it is full.
             max_staleness: policy versions that a token may be older than the trainer (`is_stale`).
             reads: how often a group is trained on; it goes to the back of the line in between.
-            state: the books of an earlier buffer, see `state`, to be gone on with. What waited there was dropped.
+            state: the account of an earlier buffer, see `state`, to continue. Groups that waited there are dropped.
 
         Raises:
             ValueError: a number out of range.
@@ -120,7 +120,7 @@ class GroupBuffer:
         """Add a group, as soon as there is room.
 
         Raises:
-            BufferClosed: before or while waiting; the group is in nobody's books.
+            BufferClosed: before or while waiting; the group is in no account.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_closed or len(self._entries) < self.capacity)
@@ -130,7 +130,7 @@ class GroupBuffer:
             self._changed.notify_all()
 
     async def take(self, count: int, trainer_version: int, timeout_s: float | None = None) -> Taken:
-        """The next `count` groups that are fresh enough, as soon as there are so many.
+        """Take the next `count` groups that are fresh enough, as soon as there are so many.
 
         It does not wait once a group grew stale: the missing one may be that of an item which is sampled again only when
         the caller learns of it.
@@ -179,7 +179,7 @@ class GroupBuffer:
         self._entered += 1
 
     async def reset(self) -> list[Group]:
-        """Drop everything -> the groups that nobody has read, whose items want to be sampled again."""
+        """Drop everything -> the groups that were never read, whose items should be sampled again."""
         async with self._changed:
             unread = [entry for entry in self._entries if not entry.reads]
             self._entries.clear()
@@ -190,13 +190,13 @@ class GroupBuffer:
             return returned
 
     async def close(self) -> None:
-        """Wake all who wait, with an error; what is in the buffer stays accounted for as waiting."""
+        """Wake all waiting calls with an error; groups in the buffer stay accounted for as waiting."""
         async with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     async def account(self) -> Account:
-        """Where all groups are."""
+        """Return the account of all groups."""
         fates: Counter[Fate] = sum(self._by_version.values(), Counter())
         return Account(
             entered=self._entered,
@@ -206,12 +206,12 @@ class GroupBuffer:
         )
 
     async def drain_records(self) -> list[FateRecord]:
-        """The ends of groups since the last call, for the run log."""
+        """Return the ends of groups since the last call, for the run log."""
         records, self._records = self._records, []
         return records
 
     async def state(self) -> dict[str, Any]:
-        """The books, with the records that nobody has drained, for a checkpoint; JSON if the ids are."""
+        """Return the account, with the records not drained yet, for a checkpoint; JSON if the ids are."""
         counts = sorted(self._by_version.items())
         unread = [entry for entry in self._entries if not entry.reads]
         return {
@@ -222,7 +222,7 @@ class GroupBuffer:
         }
 
     def _evict(self, trainer_version: int) -> None:
-        """Take out what grew stale; a group that was trained on before keeps its fate and is not asked for again."""
+        """Evict stale groups; a group that was trained on before keeps its fate and is not asked for again."""
         stale = [entry for entry in self._entries if is_stale(entry.ages, trainer_version, self.max_staleness)]
         for entry in stale:
             self._entries.remove(entry)
@@ -245,7 +245,7 @@ class GroupBuffer:
 
 
 def _ages(group: Group) -> Group:
-    """A group that is as stale as this one at any time, and judged without a look at each of its tokens."""
+    """Reduce a group to its ages: as stale as the group at any time, without a look at each of its tokens."""
     versions = [
         version for completion in group.completions for version in completion.token_versions or (group.policy_version,)
     ]
@@ -260,7 +260,7 @@ class RemoteBuffer:
         self.actor = actor
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
-        """A method of the buffer.
+        """Look up a method of the buffer.
 
         Raises:
             BufferClosed: besides what the method raises: the actor is gone.
@@ -286,9 +286,9 @@ def start_buffer(
     *,
     name: str | None = None,
 ) -> Any:
-    """A `GroupBuffer` as a Ray actor -> its handle; every method is called with `.remote`, and errors keep their types.
+    """Start a `GroupBuffer` as a Ray actor -> its handle.
 
-    It takes no CPU. Ray starts the calls of an asyncio actor in any order: who wants groups in order waits for each put. The
+    It takes no CPU. Ray starts the calls of an asyncio actor in any order: to keep groups in order, wait for each put. The
     actor ends with `ray.kill`, or with the process that started it.
 
     Raises:
@@ -296,6 +296,6 @@ def start_buffer(
     """
     import ray
 
-    GroupBuffer(capacity, max_staleness, reads, state)  # refuses here what the actor would only die of
+    GroupBuffer(capacity, max_staleness, reads, state)  # refuses here arguments that would only kill the actor
     actor = ray.remote(GroupBuffer).options(num_cpus=0, name=name)
     return actor.remote(capacity, max_staleness, reads, state)

@@ -1,6 +1,7 @@
-"""Conversations as ids: what the policy is given next, and which tokens it wrote, exactly, over any number of turns.
+"""Encode conversations as ids: the next prompt of the policy and exactly the tokens it wrote, over any number of turns.
 
-What was sampled is never decoded and encoded again: sampled messages carry their ids, and these stand in every later prompt.
+Sampled tokens are never decoded and encoded again: sampled messages carry their ids, and these stand in every later
+prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class RenderedChats:
     Attributes:
         tokens: prompts up to the first sampled token, then everything that follows.
         masks: true on the tokens that were sampled.
-        logprobs: the sampler's, NaN on all other tokens.
+        logprobs: logprobs of the sampler, NaN on all other tokens.
     """
 
     tokens: Tokens
@@ -33,7 +34,7 @@ class RenderedChats:
 
 
 def require_chat_template(tokenizer: Any) -> None:
-    """Whether conversations can be rendered at all.
+    """Check that conversations can be rendered at all.
 
     Raises:
         UserError: the tokenizer has no chat template.
@@ -44,7 +45,7 @@ def require_chat_template(tokenizer: Any) -> None:
 
 
 def sampled_message(completion: Completion) -> dict[str, Any]:
-    """The assistant's message of a completion, its ids, logprobs and policy versions with it.
+    """Build the assistant's message of a completion, with its ids, logprobs and policy versions.
 
     Raises:
         ValueError: the completion was aborted, or came without its text.
@@ -64,14 +65,14 @@ def sampled_message(completion: Completion) -> dict[str, Any]:
 
 
 def prompt_ids(messages: Messages, tokenizer: Any) -> list[int]:
-    """What the policy is given to write the next message: the conversation so far and the header of the assistant's turn.
+    """Encode the policy's next prompt: the conversation so far and the header of the assistant's turn.
 
     Args:
-        messages: of any roles; sampled ones as `sampled_message` makes them.
+        messages: messages of any role; sampled ones as `sampled_message` makes them.
         tokenizer: with a chat template.
 
     Returns:
-        The ids. They begin with those of every earlier prompt and what was sampled there.
+        The ids. They begin with those of every earlier prompt and its completion.
 
     Raises:
         UserError: the tokenizer has no chat template.
@@ -89,7 +90,7 @@ def prompt_ids(messages: Messages, tokenizer: Any) -> list[int]:
 
 
 def render_chats(conversations: Sequence[Messages], tokenizer: Any) -> RenderedChats:
-    """The ids of whole conversations, which of them were sampled, and how likely the sampler found these.
+    """Encode whole conversations: the ids, a mask of the sampled ones, and the sampler's logprobs of these.
 
     Raises:
         UserError: the tokenizer has no chat template.
@@ -132,7 +133,7 @@ def _logprobs(message: Mapping[str, Any]) -> list[float]:
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message without what is ours alone, which a template might write out."""
+    """Drop rlcanary's own fields of the message, which a template might write out."""
     ours = ("sampled", "token_ids", "logprobs", "token_versions")
     return {name: value for name, value in message.items() if name not in ours}
 

@@ -1,4 +1,4 @@
-"""Groups and single completions as they are completed, sampled by several engines and across weight syncs.
+"""Collect groups and single completions as they are completed, from several engines and across weight syncs.
 
 All calls belong to one event loop. Rewards are computed in threads, so that a slow verifier does not stop the engines.
 """
@@ -21,21 +21,21 @@ from rlcanary.reference.rollout import AsyncEngine
 from rlcanary.reference.scoring import score
 
 Sample = TypeVar("Sample")
-# The id of an item, and what became of a group of it.
+# The id of an item, and the fate of a group of it.
 Lost = tuple[Hashable, RequestFailed]
 
 
 class Collector:
     """Samples the items of an iterator and rewards them.
 
-    An item whose request fails, or whose completions cannot all be scored, is tried again as the iterator allows. What the
-    consumer gets stays in flight in the iterator until the consumer says what became of it.
+    An item whose request fails, or whose completions cannot all be scored, is tried again as the iterator allows. Items
+    handed to the consumer stay in flight in the iterator until the consumer marks them.
 
     Attributes:
         items: the iterator.
         pool: the engines.
-        counts: how often each of "yielded", "failed request", "aborted request", "unscored" and "given back" took place.
-        lost: the groups that came to nothing, each with the id of its item, until `take_lost`.
+        counts: number of "yielded", "failed request", "aborted request", "unscored" and "given back" events.
+        lost: the groups that failed, each with the id of its item, until `take_lost`.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Collector:
         request_timeout_s: float | None = None,
         patience: int = 3,
     ) -> None:
-        """Nothing is sampled before somebody asks.
+        """Take the parts; nothing is sampled before a method is called.
 
         Args:
-            engines: the replicas, see `EnginePool`.
-            items: whose epoch was started.
+            engines: the engine's replicas, see `EnginePool`.
+            items: an iterator whose epoch was started.
             sampling: the fields of `rlcanary.contract.engine.Sampling`, `n` among them. A seed is that of the run: each
                 request gets one of its own, made from it, the epoch, the item and the attempt.
             slots: requests that a replica takes at once.
@@ -72,25 +72,25 @@ class Collector:
 
     @property
     def is_paused(self) -> bool:
-        """Whether requests are held back."""
+        """True while requests are held back."""
         return self.pool.is_paused
 
     def pause(self) -> None:
-        """As `EnginePool.pause`."""
+        """Pause as `EnginePool.pause` does."""
         self.pool.pause()
 
     def resume(self) -> None:
-        """As `EnginePool.resume`."""
+        """Resume as `EnginePool.resume` does."""
         self.pool.resume()
 
     def paused(self, *, abort: bool = False) -> AbstractAsyncContextManager[None]:
-        """As `EnginePool.paused`: the place of a weight sync."""
+        """Hold requests back as `EnginePool.paused` does, for a weight sync."""
         return self.pool.paused(abort=abort)
 
     def groups(
         self, limit: int | None = None, *, yield_completed_trajectories: bool = False
     ) -> AsyncGenerator[Group, None]:
-        """Groups as they are completed, see `as_completed`; every token is tagged with its policy version.
+        """Yield groups as they are completed, see `as_completed`; every token is tagged with its policy version.
 
         Args:
             limit: number of items that give groups; no further ones are drawn.
@@ -108,14 +108,14 @@ class Collector:
         )
 
     def take_lost(self) -> list[Lost]:
-        """What is in `lost`, which is empty afterwards."""
+        """Return and clear `lost`."""
         lost, self.lost[:] = list(self.lost), []
         return lost
 
     async def collect(self, count: int) -> list[Group]:
-        """The groups of the next `count` items that succeed, in the order of the epoch.
+        """Return the groups of the next `count` items that succeed, in the order of the epoch.
 
-        Fewer only if no item is pending any more.
+        There are fewer only if no item is pending any more.
 
         Raises:
             EnginesLost: there is no replica left.
@@ -162,19 +162,19 @@ async def as_completed(
     limit: int | None = None,
     lost: list[Lost] | None = None,
 ) -> AsyncGenerator[Sample, None]:
-    """Samples of items as they are completed, until no item is pending; items in other hands are not waited for.
+    """Yield samples of items as they are completed, until no item is pending; items in other hands are not waited for.
 
-    Close the generator (`aclosing`) if it is left early: what was not handed over goes back to the iterator.
+    Close the generator (`aclosing`) if it is left early: samples not handed over go back to the iterator.
 
     Args:
-        items: whose epoch was started.
+        items: an iterator whose epoch was started.
         sample: makes the sample of this index of an item; `RequestFailed` is told to the iterator, and with several samples
             per item it is final, since the consumer may have others of the item.
         pool: the engines that `sample` uses.
         per_item: samples of each item.
         ahead: items under way at once.
         limit: number of items that do not fail; no further ones are drawn.
-        lost: where to note what fails.
+        lost: list that failed groups are added to.
 
     Raises:
         EnginesLost: there is no replica left.
@@ -236,10 +236,10 @@ async def as_completed(
 
 
 async def retried(retries: int, sample: Callable[[int], Awaitable[Sample]]) -> Sample:
-    """The first sample that succeeds, by the number of its attempt.
+    """Return the first sample that succeeds, by the number of its attempt.
 
     Raises:
-        RequestFailed: that of the last attempt.
+        RequestFailed: the last attempt failed.
     """
     for attempt in range(retries):
         try:
@@ -250,7 +250,7 @@ async def retried(retries: int, sample: Callable[[int], Awaitable[Sample]]) -> S
 
 
 def seeded(sampling: Mapping[str, Any], *request: Hashable) -> dict[str, Any]:
-    """The sampling with a seed of the request's own, if it has one at all.
+    """Return the sampling with a seed of the request's own, if it has a seed at all.
 
     Two prompts of a run do not draw the same random numbers, and a run that is resumed draws those that it would have.
     """

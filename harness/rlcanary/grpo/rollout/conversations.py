@@ -1,4 +1,4 @@
-"""Conversations of an environment, many under way at once, each handed over when it is over or when all of its row are."""
+"""Collect conversations of an environment, many at once, each handed over when it or all of its row are over."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class ConversationCollector(Collector):
     """A `Collector` whose groups are the conversations about the rows of an environment."""
 
     def __init__(self, environment: ChatEnvironment, *arguments: Any, **settings: Any) -> None:
-        """As for a `Collector`, with the rows of the environment as its items."""
+        """Take the parts of a `Collector`, with the rows of the environment as its items."""
         super().__init__(*arguments, **settings)
         self._environment = environment
 
     async def groups(
         self, limit: int | None = None, *, yield_completed_trajectories: bool = False
     ) -> AsyncGenerator[Group, None]:
-        """As for a `Collector`, each completion a whole conversation behind its first prompt."""
+        """Yield groups as a `Collector` does, each completion a whole conversation after its first prompt."""
         stream = conversations(
             self._environment,
             self.items,
@@ -54,21 +54,21 @@ async def conversations(
     limit: int | None = None,
     lost: list[Lost] | None = None,
 ) -> AsyncGenerator[list[Conversation], None]:
-    """`sampling["n"]` conversations about each row, see `as_completed`: rows that are over make room for others.
+    """Yield `sampling["n"]` conversations about each row, see `as_completed`: finished rows make room for others.
 
     A conversation whose request fails, or whose end cannot be scored, begins anew as often as the iterator retries; then its
     row has failed.
 
     Args:
         environment: the conversations' rules.
-        items: the rows of the environment, whose epoch was started.
+        items: an iterator over the environment's rows, whose epoch was started.
         pool: the engines.
         sampling: with `n` and a seed as `Collector` takes them.
         yield_completed_trajectories: yield each conversation alone as soon as it is over, instead of all of a row together.
             A row that fails may have yielded some before.
         ahead: rows under way at once.
-        limit: rows.
-        lost: where to note the rows that fail.
+        limit: most rows.
+        lost: list that failed rows are added to.
 
     Raises:
         EnginesLost: there is no engine left.

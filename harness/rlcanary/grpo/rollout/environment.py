@@ -1,4 +1,4 @@
-"""A chat environment: a row of a dataset opens a conversation, completions and tools continue it, a verifier judges its end.
+"""A chat environment: rows open conversations, completions and tools continue them, a verifier scores their end.
 
 The environment holds no conversation: records go in and come out, so that any number of them are under way at once.
 """
@@ -24,23 +24,23 @@ from rlcanary.reference.rollout import AsyncEngine
 
 
 class Tool(Protocol):
-    """Something that answers of the policy can use, such as `PythonTool`."""
+    """A tool that answers of the policy can use, such as `PythonTool`."""
 
     def reply(self, answer: str) -> str | None:
-        """The tool's message; None if the answer does not use it."""
+        """Return the tool's message; None if the answer does not use it."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Where one row's conversation stands.
+    """The state of one row's conversation.
 
     Attributes:
-        row: the task.
+        row: the task to work on.
         opened: messages that it began with.
         added: messages since then, the sampled ones as `rlcanary.grpo.rollout.chat.sampled_message` makes them.
-        ended: why it is over: the policy used no tool ("answered"), was cut short ("truncated"), or has had all its turns
+        ended: the reason why it is over: the policy used no tool ("answered"), was cut short ("truncated"), or has had all its turns
             ("turns"); None while it is under way.
-        score: the verifier's, of the last answer; None while it is under way.
+        score: the verifier's score of the last answer; None while it is under way.
     """
 
     row: Row
@@ -56,12 +56,12 @@ class Conversation:
 
     @property
     def turns(self) -> int:
-        """How often the policy has answered."""
+        """Number of answers of the policy."""
         return sum(message.get("sampled", False) for message in self.added)
 
     @property
     def step_rewards(self) -> list[float]:
-        """One reward per turn: the verifier's at the last, 0 before it. NaN where it could not judge.
+        """One reward per turn: the verifier's at the last, 0 before it. NaN if the verifier could not judge.
 
         Raises:
             ValueError: the conversation is still under way.
@@ -89,16 +89,16 @@ class ChatEnvironment:
         max_turns: int = 1,
         tool_role: str = "tool",
     ) -> None:
-        """Nothing is sampled yet.
+        """Take the rows and the rules; nothing is sampled yet.
 
         Args:
             rows: tasks, see `rlcanary.grpo.data.datasets`.
             tokenizer: with a chat template.
-            verifiers: by the type that rows name.
+            verifiers: verifiers by the type that rows name.
             system_prompt: stands before the prompts of rows that have none of their own.
             tools: the first that an answer uses replies to it.
-            max_turns: answers of the policy.
-            tool_role: of the tools' messages; some chat templates know only "user".
+            max_turns: most answers of the policy in a conversation.
+            tool_role: role of the tools' messages; some chat templates know only "user".
 
         Raises:
             UserError: the tokenizer has no chat template, a verifier is missing, or tools have no turn left to be read in.
@@ -124,19 +124,19 @@ class ChatEnvironment:
         dataset_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> ChatEnvironment:
-        """An environment on a generated dataset or a `.jsonl` file, see `rlcanary.grpo.data.datasets.load`."""
+        """Open an environment on a generated dataset or a `.jsonl` file, see `rlcanary.grpo.data.datasets.load`."""
         return cls(datasets.load(name, **(dataset_options or {})), tokenizer, verifiers, **options)
 
     def reset(self, row: Row) -> Conversation:
-        """The conversation that a row opens."""
+        """Open the conversation of a row."""
         return Conversation(row, row.messages(self._system_prompt))
 
     def prompt_ids(self, conversation: Conversation) -> list[int]:
-        """What the policy is given for its next turn."""
+        """Encode the policy's prompt for its next turn."""
         return prompt_ids(conversation.messages, self._tokenizer)
 
     def step(self, conversation: Conversation, completion: Completion) -> Conversation:
-        """The conversation after this answer, and after a tool's reply to it or the verifier's judgement.
+        """Return the conversation after this answer, and after a tool's reply to it or the verifier's judgement.
 
         Raises:
             ValueError: the conversation is over, or the completion is no answer (aborted, or without its text).
@@ -149,7 +149,7 @@ class ChatEnvironment:
         if completion.finish_reason == "length":
             # Half a block of code is no code.
             return self._ended(conversation, "truncated", answer)
-        # A tool whose reply nobody would read is not run.
+        # A tool whose reply would not be read is not run.
         if self._tools and conversation.turns == self._max_turns:
             return self._ended(conversation, "turns", answer)
         for tool in self._tools:
@@ -160,7 +160,7 @@ class ChatEnvironment:
         return self._ended(conversation, "answered", answer)
 
     async def play(self, engine: AsyncEngine, row: Row, sampling: Mapping[str, Any]) -> Conversation:
-        """A whole conversation with a policy. Tools and verifiers run in threads, so that others go on meanwhile.
+        """Play a whole conversation with a policy. Tools and verifiers run in threads, so that others go on meanwhile.
 
         Args:
             engine: the policy; requests ask for one completion.
@@ -174,7 +174,7 @@ class ChatEnvironment:
         return conversation
 
     def group(self, conversations: Sequence[Conversation], epoch: int) -> Group:
-        """All conversations about a row, which are over, as one group; one row of it each, in order."""
+        """Join all conversations about a row, which must be over, into one group; one row each, in order."""
         assembler = GroupAssembler(len(conversations))
         assembled = [assembler.add(trajectory(each, self._tokenizer, epoch)) for each in conversations][-1]
         assert assembled is not None
@@ -188,17 +188,17 @@ class ChatEnvironment:
 
 
 def trajectory(conversation: Conversation, tokenizer: Any, epoch: int = 0, policy_version: int = 0) -> Trajectory:
-    """A conversation that is over, for `GroupAssembler`: a step is a turn of the policy with the reply to it.
+    """Convert a conversation that is over for `GroupAssembler`: a step is a turn of the policy and its reply.
 
     The completion is all that follows the first prompt. Tokens that the policy did not write are marked as such and have no
     logprob (NaN), so that a loss which forgets the mask raises instead of training on them. They count as old as the token
     before them.
 
     Args:
-        conversation: that is over.
-        tokenizer: that rendered its prompts.
-        epoch: in which its row was dealt out.
-        policy_version: that sampled the turns whose engine did not say.
+        conversation: one that is over.
+        tokenizer: the one that rendered its prompts.
+        epoch: the epoch in which its row was dealt out.
+        policy_version: version of the turns whose engine reports none.
 
     Raises:
         ValueError: the conversation is still under way.
@@ -233,5 +233,5 @@ def trajectory(conversation: Conversation, tokenizer: Any, epoch: int = 0, polic
 
 
 def histories(conversations: Sequence[Conversation]) -> ChatHistory:
-    """The messages of conversations as one container, one row for each."""
+    """Collect the messages of conversations into one container, one row for each."""
     return ChatHistory([each.opened for each in conversations], [each.added for each in conversations])

@@ -1,6 +1,7 @@
-"""Trajectories that end one by one become groups, and groups advantages: the Monte-Carlo advantage.
+"""Assemble trajectories that end one by one into groups, and compute their Monte-Carlo advantages.
 
-A group is what was sampled for one item in one epoch. Two items with the same prompt are two groups, as two epochs are.
+A group is the set of samples of one item in one epoch. Two items with the same prompt are two groups, as two epochs
+are.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class Trajectory:
 
     Attributes:
         item_id: the dataset item; groups are told apart by it and never by the prompt.
-        prompt_ids: what the sampler saw.
-        completion: all that followed.
+        prompt_ids: the prompt that the sampler saw.
+        completion: all tokens after the prompt.
         step_rewards: one reward per step, at least one.
         step_lengths: tokens of each step, in order, which add up to the completion; () for a single step.
-        epoch: in which the item was sampled.
-        dataset: the item's.
+        epoch: the epoch in which the item was sampled.
+        dataset: the dataset of the item.
         policy_version: the number of weight syncs that the sampler had seen.
     """
 
@@ -56,7 +57,7 @@ class Trajectory:
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Tokens of each step."""
+        """Number of tokens of each step."""
         return self.step_lengths or (len(self.completion.token_ids),)
 
 
@@ -67,7 +68,7 @@ class AssembledGroup:
     Attributes:
         group: its rewards are the sums over each trajectory's steps.
         advantages: per completion, one advantage for each of its tokens.
-        epoch: in which it was sampled.
+        epoch: the epoch in which it was sampled.
     """
 
     group: Group
@@ -79,11 +80,11 @@ class GroupAssembler:
     """Keeps trajectories until their group is complete. One thread at a time."""
 
     def __init__(self, group_size: int, conventions: Conventions = GRPO, level: Level = "trajectory") -> None:
-        """Nothing is kept yet.
+        """Start empty.
 
         Args:
             group_size: completions per item and epoch.
-            conventions: those of advantages.
+            conventions: the conventions of advantages.
             level: "trajectory" compares the sums over the steps of each trajectory, and all its tokens get one advantage;
                 "step" compares all steps of the group with each other, and a step's tokens get the step's.
 
@@ -96,7 +97,7 @@ class GroupAssembler:
         self._waiting: dict[tuple[Hashable, int], list[Trajectory]] = {}
 
     def add(self, trajectory: Trajectory) -> AssembledGroup | None:
-        """The group that this trajectory completes; None while others are missing. Its rows are in the order of arrival.
+        """Add a trajectory -> the group that it completes, rows in order of arrival; None while others are missing.
 
         Raises:
             ValueError: earlier trajectories of this item and epoch had another prompt; or as for
@@ -114,11 +115,11 @@ class GroupAssembler:
         return self._assemble(members)
 
     def waiting(self) -> dict[tuple[Hashable, int], int]:
-        """How many trajectories wait, by item and epoch."""
+        """Count the waiting trajectories by item and epoch."""
         return {key: len(members) for key, members in self._waiting.items()}
 
     def clear(self) -> list[Trajectory]:
-        """Give up all groups that are not complete -> their trajectories, so that somebody accounts for them."""
+        """Give up all incomplete groups -> their trajectories, so that the caller can account for them."""
         left = [trajectory for members in self._waiting.values() for trajectory in members]
         self._waiting.clear()
         return left

@@ -1,4 +1,4 @@
-"""The chat environment that a plan asks for."""
+"""Open the chat environment that a plan names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOLS: dict[str, Callable[..., Tool]] = {"python": PythonTool}
 def chat_environment(
     plan: Plan, items: ItemIterator[Row], tokenizer: Any, verifiers: Mapping[str, Verifier]
 ) -> ChatEnvironment:
-    """The environment of a plan that has one, on its items.
+    """Open the environment of a plan that has one, on its items.
 
     Raises:
         UserError: an unknown tool or option, or turns that do not suffice.

@@ -1,4 +1,4 @@
-"""Checkpoints: one file each, written whole or not at all, from which a run goes on to identical numbers."""
+"""Checkpoints: one file each, written whole or not at all; a run resumes from one with identical numbers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ NAME = re.compile(r"step-(\d{6,})\.pt")
 
 
 class CheckpointError(Exception):
-    """A checkpoint was not written; the ones before it are as they were."""
+    """A checkpoint was not written; earlier ones are unchanged."""
 
 
 def save_checkpoint(folder: Path, step: int, content: dict[str, Any], keep: int) -> Path:
     """Write a checkpoint and remove the oldest ones.
 
     Args:
-        folder: of the checkpoints, made if it is missing.
+        folder: folder of the checkpoints, made if it is missing.
         step: the next step of the run.
         content: tensors and plain values.
         keep: checkpoints that stay, this one included.
 
     Raises:
-        CheckpointError: the disk is full or the folder closed to us.
+        CheckpointError: the disk is full or the folder is not writable.
     """
     import torch
 
@@ -47,18 +47,18 @@ def save_checkpoint(folder: Path, step: int, content: dict[str, Any], keep: int)
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first."""
+    """List the checkpoints in a folder, oldest first."""
     found = [path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")))
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the furthest step, None if there is none."""
+    """Find the checkpoint of the furthest step, None if there is none."""
     return next(reversed(checkpoints(folder)), None)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What `save_checkpoint` was given.
+    """Load the content given to `save_checkpoint`.
 
     Raises:
         UserError: the file is not a checkpoint.

@@ -1,4 +1,4 @@
-"""The KL to a reference policy taken from the rewards of groups, before their advantages."""
+"""Subtract the KL to a reference policy from the rewards of groups, before their advantages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlcanary.reference.kl import rewards_with_kl
 
 
 def subtract_kl(groups: Sequence[Group], reference: Policy, conventions: Conventions) -> list[Group]:
-    """The groups with each reward less kl_coef × the KL estimate over its completion.
+    """Return the groups with each reward less kl_coef × the KL estimate over its completion.
 
-    The KL is that of the policy that sampled. A step on the result is not to take it once more: give it
+    The KL is that of the policy that sampled. A step on the result must not subtract it again: give the step
     `trainer_conventions` and no reference model.
 
     Args:
@@ -53,7 +53,7 @@ def subtract_kl(groups: Sequence[Group], reference: Policy, conventions: Convent
 
 
 def trainer_conventions(conventions: Conventions) -> Conventions:
-    """The conventions of a step on groups whose rewards hold the KL already."""
+    """Return the conventions of a step on groups whose rewards already include the KL."""
     return conventions.replace(kl_coef=0.0)
 
 

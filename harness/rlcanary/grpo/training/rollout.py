@@ -1,4 +1,4 @@
-"""The groups of each step: sampled when the trainer asks for them, or ahead of it, while it trains."""
+"""Bring each step's groups to the trainer: sampled on demand, or ahead while it trains."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class NothingSampled(Exception):
 
 
 class Rollout:
-    """Takes groups from the collector through the buffer to the trainer, epoch after epoch, and keeps the books on them."""
+    """Takes groups from the collector through the buffer to the trainer, epoch after epoch, and accounts for them."""
 
     def __init__(
         self, collector: Collector, buffer: GroupBuffer | RemoteBuffer, schedule: Schedule, log: RunLog
     ) -> None:
-        """Nothing is sampled before `start` or `groups`.
+        """Take the parts; nothing is sampled before `start` or `groups`.
 
         Args:
             collector: samples and scores.
             buffer: empty, with room for a step's groups, or for all that are sampled ahead.
             schedule: says how many groups make a step, and whether they are sampled ahead.
-            log: of the run.
+            log: the run's log.
         """
         self.buffer = buffer
         self._collector, self._items, self._schedule, self._log = collector, collector.items, schedule, log
@@ -45,7 +45,7 @@ class Rollout:
             self._producer = asyncio.create_task(self._produce())
 
     async def groups(self, version: int) -> list[Group]:
-        """The groups of the next step, from as many epochs as it takes; items of stale ones are sampled again.
+        """Return the groups of the next step, from as many epochs as it takes; items of stale ones are sampled again.
 
         Args:
             version: the policy version that the trainer is at.
@@ -69,7 +69,7 @@ class Rollout:
         return groups
 
     async def report(self, step: int) -> dict[str, float]:
-        """Log what became of groups since the last time -> how many came to each end."""
+        """Log the ends of groups since the last call -> number of groups by end."""
         for item_id, failure in self._collector.take_lost():
             await self.buffer.settle(item_id, failure.version, failure.fate)
         records = await self.buffer.drain_records()
@@ -78,7 +78,7 @@ class Rollout:
         return {f"groups/{fate}": counts[fate] for fate in FATES}
 
     async def close(self, step: int) -> Account:
-        """End the sampling and log what is left in the buffer as dropped -> where all groups of the run are.
+        """Stop sampling and log the groups left in the buffer as dropped -> the account of the run's groups.
 
         Args:
             step: the next one, which is not taken.
@@ -126,7 +126,7 @@ class Rollout:
         self._given = 0
 
     async def _put(self, group: Group) -> bool:
-        """Hand a group to the trainer, or settle it -> whether it was handed over."""
+        """Hand a group to the trainer, or settle it -> true if it was handed over."""
         if self._schedule.dynamic_sampling and not has_signal(torch.tensor(group.rewards)):
             await self.buffer.settle(group.item_id, group.policy_version, "filtered")
             self._items.mark_done(group.item_id)

@@ -1,4 +1,4 @@
-"""A run: everything that the loop works on, opened before its first step and closed behind its last."""
+"""Open a run before its first step, and close it after its last."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ CHECKPOINTS, TRACE = "checkpoints", "trace.ndjson"
 
 @dataclass
 class Run:
-    """What the loop works on.
+    """A run: everything that the training loop uses.
 
     Attributes:
         step: the next one.
         collector: samples the items of the plan's datasets with `samplers`.
-        verifiers: judge what was sampled.
-        rollout: brings it to the trainer.
-        evaluation: samples what the plan holds out; None where it holds out nothing.
+        verifiers: score the completions.
+        rollout: brings groups to the trainer.
+        evaluation: samples the plan's held-out items; None if it has none.
         pad_token_id: fills the padding of batches.
         thread: the trainer's own.
     """
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def live_endpoints(self) -> list[Endpoint]:
-        """Those of the engines that were not given up.
+        """Return the endpoints of the engines that are still in use.
 
         Raises:
             EnginesLost: there is none.
@@ -75,7 +75,7 @@ class Run:
         return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
 
     async def save(self) -> None:
-        """Write a checkpoint of everything that the next step depends on. What waits in the buffer will be sampled again.
+        """Write a checkpoint of everything that the next step depends on. Groups in the buffer will be sampled again.
 
         Raises:
             CheckpointError: it was not written.
@@ -98,7 +98,7 @@ class Run:
         save_checkpoint(self.plan.run.folder / CHECKPOINTS, self.step, content, self.plan.run.keep_checkpoints)
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Go on from a checkpoint, the samplers with its weights and its version.
+        """Resume from a checkpoint, the samplers with its weights and its version.
 
         Raises:
             UserError: the checkpoint is of another plan.
@@ -129,11 +129,11 @@ class Run:
 
 @contextmanager
 def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
-    """Check all that a plan names, then start it. Nothing of it is left running afterwards, whatever happened.
+    """Check all that a plan names, then start it. Nothing is left running afterwards, whatever happened.
 
     Args:
-        plan: of the run.
-        resume: go on from the last checkpoint in its folder.
+        plan: the run's plan.
+        resume: resume from the last checkpoint in its folder.
 
     Raises:
         UserError: the plan names something that is not there, the folder holds a run that is not to be resumed, or no
@@ -182,7 +182,10 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
 
 @contextmanager
 def _buffer(plan: Plan, state: dict[str, Any] | None) -> Iterator[GroupBuffer | RemoteBuffer]:
-    """Between samplers and trainer: in this process, or in an actor where groups are sampled ahead on Ray."""
+    """Open the buffer between samplers and trainer.
+
+    It lives in this process, or in an actor if groups are sampled ahead on Ray.
+    """
     schedule = plan.schedule
     settings = (max(schedule.prompts_per_step, schedule.prompts_ahead), schedule.versions_ahead, 1, state)
     if plan.runtime.kind == "local" or not schedule.versions_ahead:
@@ -249,7 +252,7 @@ def _checkpoint(plan: Plan, resume: bool) -> dict[str, Any] | None:
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
-    """What has to be the same when a run goes on; it may be longer, and its engines may be others."""
+    """Return the settings that must not change when a run resumes; it may be longer, and its engines may be others."""
     sections = asdict(plan)
     seed = sections["run"]["seed"]
     kept = {

@@ -1,6 +1,6 @@
-"""The numbers of a run, one JSON object per step, as `rlcanary dump-logs` reads them, and to TensorBoard if asked.
+"""Log a run's metrics, one JSON object per step as `rlcanary dump-logs` reads them, and optionally to TensorBoard.
 
-Beside them, what became of each group that was sampled.
+The end of each sampled group is logged beside them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class RunLog:
         """Open the log.
 
         Args:
-            folder: of the run.
-            first_step: what stands there of this step and later is dropped: the run goes on from a checkpoint before it.
+            folder: folder of the run.
+            first_step: lines of this step and later are dropped: the run resumes from a checkpoint before it.
             tensorboard: write event files to `tensorboard/` as well.
 
         Raises:
-            UserError: TensorBoard is asked for and not installed.
+            UserError: `tensorboard` is set and TensorBoard is not installed.
         """
         self._folder = folder
         for path in (folder / LOG, folder / GROUPS):
@@ -73,7 +73,7 @@ class RunLog:
 
 
 def _step(line: str) -> float:
-    """The step of a line; one that a crash cut off is of no step and dropped."""
+    """Read the step of a line; a line that a crash cut off has no step and is dropped."""
     try:
         return float(json.loads(line)["step"])
     except ValueError:

@@ -1,4 +1,4 @@
-"""One optimizer update in the pieces that the loop is made of: advantages of the whole, losses of micro-batches, a step.
+"""Take one optimizer update in pieces: advantages of the whole, losses of micro-batches, a step.
 
 Shapes: B rows (completions), S sequence positions, T completion positions.
 """
@@ -67,7 +67,7 @@ class LearnerState(TrainState):
 
     Attributes:
         masters: what `optimizer` moves.
-        updates: optimizer updates that were taken.
+        updates: number of optimizer updates taken.
     """
 
     masters: MasterWeights | None = None
@@ -75,7 +75,7 @@ class LearnerState(TrainState):
 
 
 def new_state(model: Any, settings: OptimizerSettings, ref_model: Any = None) -> LearnerState:
-    """A state that trains this model: AdamW on its master weights with a linear warm-up."""
+    """Create a state that trains this model: AdamW on its master weights with a linear warm-up."""
     masters = MasterWeights(model)
     optimizer = torch.optim.AdamW(
         masters.parameters, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
@@ -86,7 +86,7 @@ def new_state(model: Any, settings: OptimizerSettings, ref_model: Any = None) ->
 
 
 def refresh_reference(state: LearnerState) -> None:
-    """Make the policy as it is now the reference model."""
+    """Make the present policy the reference model."""
     state.ref_model = copy.deepcopy(state.model).eval().requires_grad_(False)
 
 
@@ -97,7 +97,7 @@ def policy_data(
     schedule: Schedule,
     trainer_logprobs: Tensor | None = None,
 ) -> PolicyBatch:
-    """What the losses of a whole update share: advantages, old and reference logprobs.
+    """Compute the data that all losses of an update share: advantages, old and reference logprobs.
 
     Args:
         state: scores with its reference model where the batch brings no reference logprobs.
@@ -131,15 +131,15 @@ def policy_data(
 def accumulate_gradients(
     state: Any, batch: CollatedBatch, given: PolicyBatch, conventions: Conventions, schedule: Schedule
 ) -> LossOutput:
-    """The forward and backward passes of an update, one micro-batch after another.
+    """Run the forward and backward passes of an update, one micro-batch after another.
 
     The gradients add up to that of the loss of the whole batch: each piece knows the counts of the whole.
 
     Args:
         state: its gradients are replaced.
         batch: the rows of the update.
-        given: what `policy_data` made of them.
-        conventions: all of the loss.
+        given: their policy data, from `policy_data`.
+        conventions: the conventions of the loss.
         schedule: rows and widths of a forward pass.
 
     Returns:
@@ -207,7 +207,7 @@ def descend(state: Any, conventions: Conventions) -> dict[str, float]:
 
 
 def score(model: Any, batch: CollatedBatch, conventions: Conventions, schedule: Schedule) -> Tensor:
-    """[B, T] logprobs that a model gives to the completions, in micro-batches, without gradient and without dropout."""
+    """Compute the [B, T] logprobs of the completions, in micro-batches, without gradient and without dropout."""
     logprobs_BT = torch.full(batch.completion_ids.shape, torch.nan, device=batch.input_ids.device)
     by_length_B = _by_length(batch.completion_mask)
     with torch.no_grad(), forward_mode(model, training=False):
@@ -219,7 +219,7 @@ def score(model: Any, batch: CollatedBatch, conventions: Conventions, schedule: 
 
 
 def select(batch: CollatedBatch, rows: Tensor) -> CollatedBatch:
-    """Some rows of a batch, as they are. `rows` is [n] long."""
+    """Select rows of a batch, unchanged. `rows` is [n] long."""
     changes: dict[str, Any] = {}
     for field in fields(batch):
         value = getattr(batch, field.name)
@@ -231,7 +231,7 @@ def select(batch: CollatedBatch, rows: Tensor) -> CollatedBatch:
 
 
 def trimmed(batch: CollatedBatch, rows: Tensor, schedule: Schedule) -> CollatedBatch:
-    """Some rows of a batch without the padding that only longer rows needed, up to the next bucket."""
+    """Select rows of a batch without the padding that only longer rows needed, up to the next bucket."""
     chosen = select(batch, rows)
     positions_S = torch.arange(1, chosen.input_ids.shape[1] + 1, device=chosen.input_ids.device)
     length = int((positions_S * chosen.attention_mask).max())
@@ -249,7 +249,7 @@ def trimmed(batch: CollatedBatch, rows: Tensor, schedule: Schedule) -> CollatedB
 
 
 def _pieces(given: PolicyBatch, n_pieces: int, conventions: Conventions) -> Iterator[tuple[Tensor, PolicyBatch]]:
-    """Micro-batches of rows of like length, with their row numbers."""
+    """Split rows into micro-batches of like length, with their row numbers."""
     if conventions.aggregation == "group_token_mean":
         order_B = torch.arange(len(given.mask), device=given.mask.device)
         n_pieces = min(n_pieces, len(torch.unique(given.group_ids)))
@@ -266,7 +266,7 @@ def _by_length(mask_BT: Tensor) -> Tensor:
 
 
 def _narrowed(piece: PolicyBatch, width: int) -> PolicyBatch:
-    """The first `width` completion positions."""
+    """Keep the first `width` completion positions."""
     changes: dict[str, Any] = {
         field.name: value[:, :width]
         for field in fields(piece)
@@ -276,5 +276,5 @@ def _narrowed(piece: PolicyBatch, width: int) -> PolicyBatch:
 
 
 def _bucket(needed: int, buckets: Sequence[int], available: int) -> int:
-    """The smallest bucket that holds `needed`, at most what there is."""
+    """Find the smallest bucket that holds `needed`, at most the present width."""
     return min(min((bucket for bucket in buckets if bucket >= needed), default=needed), available) or available
