@@ -178,8 +178,8 @@ class Cleanup:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
-        # Pytest keeps the exception of this test's call there, that of an expected failure too. (`getattr` of a name that a module
-        # does not have takes as long as all else here.)
+        # Pytest keeps the exception of this test's call there, that of an expected failure too. (`getattr` of a missing name
+        # takes as long as all else here.)
         if (error := vars(sys).get("last_value")) is not None:
             self.let_go(error)
         if not self.looks_behind:

@@ -1,7 +1,7 @@
-"""Calls from many threads, run together: each caller gives one item and gets its own result back.
+"""Run calls from many threads together: each caller gives one item and gets its own result back.
 
 A batch runs once it has `min_batch_size` items, or once its first item has waited for `timeout` seconds, so that a lone
-caller is never left waiting for company that does not come. A batch that fails fails its own callers and nobody else.
+caller is never left waiting for company that does not come. A batch that fails fails its own callers only.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class BatchingState:
-    """What a `Batcher` is doing, for debugging.
+    """The state of a `Batcher`, for debugging.
 
     Attributes:
         waiting: items that no batch has taken yet.
         running: items of the batch that is being run.
-        batches: batches that were run.
-        failed: batches of these that raised.
+        batches: number of batches run.
+        failed: number of batches that raised.
         oldest_wait: seconds that the first waiting item has waited; 0 without one.
     """
 
@@ -58,7 +58,7 @@ class Batcher(Generic[Item, Result]):
         timeout: float = 0.1,
         key: Callable[[Item], Hashable] = lambda item: None,
     ) -> None:
-        """A batcher without work.
+        """Start without work.
 
         Args:
             run: items -> one result for each, in order.
@@ -98,17 +98,17 @@ class Batcher(Generic[Item, Result]):
         return call.future
 
     def __call__(self, item: Item, timeout: float | None = None) -> Result:
-        """The result of one item, waiting for it.
+        """Queue one item and wait for its result.
 
         Args:
-            item: what `run` is given.
+            item: an argument of `run`.
             timeout: seconds to wait for the result at most; None waits until the batch has run.
 
         Raises:
             TimeoutError: the result did not come in time; an item that no batch had taken is withdrawn.
             CancelledError: `cleanup` dropped the item.
             RuntimeError: called from within `run`, which would wait for itself; or `run` gave another number of results.
-            Exception: whatever `run` raised for the batch that this item was in.
+            Exception: `run` raised it for the batch of this item.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a batch that waits for a further batch would wait for ever")
@@ -119,7 +119,7 @@ class Batcher(Generic[Item, Result]):
             future.cancel()
 
     def cleanup(self, *, flush: bool = False) -> None:
-        """See to the end of what waits and runs now, and not of what comes later. The batcher can be used again afterwards.
+        """Wait until the present items, waiting or running, are done; later ones are not. The batcher can be used again.
 
         Args:
             flush: run what waits, in batches of at most `max_batch_size`, instead of failing it with `CancelledError`.
@@ -140,7 +140,7 @@ class Batcher(Generic[Item, Result]):
             wait([call.future for call in calls])
 
     def state(self) -> BatchingState:
-        """What waits, what runs and what was done."""
+        """Return the waiting, running and finished work."""
         with self._changed:
             oldest = time.monotonic() - self._waiting[0].since if self._waiting else 0.0
             return BatchingState(len(self._waiting), len(self._running), self._batches, self._failed, oldest)
@@ -187,7 +187,7 @@ class Batcher(Generic[Item, Result]):
             return batch or self._next_batch()
 
     def _drop_cancelled(self) -> None:
-        # Whoever waits for a withdrawn item, `cleanup` for one, has to be told that it is over.
+        # A waiter for a withdrawn item, such as `cleanup`, has to be told that it is over.
         self._waiting = deque(
             call for call in self._waiting if not call.future.cancelled() or call.future.set_running_or_notify_cancel()
         )

@@ -1,4 +1,4 @@
-"""What policies and environments hand each other: ids, logprobs, masks, texts and messages of prompts and responses.
+"""Containers that policies and environments exchange: ids, logprobs, masks, texts and messages of B rows.
 
 Rows are ragged: one tensor per row without padding, so that no id has to be given up to mean "nothing here". Padding is
 made on demand, on the left of prompts and on the right of responses, which puts every response at the same column.
@@ -45,16 +45,16 @@ class _Rows:
 
     @property
     def full(self) -> list[Tensor]:
-        """B tensors [P_i + R_i]: each prompt with its response."""
+        """Join each prompt with its response: B tensors [P_i + R_i]."""
         return [torch.cat(row) for row in zip(self.prompt, self.response, strict=True)]
 
     @property
     def lengths(self) -> list[tuple[int, int]]:
-        """Tokens of each row's prompt and response."""
+        """Count the tokens of each row's prompt and response."""
         return [(len(prompt), len(response)) for prompt, response in zip(self.prompt, self.response, strict=True)]
 
     def check_like(self, other: _Rows) -> None:
-        """Whether these rows belong to those.
+        """Check that the other rows have the same lengths.
 
         Raises:
             ValueError: they have other lengths.
@@ -89,7 +89,7 @@ class Tokens(_Rows):
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]] | None = None) -> Self:
-        """Rows of plain lists; without responses they are empty."""
+        """Build rows from plain lists; without responses they are empty."""
         responses = [[] for _ in prompts] if responses is None else responses
         return cls(
             [torch.tensor(list(row), dtype=torch.long) for row in prompts],
@@ -97,12 +97,12 @@ class Tokens(_Rows):
         )
 
     def padded(self, pad_token_id: int) -> tuple[Tensor, Tensor]:
-        """([B, P] padded on the left, [B, R] padded on the right). Which positions hold a token, `Masks` says."""
+        """Pad to ([B, P] on the left, [B, R] on the right). `Masks` tells which positions hold a token."""
         return self._padded(pad_token_id)
 
     @classmethod
     def from_padded(cls, ids: tuple[Tensor, Tensor], attention: tuple[Tensor, Tensor]) -> Self:
-        """The rows of ([B, P], [B, R]) ids where the masks of these shapes are true.
+        """Select the rows of ([B, P], [B, R]) ids where the masks of these shapes are true.
 
         Raises:
             ValueError: a prompt is not padded on the left alone or a response not on the right alone.
@@ -112,7 +112,7 @@ class Tokens(_Rows):
 
 @dataclass(frozen=True)
 class LogProbs(_Rows):
-    """Logprobs in nats, NaN on a token that nobody scored: never 0, which would call it certain."""
+    """Logprobs in nats, NaN on an unscored token: never 0, which would call it certain."""
 
     def _check(self, row: Tensor) -> None:
         if not row.is_floating_point():
@@ -122,22 +122,22 @@ class LogProbs(_Rows):
 
     @classmethod
     def unscored(cls, tokens: Tokens) -> Self:
-        """NaN for every token."""
+        """Fill every token with NaN."""
         return cls(*([torch.full(row.shape, torch.nan) for row in part] for part in (tokens.prompt, tokens.response)))
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """([B, P] padded on the left, [B, R] padded on the right), with NaN."""
+        """Pad to ([B, P] on the left, [B, R] on the right), with NaN."""
         return self._padded(torch.nan)
 
     @classmethod
     def from_padded(cls, logprobs: tuple[Tensor, Tensor], attention: tuple[Tensor, Tensor]) -> Self:
-        """As for `Tokens.from_padded`."""
+        """Select rows as `Tokens.from_padded` does."""
         return cls._unpadded(logprobs, attention)
 
 
 @dataclass(frozen=True)
 class Masks(_Rows):
-    """True on the tokens that the assistant wrote in this rollout; every row's own tokens are what can be attended to."""
+    """Masks of the tokens that the assistant wrote in this rollout; every token of a row can be attended to."""
 
     def _check(self, row: Tensor) -> None:
         if row.dtype != torch.bool:
@@ -145,17 +145,17 @@ class Masks(_Rows):
 
     @classmethod
     def of(cls, tokens: Tokens) -> Self:
-        """Masks of single-turn rows: the assistant wrote the response and nothing else."""
+        """Build masks of single-turn rows: the assistant wrote the response and no other token."""
         return cls(
             [torch.zeros(row.shape, dtype=torch.bool) for row in tokens.prompt],
             [torch.ones(row.shape, dtype=torch.bool) for row in tokens.response],
         )
 
     def select(self, strategy: MaskStrategy | Sequence[Tensor]) -> list[Tensor]:
-        """The tokens that count, B tensors [P_i + R_i] bool.
+        """Select the tokens that count, B tensors [P_i + R_i] bool.
 
         Args:
-            strategy: "response" is all that follows the prompt, tool results included; "assistant" what the assistant
+            strategy: "response" is all that follows the prompt, tool results included; "assistant" all that the assistant
                 wrote; "attention" every token. A list of masks stands for itself.
 
         Raises:
@@ -182,19 +182,19 @@ class Masks(_Rows):
                 raise ValueError(f"mask strategy {strategy!r}: response, assistant, attention or a list of masks")
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """The assistant's tokens as ([B, P], [B, R]), false on padding."""
+        """Pad the assistant's tokens to ([B, P], [B, R]), false on padding."""
         prompt_BP, response_BR = self._padded(0)
         return prompt_BP.bool(), response_BR.bool()
 
     def attention(self) -> tuple[Tensor, Tensor]:
-        """The positions that hold a token as ([B, P] false on the left, [B, R] false on the right)."""
+        """Mark the positions that hold a token as ([B, P] false on the left, [B, R] false on the right)."""
         prompts, responses = (torch.tensor([pair[side] for pair in self.lengths], dtype=torch.long) for side in (0, 1))
         widths = [int(part.max()) if len(part) else 0 for part in (prompts, responses)]
         return lengths_to_mask(prompts, widths[0]).flip(1), lengths_to_mask(responses, widths[1])
 
     @classmethod
     def from_padded(cls, assistant: tuple[Tensor, Tensor], attention: tuple[Tensor, Tensor]) -> Self:
-        """As for `Tokens.from_padded`.
+        """Select rows as `Tokens.from_padded` does.
 
         Raises:
             ValueError: padding is marked as written by the assistant.
@@ -207,7 +207,7 @@ class Masks(_Rows):
 
 @dataclass(frozen=True)
 class Text:
-    """Texts of B rows: what the model was given and what it answered."""
+    """Texts of B rows: the model's prompt and its answer."""
 
     prompt: Sequence[str]
     response: Sequence[str]
@@ -218,12 +218,12 @@ class Text:
 
     @property
     def full(self) -> list[str]:
-        """Each prompt with its response."""
+        """Join each prompt with its response."""
         return [prompt + response for prompt, response in zip(self.prompt, self.response, strict=True)]
 
     @classmethod
     def of(cls, tokens: Tokens, tokenizer: Any, skip_special_tokens: bool = False) -> Self:
-        """What the ids say; ragged ids hold no padding, so that none is decoded."""
+        """Decode ids; ragged ids hold no padding, so that none is decoded."""
         return cls(
             *(
                 [tokenizer.decode(row.tolist(), skip_special_tokens=skip_special_tokens) for row in part]
@@ -249,7 +249,7 @@ class ChatHistory:
 
     @property
     def full(self) -> list[list[Mapping[str, Any]]]:
-        """Each row's whole conversation."""
+        """Join each row's whole conversation."""
         return [[*prompt, *response] for prompt, response in zip(self.prompt, self.response, strict=True)]
 
 
@@ -264,7 +264,7 @@ def _pad(rows: Sequence[Tensor], value: float, on_the_left: bool = False) -> Ten
 
 
 def _check_side(values_BL: Tensor, kept_BL: Tensor, side: str) -> None:
-    """Padding stands on one side only, so that no token is moved by taking it away."""
+    """Check that padding stands on one side only, so that removing it moves no token."""
     if values_BL.shape != kept_BL.shape:
         raise ValueError(f"values of shape {tuple(values_BL.shape)} and a mask of shape {tuple(kept_BL.shape)}")
     steps_BL = kept_BL.long().diff(dim=1)

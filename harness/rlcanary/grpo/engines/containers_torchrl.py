@@ -1,4 +1,4 @@
-"""The containers as torchrl's and back.
+"""Convert the containers to torchrl's and back.
 
 torchrl keeps three views of a row (prompt, response, full) and one flag for padding; which positions of a padded row hold
 a token only its `Masks` say. Needs `rlcanary[torchrl]`.
@@ -16,17 +16,17 @@ from rlcanary.grpo.engines.containers import ChatHistory, LogProbs, Masks, Text,
 
 
 def tokens_to_torchrl(tokens: Tokens, pad_token_id: int | None = None) -> Any:
-    """torchrl's `Tokens`: ragged, or padded with this id."""
+    """Convert ids to torchrl's `Tokens`: ragged, or padded with this id."""
     return _to_torchrl("Tokens", tokens, None if pad_token_id is None else tokens.padded(pad_token_id))
 
 
 def logprobs_to_torchrl(logprobs: LogProbs, padded: bool = False) -> Any:
-    """torchrl's `LogProbs`; NaN where nobody scored, and on padding."""
+    """Convert logprobs to torchrl's `LogProbs`; NaN on unscored tokens and on padding."""
     return _to_torchrl("LogProbs", logprobs, logprobs.padded() if padded else None)
 
 
 def masks_to_torchrl(masks: Masks, padded: bool = False) -> Any:
-    """torchrl's `Masks`, which cover the whole row."""
+    """Convert masks to torchrl's `Masks`, which cover the whole row."""
     from torchrl.modules.llm import policies
 
     if padded:
@@ -44,7 +44,7 @@ def masks_to_torchrl(masks: Masks, padded: bool = False) -> Any:
 
 
 def text_to_torchrl(text: Text) -> Any:
-    """torchrl's `Text`."""
+    """Convert texts to torchrl's `Text`."""
     from torchrl.modules.llm import policies
 
     rows = zip(text.prompt, text.response, text.full, strict=True)
@@ -54,7 +54,7 @@ def text_to_torchrl(text: Text) -> Any:
 
 
 def chat_to_torchrl(history: ChatHistory) -> Any:
-    """torchrl's `ChatHistory`, of role and content; every row has at least one message on either side.
+    """Convert chats to torchrl's `ChatHistory`, of role and content; either side of a row has at least one message.
 
     Raises:
         ValueError: a row has none, for which torchrl has no history.
@@ -80,7 +80,7 @@ def chat_to_torchrl(history: ChatHistory) -> Any:
 
 
 def tokens_from_torchrl(tokens: Any, masks: Any = None) -> Tokens:
-    """The rows of torchrl's `Tokens`.
+    """Convert torchrl's `Tokens` to rows of ids.
 
     Raises:
         ValueError: they are padded and no torchrl `Masks` say where.
@@ -90,12 +90,12 @@ def tokens_from_torchrl(tokens: Any, masks: Any = None) -> Tokens:
 
 
 def logprobs_from_torchrl(logprobs: Any, masks: Any = None) -> LogProbs:
-    """The rows of torchrl's `LogProbs`, as for `tokens_from_torchrl`."""
+    """Convert torchrl's `LogProbs` to rows, as `tokens_from_torchrl` does."""
     return LogProbs(*_from_torchrl(logprobs, masks))
 
 
 def masks_from_torchrl(masks: Any, tokens: Any) -> Masks:
-    """The rows of torchrl's `Masks`, which the `Tokens` beside them split into prompt and response."""
+    """Convert torchrl's `Masks` to rows, which the `Tokens` beside them split into prompt and response."""
     prompts = [len(row) for row in tokens_from_torchrl(tokens, masks).prompt]
     attention = _rows(masks, "all_attention_mask")
     assistant = [
@@ -106,12 +106,12 @@ def masks_from_torchrl(masks: Any, tokens: Any) -> Masks:
 
 
 def text_from_torchrl(text: Any) -> Text:
-    """The rows of torchrl's `Text`."""
+    """Convert torchrl's `Text` to rows."""
     return Text(list(text.prompt), list(text.response))
 
 
 def chat_from_torchrl(history: Any) -> ChatHistory:
-    """The rows of torchrl's `ChatHistory`, of role and content."""
+    """Convert torchrl's `ChatHistory` to rows, of role and content."""
 
     def conversations(rows: Any) -> list[list[dict[str, Any]]]:
         return [

@@ -1,4 +1,4 @@
-"""Several engines as one: requests go to the least loaded, wait while weights move, and survive an engine that dies.
+"""Pool several engines: requests go to the least loaded, wait while weights move, and survive an engine that dies.
 
 All calls belong to one event loop.
 """
@@ -30,11 +30,11 @@ class EngineDied(RuntimeError):
 
 
 class RequestFailed(Exception):
-    """A request came to nothing, and why; another one may well succeed.
+    """A request failed, with the reason; another one may well succeed.
 
     Attributes:
-        version: the policy version that was asked.
-        fate: "failed" where nothing came back, "unscored" where something did.
+        version: the policy version that the request went to.
+        fate: "failed" without an answer, "unscored" with one.
     """
 
     def __init__(self, reason: str, version: int, fate: Literal["failed", "unscored"] = "failed") -> None:
@@ -50,7 +50,7 @@ class EnginePool:
     moment the request was sent, so that no token looks younger than it is.
 
     Attributes:
-        counts: "failed request", "aborted request": how often each took place.
+        counts: number of "failed request" and "aborted request" events.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class EnginePool:
         patience: int = 3,
         counts: Counter[str] | None = None,
     ) -> None:
-        """Nothing is sent yet.
+        """Take the engines; nothing is sent yet.
 
         Args:
             engines: the replicas; each is a `rlcanary.contract.engine.Engine`.
             slots: requests that a replica takes at once.
             request_timeout_s: a request that takes longer has failed; None waits for ever.
             patience: failures in a row after which a replica is given up; one that died (`EngineDied`) is so at once.
-            counts: where to count; None starts a new one.
+            counts: counter to add to; None starts a new one.
         """
         self.counts: Counter[str] = Counter() if counts is None else counts
         self._engines = list(engines)
@@ -87,7 +87,7 @@ class EnginePool:
 
     @property
     def version(self) -> int:
-        """The oldest policy version among the replicas that are left.
+        """Return the oldest policy version among the replicas that are left.
 
         Raises:
             EnginesLost: none is.
@@ -97,16 +97,16 @@ class EnginePool:
 
     @property
     def alive(self) -> list[int]:
-        """The replicas that were not given up, by their index."""
+        """List the indices of the replicas that are still in use."""
         return self._router.alive
 
     @property
     def is_paused(self) -> bool:
-        """Whether requests are held back."""
+        """True while requests are held back."""
         return not self._open.is_set()
 
     def require_alive(self) -> None:
-        """Go on only while there is a replica.
+        """Raise unless a replica is left.
 
         Raises:
             EnginesLost: there is none.
@@ -115,7 +115,7 @@ class EnginePool:
             raise EnginesLost(f"no engine is left: {self._last_error!r}") from self._last_error
 
     def pause(self) -> None:
-        """Send no further requests; those under way go on."""
+        """Hold back further requests; those in progress go on."""
         self._open.clear()
 
     def resume(self) -> None:
@@ -123,11 +123,11 @@ class EnginePool:
         self._open.set()
 
     async def drain(self) -> None:
-        """Wait until no request is under way."""
+        """Wait until no request is in progress."""
         await self._idle.wait()
 
     async def abort(self) -> None:
-        """End the requests under way and drop what they sampled; once not paused, each is sent again from its prompt."""
+        """End the requests in progress and drop their samples; once not paused, each is sent again from its prompt."""
         self._aborted |= self._requests
         for request in self._requests:
             request.cancel()
@@ -135,7 +135,7 @@ class EnginePool:
 
     @asynccontextmanager
     async def paused(self, *, abort: bool = False) -> AsyncIterator[None]:
-        """No request is under way inside: the place of a weight sync.
+        """Hold requests back and wait until none is in progress, for a weight sync.
 
         After an exception inside, requests stay held back: engines whose sync failed are not to go on sampling.
         """
@@ -145,14 +145,14 @@ class EnginePool:
         self.resume()
 
     async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
-        """The completions of one prompt, as `request` makes them."""
+        """Sample the completions of one prompt, as `request` does."""
         return (await self.request(prompt, sampling))[1]
 
     async def request(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> tuple[int, list[Completion]]:
-        """The version at the moment of sending and the completions; what is aborted meanwhile is sent again.
+        """Send a request -> its policy version when sent and its completions; an aborted one is sent again.
 
         Raises:
-            RequestFailed: the engine raised, took too long or answered something else than was asked for.
+            RequestFailed: the engine raised, took too long or gave an answer that does not fit the request.
             EnginesLost: there is no replica left.
         """
         while True:
@@ -184,7 +184,7 @@ class EnginePool:
     async def _send(
         self, engine: AsyncEngine, prompt: Sequence[int], sampling: Mapping[str, Any]
     ) -> list[Completion] | None:
-        """What the engine answers; None if the request was aborted, by us or, while paused, by the engine itself."""
+        """Return the engine's answer; None if the request was aborted, by the pool or, while paused, by the engine."""
         request = asyncio.ensure_future(engine.agenerate(prompt, sampling))
         self._requests.add(request)
         self._idle.clear()
@@ -217,7 +217,7 @@ class EnginePool:
 
 
 def _require_whole(completions: Sequence[Completion], n: int) -> None:
-    """Nothing is trained on that is not what was asked for: an aborted completion looks like a short one."""
+    """Reject answers that do not fit the request, before training: an aborted completion looks like a short one."""
     if len(completions) != n:
         raise ValueError(f"{n} completions were asked for, {len(completions)} came back")
     for completion in completions:

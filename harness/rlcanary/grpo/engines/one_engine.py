@@ -1,4 +1,4 @@
-"""One engine of a plan in this process, and its endpoint for weight sync."""
+"""Start one engine of a plan in this process, with its endpoint for weight sync."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VLLM_CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND":
 
 @contextmanager
 def start_engine(plan: Plan, folder: Path) -> Iterator[tuple[Engine, Endpoint]]:
-    """One engine of the plan in this process, with the model in a folder, and its endpoint."""
+    """Start one engine of the plan in this process, with the model in a folder, and its endpoint."""
     if plan.roles.sampler.engine == "vllm":
         with _vllm(plan, folder) as started:
             yield started
@@ -59,7 +59,7 @@ class VllmEndpoint:
         from rlcanary.grpo.engines.vllm_worker import receive
         from rlcanary.grpo.sync.transports import pack
 
-        # The workers open bytes and files themselves; what only this process can open goes to them as bytes.
+        # The workers open bytes and files themselves; parcels that only this process can open go to them as bytes.
         if not isinstance(parcel, str):
             parcel = [pack(name, weight) for name, weight in transport.deliver(parcel)]
         return receive(self.policy.llm, parcel)

@@ -1,4 +1,4 @@
-"""What a policy is: it samples completions, as every engine does, and scores tokens that are given to it."""
+"""The protocol of a policy: it samples completions, as every engine does, and scores given tokens."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Policy(Protocol):
     """A `rlcanary.contract.engine.Engine` that can also score. The same calls give the same on every backend.
 
     Attributes:
-        version: number of weight syncs that were completed; whoever syncs counts.
-        eos_token_ids: what ends a completion where the request does not say.
+        version: number of completed weight syncs; the caller that syncs counts.
+        eos_token_ids: ids that end a completion, unless the request names its own.
         batcher: runs the requests of `submit` and `agenerate`.
     """
 
@@ -33,17 +33,17 @@ class Policy(Protocol):
     batcher: Batcher[Any, list[Completion]]
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
-        """Completions per prompt, in order; `sampling` as `GenerationParameters.of` takes it.
+        """Sample completions per prompt, in order; `sampling` as `GenerationParameters.of` takes it.
 
         Raises:
-            ValueError: a parameter is unknown, out of range or not to be had here, or a prompt is empty.
+            ValueError: a parameter is unknown, out of range or not supported here, or a prompt is empty.
         """
 
     def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
-        """The completions of one prompt, later; callers in many threads share batches."""
+        """Queue one prompt -> its future completions; callers in many threads share batches."""
 
     async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
-        """The completions of one prompt, as `submit` gives them."""
+        """Sample the completions of one prompt, as `submit` does."""
 
     def logprobs(
         self,
@@ -52,16 +52,16 @@ class Policy(Protocol):
         strategy: MaskStrategy | Sequence[Tensor] = "response",
         temperature: float = 1.0,
     ) -> LogProbs:
-        """The logprob of each token that the strategy selects, given all that precedes it; NaN elsewhere.
+        """Score each token that the strategy selects, given all that precedes it; NaN elsewhere.
 
         Args:
-            tokens: what is scored.
-            masks: who wrote what; None means that the assistant wrote all responses.
+            tokens: the tokens to score.
+            masks: author of each token; None means that the assistant wrote all responses.
             strategy: as `Masks.select` takes it. A row's first token has nothing before it and is never scored.
             temperature: logits are divided by it; above 0.
 
         Raises:
-            ValueError: masks do not fit the tokens, or the temperature is not to be had here.
+            ValueError: masks do not fit the tokens, or the temperature is not supported here.
         """
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -77,7 +77,7 @@ class Policy(Protocol):
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
-    """Whether a model can continue these prompts, so that an error names the prompt and stays with its request.
+    """Check that a model can continue these prompts, so that an error names the prompt and stays with its request.
 
     Raises:
         ValueError: a prompt is empty, or has an id outside the vocabulary.

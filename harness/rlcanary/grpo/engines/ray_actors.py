@@ -1,4 +1,4 @@
-"""Engines as Ray actors, on one machine or several: started together, ended together, whatever happens."""
+"""Run engines as Ray actors, on one machine or several: started together, ended together, whatever happens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPARE_CALLS = 8
 
 
 class EngineActor:
-    """What runs in the actor: one engine of the plan, and its endpoint."""
+    """Runs one engine of the plan, and its endpoint, in a Ray actor."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         from rlcanary.grpo.engines.one_engine import start_engine
@@ -36,23 +36,23 @@ class EngineActor:
         """Answer once the engine has started."""
 
     async def generate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
-        """As `Engine.agenerate`."""
+        """Sample as `Engine.agenerate` does."""
         return await self.engine.agenerate(prompt, sampling)
 
     async def expected(self) -> dict[str, Expected]:
-        """As `Endpoint.expected`."""
+        """Return the parameters as `Endpoint.expected` does."""
         return dict(self.endpoint.expected())
 
     async def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:
-        """As `Endpoint.receive`, beside requests that are answered."""
+        """Load weights as `Endpoint.receive` does, while requests are answered."""
         return await asyncio.to_thread(self.endpoint.receive, transport, parcel)
 
     async def reset_prefix_cache(self) -> None:
-        """As `Endpoint.reset_prefix_cache`."""
+        """Reset the prefix cache as `Endpoint.reset_prefix_cache` does."""
         self.endpoint.reset_prefix_cache()
 
     async def set_version(self, version: int) -> None:
-        """The version that tokens are tagged with."""
+        """Set the version that tokens are tagged with."""
         self.endpoint.version = version
 
     async def stop(self) -> None:
@@ -116,7 +116,7 @@ class RemoteEngine:
 
 @contextmanager
 def _death_in_one_line() -> Iterator[None]:
-    """Ray describes an actor that died at length.
+    """Shorten Ray's long description of an actor that died to one line.
 
     Raises:
         EngineDied: the actor is gone.
@@ -131,7 +131,7 @@ def _death_in_one_line() -> Iterator[None]:
 
 @contextmanager
 def connected(plan: Plan) -> Iterator[None]:
-    """Connected to the plan's Ray cluster: that of the caller, the one at `runtime.address`, or one of the run's own.
+    """Connect to the plan's Ray cluster: the caller's, the one at `runtime.address`, or one of the run's own.
 
     Raises:
         UserError: Ray is missing, no cluster is at the address, or it has not the CPUs that the sampler asks for.
@@ -166,11 +166,11 @@ def connected(plan: Plan) -> Iterator[None]:
 
 @contextmanager
 def start_on_ray(plan: Plan, folder: Path) -> Iterator[tuple[Sequence[Engine], Sequence[Endpoint]]]:
-    """One actor per replica of the sampler, on the cluster that this process is connected to.
+    """Start one actor per replica of the sampler, on the cluster that this process is connected to.
 
     Args:
         plan: its role `sampler` and its runtime.
-        folder: of the model; every node sees it.
+        folder: folder of the model, visible to every node.
     """
     import ray
 

@@ -1,4 +1,4 @@
-"""Which replica of an engine takes the next request: the least loaded one that has a slot free."""
+"""Route each request to the least loaded replica of an engine that has a free slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Slot:
 
     Attributes:
         replica: index of the replica.
-        slot: the lowest that was free there.
+        slot: lowest free slot of the replica.
         ticket: number of the acquisition; a slot that was reset or released is known by it.
     """
 
@@ -38,8 +38,8 @@ class _Replica:
 class LoadAwareRouter:
     """Slots of replicas, handed out to the least loaded replica first, the lowest index among equals.
 
-    Those who find everything taken wait in line. Releasing is idempotent: a slot that was released, or handed out before
-    a reset, frees nothing that somebody else may hold by now. Everything happens on one event loop.
+    Callers wait in line when all slots are taken. Releasing is idempotent: a slot that was released, or handed out before
+    a reset, does not free a slot that another caller now holds. Everything happens on one event loop.
     """
 
     def __init__(self, replicas: int, slots: int) -> None:
@@ -61,16 +61,16 @@ class LoadAwareRouter:
 
     @property
     def loads(self) -> list[int]:
-        """Requests under way on each replica."""
+        """Count the requests in progress on each replica."""
         return [len(replica.tickets) for replica in self._replicas]
 
     @property
     def alive(self) -> list[int]:
-        """The replicas that were not removed."""
+        """List the replicas that were not removed."""
         return [index for index, replica in enumerate(self._replicas) if not replica.is_removed]
 
     async def acquire_slot(self) -> Slot:
-        """A slot on the least loaded replica, first come first served.
+        """Acquire a slot on the least loaded replica, first come first served.
 
         Raises:
             NoReplicas: all replicas were removed, before or while waiting.
@@ -92,7 +92,7 @@ class LoadAwareRouter:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
-        """A slot that is released at the end, whatever happens.
+        """Hold a slot, released at the end whatever happens.
 
         Raises:
             NoReplicas: as `acquire_slot`.
@@ -104,7 +104,7 @@ class LoadAwareRouter:
             self.release(slot)
 
     def release(self, slot: Slot) -> bool:
-        """Free a slot -> whether it was still held; a second release, or one after a reset, does nothing."""
+        """Free a slot -> true if it was still held; a second release, or one after a reset, does nothing."""
         replica = self._replicas[slot.replica]
         if slot.ticket not in replica.tickets:
             return False
@@ -115,14 +115,14 @@ class LoadAwareRouter:
         return True
 
     def reset(self) -> None:
-        """Forget who holds what; those who wait in line get the slots."""
+        """Forget all holders; callers that wait in line get the slots."""
         for replica in self._replicas:
             replica.tickets.clear()
             replica.free = list(range(self.slots))
         self._hand_out()
 
     def remove(self, replica: int) -> None:
-        """Send no more requests to a replica that died; those under way there may still be released."""
+        """Stop routing to a replica that died; requests in progress there may still be released."""
         self._replicas[replica].is_removed = True
         if not self.alive:
             while self._waiting:

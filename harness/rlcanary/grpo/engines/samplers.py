@@ -1,4 +1,4 @@
-"""The engines that sample, as the plan's role `sampler` says them, and how weights reach them."""
+"""Start the engines of the plan's role `sampler`, and the transport of their weights."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Samplers:
 
     @property
     def version(self) -> int:
-        """Weight syncs that were completed."""
+        """Number of completed weight syncs."""
         return max(endpoint.version for endpoint in self.endpoints)
 
 
 @contextmanager
 def start_samplers(plan: Plan, model: Any, tokenizer: Any) -> Iterator[Samplers]:
-    """The samplers of a plan, started with the model's weights; gone afterwards, whatever happened.
+    """Start the samplers of a plan with the model's weights; end them afterwards, whatever happened.
 
     Args:
         plan: its roles and runtime. Engines read the model from its run's folder.
@@ -60,7 +60,7 @@ def start_samplers(plan: Plan, model: Any, tokenizer: Any) -> Iterator[Samplers]
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """What ends a completion: the ids of the model's generation config and of the tokenizer."""
+    """Return the ids that end a completion: those of the model's generation config and of the tokenizer."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = [configured] if isinstance(configured, int) else list(configured or ())
     return tuple(dict.fromkeys([*ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]))

@@ -34,10 +34,10 @@ class TransformersPolicy:
     One call runs at a time, loading weights included, so that no completion straddles two versions of the weights.
 
     Attributes:
-        model: the model itself, no copy: what trains it changes what is sampled.
+        model: the model itself, no copy: training it changes the samples.
         tokenizer: decodes completions, and finds stop sequences.
-        version: number of weight syncs that were completed; whoever syncs counts.
-        eos_token_ids: what ends a completion where the request does not say.
+        version: number of completed weight syncs; the caller that syncs counts.
+        eos_token_ids: ids that end a completion, unless the request names its own.
         batcher: runs the requests of `submit` and `agenerate`.
     """
 
@@ -61,10 +61,10 @@ class TransformersPolicy:
             max_batch_size: rows per forward pass.
             min_batch_size: requests that `submit` and `agenerate` wait for, at most `batching_timeout` seconds.
             batching_timeout: see `Batcher`.
-            seed: of the requests that have none of their own; None draws one.
+            seed: seed of the requests that have none of their own; None draws one.
 
         Raises:
-            ValueError: nothing says what ends a completion, or `max_batch_size` is below 1.
+            ValueError: no end-of-sequence id is known, or `max_batch_size` is below 1.
         """
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size={max_batch_size} has to be at least 1")
@@ -80,7 +80,7 @@ class TransformersPolicy:
         )
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
-        """Completions per prompt, in order: see `Policy.generate`.
+        """Sample completions per prompt, in order: see `Policy.generate`.
 
         With a seed each prompt has a generator of its own, so that the prompts beside it change nothing but roundings.
         """
@@ -94,13 +94,13 @@ class TransformersPolicy:
         return groups
 
     def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
-        """The completions of one prompt, later; for callers in threads. Requests of equal parameters run in one batch."""
+        """Queue one prompt -> its future completions, for callers in threads. Equal parameters share a batch."""
         parameters = GenerationParameters.of(sampling)
         check_prompts([prompt], self._vocabulary)
         return self.batcher.submit((prompt, parameters))
 
     async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
-        """The completions of one prompt, as `submit` gives them."""
+        """Sample the completions of one prompt, as `submit` does."""
         return await asyncio.wrap_future(self.submit(prompt, sampling))
 
     def logprobs(
@@ -110,7 +110,7 @@ class TransformersPolicy:
         strategy: MaskStrategy | Sequence[Tensor] = "response",
         temperature: float = 1.0,
     ) -> LogProbs:
-        """See `Policy.logprobs`. Differentiable in the model's parameters, unless under `torch.no_grad`."""
+        """Score tokens, see `Policy.logprobs`. Differentiable in the model's parameters, unless under `torch.no_grad`."""
         masks = Masks.of(tokens) if masks is None else masks
         masks.check_like(tokens)
         selected = masks.select(strategy)
@@ -123,12 +123,12 @@ class TransformersPolicy:
         return LogProbs([row[:prompt] for row, (prompt, _) in pairs], [row[prompt:] for row, (prompt, _) in pairs])
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """See `Policy.load_weights`. What came before an error stays loaded."""
+        """Load weights, see `Policy.load_weights`. Tensors loaded before an error stay loaded."""
         with self._lock:
             return load_parameters(self.model, weights, "policy")
 
     def reset_prefix_cache(self) -> None:
-        """Nothing to forget: no keys and values outlive a call."""
+        """Do nothing: no keys and values outlive a call."""
 
     @property
     def _vocabulary(self) -> int:
@@ -192,7 +192,7 @@ class TransformersPolicy:
 
     @contextmanager
     def _generation_config(self, config: Any) -> Iterator[None]:
-        """The model's own generation config replaced, from which `generate` fills in whatever is left out elsewhere."""
+        """Replace the model's own generation config, from which `generate` would fill in missing parameters."""
         before = self.model.generation_config
         self.model.generation_config = config
         try:

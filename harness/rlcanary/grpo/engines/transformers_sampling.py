@@ -1,8 +1,8 @@
-"""How `TransformersPolicy` draws: inside transformers' `generate`, from a generator of the request's own.
+"""Draw tokens for `TransformersPolicy` inside transformers' `generate`, from a generator of the request's own.
 
 `generate` with sampling would draw from torch's global random state, which the trainer uses at the same time, would count
 left padding among the tokens that a repetition penalty applies to, and would take for an end a stop sequence that began in
-the prompt. Here it only runs the model: what it is to take next is the one token that is left.
+the prompt. Here it only runs the model: the logits leave one token for it to take.
 Shapes: B rows (prompts × completions), P prompt positions, S positions so far, V vocabulary entries.
 """
 
@@ -28,11 +28,11 @@ class Draw:
     def __init__(
         self, attended_BP: Tensor, parameters: GenerationParameters, generators: Sequence[torch.Generator]
     ) -> None:
-        """Rows that nothing was drawn for.
+        """Start rows without drawn tokens.
 
         Args:
             attended_BP: [B, P] bool, false on the padding on the left.
-            parameters: of all rows.
+            parameters: parameters of all rows.
             generators: one per prompt, for its `num_return_sequences` rows.
         """
         self.parameters = parameters
@@ -42,9 +42,9 @@ class Draw:
         self._penalty, self._filters = _processors(parameters)
 
     def __call__(self, ids_BS: Tensor, logits_BV: Tensor) -> Tensor:
-        """[B, V] logits -> 0 at the drawn token, -inf elsewhere."""
+        """Draw from [B, V] logits -> 0 at the drawn token, -inf elsewhere."""
         logits_BV = logits_BV.float()
-        # Padding has been seen by nobody: the prompt's last token stands in its place.
+        # Padding has not been seen: the prompt's last token stands in its place.
         width = self._padding_BP.shape[1]
         seen_BS = ids_BS.clone()
         seen_BS[:, :width] = torch.where(self._padding_BP, ids_BS[:, width - 1 : width], ids_BS[:, :width])
@@ -85,14 +85,14 @@ class Ends:
         self._window = TOKENS_PER_CHARACTER * max((len(stop) + 1 for stop in parameters.stop_sequences), default=0)
 
     def __call__(self, ids_BS: Tensor, scores: Any, **options: Any) -> Tensor:
-        """[B] bool, true on rows that have ended."""
+        """Return [B] bool, true on rows that have ended."""
         for row, new in enumerate(ids_BS[:, self._prompt_width :].tolist()):
             if self.lengths[row] is None and self._ends(new):
                 self.lengths[row] = len(new)
         return torch.tensor([length is not None for length in self.lengths], device=ids_BS.device)
 
     def completions(self, new_BT: Tensor, draw: Draw, version: int) -> list[Completion]:
-        """The completion of each row, cut where it ended."""
+        """Return the completion of each row, cut at its end."""
         logprobs_BT = torch.stack(draw.logprobs, dim=1).tolist() if draw.logprobs else None
         completions = []
         for row, new in enumerate(new_BT.tolist()):
@@ -118,7 +118,7 @@ class Ends:
 
 
 def _processors(parameters: GenerationParameters) -> tuple[Any, Any]:
-    """The repetition penalty, and what a temperature, top_k and top_p leave, in the order of all backends."""
+    """Build the processors: the repetition penalty, then temperature, top_k and top_p, in the order of all backends."""
     from transformers import LogitsProcessorList
     from transformers.generation.logits_process import (
         RepetitionPenaltyLogitsProcessor,

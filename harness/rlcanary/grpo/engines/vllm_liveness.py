@@ -1,4 +1,4 @@
-"""Calls to a vLLM engine that end when the engine does: vLLM itself waits for ever for a process that was killed."""
+"""End calls to a vLLM engine when the engine ends: vLLM itself waits forever for a process that was killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK = 0.2
 
 
 def while_alive(llm: Any, call: Callable[[], Result]) -> Result:
-    """What a call to a `vllm.LLM` returns or raises.
+    """Call a function of a `vllm.LLM`; return its result or raise its error.
 
     It runs in a thread of its own, which is given up with the engine: nothing else ends a wait inside vLLM.
 
@@ -44,6 +44,6 @@ def while_alive(llm: Any, call: Callable[[], Result]) -> Result:
 
 
 def _is_dead(llm: Any) -> bool:
-    """vLLM's own note, which its monitor makes within moments of the end of a process."""
+    """Read vLLM's own note, which its monitor writes within moments of the end of a process."""
     resources = getattr(llm.llm_engine.engine_core, "resources", None)
     return bool(getattr(resources, "engine_dead", False))

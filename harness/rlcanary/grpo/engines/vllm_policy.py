@@ -31,7 +31,7 @@ WORKER = "rlcanary.grpo.engines.vllm_worker.WeightReceiver"
 
 
 def engine_options(model: str, *, processed_logprobs: bool = True, **options: Any) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` for an engine that weights can be loaded into.
+    """Build the arguments of `vllm.LLM` for an engine that weights can be loaded into.
 
     Args:
         model: the folder of a model and its tokenizer.
@@ -52,9 +52,9 @@ class VllmPolicy:
 
     Attributes:
         llm: the engine.
-        tokenizer: the engine's, which decodes completions.
-        version: number of weight syncs that were completed; whoever syncs counts.
-        eos_token_ids: what ends a completion where the request does not say.
+        tokenizer: the engine's tokenizer, which decodes completions.
+        version: number of completed weight syncs; the caller that syncs counts.
+        eos_token_ids: ids that end a completion, unless the request names its own.
         batcher: runs the requests of `submit` and `agenerate`.
     """
 
@@ -75,7 +75,7 @@ class VllmPolicy:
             batching_timeout: see `Batcher`.
 
         Raises:
-            ValueError: nothing says what ends a completion.
+            ValueError: no end-of-sequence id is known.
         """
         self.llm, self.tokenizer, self.version = llm, llm.get_tokenizer(), 0
         self.eos_token_ids = tuple(_ends(llm, self.tokenizer) if eos_token_ids is None else eos_token_ids)
@@ -86,7 +86,7 @@ class VllmPolicy:
         )
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
-        """Completions per prompt, in order: see `Policy.generate`.
+        """Sample completions per prompt, in order: see `Policy.generate`.
 
         Raises:
             RuntimeError: the engine is asleep, where vLLM would wait for ever.
@@ -97,13 +97,13 @@ class VllmPolicy:
         return self._answer([(prompt, parameters) for prompt in prompts])
 
     def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
-        """The completions of one prompt, later; for callers in threads. What waits runs together, of any parameters."""
+        """Queue one prompt -> its future completions, for callers in threads. Any parameters share a batch."""
         parameters = self._parameters(sampling)
         check_prompts([prompt], self._vocabulary)
         return self.batcher.submit((prompt, parameters))
 
     async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
-        """The completions of one prompt, as `submit` gives them."""
+        """Sample the completions of one prompt, as `submit` does."""
         return await asyncio.wrap_future(self.submit(prompt, sampling))
 
     def logprobs(
@@ -113,11 +113,11 @@ class VllmPolicy:
         strategy: MaskStrategy | Sequence[Tensor] = "response",
         temperature: float = 1.0,
     ) -> LogProbs:
-        """See `Policy.logprobs`. Without gradient.
+        """Score tokens, see `Policy.logprobs`. Without gradient.
 
         Raises:
             RuntimeError: the engine is asleep.
-            ValueError: the temperature is not 1, at which vLLM scores whatever it is told; or masks do not fit.
+            ValueError: the temperature is not 1, but vLLM scores at 1 always; or masks do not fit.
         """
         if temperature != 1:
             raise ValueError(
@@ -156,7 +156,7 @@ class VllmPolicy:
         return set(given)
 
     def reset_prefix_cache(self) -> None:
-        """See `Policy.reset_prefix_cache`.
+        """Reset the prefix cache, see `Policy.reset_prefix_cache`.
 
         Raises:
             RuntimeError: the engine did not do it, because requests are under way.
@@ -221,7 +221,7 @@ class VllmPolicy:
         )
 
     def _score(self, rows: Sequence[list[int]]) -> list[Tensor]:
-        """The logprob of every token of each row but its first."""
+        """Score every token of each row except its first."""
         from vllm import SamplingParams
 
         asked = [row for row in rows if row]
@@ -239,7 +239,7 @@ class VllmPolicy:
 
 
 def _reported(token_ids: Sequence[int], positions: Sequence[Any] | None) -> list[float]:
-    """The logprob of each id at its position; NaN where vLLM gives none."""
+    """Read the logprob of each id at its position; NaN if vLLM gives none."""
     if positions is None or len(positions) != len(token_ids):
         raise ValueError(f"vLLM gave logprobs for {len(positions or ())} of {len(token_ids)} tokens")
     return [

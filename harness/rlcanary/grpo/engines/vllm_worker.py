@@ -1,4 +1,4 @@
-"""New weights for a running vLLM engine: what runs in its workers, and how the engine's own process asks for it.
+"""Load new weights into a running vLLM engine: the part in its workers, and the request from the engine's process.
 
 `model.load_weights` is not enough: on CPUs the linear layers were packed when the engine started, and loading fails half-way
 with the engine still answering. The model runner's `reload_weights` undoes and redoes the packing, and is on GPUs too.
@@ -43,13 +43,13 @@ class WeightReceiver:
 
 
 def receive(llm: Any, parcel: Parcel) -> dict[str, str]:
-    """Have all workers of a `vllm.LLM` load a parcel -> the fingerprints of what arrived.
+    """Have all workers of a `vllm.LLM` load a parcel -> the fingerprints of the loaded tensors.
 
     The parcel has to hold every parameter of `checkpoint_shapes` and no other: an unknown name ends the engine.
 
     Raises:
         RuntimeError: the workers cannot receive weights, or they did not all receive the same.
-        Exception: whatever a worker raised; the engine may hold a mixture then.
+        Exception: a worker raised it; the engine may hold a mixture then.
     """
     if "WeightReceiver" not in str(llm.llm_engine.vllm_config.parallel_config.worker_extension_cls):
         raise RuntimeError(
@@ -63,7 +63,7 @@ def receive(llm: Any, parcel: Parcel) -> dict[str, str]:
 
 
 def load_into(llm: Any, weights: Mapping[str, Tensor]) -> None:
-    """Load weights through the request itself, and compare what arrived with what was sent.
+    """Load weights through the request itself, and compare the arrived tensors with the sent ones.
 
     Raises:
         RuntimeError: a tensor arrived differently; or as for `receive`.
@@ -76,7 +76,7 @@ def load_into(llm: Any, weights: Mapping[str, Tensor]) -> None:
 
 
 def checkpoint_shapes(llm: Any) -> dict[str, tuple[int, ...]]:
-    """The parameters, by name, in the safetensors files that the engine was started from.
+    """Read the parameters, by name, of the safetensors files that the engine was started from.
 
     Raises:
         RuntimeError: there is no such file in its model's folder.

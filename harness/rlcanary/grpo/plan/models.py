@@ -1,4 +1,4 @@
-"""The policy and its tokenizer: from a local folder, or from scratch over characters, small enough to learn on a CPU."""
+"""Load the policy and its tokenizer from a folder, or build a small one over characters that learns on a CPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class ScratchSettings:
 
 
 def character_tokenizer(characters: str) -> Any:
-    """One id per character; ids 0 and 1 are padding and end of sequence. The chat template is the bare contents."""
+    """Build a tokenizer with one id per character.
+
+    Ids 0 and 1 are padding and end of sequence. The chat template is the bare contents.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -57,7 +60,7 @@ def character_tokenizer(characters: str) -> Any:
 
 
 def scratch_model(settings: ScratchSettings, seed: int) -> Any:
-    """A float32 Qwen2 in evaluation mode with random weights."""
+    """Build a float32 Qwen2 in evaluation mode with random weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -81,10 +84,10 @@ def scratch_model(settings: ScratchSettings, seed: int) -> Any:
 
 
 def load_model(settings: ModelSettings, seed: int) -> tuple[Any, Any]:
-    """The model in evaluation mode and its tokenizer.
+    """Load the model in evaluation mode and its tokenizer.
 
     Raises:
-        UserError: what is in the folder is not a causal language model with a tokenizer.
+        UserError: the folder does not hold a causal language model with a tokenizer.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -102,13 +105,13 @@ def load_model(settings: ModelSettings, seed: int) -> tuple[Any, Any]:
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write model and tokenizer as transformers and vLLM read them."""
+    """Write model and tokenizer in the format that transformers and vLLM read."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def pad_id(tokenizer: Any) -> int:
-    """The id that fills padding: the tokenizer's, else its end of sequence. An id of 0 is an id."""
+    """Return the id that fills padding: the tokenizer's, else its end of sequence. An id of 0 is valid."""
     chosen = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     if chosen is None:
         raise UserError("the tokenizer has neither a padding nor an end-of-sequence token")
@@ -122,7 +125,7 @@ class ModelSettings:
     Attributes:
         path: a local folder; nothing is downloaded.
         scratch: a tiny model over characters with random weights.
-        dtype: of the model that computes; the optimizer's master weights are float32 whatever it is.
+        dtype: dtype of the model that computes; the optimizer's master weights are float32 whatever it is.
     """
 
     path: Path | None = None

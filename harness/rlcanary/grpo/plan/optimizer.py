@@ -1,4 +1,4 @@
-"""The optimizer of a run, as a plan says it."""
+"""The settings of a run's optimizer."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ class OptimizerSettings:
     """AdamW and its learning rate.
 
     Attributes:
-        learning_rate: after the warm-up.
+        learning_rate: learning rate after the warm-up.
         warmup_updates: updates over which it rises from near zero.
-        weight_decay: of AdamW.
-        betas: of AdamW.
+        weight_decay: weight decay of AdamW.
+        betas: betas of AdamW.
     """
 
     learning_rate: float = 1e-3

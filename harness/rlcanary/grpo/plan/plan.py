@@ -1,4 +1,4 @@
-"""The plan of a run: a YAML file, read whole and refused whole, before anything starts, naming the key that is wrong."""
+"""Read the plan of a run from YAML; refuse it before anything starts, naming the wrong key."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rlcanary.grpo.plan.sections import read_section
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where a run is kept and how long it is.
+    """The folder and length of a run.
 
     Attributes:
-        folder: of its log, trace and checkpoints; relative to the current folder.
+        folder: folder of its log, trace and checkpoints; relative to the current folder.
         steps: rollouts, each with its updates.
-        seed: of weights, data order and sampling.
-        threads: of torch in the trainer's process.
+        seed: seed of weights, data order and sampling.
+        threads: threads of torch in the trainer's process.
         checkpoint_every: steps between two checkpoints; 0 writes none.
-        keep_checkpoints: how many of the last ones stay.
+        keep_checkpoints: number of latest checkpoints that stay.
         tensorboard: also write TensorBoard event files.
     """
 
@@ -46,7 +46,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What is trained on.
+    """The training data.
 
     Attributes:
         datasets: each has a `name`, "arithmetic", "strings" or a path that ends in .jsonl, and that dataset's options.
@@ -76,10 +76,10 @@ def _check_datasets(datasets: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What the policy is tried on as it trains, once per prompt, at the temperature of `conventions.evaluation_temperature`.
+    """Evaluation as the policy trains, once per prompt, at the temperature of `conventions.evaluation_temperature`.
 
     Attributes:
-        datasets: that are held out, as `data.datasets` lists those to train on; prompts are written alike.
+        datasets: held-out datasets, as `data.datasets` lists those to train on; prompts are written alike.
         every: steps between two evaluations; the first one is before the first update.
     """
 
@@ -94,12 +94,12 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """Conversations instead of single answers.
+    """Multi-turn conversations instead of single answers.
 
     Attributes:
-        max_turns: answers of the policy in a conversation.
-        tools: that answers can use, by name, each with its options; "python" runs the ```python blocks of an answer.
-        tool_role: of the tools' messages; some chat templates know only "user".
+        max_turns: most answers of the policy in a conversation.
+        tools: tools that answers can use, by name, each with its options; "python" runs the ```python blocks of an answer.
+        tool_role: role of the tools' messages; some chat templates know only "user".
     """
 
     max_turns: int = 2
@@ -114,7 +114,7 @@ class SamplerRole:
     Attributes:
         engine: "in_process" samples in a copy of the model with transformers, "vllm" in vLLM.
         replicas: engines beside each other; more than one needs the runtime "ray".
-        cpus: that Ray sets aside for each.
+        cpus: CPUs that Ray sets aside for each.
         slots: requests that a replica takes at once.
         request_timeout_s: a request that takes longer has failed and is tried again; None waits for ever.
         options: passed to vLLM's engine as they are.
@@ -136,11 +136,11 @@ class SamplerRole:
 
 @dataclass(frozen=True)
 class VerifierRole:
-    """Who judges the completions; each row of a dataset names its verifier.
+    """The verifiers that judge completions; each row of a dataset names its verifier.
 
     Attributes:
         workers: processes per verifier, on Ray; 0 judges in the trainer's process, where nothing ends a call that hangs.
-        timeout_s: of one judgement by a worker. What takes longer is no reward of zero: its group is sampled again.
+        timeout_s: limit of one judgement by a worker. A timeout is not a reward of zero: its group is sampled again.
         options: arguments of verifiers, by name.
     """
 
@@ -155,7 +155,7 @@ class VerifierRole:
 
 @dataclass(frozen=True)
 class Roles:
-    """Who does what."""
+    """The roles of a run."""
 
     sampler: SamplerRole = field(default_factory=SamplerRole)
     verifier: VerifierRole = field(default_factory=VerifierRole)
@@ -163,12 +163,12 @@ class Roles:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where the roles run.
+    """The place where the roles run.
 
     Attributes:
         kind: "local" is this process; "ray" puts every sampler into an actor.
-        address: of a Ray cluster that is already there; None starts one of the run's own and ends it afterwards.
-        transport: how weights reach the samplers; None takes what fits the runtime and the engine.
+        address: address of a running Ray cluster; None starts one of the run's own and ends it afterwards.
+        transport: transport of weights to the samplers; None takes the one that fits the runtime and the engine.
         start_timeout_s: an engine that has not started by then has failed.
         sync_timeout_s: an engine on Ray that has not taken its weights by then has failed.
     """
@@ -182,7 +182,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, whole. Each section is described by its own class."""
+    """The whole plan of a run. Each section is described by its own class."""
 
     run: RunSettings
     model: ModelSettings
@@ -197,7 +197,7 @@ class Plan:
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself across sections.
+        """Refuse settings that contradict each other across sections.
 
         Raises:
             UserError: naming the keys.
@@ -236,14 +236,14 @@ class Plan:
 
 
 def read_plan(path: Path, overrides: Sequence[str] = ()) -> Plan:
-    """The plan in a YAML file.
+    """Read the plan in a YAML file.
 
     Args:
-        path: of the file.
-        overrides: such as "roles.sampler.engine=vllm", each with a value in YAML.
+        path: path of the file.
+        overrides: assignments such as "roles.sampler.engine=vllm", each with a value in YAML.
 
     Raises:
-        UserError: the file cannot be read, is not YAML, or holds what a plan refuses; nothing has started then.
+        UserError: the file cannot be read, is not YAML, or holds settings that a plan refuses; nothing has started then.
     """
     try:
         import yaml
@@ -264,7 +264,7 @@ def read_plan(path: Path, overrides: Sequence[str] = ()) -> Plan:
 
 
 def plan_of(given: Any) -> Plan:
-    """The plan of these nested mappings. Conventions and sampling have keys of their own, see there.
+    """Read the plan from nested mappings. Conventions and sampling have keys of their own, see there.
 
     Raises:
         UserError: naming the key that is wrong.

@@ -1,7 +1,7 @@
-"""How completions are sampled, under one set of names for every backend.
+"""Sampling parameters, under one set of names for every backend.
 
-Backends spell the same thing differently, and accept what they do not know or cannot do without a word. Here two spellings
-of one parameter are an error, and so are unknown names: what is asked for is what is sampled.
+Backends spell the same thing differently, and silently accept parameters that they do not know or support. Here two
+spellings of one parameter are an error, and so are unknown names: the request is sampled as it was written.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class GenerationParameters:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | GenerationParameters) -> GenerationParameters:
-        """The parameters of these options.
+        """Build the parameters from options.
 
         Args:
             options: the fields of this class or other spellings of them (`SPELLINGS`), and `do_sample`. Without a
                 temperature `do_sample=False` is temperature 0. `top_k=-1` is 0, `logprobs=True` is "processed".
 
         Raises:
-            ValueError: a name is unknown or cannot be had on all backends, a parameter is given in two spellings, options
+            ValueError: a name is unknown or not supported by all backends, a parameter is given in two spellings, options
                 contradict each other, or a value is out of range.
         """
         if isinstance(options, GenerationParameters):
@@ -127,15 +127,15 @@ class GenerationParameters:
 
     @property
     def do_sample(self) -> bool:
-        """Whether tokens are drawn; otherwise each is the likeliest."""
+        """True if tokens are drawn; otherwise each is the likeliest."""
         return self.temperature > 0
 
     def with_ends(self, eos_token_ids: Sequence[int]) -> Self:
-        """These parameters with the policy's end-of-sequence ids where they name none."""
+        """Fill in the policy's end-of-sequence ids if these parameters name none."""
         return self if self.eos_token_ids is not None else replace(self, eos_token_ids=tuple(eos_token_ids))
 
     def for_vllm(self) -> dict[str, Any]:
-        """Arguments of `vllm.SamplingParams`, the same names in all versions. `eos_token_ids` have to be set.
+        """Build the arguments of `vllm.SamplingParams`, the same names in all versions. `eos_token_ids` have to be set.
 
         Raw or processed logprobs are a setting of vLLM's engine, which `VllmPolicy` holds a request to.
         """
@@ -157,10 +157,10 @@ class GenerationParameters:
         }
 
     def for_in_process(self) -> dict[str, Any]:
-        """The fields of `rlcanary.contract.engine.Sampling`. `eos_token_ids` have to be set.
+        """Build the fields of `rlcanary.contract.engine.Sampling`. `eos_token_ids` have to be set.
 
         Raises:
-            ValueError: the in-process engine does not have what is asked for.
+            ValueError: the in-process engine does not support a parameter.
         """
         if self.repetition_penalty != 1 or self.stop_sequences:
             raise ValueError("the in-process engine has neither repetition_penalty nor stop_sequences")

@@ -1,4 +1,4 @@
-"""How many rows are sampled, trained and accumulated, and when weights move: validated before anything starts."""
+"""The schedule of rows sampled, trained and accumulated, and of weight syncs: validated before anything starts."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Schedule:
         rows_per_micro_batch: rows of one forward and backward pass; None takes all of the update at once.
         sync_every: steps between two weight syncs.
         max_staleness: optimizer updates by which the weights may have moved between the sampling of a row and its training.
-            What it allows beyond what updates per step and `sync_every` take is used to sample while the trainer trains.
+            The slack beyond updates per step and `sync_every` is used to sample while the trainer trains.
         dynamic_sampling: train only on groups whose rewards differ; further prompts are sampled in place of the others.
         refresh_reference_every: steps after which the policy becomes the reference model; 0 keeps the first one.
         seq_len_buckets: the widths that sequences are padded to, in tokens; none pads to the longest.
@@ -73,51 +73,53 @@ class Schedule:
 
     @property
     def rows_per_step(self) -> int:
-        """Rows that are sampled in a step."""
+        """Number of rows sampled in a step."""
         return self.prompts_per_step * self.group_size
 
     @property
     def update_rows(self) -> int:
-        """Rows of one optimizer update."""
+        """Number of rows of one optimizer update."""
         return self.rows_per_step if self.rows_per_update is None else self.rows_per_update
 
     @property
     def micro_batch_rows(self) -> int:
-        """Rows of one forward and backward pass."""
+        """Number of rows of one forward and backward pass."""
         return self.update_rows if self.rows_per_micro_batch is None else self.rows_per_micro_batch
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer updates on the rows of a step."""
+        """Number of optimizer updates on the rows of a step."""
         return self.rows_per_step // self.update_rows
 
     @property
     def micro_batches_per_update(self) -> int:
-        """Forward and backward passes of one update."""
+        """Number of forward and backward passes of one update."""
         return self.update_rows // self.micro_batch_rows
 
     @property
     def required_staleness(self) -> int:
-        """Updates between the sampling and the training of the last row before a sync."""
+        """Number of updates between the sampling and the training of the last row before a sync."""
         return self.sync_every * self.updates_per_step - 1
 
     @property
     def versions_ahead(self) -> int:
-        """Policy versions by which a group may be behind the trainer when its step begins; with 0, sampling and training
-        take turns."""
+        """Number of policy versions by which a group may lag behind the trainer when its step begins.
+
+        With 0, sampling and training take turns.
+        """
         return (self.max_staleness - self.required_staleness) // (self.sync_every * self.updates_per_step)
 
     @property
     def prompts_ahead(self) -> int:
-        """Prompts that may be sampled and not yet trained on, so that none of them grows stale while it waits."""
+        """Number of prompts that may be sampled ahead of training, so that none of them grows stale while it waits."""
         return self.versions_ahead * self.sync_every * self.prompts_per_step
 
     def syncs_after(self, step: int) -> bool:
-        """Whether the weights are synced behind this step; steps count from 0."""
+        """True if the weights are synced after this step; steps count from 0."""
         return (step + 1) % self.sync_every == 0
 
     def refreshes_reference_after(self, step: int) -> bool:
-        """Whether the reference model is refreshed behind this step."""
+        """True if the reference model is refreshed after this step."""
         return self.refresh_reference_every > 0 and (step + 1) % self.refresh_reference_every == 0
 
 

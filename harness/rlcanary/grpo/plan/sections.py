@@ -1,4 +1,7 @@
-"""Sections of a plan: mappings from YAML into dataclasses, every key and type checked, mistakes named by their full key."""
+"""Read sections of a plan from YAML mappings into dataclasses, checking every key and type.
+
+A mistake is named by its full key.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ Section = TypeVar("Section")
 
 
 def read_section(section: type[Section], given: Any, key: str) -> Section:
-    """A dataclass from a mapping of its fields.
+    """Read a dataclass from a mapping of its fields.
 
     Args:
-        section: may hold other dataclasses; what it refuses itself with `ValueError` or `UserError` is named by `key`.
-        given: what stands in the file.
-        key: where it stands there, such as "roles.sampler"; "" is the whole file.
+        section: may hold other dataclasses; its own `ValueError` or `UserError` is named by `key`.
+        given: the mapping in the file.
+        key: its place in the file, such as "roles.sampler"; "" is the whole file.
 
     Raises:
         UserError: an unknown or missing key, a value of another type, or one that the section refuses.

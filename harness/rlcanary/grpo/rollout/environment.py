@@ -38,7 +38,7 @@ class Conversation:
         row: the task to work on.
         opened: messages that it began with.
         added: messages since then, the sampled ones as `rlcanary.grpo.rollout.chat.sampled_message` makes them.
-        ended: the reason why it is over: the policy used no tool ("answered"), was cut short ("truncated"), or has had all its turns
+        ended: reason of its end: the policy used no tool ("answered"), was cut short ("truncated"), or has had all its turns
             ("turns"); None while it is under way.
         score: the verifier's score of the last answer; None while it is under way.
     """
