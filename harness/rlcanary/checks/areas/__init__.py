@@ -1,1 +1,1 @@
-"""One module per area of the conformance suite. A new module here is found by itself."""
+"""One module per area of the conformance suite. New modules here are discovered automatically."""

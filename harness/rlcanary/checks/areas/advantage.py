@@ -26,9 +26,9 @@ def _is_not_scaled(conventions: Conventions) -> str | None:
 def declared_formula(subject: Subject, rng: Generator) -> None:
     """Advantages equal the formula that the conventions declare: baseline, scale, ddof and epsilon.
 
-    Silent because any centred numbers train something: with the scale missing, taken over the batch or over the wrong
-    axis, easy and hard prompts get the wrong weight and the loss curve looks normal. Look at the branches on the
-    scaling option, at the axis and the reshape into groups, and at ddof.
+    Silent because any centred numbers train: if the scale is missing, or taken over the batch or the wrong axis, easy
+    and hard prompts get the wrong weight and the loss curve looks normal. Look at the branches on the scaling option,
+    at the axis and the reshape into groups, and at ddof.
     """
     for rewards_B, group_ids_B in (*cases.reward_groups(rng), *_beyond_the_clip(subject.conventions)):
         with subject.case(rewards_B):
@@ -46,7 +46,7 @@ def _beyond_the_clip(conventions: Conventions) -> Iterator[tuple[Tensor, Tensor]
 
 
 def _within_the_clip(conventions: Conventions, largest: float) -> float:
-    """What rewards up to the largest are multiplied by so that no clip of rewards touches them."""
+    """Return the factor for rewards up to the largest that keeps them inside the clip of rewards."""
     return 1.0 if conventions.reward_clip is None else min(1.0, conventions.reward_clip / largest)
 
 
@@ -77,10 +77,10 @@ def _formula(conventions: Conventions) -> str:
 
 @check("advantage.constant_reward_is_zero", needs=("advantages",), applies=_has_no_baseline)
 def constant_reward_is_zero(subject: Subject, rng: Generator) -> None:
-    """A group whose completions all earned the same gets advantage zero, whatever the reward and the group's size.
+    """A group with equal rewards gets advantage zero, for any reward and group size.
 
-    Silent because the mean of equal float32 numbers is not always that number, and the rounding is then divided by an
-    epsilon: groups with nothing to learn push the policy in a random direction. Look at float32 means and at a tiny
+    Silent because the mean of equal float32 numbers is not always that number, and the rounding error is then divided
+    by an epsilon: groups without a signal push the policy in a random direction. Look at float32 means and at a tiny
     epsilon; subtract in float64, or set the advantage to zero when the rewards' range is zero.
     """
     for size in (2, 3, 5, 7, 8, 16):
@@ -99,7 +99,7 @@ def constant_reward_is_zero(subject: Subject, rng: Generator) -> None:
 
 @check("advantage.row_order", needs=("advantages",))
 def row_order(subject: Subject, rng: Generator) -> None:
-    """Shuffling the rows shuffles the advantages with them: group membership comes from the ids, not from the place.
+    """Shuffling the rows shuffles the advantages with them: groups are defined by their ids, not by position.
 
     Silent because a reshape to [groups, size] accepts any order, and asynchronous rollouts arrive in any order: rewards
     are then compared across prompts. Look for `view(-1, group_size)` on data that is not sorted by group.
@@ -118,7 +118,7 @@ def row_order(subject: Subject, rng: Generator) -> None:
 
 @check("advantage.groups_are_separate", needs=("advantages",))
 def groups_are_separate(subject: Subject, rng: Generator) -> None:
-    """Shifting the rewards of one prompt leaves the advantages of every other prompt as they were.
+    """Shifting the rewards of one prompt does not change the advantages of other prompts.
 
     Silent because statistics over the whole batch look like statistics: easy prompts end up positive throughout and hard
     ones negative. Look for a mean without the group axis. (Scaling by the batch's standard deviation, where it is
@@ -156,7 +156,7 @@ def shift(subject: Subject, rng: Generator) -> None:
 
 @check("advantage.scale", needs=("advantages",))
 def scale(subject: Subject, rng: Generator) -> None:
-    """Rewards ten times as large give the same advantages when they are scaled, and ten times as large when not.
+    """Rewards ten times as large give equal advantages with scaling, and ten times as large ones without.
 
     Silent because the factor hides in the learning rate. Look for the option that switches the scaling: which value of
     it divides by the standard deviation, and is it the one that the config documents? A clip of rewards is declared as
@@ -210,7 +210,7 @@ def bounded(subject: Subject, rng: Generator) -> None:
 
 @check("advantage.single_completion", needs=("advantages",))
 def single_completion(subject: Subject, rng: Generator) -> None:
-    """A prompt with one completion gets what the conventions declare for it, in a batch with other prompts.
+    """A prompt with a single completion gets the declared advantage, also in a batch with other prompts.
 
     Silent because the standard deviation of one number is NaN with ddof 1, and a NaN-aware sum drops the row or a clamp
     turns it into the raw reward, which teaches the policy that everything is good. Look at groups that filtering left
@@ -225,10 +225,10 @@ def single_completion(subject: Subject, rng: Generator) -> None:
 
 @check("advantage.nan_reward", needs=("advantages",))
 def nan_reward(subject: Subject, rng: Generator) -> None:
-    """A NaN reward does what the conventions declare: it is an error, or its row is left out and gets advantage zero.
+    """A NaN reward is handled as declared: it is an error, or its row is left out and gets advantage zero.
 
-    Silent because a reward that could not be judged turns into a judgement: as 0 it is a wrong answer, in a NaN-aware mean
-    it moves the others. Look for `nan_to_num`, `nanmean` and `nansum`, and for a NaN that is compared with a threshold.
+    Silent because a completion without a verdict gets one: NaN as 0 is a wrong answer, and a NaN-aware mean moves the
+    others. Look for `nan_to_num`, `nanmean` and `nansum`, and for a NaN that is compared with a threshold.
     """
     nan = float("nan")
     group_ids_B = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
@@ -252,7 +252,7 @@ def nan_reward(subject: Subject, rng: Generator) -> None:
 
 @check("advantage.inputs_untouched", needs=("advantages",))
 def inputs_untouched(subject: Subject, rng: Generator) -> None:
-    """Computing advantages leaves the rewards as they were.
+    """Computing advantages does not modify the rewards.
 
     Silent because the rewards are logged afterwards: the dashboard then shows centred rewards around zero. Look for
     `-=` and `/=`.

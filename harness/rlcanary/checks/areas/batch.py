@@ -60,7 +60,7 @@ def _masked(values_BT: Tensor, mask_BT: Tensor) -> list[list[float]]:
 
 @check("batch.tokens", needs=("make_batch",))
 def tokens(subject: Subject, rng: Generator) -> None:
-    """Each row holds its own prompt and completion, unpadded they read as sampled, whatever the padding id is.
+    """Each row holds its own prompt and completion exactly as sampled, for any padding id.
 
     Silent because a row of other tokens is scored and trained like any other. The padding id may equal an EOS id or an
     ordinary token: masks come from lengths. Look for `ids != pad`, and for trimming at the first padding id.
@@ -101,9 +101,9 @@ def tokens(subject: Subject, rng: Generator) -> None:
 
 @check("batch.positions", needs=("make_batch",))
 def positions(subject: Subject, rng: Generator) -> None:
-    """Position ids count the tokens of each row from 0, wherever its padding is.
+    """Position ids count the tokens of each row from 0, with padding on either side.
 
-    Silent because a model accepts any positions: with the padding counted, the same text has other logprobs in every
+    Silent because a model accepts any positions: if padding is counted, the same text has different logprobs in every
     batch and the trainer drifts from the sampler. Look for `arange` over a left-padded row.
     """
     call = subject.call("make_batch", GROUPS, 0)
@@ -117,8 +117,9 @@ def positions(subject: Subject, rng: Generator) -> None:
 def rewards_and_identity(subject: Subject, rng: Generator) -> None:
     """Each row carries the reward, the group and the sampler's logprobs of its own completion.
 
-    Silent because rewards of neighbours are rewards: identical completions in a group, as here, tell the rows apart by
-    nothing but their reward. Look for dictionaries keyed by text, sorting, and lists of different origin zipped together.
+    Silent because a neighbour's reward is a plausible reward. In a group of identical completions, as here, only the
+    reward tells rows apart. Look for dictionaries keyed by text, sorting, and lists of different origin zipped
+    together.
     """
     call = subject.call("make_batch", GROUPS, 0)
     batch: CollatedBatch = call.output
@@ -144,9 +145,9 @@ def rewards_and_identity(subject: Subject, rng: Generator) -> None:
 
 @check("batch.nothing_lost", needs=("make_batch",))
 def nothing_lost(subject: Subject, rng: Generator) -> None:
-    """As many completion tokens are trained as were sampled, no more and no fewer.
+    """The number of trained completion tokens is the number sampled.
 
-    Silent because a dropped row or a token too many changes nothing that is logged. Look for `zip` over lists of unequal
+    Silent because no logged number shows a dropped row or an extra token. Look for `zip` over lists of unequal
     length, and for masks that were built before truncation.
     """
     call = subject.call("make_batch", GROUPS, 2)
@@ -161,7 +162,7 @@ def nothing_lost(subject: Subject, rng: Generator) -> None:
 
 @check("batch.only_sampled_tokens_are_trained", needs=("make_batch",))
 def only_sampled_tokens_are_trained(subject: Subject, rng: Generator) -> None:
-    """Tokens of a completion that the policy did not sample are in the sequence and are not trained.
+    """Tokens of a completion that the policy did not sample stay in the sequence but are not trained.
 
     Silent because a tool's reply in the middle of a completion is good text: trained, it teaches the policy to write the
     replies itself. Look for masks that are made from the lengths alone, where `Completion.sampled` says more.

@@ -1,4 +1,4 @@
-"""Every declared knob does what it says: options differ from each other, and 0 and None keep their meaning."""
+"""Options: every declared option has its effect, options differ from each other, and 0 and None keep their meaning."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +16,7 @@ from rlcanary.contract.conventions import KlDirection
 
 
 def _options(subject: Subject, *choices: dict[str, Any]) -> Iterator[Subject]:
-    """The subject under each choice that its adapter can be set to."""
+    """Yield the subject under each choice that its adapter can be set to."""
     for choice in choices:
         with subject.case(choice):
             yield subject.configured(**choice)
@@ -34,7 +34,7 @@ def _expect_declared_loss(subject: Subject, rng: Generator, told: str) -> None:
 
 @check("config.advantage_options", needs=("advantages",))
 def advantage_options(subject: Subject, rng: Generator) -> None:
-    """Each setting of baseline and scale gives its own formula: group, batch and none, mean and leave-one-out.
+    """Each setting of baseline and scale computes its own formula: group, batch and none, mean and leave-one-out.
 
     Silent because every branch returns centred numbers: with two branches swapped, or one unreachable, the config says one
     thing and the run does another. Look at string comparisons, at `if scale:` on a string, and at the last `else`.
@@ -58,7 +58,7 @@ def advantage_options(subject: Subject, rng: Generator) -> None:
 
 @check("config.aggregation_options", needs=("policy_loss",))
 def aggregation_options(subject: Subject, rng: Generator) -> None:
-    """Each aggregation weighs tokens as it says, also where a row has no trained token.
+    """Each aggregation weights tokens as defined, also when a row has no trained token.
 
     Silent because two aggregations differ only by how much long and short completions count: with the names swapped, or a
     sum divided by the length after all, the length bias stays and nothing fails. Look at what each branch divides by.
@@ -78,7 +78,7 @@ def aggregation_options(subject: Subject, rng: Generator) -> None:
 
 @check("config.clip_options", needs=("policy_loss",))
 def clip_options(subject: Subject, rng: Generator) -> None:
-    """Both clipping bounds, the dual clip and the level of the ratio are live, each on its own side.
+    """Both clipping bounds, the dual clip and the ratio level take effect, each on its own side.
 
     Silent because few tokens are clipped at all: a bound that is ignored or used on both sides changes a percent of the
     gradient. Look for the one epsilon used twice, and for the upper bound's default.
@@ -97,7 +97,7 @@ def clip_options(subject: Subject, rng: Generator) -> None:
 
 @check("config.kl_options", needs=("policy_loss",))
 def kl_options(subject: Subject, rng: Generator) -> None:
-    """The KL coefficient, estimator and placement are live: in the loss it is a term, in the reward it is not.
+    """The KL coefficient, estimator and placement take effect: KL in the reward adds no loss term.
 
     Silent because the coefficient is small: two switches tied together, or an estimator that falls back to the default,
     change the third digit. Look at `if not use_kl_loss`, and at names that are matched by prefix.
@@ -147,7 +147,7 @@ def _expect_entropy_gradient(subject: Subject, rng: Generator) -> None:
 
 @check("config.correction_options", needs=("policy_loss",))
 def correction_options(subject: Subject, rng: Generator) -> None:
-    """The correction for sampler mismatch weighs the policy term, at its level and with its bound, and is off when off.
+    """The correction for sampler mismatch weights the policy term, at its level and bound, and can be switched off.
 
     Silent because weights near one change little until the engine drifts. Look at which tensors the weights multiply (the
     policy term, not the KL), and at a threshold that is read and never applied.
@@ -164,7 +164,7 @@ def correction_options(subject: Subject, rng: Generator) -> None:
 
 @check("config.zero_is_off", needs=("policy_loss",))
 def zero_is_off(subject: Subject, rng: Generator) -> None:
-    """A coefficient of 0 switches its term off: the loss no longer depends on what the term reads.
+    """A coefficient of 0 switches its term off: the loss no longer depends on the term's inputs.
 
     Silent because `coefficient or default` turns an explicit 0 into the default: the ablation without KL is run with KL.
     Look for `or`, and for truth tests on numbers where None is meant.

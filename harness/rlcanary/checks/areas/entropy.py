@@ -1,4 +1,4 @@
-"""Entropy: the value that dashboards watch for collapse, and its gradient where there is a bonus."""
+"""Entropy: the value that dashboards watch for collapse, and the gradient of its bonus."""
 
 import torch
 from torch import Generator, Tensor
@@ -17,7 +17,7 @@ def _exact(logits_BTV: Tensor) -> Tensor:
 def is_shannon_entropy(subject: Subject, rng: Generator) -> None:
     """The entropy is -Σ p log p over the vocabulary in nats, in value and in gradient.
 
-    Silent because nobody notices a flat curve at zero, or the wrong unit, until the policy has collapsed. Look for a
+    Silent because a flat curve at zero, or the wrong unit, goes unnoticed until the policy has collapsed. Look for a
     placeholder of zeros, log2, and a mean where the sum over the vocabulary belongs.
     """
     for shape in ((1, 1, 2), (2, 2, 3), (2, 3, 7)):
@@ -33,7 +33,7 @@ def is_shannon_entropy(subject: Subject, rng: Generator) -> None:
 
 @check("entropy.filtered_logits", needs=("entropy",))
 def filtered_logits(subject: Subject, rng: Generator) -> None:
-    """Entries at -inf, as a top-k filter leaves them, contribute nothing: the entropy is that of the kept entries.
+    """Logits at -inf, as after a top-k filter, contribute nothing: the entropy is that of the kept entries.
 
     Silent because the NaN of 0 × -inf reaches only the dashboard, or is averaged away. Look for `p * log p` without a
     guard at p = 0.

@@ -1,4 +1,4 @@
-"""How completions end: a sampled end of sequence is trained, a truncated completion is whole, and nothing behind counts."""
+"""Ends of completions: a sampled EOS is trained, a truncated completion is kept whole, and padding does not count."""
 
 from collections.abc import Sequence
 
@@ -30,11 +30,11 @@ def _group(*completions: Sequence[int]) -> Group:
 
 @check("eos.truncated_completion_is_whole", needs=("make_batch",))
 def truncated_completion_is_whole(subject: Subject, rng: Generator) -> None:
-    """A completion that was cut off by the token limit is trained on all of its tokens and on no end of sequence.
+    """A completion cut off by the token limit is trained on all of its tokens and on no EOS.
 
-    Silent because a truncated completion that is dropped, shortened or given an end it never sampled changes the length
-    and nothing else: the policy learns to stop where it was cut. Look for an EOS that is appended, for masks that search
-    for one, and for a last token that happens to be the padding id.
+    Silent because dropping or shortening a truncated completion, or adding an EOS, changes only its length: the policy
+    learns to stop where it was cut. Look for an EOS that is appended, for masks that search for one, and for a last
+    token that happens to be the padding id.
     """
     for completions in ([[21, 22, 23]], [[21, 22], [23]], [[21, 22, 23, 24], [25], [26, 27]]):
         for pad_token_id in (0, 2, completions[-1][-1]):
@@ -46,7 +46,7 @@ def truncated_completion_is_whole(subject: Subject, rng: Generator) -> None:
 
 @check("eos.end_is_trained", needs=("make_batch",))
 def end_is_trained(subject: Subject, rng: Generator) -> None:
-    """The end of sequence that ended a completion is trained, whichever of the EOS ids it is and whatever the padding is.
+    """The EOS that ended a completion is trained, for each of the EOS ids and any padding id.
 
     Silent because a policy that gets no gradient for stopping writes longer and longer. Look for `ids != pad` where the
     padding is the EOS, and for one EOS id where the sampler stops at several.
@@ -63,10 +63,10 @@ def end_is_trained(subject: Subject, rng: Generator) -> None:
 
 @check("eos.end_within_a_completion", needs=("make_batch",))
 def end_within_a_completion(subject: Subject, rng: Generator) -> None:
-    """What was sampled behind an EOS id is trained as well: the completion is as long as the sampler says.
+    """Tokens sampled after an EOS id are trained too: the completion is as long as the sampler says.
 
-    Silent because an EOS in the middle is rare: a sampler that is told to ignore it, a minimum length, several turns in one
-    completion. Look for a mask that is searched from ids where the lengths are known.
+    Silent because an EOS in the middle is rare: it takes an `ignore_eos` option, a minimum length, or several turns in
+    one completion. Look for a mask derived from ids although the lengths are known.
     """
     completions = [[21, 2, 22, 2], [21, 5, 23]]
     for pad_token_id in (0, 2):
@@ -77,11 +77,11 @@ def end_within_a_completion(subject: Subject, rng: Generator) -> None:
 
 @check("eos.masks_agree", needs=("make_batch", "completion_mask"))
 def masks_agree(subject: Subject, rng: Generator) -> None:
-    """The mask that is searched in the ids is the mask that the batch has from the lengths.
+    """The mask derived from the ids equals the batch's mask derived from the lengths.
 
-    Silent because each is right somewhere: the loss uses one and the metrics, the KL or the reward model the other. Only
-    rows that end with an EOS or fill the batch are compared, since ids cannot tell a row that was cut short. Look for two
-    definitions of the same mask.
+    Silent because each looks right alone: the loss uses one, and the metrics, the KL or the reward model the other.
+    Only rows that end with an EOS or fill the batch are compared, because ids cannot tell a shorter truncated row from
+    its padding. Look for two definitions of the same mask.
     """
     completions = [[21, 22, 23, 2], [24, 5], [25, 26, 27, 28], [2]]
     expected = [[position < len(ids) for position in range(4)] for ids in completions]
@@ -101,11 +101,11 @@ def masks_agree(subject: Subject, rng: Generator) -> None:
 
 @check("eos.empty_completion", needs=("make_batch",))
 def empty_completion(subject: Subject, rng: Generator) -> None:
-    """A completion without tokens is refused, or keeps its row and its reward and has nothing to train.
+    """A completion without tokens is rejected, or keeps its row and reward with no trained token.
 
-    Silent because a row that disappears moves every reward behind it to another completion, and one with a made-up token
-    is trained. Look at aborted requests, at `if ids`, and at guards that ask whether anything at all is trained where
-    each row has to be asked.
+    Silent because a row that disappears shifts every later reward to another completion, and a row with a made-up token
+    is trained. Look at aborted requests, at `if ids`, and at guards that test the whole batch for trained tokens
+    instead of each row.
     """
     completions = [[21, 2], [], [22, 23, 2]]
     call = subject.call_unless_raised("make_batch", [_group(*completions)], 0)

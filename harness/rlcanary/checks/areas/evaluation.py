@@ -1,4 +1,4 @@
-"""Evaluation: it measures the policy in training and leaves no trace in it."""
+"""Evaluation: it measures the policy in training and does not change it."""
 
 import math
 import random
@@ -20,11 +20,11 @@ from rlcanary.contract.conventions import Conventions
 
 @check("evaluation.changes_nothing", needs=("evaluate",))
 def changes_nothing(subject: Subject, rng: Generator) -> None:
-    """Evaluation leaves weights, optimizer, schedule and reference model as they were, and adds to no gradient.
+    """Evaluation changes no weights, optimizer, schedule or reference model, and adds to no gradient.
 
-    Silent because an evaluation that goes through the training path with a flag looks like one: the learning rate then
-    depends on how often one evaluates. Look for `scheduler.step()`, `backward()` and weight averages on that path.
-    Gradients that are cleared do not count: the next update clears them too.
+    Silent because an evaluation through the training path still logs plausible metrics: the learning rate then depends
+    on how often it runs. Look for `scheduler.step()`, `backward()` and weight averages on that path. Gradients that are
+    cleared do not count: the next update clears them too.
     """
     state = new_state(subject, ref_model=reference_model(subject), dressed="with_items(started({}))")
     before = snapshot(state.value)
@@ -45,10 +45,10 @@ def changes_nothing(subject: Subject, rng: Generator) -> None:
 
 @check("evaluation.training_mode", needs=("evaluate",))
 def training_mode(subject: Subject, rng: Generator) -> None:
-    """Every module is in the mode after evaluation that it was in before.
+    """Evaluation leaves every module in the training or evaluation mode that it was in before.
 
     Silent because a model that stays in evaluation mode trains without dropout until the next epoch, and one that is
-    switched to training mode scores with it. Look for an `eval()` without its way back, and for a `train()` on a model
+    switched to training mode scores with it. Look for an `eval()` that is not undone, and for a `train()` on a model
     that was not in training mode.
     """
     for mode in ("train", "eval"):
@@ -68,10 +68,10 @@ def training_mode(subject: Subject, rng: Generator) -> None:
 
 @check("evaluation.random_state", needs=("evaluate",))
 def random_state(subject: Subject, rng: Generator) -> None:
-    """Evaluation leaves the random states of torch, random and numpy as they were.
+    """Evaluation does not change the random states of torch, random and numpy.
 
-    Silent because the training that follows is as random as before, only another one: two runs that evaluate at other
-    intervals cannot be compared. Look for sampling, shuffling and data loaders without a generator of their own.
+    Silent because training is still random afterwards, only differently: runs with different evaluation intervals
+    cannot be compared. Look for sampling, shuffling and data loaders without a generator of their own.
     """
     state = new_state(subject, dressed="with_items({})")
     before = random_states()
@@ -102,9 +102,9 @@ def _is_greedy(conventions: Conventions) -> str | None:
 def repeatable(subject: Subject, rng: Generator) -> None:
     """With greedy evaluation declared, evaluating the same weights twice gives the same numbers.
 
-    Silent because evaluation at the training temperature gives an accuracy too, a lower and noisier one, and one looks
-    for the reason in the training. Look for sampling parameters of training in the evaluation path, and for a model that
-    is in training mode there.
+    Silent because evaluation at the training temperature also gives an accuracy, only lower and noisier, which is then
+    blamed on the training. Look for sampling parameters of training in the evaluation path, and for a model that is in
+    training mode there.
     """
     state = new_state(subject, "tiny_llama(dropout=0.3).train()", dressed="with_items({})")
     first = subject.call("evaluate", state).output
@@ -125,7 +125,7 @@ def repeatable(subject: Subject, rng: Generator) -> None:
 
 @check("evaluation.current_weights", needs=("evaluate",), applies=_samples)
 def current_weights(subject: Subject, rng: Generator) -> None:
-    """Evaluation measures the weights as they are at that moment.
+    """Evaluation measures the current weights.
 
     Silent because old weights have a plausible score: the curve is merely late, or flat. Look for an engine or a copy of
     the model that is made once, and for a weight sync that evaluation does not wait for.
@@ -134,7 +134,7 @@ def current_weights(subject: Subject, rng: Generator) -> None:
     first = subject.call("evaluate", state).output
     shaken(state.value)
     call = subject.call("evaluate", state)
-    # A codebase that evaluates on data of its own may find nothing right with either weights.
+    # A codebase that evaluates on its own data may score zero with either weights.
     if hasattr(state.value, "eval_items") and not changed(first, call.output, 1e-5):
         lines = script(
             "first = adapter.evaluate(*arguments)",
@@ -165,9 +165,8 @@ def current_weights(subject: Subject, rng: Generator) -> None:
 def temperature(subject: Subject, rng: Generator) -> None:
     """With sampled evaluation declared, completions are drawn at the declared temperature.
 
-    Silent because a greedy evaluation gives an accuracy too, and so does one at the temperature of training; they are
-    other curves than the config's. Look for sampling parameters that are left out on the way to the engine, and for a
-    `do_sample` that is off.
+    Silent because evaluation at any temperature gives an accuracy, only not the one that the config promises. Look for
+    sampling parameters that are left out on the way to the engine, and for a `do_sample` that is off.
     """
     bias = 2 * subject.conventions.evaluation_temperature
     state = new_state(subject, f"coin(tiny_llama(), {bias:g})", dressed="with_tossed_items({}, 160)")
@@ -191,7 +190,7 @@ def temperature(subject: Subject, rng: Generator) -> None:
 
 @check("evaluation.reward", needs=("evaluate",))
 def reward(subject: Subject, rng: Generator) -> None:
-    """The reward that evaluation logs is the mean of its items' rewards, each of the completion of its own prompt.
+    """The logged evaluation reward is the mean over items of the reward of each item's own completion.
 
     Silent because an accuracy that counts rewards equal to 1 reads 0 for shaped rewards, and 0 is an accuracy. Look for
     comparisons with 1.0, for thresholds and clamps, for items that are left out of the mean, and for completions that
@@ -249,10 +248,10 @@ def reward(subject: Subject, rng: Generator) -> None:
 
 @check("evaluation.training_goes_on", needs=("evaluate", "train_step"))
 def training_goes_on(subject: Subject, rng: Generator) -> None:
-    """Training goes on after evaluations, however many, as it would have without them.
+    """Training after any number of evaluations continues as it would have without them.
 
-    Silent because a run with other intervals between evaluations is never compared with this one. Look for anything that
-    evaluation shares with training: gradients, schedules, caches, counters, weights that are swapped in and out.
+    Silent because runs with different evaluation intervals are never compared. Look for state that evaluation shares
+    with training: gradients, schedules, caches, counters, weights that are swapped in and out.
     """
     ends = []
     for evaluations in (0, 1, 2, 3):
@@ -285,7 +284,7 @@ def training_goes_on(subject: Subject, rng: Generator) -> None:
 
 
 def snapshot(state: Any) -> dict[str, Any]:
-    """All that training goes on from: weights, buffers, gradients, optimizer and schedule, as copies by name."""
+    """Copy by name the state that training continues from: weights, buffers, gradients, optimizer and schedule."""
     parts = {
         "model": state.model.state_dict(),
         "gradient": {name: parameter.grad for name, parameter in state.model.named_parameters()},
@@ -299,12 +298,12 @@ def snapshot(state: Any) -> dict[str, Any]:
 
 
 def modes(state: Any) -> dict[str, bool]:
-    """Which modules of the policy are in training mode."""
+    """Return the training mode of each module of the policy."""
     return {name: module.training for name, module in state.model.named_modules()}
 
 
 def random_states() -> dict[str, str]:
-    """The states of the random number generators that trainers share."""
+    """Return the states of the random number generators that trainers share."""
     return {
         "torch": str(torch.get_rng_state().tolist()),
         "random": str(random.getstate()),
@@ -313,13 +312,13 @@ def random_states() -> dict[str, str]:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any], tolerance: float = 0.0) -> list[str]:
-    """The entries that differ, numbers by more than this share of themselves."""
+    """Return the entries that differ, numbers by more than this relative tolerance."""
     names = sorted({*before, *after})
     return [name for name in names if not _equal(before.get(name), after.get(name), tolerance)]
 
 
 def lasting(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The entries that differ, gradients that were cleared apart."""
+    """Return the entries that differ, except for cleared gradients."""
     return [
         name
         for name in changed(before, after)
@@ -328,7 +327,7 @@ def lasting(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _summed_up(names: list[str], first: dict[str, Any], second: dict[str, Any]) -> str:
-    """How many entries of each part differ, with one of them."""
+    """Summarise the differing entries: a count per part, with one example."""
     parts: dict[str, list[str]] = {}
     for name in names:
         parts.setdefault(name.split(".")[0], []).append(name)
@@ -354,6 +353,6 @@ def _equal(before: Any, after: Any, tolerance: float) -> bool:
 
 
 def _told(name: str, first: dict[str, Any], second: dict[str, Any]) -> str:
-    """An entry that differs, with its values where they are numbers."""
+    """Describe an entry that differs, with its values if they are numbers."""
     values = first.get(name), second.get(name)
     return name if any(isinstance(value, Tensor) for value in values) else f"{name}, {values[0]!r} and {values[1]!r}"

@@ -9,10 +9,10 @@ from rlcanary.checks.subject import Subject
 
 @check("filter.constant_group_is_dropped", needs=("keep_group",))
 def constant_group_is_dropped(subject: Subject, rng: Generator) -> None:
-    """A group whose completions all earned the same is dropped, whatever the reward and the group's size.
+    """A group with equal rewards is dropped, for any reward and group size.
 
-    Silent because the standard deviation of seven times 0.9 is not zero in float32: under `std > 0` such groups stay, have
-    nothing to learn from, and shrink the batch that does. Look for a test of the standard deviation against zero; the
+    Silent because the standard deviation of seven times 0.9 is not zero in float32: under `std > 0` such groups stay,
+    carry no signal, and take the place of groups that do. Look for a test of the standard deviation against zero; the
     range (max - min) of equal numbers is exactly zero.
     """
     for size in (2, 3, 5, 7, 8, 16, 63):
@@ -25,11 +25,12 @@ def constant_group_is_dropped(subject: Subject, rng: Generator) -> None:
 
 @check("filter.varied_group_is_kept", needs=("keep_group",))
 def varied_group_is_kept(subject: Subject, rng: Generator) -> None:
-    """A group whose rewards differ is kept, whatever their sign, their mean, their size and their order.
+    """A group with unequal rewards is kept, for any sign, mean, size and order of them.
 
-    Silent because dropped groups are replaced by others: a filter that asks for a mean between 0 and 1 throws away all
-    that penalties, bonuses or graded rewards have to teach. Look for a filter written for rewards of 0 and 1, and for a
-    threshold that is large beside the differences between rewards. A filter for 0 and 1 alone declines other rewards.
+    Silent because dropped groups are replaced by others: a filter that requires a mean between 0 and 1 discards groups
+    with penalties, bonuses or graded rewards. Look for a filter written for rewards of 0 and 1, and for a threshold
+    that is large compared with the differences between rewards. A filter for rewards of 0 and 1 only should decline
+    others with `NotProvided`.
     """
     winners = [[float(index == winner) for index in range(4)] for winner in range(4)]
     graded = [[0.5, 0.75], [0.5, 0.501], [-1.0, 1.0], [0.0, 2.0], [-2.0, -1.0, -1.0], [2.0, 3.0], [1000.0, 1000.5]]
@@ -41,7 +42,7 @@ def varied_group_is_kept(subject: Subject, rng: Generator) -> None:
 
 @check("filter.inputs_untouched", needs=("keep_group",))
 def inputs_untouched(subject: Subject, rng: Generator) -> None:
-    """Filtering leaves the rewards as they were.
+    """Filtering does not modify the rewards.
 
     Silent because the rewards are logged and turned into advantages afterwards. Look for `-=`, `sub_` and `sort_`.
     """

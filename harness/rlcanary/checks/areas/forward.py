@@ -34,7 +34,7 @@ def _model() -> Written:
 
 
 def _alone(model: Any, temperature: float) -> list[Tensor]:
-    """The logprobs of each completion, in a batch of its own without padding."""
+    """Score each completion in a batch of its own, without padding."""
     scores = []
     with torch.no_grad():
         for group in GROUPS:
@@ -63,7 +63,7 @@ def _expect(subject: Subject, batch: CollatedBatch, message: str, capability: st
 
 @check("forward.scores_each_token_at_its_place", needs=("completion_logprobs",))
 def scores_each_token_at_its_place(subject: Subject, rng: Generator) -> None:
-    """With prompts of different lengths every completion token is scored by the logits of the position before it.
+    """Every completion token is scored by the logits at the position before it, for prompts of any length.
 
     Silent because logits one position off, or of the neighbouring row, are logits: the loss falls and the policy learns
     noise. Look for a slice of the last T positions, a shift on one side only, and one prompt length for all rows.
@@ -77,7 +77,8 @@ def padding(subject: Subject, rng: Generator) -> None:
     """Neither the side nor the amount nor the id of the padding changes a completion's logprobs.
 
     Silent because policy and reference are off by the same amount, so that the KL looks fine: a short prompt scores
-    differently beside a long one. Look for a forward pass without attention mask, and for positions that count padding.
+    differently in a batch with a long one. Look for a forward pass without attention mask, and for positions that count
+    padding.
     """
     layouts: dict[str, dict[str, Any]] = {
         "more padding on the right": {"pad_token_id": 0, "seq_len_buckets": [16]},
@@ -94,10 +95,10 @@ def padding(subject: Subject, rng: Generator) -> None:
 
 @check("forward.garbage_in_padding", needs=("completion_logprobs",))
 def garbage_in_padding(subject: Subject, rng: Generator) -> None:
-    """Which ids stand in the padding plays no part.
+    """The ids in the padding do not change the logprobs.
 
-    Silent because padding ids are usually the same, and the model then learns to live with them. Look for masks that are
-    made from ids instead of lengths, and for attention into what lies behind the end.
+    Silent because padding ids are usually constant, and the model adapts to them. Look for masks made from ids instead
+    of lengths, and for attention to padding after the end.
     """
     batch, _ = reference.make_batch(GROUPS, pad_token_id=0)
     dirty_BS = torch.where(batch.attention_mask, batch.input_ids, 33)
@@ -110,7 +111,7 @@ def garbage_in_padding(subject: Subject, rng: Generator) -> None:
 def temperature(subject: Subject, rng: Generator) -> None:
     """The forward path applies the sampling temperature, once.
 
-    Silent because one backend of several, or the loss and not the old logprobs, leaves it out: the ratio is then off at
+    Silent because only one of several paths may omit it (one backend, or the old logprobs): the ratio is then off at
     every token and clipping hides it. Look at each path that turns logits into logprobs.
     """
     batch, _ = reference.make_batch(GROUPS, pad_token_id=0)
@@ -122,7 +123,7 @@ def temperature(subject: Subject, rng: Generator) -> None:
 
 @check("forward.packing", needs=("packed_logprobs",))
 def packing(subject: Subject, rng: Generator) -> None:
-    """Rows that are packed into one sequence score as they do alone.
+    """Rows packed into one sequence get the same logprobs as alone.
 
     Silent because attention across the seam between two documents still gives probabilities. Look at the boundaries
     (cumulative lengths that start at 0 and end at the number of tokens) and at positions that start anew.

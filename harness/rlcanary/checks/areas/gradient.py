@@ -1,4 +1,4 @@
-"""Gradients that hold without any convention: those of the loss's own values, and the policy gradient by enumeration."""
+"""Gradients, tested without conventions: against the loss's own values, and against the enumerated policy gradient."""
 
 import itertools
 from dataclasses import replace
@@ -21,14 +21,14 @@ def _has_stopped_gradients(conventions: Conventions) -> str | None:
 
 
 def _kl_is_not_its_slope(conventions: Conventions) -> bool:
-    """The score term has a gradient and no value; a ratio whose log-ratio to the reference is clamped, the reverse."""
+    """Tell whether the KL's declared gradient differs from the slope of its value: by a score term or a clamped weight."""
     is_weight_held = conventions.kl_ratio_weighted and conventions.kl_input_clamp is not None
     return conventions.kl_coef != 0 and (conventions.kl_score_term or is_weight_held)
 
 
 @check("gradient.finite_differences", needs=("policy_loss",), applies=_has_stopped_gradients)
 def finite_differences(subject: Subject, rng: Generator) -> None:
-    """The gradient of the loss is the slope of its own values.
+    """The gradient of the loss matches finite differences of its value.
 
     Silent because the optimizer sees only the gradient and the dashboard only the value: a detached factor, a value scaled
     after backward, or a weight that should not carry gradient leaves one of them right. Look for `detach()`, `.data`,
@@ -52,7 +52,7 @@ def finite_differences(subject: Subject, rng: Generator) -> None:
                 left, right = (float(call.value) - before) / STEP, (after - float(call.value)) / STEP
                 slope, bend = (left + right) / 2, abs(right - left) / 2
                 if bend > 0.05 * max(abs(left), abs(right), 0.05):
-                    continue  # A bound of the clipping or a clamp lies within a step: there is no one slope.
+                    continue  # A clipping bound or a clamp lies within the step, where the slope is not unique.
                 got = float(gradient_BT[row, position])
                 subject.compared()
                 if abs(got - slope) > bend + 0.02 * max(abs(slope), abs(got), 0.05):
@@ -88,11 +88,11 @@ def _slope_lines(row: int, position: int) -> list[str]:
 
 @check("gradient.is_the_policy_gradient", needs=("token_logprobs", "policy_loss"))
 def is_the_policy_gradient(subject: Subject, rng: Generator) -> None:
-    """Over all completions of a tiny policy, weighted by their probability, the gradient points along ∇ E[reward].
+    """Summed over all completions of a tiny policy, weighted by probability, the gradient points along ∇ E[reward].
 
-    Silent because a wrong direction still moves something: with tokens weighted unevenly, advantages attached to other
-    completions or probabilities of another temperature the reward rises for a while by luck. Look at everything between
-    the logits and the loss; the single parts may each be right.
+    Silent because a wrong direction still moves the policy: with unevenly weighted tokens, advantages of other
+    completions or probabilities at another temperature, the reward may rise for a while by luck. Look at everything
+    between the logits and the loss; each part alone may be right.
     """
     if subject.conventions.kl_coef or subject.conventions.entropy_coef:
         subject = subject.configured(kl_coef=0.0, entropy_coef=0.0)

@@ -13,10 +13,10 @@ from rlcanary.checks.worlds import inputs as cases
 
 @check("importance.declared_weights", needs=("importance_weights",))
 def declared_weights(subject: Subject, rng: Generator) -> None:
-    """Every trained token's weight is trainer over sampler probability, at the declared level and with the declared bound.
+    """Each trained token's weight is trainer over sampler probability, at the declared level and with the declared bound.
 
-    Silent because a weight near one is near one either way up. Look at which logprob is subtracted from which, and at
-    truncating where masking is declared.
+    Silent because the inverse of a weight near one is also near one. Look at which logprob is subtracted from which,
+    and at truncation although masking is declared.
     """
     for corrected in _corrections(subject):
         for rows, width, lengths in cases.SHAPES:
@@ -35,8 +35,8 @@ def declared_weights(subject: Subject, rng: Generator) -> None:
 def no_gradient(subject: Subject, rng: Generator) -> None:
     """The weights carry no gradient.
 
-    Silent because w · A · log π with a weight that depends on π has gradient w · A · (1 + log π), which vanishes at
-    log π = -1 and turns round below. Look for a missing `detach()`.
+    Silent because w · A · log π with a weight that depends on π has gradient w · A · (1 + log π), which vanishes at log
+    π = -1 and changes sign below. Look for a missing `detach()`.
     """
     for corrected in _corrections(subject):
         with subject.case():
@@ -48,7 +48,7 @@ def no_gradient(subject: Subject, rng: Generator) -> None:
 
 
 def _corrections(subject: Subject) -> Iterator[Subject]:
-    """The declared correction, or every kind that the adapter can be set to where it declares none."""
+    """Yield the declared correction or, if none is declared, every kind that the adapter can be set to."""
     if subject.conventions.importance_level != "none":
         yield subject
         return

@@ -47,7 +47,7 @@ def _expect_declared(subject: Subject, logprobs_BT: Tensor, ref_BT: Tensor, case
 
 
 def _edges(conventions: Conventions) -> dict[str, list[float]]:
-    """The log-ratios at which each declared clamp takes hold."""
+    """Return the log-ratios at which each declared clamp starts to act."""
     edges = {}
     if conventions.kl_input_clamp is not None:
         edges["kl_input_clamp"] = [-conventions.kl_input_clamp, conventions.kl_input_clamp]
@@ -57,7 +57,7 @@ def _edges(conventions: Conventions) -> dict[str, list[float]]:
 
 
 def _reaching(estimate: float, sign: int, conventions: Conventions) -> float:
-    """The log-ratio of this sign whose estimate is this large, by bisection."""
+    """Find by bisection the log-ratio of this sign whose estimate is this large."""
     # |x|, x²/2 and exp(-x) - 1 + x, which is above x - 1, are all larger at the upper end.
     low, high = 0.0, estimate + math.sqrt(2 * estimate) + 2
     for _ in range(60):
@@ -75,10 +75,10 @@ def _unclamped(log_ratio: Tensor, conventions: Conventions) -> Tensor:
 
 
 def _reference_near(policy_V: Tensor, far_V: Tensor, conventions: Conventions) -> Tensor:
-    """Logprobs of a reference on the way from the policy to a far one, so near that no clamp holds a token.
+    """Return logprobs of a reference model so near the policy that no clamp acts on any token.
 
     Raises:
-        NotProvided: the clamps are so tight that next to nothing is left to estimate.
+        NotProvided: the clamps are so tight that almost nothing is left to estimate.
     """
     ratio_bound, estimate_bound = (
         math.inf if clamp is None else 0.9 * clamp
@@ -95,7 +95,7 @@ def _reference_near(policy_V: Tensor, far_V: Tensor, conventions: Conventions) -
 
 @check("kl.zero_at_reference", needs=("kl",))
 def zero_at_reference(subject: Subject, rng: Generator) -> None:
-    """Where the policy equals the reference the KL is zero.
+    """The KL is zero when the policy equals the reference.
 
     Silent because a small constant looks like a small KL. Look for logprobs of different precision, temperature or
     position on the two sides.
@@ -185,7 +185,7 @@ def _expect_pull(subject: Subject) -> None:
         call = subject.call("policy_loss", batch)
         gradient_BT = call.gradient("logprobs")
         subject.compared()
-        # Of the logits, of which the logprobs are the log softmax.
+        # Gradient of the logits, whose log softmax the logprobs are.
         one_hot_BV = torch.nn.functional.one_hot(tokens_B, len(policy_V))
         loss_V = (gradient_BT * (one_hot_BV - policy_V.exp())).sum(dim=0)
         log_ratio_V = policy_V - ref_V

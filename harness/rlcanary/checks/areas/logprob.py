@@ -47,11 +47,12 @@ def is_log_softmax(subject: Subject, rng: Generator) -> None:
 
 @check("logprob.temperature", needs=("token_logprobs",))
 def temperature(subject: Subject, rng: Generator) -> None:
-    """At temperature T a token's logprob is log softmax(logits / T), in value and in gradient, and calls do not add up.
+    """At temperature T a token's logprob is log softmax(logits / T), in value and gradient, also on repeated calls.
 
-    Silent because at T = 1 nothing shows: with T below 1 in the sampler and 1 in the trainer the importance ratio is taken
-    against a distribution that never sampled, as a constant bias. Look for a path (loss, old logprobs, reference) that
-    divides twice or not at all, and for a division in place, which rescales the caller's logits for the next use.
+    Silent because nothing shows at T = 1: with T below 1 in the sampler and 1 in the trainer, the importance ratio is
+    taken against a distribution that was never sampled from, a constant bias. Look for a path (loss, old logprobs,
+    reference) that divides twice or not at all, and for a division in place, which rescales the caller's logits for the
+    next use.
     """
     for value in (0.6, 1.7):
         for shape in SHAPES:
@@ -72,10 +73,10 @@ def temperature(subject: Subject, rng: Generator) -> None:
 
 @check("logprob.inputs_untouched", needs=("token_logprobs",))
 def inputs_untouched(subject: Subject, rng: Generator) -> None:
-    """Scoring tokens leaves the logits and the ids as they were.
+    """Scoring tokens does not modify the logits and the ids.
 
-    Silent because the first call is right; whoever uses the logits next (entropy, a second score, the reference model's
-    comparison) works on rescaled numbers. Look for `div_`, `/=` and other operations in place.
+    Silent because the first call is right; the next use of the logits (entropy, a second score, the comparison with the
+    reference model) sees rescaled numbers. Look for `div_`, `/=` and other operations in place.
     """
     logits_BTV, ids_BT = cases.logits(rng, 2, 3, 5).detach(), cases.token_ids(rng, 2, 3, 5)
     for value in (1.0, 0.5):
@@ -86,7 +87,7 @@ def inputs_untouched(subject: Subject, rng: Generator) -> None:
 
 @check("logprob.probabilities_add_to_one", needs=("token_logprobs",))
 def probabilities_add_to_one(subject: Subject, rng: Generator) -> None:
-    """Over the whole vocabulary the probabilities add to 1, at any temperature and after a constant shift of the logits.
+    """Probabilities add to 1 over the vocabulary, at any temperature and after a constant shift of the logits.
 
     Silent because unnormalised scores have the same ranking and their ratios look like ratios. Look for a missing
     logsumexp, one that is taken over the wrong axis or at another temperature than the logit.
@@ -109,7 +110,7 @@ def probabilities_add_to_one(subject: Subject, rng: Generator) -> None:
 
 @check("logprob.filtered_logits", needs=("token_logprobs",))
 def filtered_logits(subject: Subject, rng: Generator) -> None:
-    """Entries that a top-k or top-p filter set to -inf leave the logprobs of the kept tokens right, gradients included.
+    """Logits set to -inf by a top-k or top-p filter do not disturb logprobs and gradients of the kept tokens.
 
     Silent because a NaN in one row is often skipped or replaced by zero downstream. Look for `0 * -inf`, for a shift of
     the logits by a minimum, and for clamps.
@@ -153,8 +154,8 @@ def _keeps_the_dtype(conventions: Conventions) -> str | None:
 def bfloat16_logits(subject: Subject, rng: Generator) -> None:
     """Logprobs of bfloat16 logits are computed and returned in float32.
 
-    Silent because three digits look like a logprob: importance ratios of exactly equal policies then scatter by several
-    percent, and clipping turns on at random. Look for a log-softmax in the dtype of the logits.
+    Silent because a logprob with three correct digits looks fine: importance ratios of exactly equal policies then
+    scatter by several percent, and clipping turns on at random. Look for a log-softmax in the dtype of the logits.
     """
     logits_BTV = cases.logits(rng, 2, 2, 5).detach().bfloat16() * 3
     ids_BT = cases.token_ids(rng, 2, 2, 5)

@@ -1,4 +1,4 @@
-"""The policy loss: declared value, declared gradient, and independence of everything that should not matter."""
+"""The policy loss: declared value, declared gradient, and independence of irrelevant inputs."""
 
 import math
 from dataclasses import replace
@@ -65,10 +65,10 @@ def _terms(subject: Subject) -> str:
 
 @check("loss.on_policy_sign", needs=("policy_loss",))
 def on_policy_sign(subject: Subject, rng: Generator) -> None:
-    """On policy, descending the loss raises the logprob of every token with a positive advantage and lowers the others.
+    """On policy, a gradient step raises the logprob of every token with positive advantage and lowers the others.
 
-    Silent because with the advantages squared, taken as a mask or stripped of their sign, the policy still moves and the
-    reward can still drift up. Look at every place where the advantage enters, and how often.
+    Silent because the policy still moves, and the reward may still drift up, with advantages that are squared, used as
+    a mask or stripped of their sign. Look at every place where the advantage enters, and how often.
     """
     if subject.conventions.kl_coef != 0:
         subject = subject.configured(kl_coef=0.0)
@@ -148,7 +148,7 @@ def token_advantages(subject: Subject, rng: Generator) -> None:
 def row_order(subject: Subject, rng: Generator) -> None:
     """Shuffling the rows of the batch changes neither the loss, nor any token's gradient, nor a logged mean.
 
-    Silent because data loaders shuffle anyway: the loss is merely of other pairs of completions and advantages. Look for
+    Silent because data loaders shuffle anyway: the loss is then that of mismatched completions and advantages. Look for
     a tensor that is indexed, filtered or sorted while its neighbours are not.
     """
     batch = cases.policy_batch(rng, 4, 5, (5, 2, 1, 3))
@@ -174,10 +174,11 @@ def padding_amount(subject: Subject, rng: Generator) -> None:
 
 @check("loss.masked_positions", needs=("policy_loss",))
 def masked_positions(subject: Subject, rng: Generator) -> None:
-    """What stands at masked positions, NaN and infinities included, changes no loss, no gradient and no logged mean.
+    """Values at masked positions, NaN and infinities included, change no loss, no gradient and no logged mean.
 
     Silent because a mask by multiplication turns NaN × 0 into NaN for the whole batch, which a gradient-norm guard then
-    skips: updates vanish without a word. `torch.where` behind the arithmetic saves the loss and not the gradient: NaN
+    skips: updates are dropped without a message. `torch.where` behind the arithmetic saves the loss and not the
+        gradient: NaN
     comes back through the branch that was not taken, at the masked positions themselves, and from there reaches every
     weight. Padding is where garbage lives. Look for `x * mask` and for `where` around the result; `torch.where` or
     `masked_fill` before the arithmetic is immune.
@@ -196,7 +197,7 @@ def masked_positions(subject: Subject, rng: Generator) -> None:
 
 
 def _reading(subject: Subject, name: str) -> Subject:
-    """The implementation with the term on that reads this field of the batch."""
+    """Return the implementation with the term enabled that reads this field of the batch."""
     conventions = subject.conventions
     match name:
         case "ref_logprobs" if conventions.kl_coef == 0 or conventions.kl_placement == "reward":
@@ -212,15 +213,15 @@ def _reading(subject: Subject, name: str) -> Subject:
 def clipping(subject: Subject, rng: Generator) -> None:
     """A token is clipped on the declared side and at the declared bound: above for A > 0, below for A < 0.
 
-    Silent because a clipped and an unclipped token have nearly the same loss: what differs is that one of them keeps
-    pulling, and whether it is counted. Look at min and max, at the sign of the advantage, at which of the two epsilons
-    goes where, and at a clip fraction that is counted on another side than it is clipped.
+    Silent because a clipped and an unclipped token have nearly the same loss: only their gradients and the clip
+    fraction differ. Look at min and max, at the sign of the advantage, at which of the two epsilons goes where, and at
+    a clip fraction that counts another side than the one that is clipped.
     """
     conventions = subject.conventions
     bounds = [1 - conventions.clip_low] if conventions.clip_low is not None else []
     bounds += [1 + conventions.clip_high] if conventions.clip_high is not None else []
     bounds += [conventions.dual_clip] if conventions.dual_clip is not None else []
-    # Both sides of every bound, and never on one, where two gradients are equally right.
+    # Both sides of every bound, and never on one, where two gradients are correct.
     ratios = {1.0, 0.31, 2.9, *(bound * side for bound in bounds for side in (0.97, 1.03))}
     for ratio in sorted(value for value in ratios if all(abs(value - bound) > 1e-4 for bound in bounds)):
         for advantage in (1.0, -1.0):
@@ -233,7 +234,7 @@ def clipping(subject: Subject, rng: Generator) -> None:
 
 @check("loss.log_ratio_clamp", needs=("policy_loss",))
 def log_ratio_clamp(subject: Subject, rng: Generator) -> None:
-    """The log-ratio is clamped where the conventions say, on both sides, and a token beyond the clamp has no gradient.
+    """The log-ratio is clamped as declared, on both sides, and a token beyond the clamp has no gradient.
 
     Silent because ratios of this size are rare: one token whose probability fell by e²⁰ then outweighs its batch, or
     overflows to infinity, and infinity times a gradient of zero is NaN. Look for `exp` before the clamp, for a clamp of
@@ -253,7 +254,7 @@ def log_ratio_clamp(subject: Subject, rng: Generator) -> None:
 
 
 def _expect_one_token(subject: Subject, log_ratio: float, advantage: float, told: str) -> Call:
-    """Compare the loss of a batch of one token, which is as likely as in the reference model, with the declared one."""
+    """Compare the loss of a one-token batch, with equal policy and reference logprobs, with the declared loss."""
     logprobs_11 = torch.tensor([[-1.0]])
     batch = PolicyBatch(
         logprobs=logprobs_11.clone().requires_grad_(),
@@ -277,8 +278,8 @@ def _expect_one_token(subject: Subject, log_ratio: float, advantage: float, told
 def metrics(subject: Subject, rng: Generator) -> None:
     """Logged KL, entropy, clip fraction and ratios are those of the trained tokens, as recomputed from the batch.
 
-    Silent because nothing depends on them but decisions. Look for means over padding, means of means, and a clip fraction
-    that counts tokens which the clipping does not touch.
+    Silent because metrics affect only people's decisions. Look for means over padding, means of means, and a clip
+    fraction that counts tokens which are not clipped.
     """
     for batch in cases.policy_batches(rng):
         with subject.case(batch):
@@ -293,7 +294,7 @@ def _expect_metrics(call: Call, expected: dict[str, float], told: str) -> None:
 
 @check("loss.inputs_untouched", needs=("policy_loss",))
 def inputs_untouched(subject: Subject, rng: Generator) -> None:
-    """Computing the loss leaves the batch as it was.
+    """Computing the loss does not modify the batch.
 
     Silent because the second epoch or the next micro-batch then sees other numbers than the first. Look for operations
     in place on advantages, masks and logprobs.
@@ -325,8 +326,8 @@ def _expect_same(call: Call, before: Call, told: str, form: str = "{}") -> None:
     Args:
         call: the call under test.
         before: the call that it has to agree with.
-        told: what was done to the batch between the two.
-        form: Python with {} where the gradient of the earlier call goes, for a batch of another layout.
+        told: the change to the batch between the two.
+        form: Python with {} in place of the earlier call's gradient, for a batch of another layout.
     """
     gradient_BT = eval(form.format("gradient"), {"torch": torch, "gradient": before.gradient("logprobs")})
     call.expect(before.value, f"{told} changed the loss", derived=Derived(before))

@@ -1,4 +1,4 @@
-"""The completion mask: what was sampled is trained, the first end-of-sequence token included, and nothing after it."""
+"""The completion mask: tokens up to and including the first end-of-sequence token are trained, later ones are not."""
 
 import torch
 from torch import Generator
@@ -13,7 +13,7 @@ def _expect(call: Call, kept: list[list[int]], message: str) -> None:
 
 @check("mask.keeps_first_eos", needs=("completion_mask",))
 def keeps_first_eos(subject: Subject, rng: Generator) -> None:
-    """The first end-of-sequence token is trained; what stands after it is not.
+    """The first end-of-sequence token is trained; the tokens after it are not.
 
     Silent because without a gradient on EOS the policy never learns to stop: completions grow over days until they are
     all truncated. Look for `ids != eos`, and for a cumulative sum that already counts the EOS itself.
@@ -49,7 +49,7 @@ def pad_equals_eos(subject: Subject, rng: Generator) -> None:
 def pad_id_zero(subject: Subject, rng: Generator) -> None:
     """A padding id of 0, or one that is also an ordinary token, changes nothing before the EOS.
 
-    Silent because id 0 is "!" in Qwen's vocabulary: rows lose tokens whenever the model is excited. Look for
+    Silent because id 0 is an ordinary token ("!" in Qwen's vocabulary): rows that contain it lose tokens. Look for
     `pad_token_id or eos_token_id`, which takes 0 for missing, and for trimming at the first 0.
     """
     ids = torch.tensor([[0, 5, 0, 2], [5, 2, 0, 0]])
@@ -62,7 +62,7 @@ def pad_id_zero(subject: Subject, rng: Generator) -> None:
 
 @check("mask.several_eos_ids", needs=("completion_mask",))
 def several_eos_ids(subject: Subject, rng: Generator) -> None:
-    """Every id on which the sampler stops ends the mask, whichever comes first.
+    """The first of any of the ids on which the sampler stops ends the mask.
 
     Silent because chat models stop on <|im_end|> or <|endoftext|>; with one of them known to the mask, the padding after
     the other is trained as text. Look for `tokenizer.eos_token_id` where the sampler uses the generation config's list.
@@ -77,7 +77,7 @@ def several_eos_ids(subject: Subject, rng: Generator) -> None:
 
 @check("mask.truncated_row", needs=("completion_mask",))
 def truncated_row(subject: Subject, rng: Generator) -> None:
-    """A completion that was cut off before any EOS is trained in full, also when there are as many rows as positions.
+    """A completion truncated before any EOS is trained in full, also when there are as many rows as positions.
 
     Silent because an argmax over a row without EOS is 0, which leaves one token of it. Look for `argmax` without a test
     for presence, and for a broadcast that only fits when B equals T.

@@ -1,4 +1,4 @@
-"""What a training step logs: identities that hold on policy, and values that can be computed again."""
+"""Metrics of a training step: identities that hold on policy, and values that can be recomputed."""
 
 import torch
 from torch import Generator
@@ -11,7 +11,7 @@ from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, build, new_state, 
 from rlcanary.checks.worlds.updates import declared
 from rlcanary.contract.batch import Group
 
-# What needs no model to compute.
+# Metrics that need no model to compute.
 FROM_THE_BATCH = ("lr", "reward", "tokens")
 
 
@@ -21,7 +21,7 @@ def _expect(call: Call, expected: dict[str, float], told: str, source: list[str]
     if not logged:
         raise NothingToCompare(f"logs none of {', '.join(expected)}")
     call.subject.compared(len(logged))
-    # What a model computed is as exact as its weights; the absolute part covers logprobs of the order of ten in a mean that
+    # A model's outputs are as exact as its weights; the absolute part covers logprobs of the order of ten in a mean that
     # cancels.
     rounding = torch.finfo(precision(call.given[0].model)).eps
     computed = {name: 0.0 if name in FROM_THE_BATCH else rounding for name in logged}
@@ -46,9 +46,9 @@ def _expect(call: Call, expected: dict[str, float], told: str, source: list[str]
 def on_policy_identities(subject: Subject, rng: Generator) -> None:
     """On the first update of a policy that equals its reference, ratios are 1, nothing is clipped and the KL is 0.
 
-    Silent because 1.02 and 0.3 % look like rounding: they are old logprobs from another pass, at another temperature or
-    in another precision, or a trainer that did not start from the weights it was given. Look at every logged ratio, clip
-    fraction and KL of step 0 before anything else.
+    Silent because a ratio of 1.02 or a clip fraction of 0.3 % looks like rounding. The cause is old logprobs from
+    another pass, temperature or precision, or a trainer that did not start from the given weights. Look at every logged
+    ratio, clip fraction and KL of step 0 before anything else.
     """
     expected = dict.fromkeys(("ratio_mean", "ratio_min", "ratio_max", "mult_prob_error"), 1.0)
     expected |= {"clip_fraction": 0.0, "kl": 0.0}
@@ -70,7 +70,7 @@ def on_policy_identities(subject: Subject, rng: Generator) -> None:
 def recomputed(subject: Subject, rng: Generator) -> None:
     """The logged learning rate, gradient norm, reward, KL, entropy, ratios and tokens are those of this update.
 
-    Silent because nothing depends on a dashboard but decisions. Look for a learning rate that is read after the schedule
+    Silent because a dashboard affects only people's decisions. Look for a learning rate that is read after the schedule
     has moved on, rewards before their weights, means over padding, the metrics of one worker, and a variable that was
     reused before it was logged.
     """

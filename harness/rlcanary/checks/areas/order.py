@@ -1,4 +1,4 @@
-"""The order of the data: every item is visited, by one rank, in an order that a resumed run finds again."""
+"""Data order: every item is visited by one rank, in an order that a resumed run reproduces."""
 
 import random
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ STATE = "(torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_st
 
 
 def _visited(n_items: int, world_size: int, epoch: str = "0") -> str:
-    """All indices that the ranks visit in an epoch, as Python."""
+    """Write Python for all indices that the ranks visit in an epoch."""
     return (
         f"[int(index) for rank in range({world_size}) "
         f"for index in adapter.data_order({n_items}, {epoch}, rank, {world_size})]"
@@ -30,11 +30,11 @@ def _is_sequential(conventions: Conventions) -> str | None:
 
 @check("order.every_item_once", needs=("data_order",))
 def every_item_once(subject: Subject, rng: Generator) -> None:
-    """In an epoch the ranks together visit every item once, where the items can be dealt out evenly.
+    """The ranks together visit every item once per epoch, if the items divide evenly among them.
 
-    Silent because the loss does not know which prompts it never saw. Ranks that shuffle with seeds of their own overlap
-    and leave out others; a slice that is off by one forgets the last item. Look at how the permutation is seeded on each
-    rank, and at the ends of slices.
+    Silent because the loss does not show which prompts were never visited. Ranks that shuffle with different seeds
+    visit some items twice and others never; a slice that is off by one omits the last item. Look at how the permutation
+    is seeded on each rank, and at the ends of slices.
     """
     for n_items, world_size in ((1, 1), (4, 1), (4, 2), (6, 3), (16, 4)):
         for epoch in (0, 1, 5):
@@ -49,7 +49,7 @@ def every_item_once(subject: Subject, rng: Generator) -> None:
 
 @check("order.uneven_ranks", needs=("data_order",))
 def uneven_ranks(subject: Subject, rng: Generator) -> None:
-    """Where the items cannot be dealt out evenly, fewer than `world_size` are repeated or left out.
+    """Fewer than `world_size` items are repeated or left out if they do not divide evenly among the ranks.
 
     Silent because an epoch that is a little short looks like an epoch. Look for a remainder that is dropped per rank or
     per batch rather than once.
@@ -88,11 +88,11 @@ def no_item_is_always_left_out(subject: Subject, rng: Generator) -> None:
 
 @check("order.epochs_differ", needs=("data_order",), applies=_is_sequential)
 def epochs_differ(subject: Subject, rng: Generator) -> None:
-    """Each epoch has an order of its own, and none is the order of the file.
+    """Each epoch has a different order, and none is the order of the file.
 
     Silent because the first epoch is shuffled: a sampler that is never told the epoch repeats it, so that the same prompts
     meet in the same batch every time. Look for a missing `set_epoch` and for a generator that is made anew with the same
-    seed. An implementation that means to go from first to last declares `data_order="sequential"`.
+    seed. An implementation that goes from first to last on purpose declares `data_order="sequential"`.
     """
     call = subject.call("data_order", 20, 0, 0, 1)
     orders = "{tuple(int(index) for index in adapter.data_order(20, epoch, 0, 1)) for epoch in range(6)}"
@@ -104,10 +104,10 @@ def epochs_differ(subject: Subject, rng: Generator) -> None:
 
 @check("order.sequential", needs=("data_order",))
 def sequential(subject: Subject, rng: Generator) -> None:
-    """An order that is declared as sequential goes from the first item to the last in every epoch, on every rank.
+    """A data order declared as sequential goes from the first item to the last in every epoch, on every rank.
 
-    Silent because a shuffled order trains as well; what is lost is the curriculum, or the comparison with a run that had
-    it. Look for a shuffling option that is on by default.
+    Silent because a shuffled order trains as well; only the curriculum, or the comparison with a sequential run, is
+    lost. Look for a shuffling option that is on by default.
     """
     subject = subject.configured(data_order="sequential")
     for epoch in (0, 1):
@@ -124,11 +124,11 @@ def sequential(subject: Subject, rng: Generator) -> None:
 
 @check("order.repeatable", needs=("data_order",))
 def repeatable(subject: Subject, rng: Generator) -> None:
-    """The same epoch and rank have the same order whenever they are asked for, whatever random numbers were drawn before.
+    """The same epoch and rank always get the same order, regardless of random numbers drawn before.
 
-    Silent because every order is an order: a resumed run whose sampler takes its permutation from the global random state
-    replays prompts that it had and never reaches others; and ranks whose states have drifted apart overlap. Look for
-    `randperm` and `shuffle` without a generator of their own, and for samplers whose state is not saved.
+    Silent because any order is plausible: a resumed run whose sampler permutes by the global random state repeats some
+    prompts and never reaches others, and ranks whose random states have diverged overlap. Look for `randperm` and
+    `shuffle` without a generator of their own, and for samplers whose state is not saved.
     """
     for world_size in (1, 2):
         with subject.case(f"{world_size} ranks"):
@@ -151,10 +151,10 @@ def repeatable(subject: Subject, rng: Generator) -> None:
 
 @check("order.leaves_the_global_random_state", needs=("data_order",))
 def leaves_the_global_random_state(subject: Subject, rng: Generator) -> None:
-    """Making the order does not set the seed of the global random generators.
+    """Computing the order does not seed the global random generators.
 
-    Silent because everything that draws afterwards (sampling, dropout) then draws the same numbers after every epoch's
-    start and on every rank. Look for `manual_seed`, `random.seed` and `numpy.random.seed` in the sampler.
+    Silent because later random draws (sampling, dropout) are then the same after every epoch's start and on every rank.
+    Look for `manual_seed`, `random.seed` and `numpy.random.seed` in the sampler.
     """
     for epoch in (0, 1):
         with subject.case(f"epoch {epoch}"):
@@ -184,7 +184,7 @@ def leaves_the_global_random_state(subject: Subject, rng: Generator) -> None:
 
 @contextmanager
 def _global_seed(seed: int) -> Iterator[None]:
-    """The global random generators under this seed, and afterwards as they were."""
+    """Seed the global random generators inside the block, and restore them after it."""
     python, numbers = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
