@@ -1,16 +1,16 @@
-"""How a process or a job ended."""
+"""The end of a process or a job."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended. `code` is its exit code, or minus the signal that killed it."""
+    """The end of a process. `code` is its exit code, or minus the signal that killed it."""
 
     code: int
     seconds: float
     timed_out: bool = False
     why: str = ""
-    """What stood in the way, where there was no process to run."""
+    """The reason why no process ran. Empty if one did."""
     state: str = ""
-    """The last state of a job that left no result: `code` says nothing then."""
+    """The last state of a job without a result. `code` has no meaning then."""

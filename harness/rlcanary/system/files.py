@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Write files whole or not at all."""
 
 import gzip
 import os
@@ -8,15 +8,15 @@ from rlcanary.errors import UserError
 
 
 def temporary_pattern(name: str) -> str:
-    """The glob pattern of files being written under this name; hidden, so that a `*` of the shell never meets one."""
+    """Return the glob pattern of temporary files for this name. They are hidden, so that a `*` of the shell skips them."""
     return f".{name}.*.tmp"
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write beside the file, flush to the disk and rename.
+    """Write a temporary file beside the target, flush it to the disk and rename it.
 
     Raises:
-        OSError: the file could not be written; what stood there before is untouched.
+        OSError: The file could not be written. An existing file is unchanged.
     """
     temporary = path.with_name(temporary_pattern(path.name).replace("*", os.urandom(4).hex()))
     try:
@@ -30,10 +30,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Refuse a file that could not be written in the end, before the work that it is to hold.
+    """Check before long work that a file can be written.
 
     Raises:
-        UserError: its folder is missing or closed to us, or it is a folder or a device itself.
+        UserError: The folder is missing or not writable, or the path is a folder or a device.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"cannot write {path}: it is there and not a file")
@@ -42,7 +42,7 @@ def require_writable(path: Path) -> None:
 
 
 def read_end(file: Path, limit: int) -> str:
-    """The last `limit` bytes of an output, "" where there is none."""
+    """Read the last `limit` bytes of an output file. Empty if there is none."""
     if not file.is_file():
         return ""
     if file.suffix == ".gz":

@@ -1,4 +1,4 @@
-"""Asking git, without ever writing to the user's index, checkout or configuration."""
+"""Query git, without writing to the user's index, checkout or configuration."""
 
 import contextlib
 import difflib
@@ -11,7 +11,7 @@ from pathlib import Path
 from rlcanary.errors import UserError
 from rlcanary.system.sessions import LOOK_SECONDS, Stop
 
-# Variables that tie git to one repository: they would point the worktree's git at the user's index.
+# Variables that tie git to one repository. They would point the worktree's git at the user's index.
 REPOSITORY_VARIABLES = (
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
@@ -25,7 +25,7 @@ REPOSITORY_VARIABLES = (
 
 
 class GitError(UserError):
-    """A git command failed: where no one catches it, what git says is for the user to mend."""
+    """A git command failed. The message is git's own, for the user."""
 
     def __init__(self, arguments: Sequence[str], stderr: str) -> None:
         lines = [line.strip() for line in stderr.splitlines() if line.strip()]
@@ -37,9 +37,13 @@ def environment_without_repository() -> dict[str, str]:
 
 
 def git(directory: Path, *arguments: str, stop: Stop | None = None) -> str:
-    """Run git in `directory` and return its standard output. Raises GitError, or Stopped where `stop` asks for it.
+    """Run git in `directory` and return its standard output.
 
-    Hooks are off, no lock is taken for a mere look, and a password prompt fails instead of waiting for ever.
+    Hooks are off, queries take no lock, and a password prompt fails instead of waiting forever.
+
+    Raises:
+        GitError: git exited with an error.
+        Stopped: `stop` requested it.
     """
     environment = environment_without_repository() | {
         "GIT_OPTIONAL_LOCKS": "0",
@@ -55,7 +59,7 @@ def git(directory: Path, *arguments: str, stop: Stop | None = None) -> str:
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="surrogateescape",
-        start_new_session=True,  # Ctrl-C reaches the driver alone, which decides what to finish.
+        start_new_session=True,  # Only the driver gets Ctrl-C; it decides which work to finish.
     )
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -88,14 +92,18 @@ class Repository:
 
     toplevel: Path
     git_dir: Path
-    """This checkout's own: a linked worktree has one beside the shared one."""
+    """The git directory of this checkout. A linked worktree has its own beside the shared one."""
     common_dir: Path
     directory: Path
-    """Where the command was started, relative to `toplevel`."""
+    """The starting directory of the command, relative to `toplevel`."""
 
     @classmethod
     def around(cls, directory: Path) -> "Repository":
-        """The repository that `directory` lies in. Raises UserError when there is none."""
+        """Find the repository that contains `directory`.
+
+        Raises:
+            UserError: There is none.
+        """
         try:
             lines = git(
                 directory,
@@ -119,7 +127,11 @@ class Repository:
         return git(self.toplevel, *arguments)
 
     def resolve(self, ref: str, name: str) -> str:
-        """The SHA of the commit that `ref` names; `name` is what the user calls it (GOOD, BAD). Raises UserError."""
+        """Return the SHA of the commit `ref`. `name` is the user's term for it (GOOD, BAD).
+
+        Raises:
+            UserError: There is no such commit.
+        """
         if len(ref.split("\n")) > 1:
             raise UserError(
                 f"{name} holds {len(ref.split())} lines, not one commit: to start where a file was added last, "
@@ -134,7 +146,7 @@ class Repository:
         return sha
 
     def find(self, ref: str) -> str | None:
-        """The SHA of the commit that `ref` names, or None."""
+        """Return the SHA of the commit `ref`, or None."""
         with contextlib.suppress(GitError):
             return self.git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").strip()
         return None
@@ -143,17 +155,17 @@ class Repository:
         return self.merge_base(older, newer) == older
 
     def merge_base(self, one: str, other: str) -> str | None:
-        """The best common ancestor, or None where the histories share nothing."""
+        """Return the best common ancestor, or None if the histories are unrelated."""
         with contextlib.suppress(GitError):
             return self.git("merge-base", one, other).split()[0]
         return None
 
     def root(self, sha: str) -> str:
-        """The first commit of the first-parent history: what tells one repository from another."""
+        """Return the first commit of the first-parent history, which identifies the repository."""
         return self.git("rev-list", "--first-parent", "--max-parents=0", sha).split()[-1]
 
     def commits(self, *selection: str) -> list[Commit]:
-        """Commits as `git log SELECTION` finds them."""
+        """Return the commits of `git log SELECTION`."""
         text = self.git("log", "--format=%H%x00%an%x00%aI%x00%s", *selection)
         rows = text.encode(errors="surrogateescape").decode(errors="replace").split("\n")
         return [Commit(*row.split("\0")) for row in rows if row]
@@ -173,7 +185,7 @@ class Repository:
         return bool(self.git("ls-tree", "--name-only", sha, "--", path).strip())
 
     def added(self, path: str, bad: str) -> str:
-        """The newest commit up to `bad` that added the file `path`, which is relative to where the user stands."""
+        """Find the newest commit up to `bad` that added the file `path`, relative to the user's directory."""
         found = git(
             self.toplevel / self.directory,
             *("log", "-1", "--first-parent", "--diff-filter=A", "--format=%H", bad, "--", path),
@@ -183,5 +195,5 @@ class Repository:
         return found
 
     def uncommitted(self) -> int:
-        """How many tracked files differ from HEAD, staged or not."""
+        """Count the tracked files that differ from HEAD, staged or not."""
         return len(self.git("status", "--porcelain", "--untracked-files=no").splitlines())

@@ -1,5 +1,6 @@
-"""NVIDIA GPUs seen through NVML, the library behind nvidia-smi: names and memory in use, without creating a CUDA
-context or importing torch.
+"""Names and memory use of NVIDIA GPUs, read through NVML.
+
+NVML is the library behind nvidia-smi. It needs no CUDA context and no torch.
 """
 
 import ctypes
@@ -78,7 +79,7 @@ def open_gpus(environment: Mapping[str, str] = os.environ) -> Gpus | None:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
-    if library.nvmlInit_v2() != 0:  # the library is installed, the driver or the device is not
+    if library.nvmlInit_v2() != 0:  # The library is installed, but the driver or the device is missing.
         return None
     gpus = Gpus(library, environment)
     return gpus if len(gpus) else None

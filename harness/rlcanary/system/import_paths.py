@@ -1,4 +1,4 @@
-"""Where Python would import the user's checkout, so that a probe imports the commit under test instead."""
+"""Find the checkout's folders that Python imports from, so that a probe imports the commit under test instead."""
 
 import json
 import shutil
@@ -22,13 +22,13 @@ print(json.dumps({"paths": [p for p in sys.path if p], "packages": packages, "pr
 @dataclass(frozen=True)
 class ImportPaths:
     relative: tuple[str, ...]
-    """Folders of the checkout that Python imports from wherever it starts, to come first on a probe's PYTHONPATH."""
+    """Folders of the checkout that Python imports from in any directory. They come first on a probe's PYTHONPATH."""
     unreachable: tuple[str, ...]
-    """Packages that come from the checkout under another name than their folder's: probes would import the checkout."""
+    """Packages of the checkout with another name than their folder. Probes would import them from the checkout."""
 
 
 def find_import_paths(command: Sequence[str], toplevel: Path, directory: Path) -> ImportPaths:
-    """Ask the interpreter that the command is likely to use. Without one there is nothing to redirect."""
+    """Ask the interpreter that the command probably uses. Without one the result is empty."""
     python = _interpreter(command, directory)
     if python is None:
         return ImportPaths((), ())
@@ -42,7 +42,7 @@ def find_import_paths(command: Sequence[str], toplevel: Path, directory: Path) -
         check=False,
     )
     if finished.returncode:
-        return ImportPaths((), ())  # A Python that cannot start will say so itself when the command runs it.
+        return ImportPaths((), ())  # A Python that cannot start reports it when the command runs.
     answer = json.loads(finished.stdout)
     prefixes = [Path(prefix).resolve() for prefix in answer["prefixes"]]
     folders: list[Path] = [Path(path).resolve() for path in answer["paths"] if Path(path).is_absolute()]
@@ -63,7 +63,7 @@ def find_import_paths(command: Sequence[str], toplevel: Path, directory: Path) -
 
 
 def _interpreter(command: Sequence[str], directory: Path) -> str | None:
-    """The command's own interpreter: itself, the one in its #! line, or the first Python on PATH."""
+    """Find the command's interpreter: the program itself, the one in its #! line, or the first Python on PATH."""
     place = command[0] if "/" not in command[0] else str(directory / command[0])
     program = shutil.which(place)
     if program is not None:

@@ -1,14 +1,14 @@
 """Append-only journals: files of JSON lines that outlive the process that writes them.
 
-The first line names the kind of journal and its version, each line after it is a record:
+The first line names the kind of journal and its version. Each later line is a record:
 
     {"journal": "results", "version": 1}
     {"record": "metric", "name": "loss", "value": 0.5}
 
-A record is handed to the operating system as a whole line before `append` returns, so it survives `os._exit`, SIGKILL and a
-crash of the interpreter; with `sync` it also survives a power cut. A record that could not be written whole (a full disk) is
-an OSError for the caller, and the half line that it left is closed with `TORN` before the next record: it costs no other
-record, and it is never taken for one. Readers name every line that they cannot use.
+A record is passed to the operating system as a whole line before `append` returns. So it survives `os._exit`, SIGKILL
+and a crash of the interpreter. With `sync` it also survives a power cut. If a record cannot be written whole (a full
+disk), the caller gets an OSError. Its half line is closed with `TORN` before the next record, so no other record is
+lost and the half line is never taken for a record. Readers report every line that they cannot use.
 """
 
 import errno
@@ -28,11 +28,12 @@ Record = dict[str, Any]
 Locking = Callable[[int, int], None]
 
 TORN = b" (torn)\n"
-"""Ends a half line. No JSON ends like this, so a record that lacks only its newline is not mistaken for a written one."""
+"""The end of a torn line. No JSON ends like this, so a record that lacks only its newline is not read as a written one.
+"""
 
 
 class UnreadableJournal(UserError):
-    """A file that is no journal of the kind and version that the reader knows. Names the file and the reason."""
+    """The file is no journal of the expected kind and version. The message has the file and the reason."""
 
 
 class Damage(NamedTuple):
@@ -42,7 +43,7 @@ class Damage(NamedTuple):
     line: int  # from 1
     reason: str
     text: bytes
-    unfinished: bool  # half a line: its `append` never returned, or is at it now in another process
+    unfinished: bool  # half a line: its `append` never returned, or still runs in another process
 
     def __str__(self) -> str:
         return f"{self.path} line {self.line} is damaged ({self.reason}): {self.text[:60]!r}"
@@ -57,18 +58,19 @@ class Journal:
     """One process's journal, open for appending, and locked while it is open. Threads may share it.
 
     Args:
-        path: of the file, which is made if need be.
-        kind: of journal, such as `results`.
-        version: of the shape of its records.
-        new: refuse a file that exists.
-        locking: `fcntl.lockf`: the lock ends with this process, even if a forked child lives on, but also when this process
-            closes the file after reading it elsewhere; or `fcntl.flock`: the lock is shared with forked children.
+        path: The file. It is created if it is missing.
+        kind: The kind of journal, such as `results`.
+        version: The version of its record format.
+        new: Refuse a file that exists.
+        locking: `fcntl.lockf` or `fcntl.flock`. A `lockf` lock ends with this process, even if a forked child lives on,
+            but also when this process closes the file after reading it elsewhere. A `flock` lock is shared with forked
+            children.
 
     Raises:
-        BlockingIOError: another process has the journal open.
-        FileExistsError: the file exists and should be new.
-        UnreadableJournal: the file is no journal of this kind and version.
-        OSError: the file cannot be written or locked, or the disk is full.
+        BlockingIOError: Another process has the journal open.
+        FileExistsError: The file exists, and `new` is set.
+        UnreadableJournal: The file is no journal of this kind and version.
+        OSError: The file cannot be written or locked, or the disk is full.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Journal:
         self._locking = locking
         self._turn = threading.RLock()  # a signal handler may append while this thread does
         self._pid = os.getpid()
-        self._in_doubt = True  # whether the last line has its end
+        self._in_doubt = True  # whether the last line may lack its end
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0), 0o644)
         status = os.fstat(self._descriptor)
         self._file = status.st_dev, status.st_ino
@@ -90,7 +92,7 @@ class Journal:
             raise
 
     def _begin(self, header: str) -> None:
-        """Write the header of an empty file, or check that of another."""
+        """Write the header of an empty file, or check an existing header."""
         first = os.pread(self._descriptor, 4096, 0).split(b"\n")[0]
         size = os.fstat(self._descriptor).st_size
         if size == len(first) and f"{header}\n".encode().startswith(
@@ -110,16 +112,17 @@ class Journal:
         return self._descriptor < 0
 
     def append(self, record: Mapping[str, Any], sync: bool = False) -> None:
-        """Write one record; with `sync`, wait until it is on disk.
+        """Write one record. With `sync`, wait until it is on disk.
 
         Raises:
-            OSError: it could not be written whole, or the file was deleted. It counts as not written.
-            ValueError, TypeError: it has no JSON form.
+            OSError: The record could not be written whole, or the file was deleted. It counts as not written.
+            ValueError: The record has no JSON form.
+            TypeError: The record has no JSON form.
         """
         self.append_line(_encode(record), sync)
 
     def append_line(self, text: str, sync: bool = False) -> None:
-        """Write one record whose JSON text, on one line, is known already."""
+        """Write one record that is already JSON text, on one line."""
         line = text.encode() + b"\n"
         if os.getpid() != self._pid:  # forked, perhaps while another thread held the lock
             self._turn, self._pid, self._in_doubt = threading.RLock(), os.getpid(), True
@@ -135,7 +138,7 @@ class Journal:
                 os.fsync(self._descriptor)
 
     def _size(self) -> int:
-        """Size of the file in bytes. Opens it again if code under test closed the descriptor, which was not its own."""
+        """Return the size in bytes. Reopen the file if code under test closed the descriptor."""
         if self.closed:
             raise ValueError(f"{self.path} is closed")
         status = self._status()
@@ -149,7 +152,7 @@ class Journal:
         return status.st_size
 
     def _status(self) -> os.stat_result | None:
-        """None if the descriptor is closed or another file's by now."""
+        """Return the file's status. None if the descriptor is closed or now belongs to another file."""
         try:
             status = os.fstat(self._descriptor)
         except OSError:
@@ -160,13 +163,13 @@ class Journal:
         """Wait until every record is on disk.
 
         Raises:
-            OSError: the disk failed, or the file was deleted.
+            OSError: The disk failed, or the file was deleted.
         """
         self._size()
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Close the file, which also drops its lock."""
+        """Close the file, which also releases its lock."""
         if not self.closed:
             is_ours = self._status() is not None
             descriptor, self._descriptor = self._descriptor, -1
@@ -177,13 +180,13 @@ class Journal:
 def read_journal(
     path: Path, kind: str, version: int, problem_of: Callable[[Record], str | None] = lambda record: None
 ) -> Contents:
-    """All records of a journal, and all lines that hold none.
+    """Read all records of a journal, and list the unusable lines.
 
-    A journal whose header never reached the disk whole has no records. `problem_of` says why an object is no record.
+    A journal with a half-written header has no records. `problem_of` returns why an object is no record, or None.
 
     Raises:
-        UnreadableJournal: the file is no journal of this kind and version.
-        OSError: it cannot be read.
+        UnreadableJournal: The file is no journal of this kind and version.
+        OSError: The file cannot be read.
     """
     header = header_line(kind, version)
     first, newline, rest = path.read_bytes().partition(b"\n")
@@ -197,7 +200,7 @@ def read_journal(
 def parse_records(
     path: Path, text: bytes, first_line: int, problem_of: Callable[[Record], str | None] = lambda record: None
 ) -> Contents:
-    """The records in a part of a journal that begins with this line."""
+    """Parse the records in a part of a journal that begins at this line."""
     records: list[Record] = []
     damage: list[Damage] = []
     *lines, rest = text.split(b"\n")
@@ -221,7 +224,7 @@ def header_line(kind: str, version: int) -> str:
 
 
 def header_problem(line: bytes, expected: str) -> str | None:
-    """The reason why a journal with this first line cannot be read as one with the expected header."""
+    """Return why a journal with this first line does not match the expected header, or None."""
     if line == expected.encode():
         return None
     known = json.loads(expected)
@@ -247,12 +250,12 @@ def try_lock(descriptor: int, path: Path, locking: Locking = fcntl.lockf) -> Non
     """Lock an open file.
 
     Raises:
-        BlockingIOError: another process holds the lock.
-        OSError: the file system has no locks.
+        BlockingIOError: Another process holds the lock.
+        OSError: The file system has no locks.
     """
     try:
         locking(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:  # EAGAIN or EACCES, as the system likes
+    except (BlockingIOError, PermissionError) as error:  # EAGAIN or EACCES, depending on the system
         raise BlockingIOError(error.errno, "locked by another process", str(path)) from error
     except OSError as error:
         raise OSError(error.errno, f"the file system cannot lock it: {error.strerror}", str(path)) from error
@@ -260,11 +263,11 @@ def try_lock(descriptor: int, path: Path, locking: Locking = fcntl.lockf) -> Non
 
 @contextmanager
 def file_lock(path: Path, patience_s: float = 60.0) -> Iterator[None]:
-    """Hold the lock of a file, which is made if need be; for work that takes milliseconds or seconds.
+    """Hold the lock of a file for milliseconds or seconds. The file is created if it is missing.
 
     Raises:
-        UserError: another process has held it for `patience_s` seconds.
-        OSError: the file cannot be made or locked.
+        UserError: Another process has held the lock for `patience_s` seconds.
+        OSError: The file cannot be created or locked.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     deadline = time.monotonic() + patience_s

@@ -1,4 +1,4 @@
-"""Modules under the names that they had in release 0.1, with a line that says the new name."""
+"""Modules under their names from release 0.1, with a warning that gives the new name."""
 
 import importlib
 import sys
@@ -22,11 +22,11 @@ OLD_NAMES = {
     "rlcanary.grpo.python_tool": "rlcanary.grpo.tools.python_tool",
     "rlcanary.grpo.transformers_policy": "rlcanary.grpo.engines.transformers_policy",
 }
-"""The documented modules of release 0.1 that moved; each goes away with release 0.3."""
+"""Documented modules of release 0.1 that moved. The old names end with release 0.3."""
 
 
 class OldNames(MetaPathFinder):
-    """Finds a module under its old name; asked last, so that it costs nothing where a module exists."""
+    """Finds a module under its old name. It comes last on `sys.meta_path`, so existing modules pay nothing."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -48,5 +48,5 @@ class _Alias(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.spec  # the import system has just put that of the old name there
+        module.__spec__ = self.spec  # The import system has just set the spec of the old name.
         sys.modules.setdefault(self.new_name, module)

@@ -1,4 +1,4 @@
-"""Text of files that others wrote, on a terminal."""
+"""Make text from other people's files safe for a terminal."""
 
 import re
 
@@ -7,5 +7,5 @@ UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u
 
 
 def printable(text: str) -> str:
-    """The text on one line, with escapes for all that a terminal would obey."""
+    """Return the text on one line, with control characters escaped."""
     return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

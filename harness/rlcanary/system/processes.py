@@ -1,4 +1,4 @@
-"""The processes that this one started: listed cheaply, ended by process id, known again by their start time."""
+"""List the child processes cheaply, end them by process id, and recognise them by their start time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import NamedTuple
 PR_SET_CHILD_SUBREAPER = 36
 DEAD = (b"Z", b"X")
 
-# Asked to end, a process has this long before it is made to.
+# Time between SIGTERM and SIGKILL.
 GRACE_SECONDS = 1.0
 
-# Processes that serve every later test by design and are started by the first one that needs them.
+# Processes that the first test starts and that serve all later tests by design.
 KEPT_COMMANDS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
@@ -25,14 +25,14 @@ KEPT_COMMANDS = (
 
 
 class ProcessId(NamedTuple):
-    """A process id with the start time in clock ticks since boot, which no later process of the same id shares."""
+    """A process id with its start time in clock ticks since boot, which tells it from a later process of the same id."""
 
     pid: int
     started: int
 
 
 class LeftProcess(NamedTuple):
-    """A process that was ended: what it was called, and whether it had to be killed."""
+    """A process that was ended: its command, and whether it had to be killed."""
 
     pid: int
     command: str
@@ -43,16 +43,16 @@ class LeftProcess(NamedTuple):
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that a daemon that a test left is still a child of ours.
+    """Become the parent of orphaned descendants, so that a daemon left by a test remains a child of this process.
 
-    Linux only; elsewhere such processes are not seen.
+    Linux only. Elsewhere such processes are not seen.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Census(NamedTuple):
-    """The children of this process: those that live, and those that have ended and wait to be reaped."""
+    """The children of this process: the living ones, and the ended ones that wait to be reaped."""
 
     alive: set[ProcessId]
     dead: set[ProcessId]
@@ -62,10 +62,9 @@ class Census(NamedTuple):
 
 
 class LastProcess:
-    """The id that the kernel gave out last, to any process or thread: while it stays the same, nothing was started.
+    """The latest id that the kernel gave to a process or thread. If it has not changed, nothing was started.
 
-    Reading it takes 1 µs where a census takes 30. None where the kernel does not say: elsewhere than on Linux, and in
-    containers that put a file of their own in the place of /proc/loadavg.
+    Reading it takes 1 µs, and a census 30. It is None without Linux, and in containers that replace /proc/loadavg.
     """
 
     def __init__(self) -> None:
@@ -86,7 +85,7 @@ class LastProcess:
 
 
 def children() -> set[ProcessId]:
-    """The living children of this process; costs about 0.03 ms when there are few."""
+    """Return the living children of this process. It takes about 0.03 ms for a few children."""
     return census().alive
 
 
@@ -107,7 +106,7 @@ def census() -> Census:
 
 
 def _read(path: str) -> bytes:
-    """A small file of /proc, in a third of the time that pathlib takes."""
+    """Read a small file of /proc, in a third of pathlib's time."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
@@ -125,13 +124,13 @@ def _children_by_psutil() -> set[ProcessId]:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this id now, or None if it has ended (a zombie has)."""
+    """Return the current process with this id, or None if it has ended. A zombie has ended."""
     fields = _stat(pid)
     return ProcessId(pid, int(fields[19])) if fields and fields[0] not in DEAD else None
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on; empty if there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on. Empty if there is no such process."""
     try:
         # The command's name, in parentheses, may itself hold spaces and parentheses.
         return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
@@ -140,13 +139,13 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def reap(dead: Iterable[ProcessId]) -> None:
-    """Take ended children off the process table; whoever adopts orphans has to."""
+    """Reap ended children. After `adopt_orphans`, this process has to reap them itself."""
     for process in dead:
         _reaped(process.pid)
 
 
 def command_line(pid: int) -> str:
-    """The command of a process, its arguments separated by spaces; empty if it has ended."""
+    """Return the command of a process, its arguments separated by spaces. Empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -159,7 +158,11 @@ def is_kept(pid: int, patterns: Iterable[str] = KEPT_COMMANDS) -> bool:
 
 
 def end(processes: Collection[ProcessId], grace_seconds: float = GRACE_SECONDS) -> list[LeftProcess]:
-    """End these children and all their descendants: SIGTERM, and after the grace SIGKILL. Returns the children ended."""
+    """End these children and all their descendants: SIGTERM, then SIGKILL after the grace period.
+
+    Returns:
+        The children that were ended.
+    """
     if not processes:
         return []
     import psutil
@@ -199,7 +202,7 @@ def shortened(command: str, width: int = 90) -> str:
 
 
 def _reaped(pid: int) -> bool:
-    """Take a dead child off the process table. One that another process started is not ours to take."""
+    """Reap a dead child. A child that another process started is left to that process."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -207,7 +210,11 @@ def _reaped(pid: int) -> bool:
 
 
 def wait_until_gone(pids: Iterable[int], timeout: float) -> list[int]:
-    """Wait for processes to end, and reap those that are children of this one; returns those that have not ended."""
+    """Wait for processes to end, and reap those that are children of this one.
+
+    Returns:
+        The processes that have not ended.
+    """
     deadline = time.monotonic() + timeout
     left = list(pids)
     while True:

@@ -1,4 +1,4 @@
-"""Whether what is installed satisfies a requirement such as `vllm>=0.14`."""
+"""Check whether installed packages satisfy a requirement such as `vllm>=0.14`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def parse(text: str) -> Requirement:
-    """A requirement, whose name may be that of a distribution or of a module.
+    """Parse a requirement. Its name may be that of a distribution or of a module.
 
     Raises:
-        UserError: it is none.
+        UserError: The text is no requirement.
     """
-    # Every start of pytest would pay for this, and few sessions have requirements.
+    # Imported here, because every start of pytest would pay for it and few sessions have requirements.
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
@@ -28,7 +28,7 @@ def parse(text: str) -> Requirement:
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a distribution, or of the one that holds a module of this name; None if there is none."""
+    """Return the version of a distribution, or of the one with a module of this name. None if there is none."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -41,7 +41,7 @@ def installed_version(name: str) -> str | None:
 
 
 def is_importable(module: str) -> bool:
-    """Whether a module could be imported, without importing it (its parent packages are imported)."""
+    """Whether a module could be imported. Only its parent packages are imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -49,7 +49,7 @@ def is_importable(module: str) -> bool:
 
 
 def unmet(text: str) -> str | None:
-    """Why a requirement is not met, in words; None if it is."""
+    """Describe why a requirement is not met. None if it is."""
     requirement = parse(text)
     version = installed_version(requirement.name)
     if version is None:

@@ -1,11 +1,13 @@
-"""The parent of one run's command: whatever the command starts, and leaves behind, becomes a child of this process.
+"""The parent process of a run's command. All processes that the command starts or leaves behind become its descendants.
 
-A daemon that has left its session and emptied its environment is found so. Run as a program, with the standard library only:
+This also finds a daemon that has left its session and emptied its environment. It runs as a program, with the standard
+library only:
 
-    guardian.py STATUS_FD HOLD_FD COMMAND…
+    run_guardian.py STATUS_FD HOLD_FD COMMAND…
 
-It writes `error ERRNO` or `ended WAIT_STATUS` to STATUS_FD and stays, so that its children can be listed and ended, until
-a byte comes from HOLD_FD; where that is closed without one, its starter was killed, until it has no children.
+It writes `error ERRNO` or `ended WAIT_STATUS` to STATUS_FD. Then it stays, so that its children can be listed and
+ended, until a byte comes from HOLD_FD. If HOLD_FD is closed without a byte, its starter was killed, and it stays until
+it has no children.
 """
 
 import contextlib
@@ -28,7 +30,7 @@ def main() -> None:
     if not child:
         os.setsid()
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(signum, signal.SIG_DFL)  # Python ignores them.
+            signal.signal(signum, signal.SIG_DFL)  # Python ignores these signals; the command must not.
         os.write(status, f"error {_execute(command)}\n".encode())
         os._exit(127)
     pid, code = os.wait()
@@ -43,9 +45,9 @@ def main() -> None:
 
 
 def _execute(command: list[str]) -> int:
-    """Become the command. Returns the error number where there is no such program."""
+    """Replace this process by the command. Returns the error number if there is no such program."""
     number = 0
-    for words in (command, ["sh", *command]):  # A shell runs a script without a #! line so.
+    for words in (command, ["sh", *command]):  # A shell runs a script without a #! line in this way.
         try:
             os.execvp(words[0], words)
         except OSError as error:

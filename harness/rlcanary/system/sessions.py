@@ -1,4 +1,4 @@
-"""Running a process so that it, and everything it started, can be ended by process id."""
+"""Run a process so that it, and everything it started, can be ended by process id."""
 
 import contextlib
 import errno
@@ -24,15 +24,15 @@ LOOK_SECONDS = 0.2
 
 
 class Stopped(Exception):
-    """What was under way is to end."""
+    """The current work has to stop."""
 
 
 class Cancelled(Stopped):
-    """Its result no longer matters."""
+    """The run is cancelled, because its result no longer matters."""
 
 
 class Interrupted(Stopped):
-    """The search was asked to stop by a signal."""
+    """A signal asked the search to stop."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
@@ -40,21 +40,21 @@ class Interrupted(Stopped):
 
 
 class Stop(Protocol):
-    """What a loop that waits looks at. Thread-safe."""
+    """The stop request that waiting loops poll. Thread-safe."""
 
     @property
     def is_asked(self) -> bool: ...
 
     def check(self) -> None:
-        """Raise Stopped if a stop was asked for."""
+        """Raise Stopped if a stop was requested."""
         ...
 
 
 class Interrupts:
-    """While entered, SIGINT, SIGTERM and SIGHUP only raise a flag, and the loops that wait look at it.
+    """A context in which SIGINT, SIGTERM and SIGHUP only set a flag, which waiting loops poll.
 
-    So nothing is cut in two: a journal line or a clean-up under way is finished first.
-    A signal that was already ignored (nohup) stays ignored.
+    So a journal line or a clean-up in progress is finished first. A signal that was already ignored (nohup) stays
+    ignored.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -86,7 +86,7 @@ class Interrupts:
 
 
 class Cancellation:
-    """Stops one run: with all others at a signal, or alone."""
+    """A stop request for one run. It also follows the signals that stop all runs."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
@@ -119,10 +119,13 @@ def run(
     timeout: float | None,
     stop: Stop,
 ) -> Ending:
-    """Run `command` below a guardian, its output in the file `output`, and end all that it started whatever happens.
+    """Run `command` below a guardian and end every process that it started, even after an error.
 
-    `mark` joins the environment; it is what no other run has.
-    Raises Stopped within about GRACE_SECONDS of being asked to stop, with the processes ended.
+    The output goes to the file `output`. The variables in `mark` are added to the environment and are unique to this
+    run.
+
+    Raises:
+        Stopped: A stop was requested. The processes have ended within about GRACE_SECONDS.
     """
     began = time.monotonic()
     try:
@@ -139,12 +142,12 @@ def run(
                 break
             guarded.wait(min(left, LOOK_SECONDS))
     finally:
-        # Ends a run that timed out or was interrupted, and otherwise what the command left behind.
+        # End a run that timed out or was interrupted, and any process that the command left behind.
         guarded.end(mark)
     word, number = guarded.status or ("ended", int(signal.SIGKILL))
     if word == "error":
         return _not_started(command, number, output)
-    # A process that the kernel cannot end (a hung device) stays behind rather than holding the search up for ever.
+    # A process that the kernel cannot end (a hung device) is left behind, so that the search can go on.
     return Ending(os.waitstatus_to_exitcode(number), time.monotonic() - began, timed_out)
 
 
@@ -155,11 +158,11 @@ def _not_started(command: Sequence[str], number: int, output: Path) -> Ending:
 
 
 class _Guarded:
-    """A command below a guardian of its own (guardian.py)."""
+    """A command below its own guardian (run_guardian.py)."""
 
     def __init__(self, command: Sequence[str], directory: Path, environment: Mapping[str, str], output: Path) -> None:
         self.status: tuple[str, int] | None = None
-        """How the command ended, with its wait status, or why it did not start, with the error number."""
+        """The word and number from the guardian: `ended` and a wait status, or `error` and an error number."""
         self._report, status = os.pipe()
         hold, self._hold = os.pipe()
         program = sys.executable, "-I", "-S", guardian.__file__, str(status), str(hold)
@@ -183,14 +186,14 @@ class _Guarded:
             os.close(hold)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the status, so long at most."""
+        """Wait up to `seconds` for the status."""
         if self.status is None and select.select([self._report], [], [], seconds)[0]:
             words = os.read(self._report, 100).split()
-            # Without a word the guardian itself was killed.
+            # No words: the guardian itself was killed.
             self.status = (words[0].decode(), int(words[1])) if words else ("ended", int(signal.SIGKILL))
 
     def end(self, mark: Mapping[str, str]) -> None:
-        """End the command and all that it started."""
+        """End the command and every process that it started."""
         own = self._process.pid
         _end(lambda: _marked(mark) | _descendants(own), spared=own)
         self.wait(0)
@@ -208,20 +211,21 @@ class _Guarded:
 
 
 def end_session(session: int, mark: Mapping[str, str] = types.MappingProxyType({})) -> None:
-    """End every process of a session that we started, and those that left it, as daemons do, with `mark` on them.
+    """End every process of a session that this process started, and daemons that left it but carry `mark`.
 
-    A session is named by the process id of its leader, which has to be our child: else the number may be given away again.
+    A session is identified by the process id of its leader. The leader must be a child of this process, because
+    otherwise the id may be reused.
     """
     _end(lambda: _running(lambda pid: os.getsid(pid) == session) | _marked(mark))
 
 
 def end_marked(mark: Mapping[str, str]) -> None:
-    """End every process that has all of `mark` in its environment, whoever started it, and those below it."""
+    """End every process with all of `mark` in its environment, and its descendants, regardless of their parent."""
     _end(lambda: {process for marked in _marked(mark) for process in (marked, *_descendants(marked.pid))})
 
 
 def is_marked_running(mark: Mapping[str, str]) -> bool:
-    """Whether a process has all of `mark` in its environment, whoever started it."""
+    """Whether any process has all of `mark` in its environment."""
     return bool(_marked(mark))
 
 
@@ -237,9 +241,10 @@ def _descendants(pid: int) -> set[psutil.Process]:
 
 
 def _end(find: Callable[[], set[psutil.Process]], spared: int = 0) -> None:
-    """Ask the processes to end, after GRACE_SECONDS make them, and after as long again give up.
+    """Terminate the processes, kill them after GRACE_SECONDS, and give up after as long again.
 
-    Those that were found once are meant, also when what they were found by has gone. `spared`: a process id to leave.
+    A process that was found once is ended even if a later `find` no longer returns it. `spared` is a process id to
+    leave.
     """
     began = time.monotonic()
     asked: set[psutil.Process] = set()
@@ -265,7 +270,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _running(is_meant: Callable[[int], bool]) -> set[psutil.Process]:
-    """The processes that are meant, without zombies and our own."""
+    """Return the matching processes, without zombies and this process."""
     found: set[psutil.Process] = set()
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess, psutil.AccessDenied):
