@@ -117,7 +117,7 @@ def search(
 
 
 class BisectGroup(click.Group):
-    """A search, unless the first word is the name of a subcommand."""
+    """A group that runs a search unless the first word is a subcommand."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -132,14 +132,14 @@ class BisectGroup(click.Group):
 
 
 def _defaults() -> dict[str, Any]:
-    """Options that the checkout's pyproject.toml sets."""
+    """Read the options that the checkout's pyproject.toml sets."""
     from rlcanary.bisect.settings import read_settings
     from rlcanary.system.git import GitError, git
 
     try:
         toplevel = git(Path.cwd(), "rev-parse", "--show-toplevel").strip()
     except (GitError, FileNotFoundError):
-        return {}  # The search itself says that there is no repository.
+        return {}  # The search itself reports a missing repository.
     return read_settings(Path(toplevel)).options
 
 

@@ -60,8 +60,11 @@ def bugs(ctx: click.Context, json_path: Path | None, only: tuple[str, ...], seed
 
 
 def to_json(detections: list[Detection], alarms: dict[str, list[Result]]) -> str:
-    """`{"bugs": [{"id", "source", "area", "effect", "caught_by"}], "false_alarms": [{"preset", "check", "message"}],
-    "out_of_reach": [{"id", "source", "reason"}]}`."""
+    """Return the results as JSON.
+
+    The keys are `bugs` (with `id`, `source`, `area`, `effect`, `caught_by`), `false_alarms` (with `preset`, `check`,
+    `message`) and `out_of_reach` (with `id`, `source`, `reason`).
+    """
     from rlcanary.bugs import OUT_OF_REACH
 
     document = {

@@ -70,7 +70,7 @@ def check(
     for path in (json_path, markdown, updated_path):
         if path is not None:
             require_writable(path)
-    # The console script does not put the current folder on the path, and that is where the user's package is.
+    # The console script does not put the current folder, with the user's package, on the path.
     sys.path.insert(0, str(Path.cwd()))
     implementation = load_adapter(adapter)
 

@@ -39,7 +39,7 @@ def check_metrics(file: Path, checks: tuple[str, ...], record: Path | None, as_j
     parsed = [Check(text) for text in checks]
     if record is not None:
         require_writable(record)
-    read = read_json(file, pipes=True)  # as in `rlcanary check-metrics <(…)`
+    read = read_json(file, pipes=True)  # such as `rlcanary check-metrics <(…)`
     if isinstance(read, str):
         raise UserError(f"cannot read {file}: {read}")
     if not isinstance(read.document, dict):
@@ -56,7 +56,7 @@ def check_metrics(file: Path, checks: tuple[str, ...], record: Path | None, as_j
 
 
 def append_line(file: Path, document: dict[str, Any]) -> None:
-    """Add a line of JSON and wait until it is on disk."""
+    """Append a line of JSON and wait until it is on disk."""
     with file.open("a", encoding="utf-8") as stream:
         stream.write(f"{json.dumps(document)}\n")
         stream.flush()
@@ -64,7 +64,7 @@ def append_line(file: Path, document: dict[str, Any]) -> None:
 
 
 def jsonable(values: list[Any]) -> list[Any]:
-    """The values with null for what is not finite."""
+    """Replace values that are not finite by null."""
     return [value if isinstance(value, str) or is_finite(value) else None for value in values]
 
 

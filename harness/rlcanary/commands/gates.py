@@ -42,7 +42,7 @@ def gates(pytest_arguments: tuple[str, ...]) -> None:
 
 
 def collect(arguments: Iterable[str]) -> Mapping[str, Any]:
-    """What the plugin says of the tests that pytest collects.
+    """Collect the tests with pytest and return the plugin's report on them.
 
     Raises:
         UserError: pytest could not collect them.

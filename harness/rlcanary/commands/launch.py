@@ -164,7 +164,10 @@ def _chosen(name: str) -> str:
 
 
 def _folder(asked: Path | None, repository: Repository) -> Path:
-    """Of the search that this launch is a run of, so that nothing is left in its worktree; else of the checkout."""
+    """Choose the folder of launches: the one asked for, that of the running bisect, or the checkout's.
+
+    A launch inside a bisect leaves nothing in the worktree.
+    """
     search = os.environ.get("RLCANARY_BISECT_JOURNAL")
     if asked is not None:
         return asked.absolute()

@@ -20,7 +20,7 @@ from rlcanary.system.sessions import Interrupted, Interrupts
 
 PATH = click.Path(path_type=Path)
 NOT_ENDED = 75
-"""The exit code while a job waits or runs: EX_TEMPFAIL of sysexits.h, ask again later."""
+"""The exit code while a job waits or runs: EX_TEMPFAIL of sysexits.h."""
 
 
 @click.command("launches")
@@ -61,7 +61,7 @@ def launches(launches: Sequence[Path], watch: bool, cancel: bool, folder: Path |
 
 
 def _ignore(*seen: object) -> None:
-    """Where nobody waits, the table at the end is enough."""
+    """Ignore progress: without --watch, the table at the end is enough."""
 
 
 def _find(folder: Path | None) -> Sequence[Path]:
@@ -73,13 +73,13 @@ def _find(folder: Path | None) -> Sequence[Path]:
 
 
 def _verdicts(records: Sequence[Record]) -> dict[Experiment, Reading]:
-    """Those that are known already."""
+    """Read the verdicts that are already known."""
     read = {record.experiment: read_verdict_file(record.experiment.verdict) for record in records}
     return {own: reading for own, reading in read.items() if reading is not None}
 
 
 def _submissions(records: Sequence[Record]) -> list[Submission]:
-    """One for each cluster."""
+    """Group the launches into one submission per cluster."""
     clusters = sorted({(record.executor, record.address) for record in records})
     return [
         Submission(

@@ -11,7 +11,7 @@ from rlcanary.system.files import require_writable, write_whole
 
 
 def template(class_name: str) -> str:
-    """The source of an adapter that runs as it is."""
+    """Return the source of a runnable adapter."""
     source = files("rlcanary").joinpath("adapter_template.py").read_text()
     return re.sub(r"  # type: ignore.*", "", source).replace("MyCodebase", class_name)
 

@@ -109,7 +109,11 @@ def regress(
 
 
 def require_matches(patterns: list[str], known: list[tuple[str, str]]) -> None:
-    """Raises UserError for a pattern that matches no metric."""
+    """Check that every pattern matches a metric.
+
+    Raises:
+        UserError: A pattern matches none.
+    """
     for pattern in patterns:
         if not any(matches(pattern, metric_name(*pair)) for pair in known):
             nearest = nearest_names(pattern, [metric_name(*pair) for pair in known])
@@ -118,8 +122,10 @@ def require_matches(patterns: list[str], known: list[tuple[str, str]]) -> None:
 
 
 class Notes(dict[str, str]):
-    """What else there is to say of a regression: `command`, or `no_command` (why there is none), and, where there is
-    something to say, `environment` and `tests` (which tests share the key).
+    """Additional facts about a regression.
+
+    The keys are `command`, or `no_command` (the reason for its absence). `environment` and `tests` (the tests that
+    share the key) are present if there is something to report.
     """
 
 
@@ -147,7 +153,7 @@ def notes_on(regression: Regression, history: History, settings: Settings) -> No
 
 
 def bisect_command(regression: Regression, root: Path) -> str:
-    """A line for the shell that bisects the metric on its value, or for one that is not finite now on whether it is."""
+    """Return a shell command that bisects the metric on its value, or on being finite if it no longer is."""
     nodeid = list(regression.series.nodeids)[-1]
     commits = [point.run.git_commit or "" for point in (regression.last_good, regression.first_bad)]
     ends = f"rlcanary bisect --good {shlex.quote(commits[0][:12])} --bad {shlex.quote(commits[1][:12])}"
@@ -155,7 +161,7 @@ def bisect_command(regression: Regression, root: Path) -> str:
         value = f"data[{quoted('metrics')}][{quoted(plain_key(nodeid))}][{quoted(regression.series.metric)}]"
         probe = (
             f"pytest {shlex.quote(nodeid)} --rlcanary-results={PROBE}; [ $? -le 1 ] || exit 125; "
-            f"rlcanary check-metrics {PROBE} {shlex.quote(f'abs({value}) >= 0')}"  # holds for what is finite
+            f"rlcanary check-metrics {PROBE} {shlex.quote(f'abs({value}) >= 0')}"  # True for finite values.
         )
         line = f"{ends} -- bash -c {shlex.quote(probe)}"
     else:
@@ -172,7 +178,15 @@ def quoted(text: str) -> str:
 
 
 def print_report(found: list[Regression], notes: list[Notes], extent: str, short: int, judged: int) -> None:
-    """`short`: how many metrics have too few runs. `judged`: how many have enough."""
+    """Print the regressions and a summary.
+
+    Args:
+        found: The regressions.
+        notes: Their additional facts.
+        extent: The runs and metrics that were searched, in words.
+        short: The number of metrics with too few runs.
+        judged: The number of metrics with enough runs.
+    """
     console = report_console(highlight=False)
     if not judged and not found:
         console.print("Nothing was judged.")
@@ -190,7 +204,7 @@ def print_report(found: list[Regression], notes: list[Notes], extent: str, short
 
 
 def regression_table(found: list[Regression], title: str, width: int) -> Table:
-    """A row for each regression. On a narrow terminal one column holds all but its status, so that nothing is cut off."""
+    """Make a table with a row per regression. On a narrow terminal the columns are merged, so that nothing is cut off."""
     narrow = width < PLAIN_WIDTH
     table = Table(title=title)
     table.add_column("Status", no_wrap=True)

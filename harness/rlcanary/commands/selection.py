@@ -15,7 +15,7 @@ from rlcanary.errors import UserError
 if TYPE_CHECKING:
     from rich.table import Table
 
-# As testmon has it; its own function for this imports coverage and the pytest plugin.
+# The same value as in testmon, whose own function imports coverage and the pytest plugin.
 DATAFILE = os.environ.get("TESTMON_DATAFILE", ".testmondata")
 MODULE = "<module>"
 CONFIGURATIONS = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
@@ -90,7 +90,7 @@ def reset() -> None:
 
 
 def datafile(must_exist: bool = True) -> Path:
-    """testmon's database: in this folder or the nearest one above that has one."""
+    """Find the database of testmon, in this folder or the nearest parent that has one."""
     here = Path.cwd()
     path = next(
         (folder / DATAFILE for folder in (here, *here.parents) if (folder / DATAFILE).exists()), here / DATAFILE
@@ -101,7 +101,7 @@ def datafile(must_exist: bool = True) -> Path:
 
 
 def root_of(path: Path) -> Path:
-    """The root of the recorded tests: where the database is, unless TESTMON_DATAFILE puts it elsewhere."""
+    """Return the root of the recorded tests: the database's folder, unless TESTMON_DATAFILE moves the database."""
     here = Path.cwd()
     if here.is_relative_to(path.parent):
         return path.parent
@@ -112,7 +112,7 @@ def root_of(path: Path) -> Path:
 
 
 def recorded(path: Path) -> dict[str, dict[str, Any]]:
-    """What is stored of every test (see `testmon_data.packed`)."""
+    """Read the stored facts of every test (see `testmon_data.packed`)."""
     from rlcanary.selection.stored import stored
 
     try:
@@ -161,7 +161,7 @@ def new_table(*columns: str, title: str) -> Table:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Ids of tests and commands hold brackets, which are not meant as markup."""
+    """Add a row. Brackets in test ids and commands are escaped, because rich reads them as markup."""
     from rich.markup import escape
 
     table.add_row(*map(escape, cells))

@@ -14,7 +14,7 @@ from rlcanary.errors import UserError
 from rlcanary.grpo.plan.plan import Plan, read_plan
 
 SHOWN = ("reward", "entropy", "grad_norm", "mult_prob_error", "completion_tokens", "policy_version")
-# Without a terminal a line is printed about this often.
+# Without a terminal, a line is printed about this often.
 LINES = 20
 
 
@@ -49,7 +49,7 @@ def _train(plan: Plan, resume: bool) -> int:
     from rlcanary.grpo.train import ENDINGS
     from rlcanary.grpo.train import train as run_plan
 
-    # Their remarks would stand between the lines of the display.
+    # Their messages would break up the display.
     transformers.utils.logging.disable_progress_bar()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     console = Console(stderr=True)

@@ -1,1 +1,1 @@
-"""What several subcommands share, and the subcommands of `rlcanary bisect`."""
+"""Shared options of several subcommands, and the subcommands of `rlcanary bisect`."""

@@ -1,4 +1,4 @@
-"""`rlcanary bisect log|mark|status|undo|visualize`: looking at the last search of a checkout, and correcting it."""
+"""`rlcanary bisect log|mark|status|undo|visualize`: show the last search of a checkout, and correct it."""
 
 import os
 import shlex
@@ -120,7 +120,7 @@ def visualize() -> None:
     of: dict[str, list[Text]] = {}
     for observation in last.record.observations():
         of.setdefault(observation.commit, []).append(Text(observation.outcome, style=STYLES[observation.outcome]))
-    os.environ.setdefault("LESS", "FRX")  # As git does: colours, and no pager for what fits the screen.
+    os.environ.setdefault("LESS", "FRX")  # The same as git: colours, and no pager for output that fits the screen.
     of_merge = 1.0
     with console.pager(styles=True) if console.is_terminal else _unpaged():
         for merge, stage in zip((None, *last.descent.merges), last.descent.stages, strict=True):
@@ -134,7 +134,7 @@ def visualize() -> None:
 
 
 def _chart(stage: "Stage", shares: Sequence[float], of: Mapping[str, Sequence[Text]]) -> Table:
-    """A row for each commit, oldest first."""
+    """Make a table with a row per commit, oldest first."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("commit")
     table.add_column("probability", justify="right")
@@ -152,7 +152,7 @@ def _chart(stage: "Stage", shares: Sequence[float], of: Mapping[str, Sequence[Te
 
 @dataclass(frozen=True)
 class LastSearch:
-    """The newest journal of this checkout, and the search as far as it went."""
+    """The newest search of this checkout, from its journal."""
 
     repository: "Repository"
     record: "Record"
@@ -162,11 +162,11 @@ class LastSearch:
     """The SHAs of the ends that need no run."""
     options: tuple[str, ...]
     refused: str | None
-    """Why the newest start was refused, where it was."""
+    """The reason why the newest start was refused, or None."""
 
     @cached_property
     def descent(self) -> "Descent":
-        """What the searches make of the runs."""
+        """The state of the search after all recorded runs."""
         from rlcanary.bisect.line.descent import Descent
         from rlcanary.bisect.line.stage import make_stage
         from rlcanary.bisect.search.verdict import Contradiction
@@ -191,13 +191,13 @@ class LastSearch:
 
 
 def _refusal(record: "Record") -> str | None:
-    """Why a search could not start; None for others, and for one whose outcomes were corrected since."""
+    """Return why a search could not start. None if it did, or if its outcomes were corrected since."""
     end = record.last("end", "observation", "undo") or {}
     return end["reason"] if end.get("status") == "refused" else None
 
 
 def _last_search() -> LastSearch:
-    """The newest one. One that could not start is it only where there is no other."""
+    """Load the newest search. One that could not start is used only if there is no other."""
     from rlcanary.bisect.plan import Request
     from rlcanary.bisect.record.journal import readable_records
     from rlcanary.system.git import Repository
@@ -215,7 +215,7 @@ def _last_search() -> LastSearch:
     assert header is not None
     for text in record.damage:
         _warn(text)
-    given = record.last("options") or {"options": (), "trusted": ()}  # A kill may come between the two first lines.
+    given = record.last("options") or {"options": (), "trusted": ()}  # A search may be killed between the two.
     options = tuple(given["options"])
     metric, _, worse = header.metric.rpartition(" ")
     request = Request(
@@ -235,7 +235,7 @@ def _warn(text: str) -> None:
 
 @contextmanager
 def _editing() -> "Iterator[tuple[LastSearch, Journal]]":
-    """The last search, locked so that none runs meanwhile."""
+    """Load the last search and hold its lock, so that no search runs meanwhile."""
     from rlcanary.bisect.record.journal import Journal, Lock
 
     last = _last_search()

@@ -1,4 +1,4 @@
-"""Options and warnings that every command on a history shares."""
+"""Shared options and warnings of the commands that read a history."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ Callback = TypeVar("Callback", bound=Callable[..., Any])
 
 
 def history_options(command: Callback) -> Callback:
-    """The options of every command that reads a history: `folder` and `any_project`, for `open_history`."""
+    """Add the options of every command that reads a history: `folder` and `any_project`, for `open_history`."""
     command = click.option(
         "--any-project", is_flag=True, help="Read runs of commits that this repository does not have, too."
     )(command)
@@ -30,9 +30,10 @@ def history_options(command: Callback) -> Callback:
 
 
 def open_history(folder: Path | None, any_project: bool) -> History:
-    """The history that a command was asked about, with warnings for what is wrong in its folder.
+    """Open the history that a command reads, and warn about problems in its folder.
 
-    Raises UserError for a folder without runs and for the history of another project.
+    Raises:
+        UserError: The folder has no runs, or its history belongs to another project.
     """
     history = load_history(folder or find_history(Path.cwd()), read_with_progress)
     warn(history.problems)
@@ -46,7 +47,7 @@ def read_with_progress(names: list[str]) -> Iterable[str]:
 
 
 def with_progress(items: Sequence[Item], doing: str, many: int) -> Iterable[Item]:
-    """The items, with a progress bar on a terminal where there are many."""
+    """Iterate over the items, with a progress bar on a terminal if there are many."""
     from rich.console import Console
 
     console = Console(stderr=True)
