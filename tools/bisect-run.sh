@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Finds the commit that broke a command: GOOD=<ref> BAD=<ref> tools/bisect-run.sh [OPTIONS] CMD…
-# A thin front of `rlcanary bisect`, whose options it takes; docs/bisect.md says what the variables mean.
+# Find the commit that broke a command: GOOD=<ref> BAD=<ref> tools/bisect-run.sh [OPTIONS] CMD…
+# A wrapper of `rlcanary bisect` with the same options; docs/bisect.md explains the variables.
 set -euo pipefail
 
 is_on() {
@@ -15,10 +15,10 @@ arguments=()
 is_on "${SKIP_GOOD_CHECK:-}" && arguments+=(--skip-good-check)
 is_on "${BISECT_NO_RESET:-}" && arguments+=(--keep-worktree)
 
-# Options of ours may come before the command; a command is never taken for a subcommand.
+# Options of bisect may come before the command; a command is never read as a subcommand.
 [[ ${1:-} == -* ]] || arguments+=(--)
 
-# What launch-bisect.sh runs has to stay the same as well, where it is part of the history.
+# The helper that launch-bisect.sh runs must stay the same too, if it is part of the history.
 for word in "$@"; do
   [[ $word == *launch-bisect.sh && -f ${word%.sh}-helper.sh ]] || continue
   place=$(cd "$(dirname "$word")" && git rev-parse --show-toplevel 2>/dev/null) || continue

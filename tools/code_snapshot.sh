@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Copies the files that git tracks, submodules too, to a folder named for their content: tools/code_snapshot.sh [NAME]
-# A thin front of `rlcanary code-snapshot`, which prints the path of the copy.
+# Copy the files that git tracks, submodules too, to a folder named for their content: tools/code_snapshot.sh [NAME]
+# A wrapper of `rlcanary code-snapshot`, which prints the path of the copy.
 set -euo pipefail
 
 if command -v rlcanary >/dev/null; then

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Judges a nightly on one commit: GOOD=… BAD=… tools/bisect-run.sh tools/launch-bisect.sh "$TEST_CASE"
-# Checks what must be there before the first job; tools/launch-bisect-helper.sh does the rest. docs/nightlies.md tells more.
+# Judge a nightly on one commit: GOOD=… BAD=… tools/bisect-run.sh tools/launch-bisect.sh "$TEST_CASE"
+# Checks the requirements before the first job; tools/launch-bisect-helper.sh does the rest. See docs/nightlies.md.
 #
 #   EXECUTOR        slurm, ray or local (default: slurm where there is sbatch)
 #   REQUIRED        variables that must be set (default on Slurm: those below; elsewhere none)
 set -euo pipefail
 
-# 128 ends a `git bisect run`; `rlcanary bisect` reads the file.
+# Exit code 128 ends a `git bisect run`; `rlcanary bisect` reads the file.
 abort() {
   echo "launch-bisect.sh: $1" >&2
   if [[ -n ${RLCANARY_BISECT_VERDICT:-} ]]; then

@@ -10,27 +10,27 @@ SMOOTHING = 9
 
 
 def points(values: list[float]) -> str:
-    """The values as coordinates, rewards from 0 to 1."""
+    """Compute the points of the curve, with rewards from 0 to 1."""
     across = (WIDTH - LEFT - RIGHT) / len(values)
     down = HEIGHT - TOP - BOTTOM
     return " ".join(f"{LEFT + index * across:.1f},{TOP + (1 - value) * down:.1f}" for index, value in enumerate(values))
 
 
 def smoothed(values: list[float]) -> list[float]:
-    """Means of windows that are cut off at the ends."""
+    """Compute moving averages. The windows are cut off at the ends."""
     half = SMOOTHING // 2
     windows = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
     return [sum(window) / len(window) for window in windows]
 
 
 def ticks(steps: int, most: int = 8) -> range:
-    """Round numbers from 0 to at most `steps`."""
+    """Choose round numbers from 0 to at most `steps`."""
     spacings = (base * 10**power for power in range(9) for base in (1, 2, 5))
     return range(0, steps + 1, next(spacing for spacing in spacings if steps // spacing < most))
 
 
 def draw(records: list[dict[str, float]]) -> str:
-    """The picture of the records of a run's metrics.jsonl."""
+    """Draw the records of a run's metrics.jsonl as an SVG."""
     rewards = [record["reward"] for record in records]
     seconds = sum(value for record in records for name, value in record.items() if name.startswith("seconds/"))
     above = next((index + 1 for index, value in enumerate(smoothed(rewards)) if value >= 0.9), None)

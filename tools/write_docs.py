@@ -1,4 +1,4 @@
-"""Write what is generated of the docs: docs/checks/, docs/contract.md, and the counts in README.md and CHANGELOG.md."""
+"""Write the generated docs: docs/checks/, docs/contract.md, and the counts in README.md and CHANGELOG.md."""
 
 import inspect
 import re
@@ -32,7 +32,7 @@ RECORDS = (Completion, Group, CollatedBatch, PolicyBatch, LossOutput, TrainState
 
 
 def attributes(record: type[Any]) -> dict[str, str]:
-    """The descriptions under `Attributes:` in the docstring of a record."""
+    """Read the descriptions under `Attributes:` in the docstring of a record."""
     section = (inspect.getdoc(record) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
     found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}
@@ -45,7 +45,7 @@ def default_of(field: Field[Any]) -> str:
 
 
 def table(record: type[Any]) -> str:
-    """The fields of a dataclass: name, default, meaning."""
+    """Make a table of a dataclass's fields: name, default, meaning."""
     told = attributes(record)
     hints = get_type_hints(record) if record is Conventions else {}
     lines = ["| field | default | meaning |", "|---|---|---|"]
@@ -59,7 +59,7 @@ def table(record: type[Any]) -> str:
 
 
 def contract_page() -> str:
-    """Every convention and every record of the adapter contract."""
+    """Describe every convention and every record of the adapter contract."""
     parts = [CONTRACT.format(papers=", ".join(f"`{name}`" for name in PAPERS)), table(Conventions)]
     for record in RECORDS:
         summary = (inspect.getdoc(record) or "").partition("\n")[0]
@@ -68,7 +68,7 @@ def contract_page() -> str:
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file and its text."""
+    """Return every generated file and its text."""
     files = {ROOT / "docs/checks" / name: text for name, text in pages().items()}
     files[ROOT / "docs/contract.md"] = contract_page()
     for name in ("README.md", "CHANGELOG.md"):

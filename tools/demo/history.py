@@ -23,12 +23,12 @@ FIRST_DAY = datetime(2025, 1, 6, 12, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class History:
-    """A repository as it was built.
+    """The repository that was built.
 
     Attributes:
-        path: its folder.
-        commits: the full hashes, oldest first.
-        planted: the hash of the commit that plants the bug.
+        path: The repository's folder.
+        commits: The full hashes, oldest first.
+        planted: The hash of the commit that plants the bug.
     """
 
     path: Path
@@ -60,7 +60,7 @@ def _commit(path: Path, day: int, message: str) -> str:
 
 
 def _git(path: Path, day: int, *arguments: str) -> str:
-    # A person's own settings (signing, hooks, line endings) would change the hashes, as would a GIT_DIR from a hook.
+    # The user's settings (signing, hooks, line endings) or a GIT_DIR from a hook would change the hashes.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     date = (FIRST_DAY + timedelta(days=day)).isoformat()
     environment |= {

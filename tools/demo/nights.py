@@ -1,4 +1,4 @@
-"""Running a command on many commits, some at a time, each in a linked worktree."""
+"""Runs a command on many commits, several at a time, each in a linked worktree."""
 
 import math
 import subprocess
@@ -9,20 +9,20 @@ from pathlib import Path
 from stage import Stage, failure
 
 AT_ONCE = 2
-# Runs that start in the same second would be in no particular order in the history of results.
+# The history cannot order runs that start in the same second.
 SECONDS_BETWEEN_STARTS = 2
 
 
 def run_on_commits(stage: Stage, runs: Sequence[tuple[str, Sequence[str]]], on_finished: Callable[[], None]) -> None:
-    """Runs each command on its commit, started in the order given.
+    """Runs each command on its commit, started in the given order.
 
     Args:
-        stage: gives the repository and the folder for worktrees and logs.
-        runs: a commit's full hash and a command, each.
-        on_finished: called after each run.
+        stage: The repository, and the folder for worktrees and logs.
+        runs: Pairs of a commit's full hash and a command.
+        on_finished: Called after each run.
 
     Raises:
-        PlayError: a run ended with another exit code than 0. The ones that still ran are ended.
+        PlayError: A run ended with another exit code than 0. The others are ended.
     """
     free = [stage.home / f"worktree-{number}" for number in range(AT_ONCE)]
     for worktree in free:
@@ -51,7 +51,7 @@ def run_on_commits(stage: Stage, runs: Sequence[tuple[str, Sequence[str]]], on_f
 
 
 class Run:
-    """A command under way, its output going to a log."""
+    """A running command whose output goes to a log."""
 
     def __init__(self, stage: Stage, command: Sequence[str], worktree: Path, log: Path) -> None:
         self.command = command

@@ -35,14 +35,14 @@ RESULTS = "../nightly/unit_results"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out.
+    """The result of the story.
 
     Attributes:
-        planted: the commit that `history.py` knows to plant the bug.
-        named: the commit that the bisect named.
-        failed_checks: the conformance checks that fail on the newest commit.
-        counterexample: what the first of them got and expected.
-        nights: the commit of each nightly run, all of them green, and what it measured.
+        planted: The commit that plants the bug, according to `history.py`.
+        named: The commit that the bisect named.
+        failed_checks: The conformance checks that fail on the newest commit.
+        counterexample: The actual and expected values of the first failed check.
+        nights: The commit and the metric of each nightly run. All of them are green.
     """
 
     planted: str
@@ -53,7 +53,7 @@ class Verdict:
 
 
 def tell(stage: Stage, nights: int) -> Verdict:
-    """The whole story."""
+    """Tells the whole story and returns its result."""
     with stage.step(
         "A codebase with a silent bug in its history",
         "tinygrpo trains a tiny transformers language model with GRPO. It has 40 commits, and one of them plants a bug "
@@ -143,12 +143,12 @@ def check_newest(stage: Stage) -> tuple[list[str], str]:
 
 
 def bisect(stage: Stage, history: History) -> str:
-    """Bisects with the failing check from the oldest commit to the newest; returns the commit that is named."""
+    """Bisects with the failing check from the oldest commit to the newest, and returns the commit that it names."""
     check = ["rlcanary", "check", ADAPTER, "--only", "advantage"]
     good = history.commits[0][:10]
     stage.show_command(f"GOOD={good} BAD=HEAD tools/bisect-run.sh {shlex.join(check)}")
     command = [str(BISECT), *check]
-    # The bisect draws its progress on stderr, which goes to where we draw ours.
+    # The bisect draws its progress on stderr, which goes to our console.
     done = stage.run(command, GOOD=good, BAD="HEAD", stderr=sys.stdout)
     found = re.search(r"^([0-9a-f]{40}) is the first bad commit$", done.stdout, re.MULTILINE)
     if not found:
@@ -156,7 +156,7 @@ def bisect(stage: Stage, history: History) -> str:
     named = found[1]
     stage.console.print()
     stage.show(found[0], style="bold red")
-    # What follows repeats the runs as a table.
+    # The rest repeats the runs as a table.
     stage.show(done.stdout[found.end() + 1 :].partition("Evidence")[0])
     stage.console.print()
     stage.show_command(f"git show {named[:10]} -- tinygrpo/advantages.py")

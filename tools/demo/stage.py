@@ -1,4 +1,4 @@
-"""What the demo plays on: a folder, a console, and commands run in the environment of this Python."""
+"""The demo's stage: a folder, a console, and commands run in the environment of this Python."""
 
 import os
 import shlex
@@ -19,17 +19,17 @@ WIDTH = 100
 
 
 class PlayError(Exception):
-    """A part of the story did not go as it must. The message says which, with the end of what was printed."""
+    """A part of the story failed. The message has the part and the end of its output."""
 
 
 @dataclass
 class Stage:
-    """Where the demo runs and what it shows.
+    """The folder and the console of the demo.
 
     Attributes:
-        console: where the story is told.
-        home: the folder that holds the repository and everything made from it.
-        seconds: how long each step took, by name.
+        console: The console that shows the story.
+        home: The folder that holds the repository and everything made from it.
+        seconds: The duration of each step, by name.
     """
 
     console: Console
@@ -42,7 +42,7 @@ class Stage:
 
     @contextmanager
     def step(self, name: str, explanation: str) -> Iterator[None]:
-        """One step of the story, with its heading and what it is about."""
+        """Shows the heading and the explanation of a step, and measures its duration."""
         self.console.print()
         self.console.rule(f"[bold]{len(self.seconds) + 1}. {name}", align="left")
         self.console.print(explanation, highlight=False)
@@ -53,7 +53,7 @@ class Stage:
 
     @contextmanager
     def progress(self, doing: str, total: int | None = None) -> Iterator[Progress]:
-        """A live line while something runs, and a line that stays when it is done."""
+        """Shows a live line while something runs. A line stays when it is done."""
         columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30)]
         counted = [MofNCompleteColumn()] if total else []
         progress = Progress(
@@ -72,19 +72,19 @@ class Stage:
         self.console.print(Text.assemble(("✓ ", "green"), doing, (f"  {took:.1f} s", "dim")))
 
     def show_command(self, text: str) -> None:
-        """A command as a person would type it."""
+        """Shows a command as typed in a shell."""
         self.console.print(Text(f"$ {text}", style="cyan"), soft_wrap=True)
 
     def show(self, output: str, style: str = "") -> None:
-        """Something that a command printed, in its own colours if it has any."""
+        """Shows the output of a command, in its own colours if it has any."""
         text = Text.from_ansi(output.rstrip("\n"))
         text.stylize(style)
         self.console.print(text)
 
     def environment(self) -> dict[str, str]:
-        """This process's, changed so that nothing of the person's machine shows or is left changed.
+        """Returns this process's environment, changed so that the user's settings have no effect.
 
-        This Python's own commands are found first, each process has one thread, git has nobody's settings, and
+        The commands of this Python are found first, each process has one thread, git reads no user settings, and
         temporary files stay in `home`.
         """
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
@@ -106,16 +106,16 @@ class Stage:
         stderr: int | IO[str] = subprocess.PIPE,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command in the repository, and keeps its output.
+        """Runs a command in the repository and returns its output.
 
         Args:
-            command: the program and its arguments.
-            allowed: the exit codes that the story can go on with.
-            stderr: where its errors go instead of being kept.
-            variables: what to add to the environment.
+            command: The program and its arguments.
+            allowed: The exit codes that are no failure.
+            stderr: The destination of its errors, instead of the output.
+            variables: Additional environment variables.
 
         Raises:
-            PlayError: it ended with another exit code.
+            PlayError: The command ended with another exit code.
         """
         sys.stdout.flush()
         done = subprocess.run(
@@ -132,7 +132,7 @@ class Stage:
         return done
 
     def colours(self) -> dict[str, str]:
-        """The variable that makes a command colour what `show` then shows, where colours are wanted."""
+        """Returns the variable that makes a command print colours for `show`, if the console has colours."""
         return {"FORCE_COLOR": "1"} if self.console.is_terminal and not self.console.no_color else {}
 
     def git(self, *arguments: str) -> str:
