@@ -1,1 +1,1 @@
-"""The bundled GRPO trainer, built on `rlcanary.reference`: small, readable, and run for real in the tests."""
+"""Bundled GRPO trainer, built on `rlcanary.reference`: small, readable, and run for real in the tests."""

@@ -1,6 +1,6 @@
 """GRPO, from top to bottom: sample, score, advantage, loss, step, sync.
 
-How this differs from the paper (arXiv 2402.03300) is what the plan's conventions say; every formula is that of
+The plan's conventions set the differences from the paper (arXiv 2402.03300); every formula is that of
 `rlcanary.reference`.
 """
 
@@ -24,18 +24,18 @@ from rlcanary.grpo.training.rollout import NothingSampled
 from rlcanary.grpo.training.run import Run, open_run
 from rlcanary.grpo.training.trainer import accumulate_gradients, descend, policy_data, refresh_reference, score, select
 
-# What ends a run for reasons of its own. Its log and its checkpoints are there to go on from.
+# Errors that end a run. It can be resumed from its log and its checkpoints.
 ENDINGS = (EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError)
 Watcher = Callable[[int, Mapping[str, float]], None]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
-        metrics: of the last step; empty if none was left to take.
-        account: where all groups of the run are.
+        metrics: metrics of the last step; empty if none was left to take.
+        account: the account of all groups of the run.
     """
 
     metrics: dict[str, float]
@@ -46,13 +46,13 @@ def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda step, metr
     """Run a plan.
 
     Args:
-        plan: of the run.
-        resume: go on from the last checkpoint in the plan's folder.
+        plan: the run's plan.
+        resume: resume from the last checkpoint in the plan's folder.
         on_step: sees the metrics of each step.
 
     Raises:
         UserError: as `open_run`.
-        EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError: what ended the run
+        EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError: the run ended
             (`ENDINGS`).
     """
     return asyncio.run(_train(plan, resume, on_step))
@@ -76,7 +76,7 @@ async def _train(plan: Plan, resume: bool, on_step: Watcher) -> Outcome:
 
 
 async def take_step(run: Run) -> dict[str, float]:
-    """One rollout, the updates on it, and the sync behind them -> metrics.
+    """Take one step: a rollout, the updates on it, and the sync after them -> metrics.
 
     Samplers and verifiers go on while the trainer computes, where the schedule lets them.
     """
@@ -129,7 +129,7 @@ async def take_step(run: Run) -> dict[str, float]:
 
 
 async def evaluate(run: Run) -> dict[str, float]:
-    """The policy on the prompts that are held out, as it is before the update of a step in which that is due."""
+    """Evaluate the policy on the held-out prompts, before the update of a step in which that is due."""
     settings, collector = run.plan.evaluation, run.evaluation
     if settings is None or collector is None or run.step % settings.every:
         return {}
@@ -148,7 +148,7 @@ async def evaluate(run: Run) -> dict[str, float]:
 
 
 def incidents(run: Run) -> dict[str, float]:
-    """What went wrong while this step's groups were sampled, and was made good."""
+    """Count the failures that were recovered from while this step's groups were sampled."""
     counts = run.collector.counts
     taken: dict[str, float] = {
         "failed_requests": counts["failed request"],
@@ -167,7 +167,7 @@ def trace_verifiers(run: Run) -> None:
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """The mean reward, and the share of groups that have nothing to tell."""
+    """Compute the mean reward, and the share of groups without signal."""
     rewards = [reward for group in groups for reward in group.rewards]
     stats = reference.RewardStats()
     for group in groups:
@@ -181,7 +181,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def length_metrics(batch: CollatedBatch, stats: reference.BatchStats) -> dict[str, float]:
-    """Tokens and what ended them."""
+    """Compute token counts and finish reasons."""
     rows = len(stats.completion_lens)
     return {
         "tokens": float(batch.attention_mask.sum()),

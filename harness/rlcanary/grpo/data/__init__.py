@@ -1,1 +1,1 @@
-"""Datasets and the items that a rollout draws."""
+"""Load datasets and deal out the items that a rollout draws."""

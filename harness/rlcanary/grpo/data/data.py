@@ -1,4 +1,4 @@
-"""The items of a run: the plan's datasets, rendered by the tokenizer, each with the verifier that its rows ask for."""
+"""Build the items of a run: the plan's datasets, rendered by the tokenizer, each with the verifier of its row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcanary.grpo.rewards.verifier import Verifier
 
 
 def load_rows(settings: Sequence[Mapping[str, Any]], key: str = "data.datasets") -> dict[str, list[Row]]:
-    """The rows of each dataset, by its name; `key` is where they stand in the plan.
+    """Load the rows of each dataset, by its name; `key` is their place in the plan.
 
     Raises:
         UserError: an unknown dataset or option, named by its key.
@@ -34,11 +34,11 @@ def load_rows(settings: Sequence[Mapping[str, Any]], key: str = "data.datasets")
 
 
 def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier]) -> ItemIterator[Any]:
-    """The items of a plan in their order, none of them dealt out yet; with an environment they are the rows themselves.
+    """Build the iterator over a plan's items, none dealt out yet; with an environment the items are the rows.
 
     Raises:
         UserError: a dataset is unknown, a verifier is missing, the tokenizer has no chat template where one is needed, or
-            a mixture makes no sense.
+            a mixture is invalid.
     """
     rows = datasets.join(load_rows(plan.data.datasets))
     items = _items(plan, rows, "data.datasets", tokenizer, verifiers)
@@ -54,7 +54,7 @@ def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier])
 
 
 def evaluation_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier]) -> ItemIterator[Any]:
-    """The items of the evaluation of a plan that has one, all of them in every epoch.
+    """Build the iterator over the evaluation items of a plan that has some, all of them in every epoch.
 
     Raises:
         UserError: as `item_iterator`.

@@ -1,4 +1,4 @@
-"""Tasks: generated ones that need no download, JSON lines from a file, and several of them in one order."""
+"""Load tasks: generated ones that need no download, JSON lines from a file, and several datasets in one order."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Row:
 
     Attributes:
         id: identifies it among all rows of a run.
-        prompt: what the user says, or a conversation so far.
-        target: what the verifier compares with.
+        prompt: the user's message, or a conversation so far.
+        target: the value that the verifier compares with.
         verifier: the type of verifier that understands the target.
-        dataset: where it comes from.
-        system_prompt: what stands before the prompt; None is that of the run, "" is none at all.
+        dataset: name of its dataset.
+        system_prompt: system prompt of the row; None is the run's, "" is none at all.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Row:
     system_prompt: str | None = None
 
     def messages(self, system_prompt: str = "") -> list[Message]:
-        """The conversation, behind the row's own system prompt or, where it has none, that of the run."""
+        """Build the conversation, after the row's own system prompt or, if it has none, the run's."""
         own = system_prompt if self.system_prompt is None else self.system_prompt
         asked: Sequence[Message]
         asked = [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
@@ -47,20 +47,23 @@ class Row:
 
 
 def to_item(row: Row, encode: Callable[[Row], Sequence[int]], verifier: Verifier) -> Item:
-    """The item that the sampler is given; its reward asks the verifier, with `row.target` as it is."""
+    """Build the sampler's item; its reward asks the verifier, with `row.target` unchanged."""
     return Item(row.id, encode(row), Reward(verifier, row.target))
 
 
 def arithmetic(
     count: int = 100, seed: int = 0, *, largest: int = 9, operations: str = "+", name: str = "arithmetic"
 ) -> list[Row]:
-    """Sums such as "3+4=" with the target "7", as `ExactVerifier` scores them.
+    """Generate sums such as "3+4=" with the target "7", as `ExactVerifier` scores them.
 
     The same arguments give the same rows. A problem is drawn again rather than repeated, as long as there are others.
 
     Args:
-        largest: of the two numbers.
+        count: number of rows.
+        seed: seed of the numbers.
+        largest: bound of the two numbers.
         operations: some of "+", "-" and "*"; differences are never negative.
+        name: name of the dataset in its rows.
 
     Raises:
         UserError: an operation is not one of these, or the numbers make no problem.
@@ -80,7 +83,7 @@ def arithmetic(
     return _drawn(problem, count, seed, name)
 
 
-# What a string task does, by the word that asks for it.
+# The function of a string task, by the word in its prompt.
 STRING_TASKS: dict[str, Callable[[str], str]] = {
     "copy": lambda text: text,
     "reverse": lambda text: text[::-1],
@@ -99,7 +102,7 @@ def strings(
     longest: int = 4,
     name: str = "strings",
 ) -> list[Row]:
-    """Tasks on letters such as "reverse abc=" with the target "cba", as `ExactVerifier` scores them.
+    """Generate tasks on letters such as "reverse abc=" with the target "cba", as `ExactVerifier` scores them.
 
     Raises:
         UserError: there is no such task, no letter or no length.
@@ -118,7 +121,7 @@ def strings(
 
 
 def load_jsonl(path: Path, name: str | None = None) -> list[Row]:
-    """The rows of a file with one JSON object per line, which has the fields of `Row`.
+    """Load the rows of a file with one JSON object per line, which has the fields of `Row`.
 
     Raises:
         UserError: the file cannot be read or holds nothing; a line is not such an object, lacks id, prompt or target, or
@@ -144,7 +147,7 @@ GENERATED: dict[str, Callable[..., list[Row]]] = {"arithmetic": arithmetic, "str
 
 
 def load(name: str, **options: Any) -> list[Row]:
-    """The generated dataset of this name, or the rows of a `.jsonl` file.
+    """Load the generated dataset of this name, or the rows of a `.jsonl` file.
 
     Raises:
         UserError: no such dataset, file or option.
@@ -162,12 +165,12 @@ def load(name: str, **options: Any) -> list[Row]:
 
 
 def join(datasets: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """All rows, with ids that begin with the name of their dataset, so that no two datasets share one."""
+    """Join all rows, with ids that begin with the name of their dataset, so that no two datasets share one."""
     return [replace(row, id=f"{name}/{row.id}", dataset=name) for name, rows in datasets.items() for row in rows]
 
 
 def ids_of(rows: Iterable[Row]) -> dict[str, list[Hashable]]:
-    """The ids of joined rows by dataset: what `weighted` and `in_sequence` order."""
+    """Return the ids of joined rows by dataset, which `weighted` and `in_sequence` order."""
     ids: dict[str, list[Hashable]] = {}
     for row in rows:
         ids.setdefault(row.dataset, []).append(row.id)
@@ -175,9 +178,9 @@ def ids_of(rows: Iterable[Row]) -> dict[str, list[Hashable]]:
 
 
 def weighted(datasets: Mapping[str, Sequence[Hashable]], weights: Mapping[str, float], seed: int = 0) -> Order:
-    """Each next id from a dataset drawn by weight, every id once per epoch.
+    """Draw each next id from a dataset by weight, every id once per epoch.
 
-    Where a dataset is used up, the others share its weight in proportion.
+    Once a dataset is used up, the others share its weight in proportion.
 
     Raises:
         UserError: weights and datasets differ in their names, or a weight is not positive.
@@ -206,7 +209,7 @@ def weighted(datasets: Mapping[str, Sequence[Hashable]], weights: Mapping[str, f
 def in_sequence(
     datasets: Mapping[str, Sequence[Hashable]], counts: Mapping[str, int] | None = None, seed: int = 0
 ) -> Order:
-    """One dataset after another, each in an order of the epoch's own, and of each the first `counts` ids.
+    """Order one dataset after another, each in an order of the epoch's own, and of each the first `counts` ids.
 
     Raises:
         UserError: counts and datasets differ in their names, or a count is not between 1 and the size.
@@ -225,7 +228,7 @@ def in_sequence(
 
 
 def _seed(seed: int, name: str) -> int:
-    """Datasets of one size are not to be shuffled alike."""
+    """Derive a seed per dataset, so that datasets of one size are not shuffled alike."""
     return random.Random(f"{seed}/{name}").randrange(2**31)
 
 

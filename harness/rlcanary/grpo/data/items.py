@@ -1,6 +1,6 @@
-"""Which item is sampled next, and what became of each: an iterator over epochs that can be written down and gone on with.
+"""Deal out items over epochs and keep the status of each, in an iterator that can be saved and resumed.
 
-All calls belong to one event loop, or to one thread where there is none.
+All calls belong to one event loop, or to one thread without a loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def fixed(ids: Sequence[Hashable]) -> Order:
 class ItemIterator(Generic[ItemType]):
     """Deals out items epoch by epoch and keeps the status of each.
 
-    An item is pending, in flight from `next_item` until somebody says what became of it, then done or failed. Every id of
+    An item is pending, in flight from `next_item` until a caller marks it, then done or failed. Every id of
     an epoch ends in one of the two, and nothing else counts: an item that another epoch left pending is no part of this one.
     """
 
@@ -138,11 +138,11 @@ class ItemIterator(Generic[ItemType]):
         return True
 
     def mark_done(self, id: Hashable) -> None:
-        """The item in flight has served its purpose."""
+        """Mark an item in flight as done: it has served its purpose."""
         self._land(id, "done")
 
     def mark_failed(self, id: Hashable, reason: str, *, final: bool = False) -> bool:
-        """The item in flight went wrong: it is tried again, first of all -> True; final, or out of retries -> False."""
+        """Mark an item in flight as failed -> True if it is tried again, first of all; False if final or out of retries."""
         self._require_in_flight(id)
         self._failures[id] += 1
         self._reasons[id] = reason
@@ -153,7 +153,7 @@ class ItemIterator(Generic[ItemType]):
         return True
 
     def mark_pending(self, id: Hashable) -> None:
-        """The item in flight came to nothing through no fault of its own (stale, aborted): it is next again."""
+        """Mark an item in flight as pending, through no fault of its own (stale, aborted): it is next again."""
         self._land(id, "pending")
         self._queue.appendleft(id)
 
@@ -165,41 +165,41 @@ class ItemIterator(Generic[ItemType]):
         return in_flight
 
     def status(self, id: Hashable) -> Status:
-        """The item's status in this epoch.
+        """Return the item's status in this epoch.
 
         Raises:
-            KeyError: it is no part of this epoch.
+            KeyError: it is not in this epoch.
         """
         if id not in self._statuses:
             raise KeyError(f"item {id!r} is no part of epoch {self.epoch}")
         return self._statuses[id]
 
     def counts(self) -> dict[Status, int]:
-        """How many items of the epoch have each status."""
+        """Count the items of the epoch by status."""
         counts: dict[Status, int] = {"pending": 0, "in flight": 0, "done": 0, "failed": 0}
         for status in self._statuses.values():
             counts[status] += 1
         return counts
 
     def place(self, id: Hashable) -> int:
-        """Where the item stands in the order of this epoch, from 0.
+        """Return the item's place in the order of this epoch, from 0.
 
         Raises:
-            KeyError: it is no part of this epoch.
+            KeyError: it is not in this epoch.
         """
         self.status(id)
         return self._places[id]
 
     def attempt(self, id: Hashable) -> int:
-        """How often the item has failed in this epoch: 0 while it is tried for the first time."""
+        """Return how often the item has failed in this epoch: 0 while it is tried for the first time."""
         return self._failures[id]
 
     def failures(self) -> dict[Hashable, str]:
-        """The items that failed for good in this epoch, each with its last reason."""
+        """Return the items that failed for good in this epoch, each with its last reason."""
         return {id: self._reasons[id] for id, status in self._statuses.items() if status == "failed"}
 
     def state(self) -> dict[str, Any]:
-        """Where the epoch stands, for a checkpoint; JSON if the ids are. What is in flight will be dealt out again."""
+        """Return the state of the epoch, for a checkpoint; JSON if the ids are. Items in flight will be dealt out again."""
         return {
             "epoch": self.epoch,
             "done": [id for id, status in self._statuses.items() if status == "done"],
@@ -209,7 +209,7 @@ class ItemIterator(Generic[ItemType]):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, with the same items and the same order.
+        """Resume from the point where `state` was taken, with the same items and the same order.
 
         Raises:
             UserError: the state does not belong to these items and this order.

@@ -1,1 +1,1 @@
-"""Verifiers: what a completion is worth, and whether that could be found out at all."""
+"""Verifiers: they score a completion, or say why it could not be scored."""

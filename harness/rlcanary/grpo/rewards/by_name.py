@@ -1,4 +1,4 @@
-"""The verifiers that ship, under the names that rows ask for them by; each is made when a row first asks."""
+"""Find the verifiers that ship by the names that rows use; each is made when a row first asks."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ WARM_UP: dict[str, tuple[str, Any]] = {"math": (r"\boxed{\frac12}", "0.5")}
 
 
 class VerifiersByName(Mapping[str, Verifier]):
-    """Verifiers by name, in this process or in a `VerifierPool` each; what they say is counted."""
+    """Verifiers by name, in this process or in a `VerifierPool` each; their scores are counted."""
 
     def __init__(
         self, options: Mapping[str, Mapping[str, Any]] | None = None, *, workers: int = 0, timeout_s: float = 10.0
     ) -> None:
-        """Make none yet.
+        """Take the options; no verifier is made yet.
 
         Args:
             options: arguments of verifiers, by name.
-            workers: of a pool for each verifier; 0 judges in this process, where nothing ends a call that hangs.
-            timeout_s: of a call to a pool.
+            workers: workers in each verifier's pool; 0 judges in this process, where nothing ends a call that hangs.
+            timeout_s: limit of a call to a pool.
 
         Raises:
             UserError: options of a verifier or with a name that does not exist.
@@ -58,11 +58,11 @@ class VerifiersByName(Mapping[str, Verifier]):
                 raise UserError(f"options of the verifier {name}: {error}") from error
 
     def __getitem__(self, name: str) -> Verifier:
-        """The verifier of a name, always the same.
+        """Return the verifier of a name, always the same.
 
         Raises:
             KeyError: no such name.
-            UserError: its options are out of range, or what it needs is not installed.
+            UserError: its options are out of range, or a package that it needs is not installed.
         """
         if name not in self._made:
             make = functools.partial(VERIFIERS[name], **self._options.get(name, {}))
@@ -76,11 +76,11 @@ class VerifiersByName(Mapping[str, Verifier]):
         return len(VERIFIERS)
 
     def tallies(self) -> dict[str, Tally]:
-        """What each verifier that was made has said so far: zeros apart from timeouts, exceptions and the like."""
+        """Return the tally of each verifier so far: zeros apart from timeouts, exceptions and the like."""
         return {name: verifier.tally() for name, verifier in self._made.items()}
 
     def take_problems(self) -> Counter[str]:
-        """How often each problem came up since the last call, over all verifiers."""
+        """Return how often each problem came up since the last call, over all verifiers."""
         total: Counter[str] = Counter()
         for tally in self.tallies().values():
             total.update(tally.problems)
@@ -88,7 +88,7 @@ class VerifiersByName(Mapping[str, Verifier]):
         return since
 
     def drain_spans(self) -> list[tuple[str, Span]]:
-        """The calls to pools that ended since the last time, each with the name of its verifier."""
+        """Return the calls to pools that ended since the last call, each with the name of its verifier."""
         return [(name, span) for name, pool in self._pools.items() for span in pool.drain_spans()]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Programs that a completion wrote, run against tests: in a confined process with hard limits (`PythonTool`)."""
+"""Run programs that a completion wrote against tests, in a confined process with hard limits (`PythonTool`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rlcanary.grpo.rewards.verifier import Score
 from rlcanary.grpo.tools.python_tool import PythonTool, code_blocks
 
-# The word is said only behind the last test: a program that exits, or prints what it likes, before that has passed nothing.
+# The word is said only behind the last test: a program that exits, or prints anything, before that has passed nothing.
 # `exec` and `print` are taken before the program can give these names another meaning.
 PROGRAM = """\
 def judge(exec=exec, print=print):
@@ -23,7 +23,7 @@ judge()
 
 
 class CodeVerifier:
-    """1 where the last ```python block of a completion passes the tests of its target, else 0.
+    """Scores 1 if the last ```python block of a completion passes the tests of its target, else 0.
 
     A program that fails, does not end in time or takes too much memory is wrong: these are the program's faults and not the
     verifier's. It keeps mistakes out, not cheats: an object that claims to equal everything passes most tests.

@@ -1,4 +1,4 @@
-"""One right text, letter by letter: what the generated tasks are scored by."""
+"""Compare with one right text, letter by letter: the score of the generated tasks."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from rlcanary.grpo.rewards.verifier import Score
 
 
 class ExactVerifier:
-    """1 where the completion is the target, spaces around it aside; with `partial`, else the share of letters in place."""
+    """Scores 1 if the completion is the target, outer spaces aside; else 0, or the share of right letters if `partial`."""
 
     bounds = (0.0, 1.0)
 

@@ -1,4 +1,4 @@
-"""Grade-school word problems whose answer is one number (GSM8K, 2110.14168), compared exactly."""
+"""Score grade-school word problems whose answer is one number (GSM8K, 2110.14168), compared exactly."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ IN_WORDS = re.compile(r"answer\s*(?:is\s*[:=]?|[:=])\s*(\S+)", re.IGNORECASE)
 
 
 def _only(text: str) -> Decimal | None:
-    """The number of a text that holds exactly one: two answers are none."""
+    """Return the number of a text that holds exactly one: two answers are none."""
     found = numbers(text)
     return found[0] if len(found) == 1 else None
 
@@ -26,7 +26,7 @@ def _hashes(text: str) -> Decimal | None:
 
 
 def _marked(text: str) -> Decimal | None:
-    """The number behind the first kind of marker that is there; the last of its kind counts."""
+    """Return the number after the first kind of marker found; the last of its kind counts."""
     tagged = tagged_answer(text)
     if tagged is not None:
         return _only(tagged)
@@ -46,7 +46,7 @@ def _any(text: str) -> Decimal | None:
     return _last(text) if marked is None else marked
 
 
-# How the answer is found, by mode.
+# The function that finds the answer, by mode.
 MODES: dict[str, Callable[[str], Decimal | None]] = {
     "strict": _hashes,
     "flexible": _marked,
@@ -56,19 +56,19 @@ MODES: dict[str, Callable[[str], Decimal | None]] = {
 
 
 class GSM8KVerifier:
-    """1 for the right number, less for a wrong one in the right form, 0 for none.
+    r"""Scores 1 for the right number, less for a wrong one in the right form, 0 for none.
 
-    Modes: "strict" takes the number behind `####` as in the dataset; "flexible" one behind `<answer>`, `####`, `\\boxed` or
+    Modes: "strict" takes the number behind `####` as in the dataset; "flexible" one behind `<answer>`, `####`, `\boxed` or
     "the answer is"; "last_number" the last of the text, be it the answer or not; "any" a marked one, else the last.
     """
 
     bounds = (0.0, 1.0)
 
     def __init__(self, mode: str = "flexible", format_weight: float = 0.0) -> None:
-        """Choose how the answer is found.
+        """Choose the way in which the answer is found.
 
         Args:
-            mode: as above.
+            mode: one of the modes of the class.
             format_weight: the reward of a wrong number that the mode found, between 0 and 1.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Constraints that a program can check, under the names and arguments of IFEval (2311.07911), strictly read.
+"""Check constraints under the names and arguments of IFEval (2311.07911), strictly read.
 
 The language of a response is not among them: it takes a model to tell.
 """
@@ -153,7 +153,7 @@ CONSTRAINTS: dict[str, Callable[..., bool]] = {
 
 
 class IFEvalVerifier:
-    """1 where a completion keeps every constraint of its prompt, else 0; with `partial`, the share that it keeps."""
+    """Scores 1 if a completion keeps every constraint of its prompt, else 0; with `partial`, the share that it keeps."""
 
     bounds = (0.0, 1.0)
 

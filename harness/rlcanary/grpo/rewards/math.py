@@ -1,4 +1,4 @@
-"""Answers to mathematics, compared as expressions by math-verify: 1/2 is 0.5 is \\frac{1}{2}."""
+r"""Compare mathematical answers as expressions by math-verify: 1/2 is 0.5 is \frac{1}{2}."""
 
 import logging
 from typing import Any
@@ -9,9 +9,9 @@ from rlcanary.grpo.rewards.verifier import Score
 
 
 class MathVerifier:
-    """1 for the right answer, 0 for another or none.
+    """Scores 1 for the right answer, 0 for another or none.
 
-    The answer is what stands in the last `<answer>` tag, else what math-verify finds in the whole text (boxed first), else
+    The answer is the text in the last `<answer>` tag, else the one math-verify finds in the whole text (boxed first), else
     the last number. It has no time limit of its own, since an alarm works in main threads only: simplifying an expression
     can take for ever, so give it to a `VerifierPool`.
     """
@@ -54,10 +54,10 @@ class MathVerifier:
         return self._parse(str(last[0])) if last else []
 
     def _expression(self, text: str) -> list[Any]:
-        """What a text means that is an expression as a whole, even without the signs that set LaTeX apart from prose."""
+        """Parse a text that is an expression as a whole, even without the signs that set LaTeX apart from prose."""
         return self._parse(text) or self._parse(f"${text}$")
 
     def _parse(self, text: str) -> list[Any]:
-        """What math-verify finds in a text: nothing is [], which is not None."""
+        """Parse with math-verify: nothing is [], which is not None."""
         found: list[Any] = self._library.parse(text, parsing_timeout=None)
         return found

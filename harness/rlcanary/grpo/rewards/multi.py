@@ -1,4 +1,4 @@
-"""Several verifiers in one run, each for its own kind of target."""
+"""Use several verifiers in one run, each for its own kind of target."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class TypedTarget:
 
 
 class MultiVerifier:
-    """Hands each completion to the verifier of its target's type. A type that nobody has is an error, never a zero."""
+    """Hands each completion to the verifier of its target's type. A type without a verifier is an error, never a zero."""
 
     def __init__(self, verifiers: Mapping[str, Verifier]) -> None:
         """Take the verifiers by type.
@@ -35,17 +35,17 @@ class MultiVerifier:
         """Refuse a dataset before the run if one of its types has no verifier.
 
         Raises:
-            UserError: with the types that nobody judges.
+            UserError: with the types that have no verifier.
         """
         missing = sorted(set(types) - set(self.verifiers))
         if missing:
             raise UserError(f"no verifier for {', '.join(missing)}; there are {', '.join(sorted(self.verifiers))}")
 
     def verify(self, completion: str, target: Any) -> Score:
-        """The score by the verifier of the target's type, within that verifier's own bounds.
+        """Score with the verifier of the target's type, within that verifier's own bounds.
 
         Raises:
-            UserError: the target is no `TypedTarget`, or its type has no verifier.
+            UserError: the target is not a `TypedTarget`, or its type has no verifier.
         """
         if not isinstance(target, TypedTarget):
             raise UserError(f"a multi-verifier needs a TypedTarget, which names its verifier; got {target!r}")

@@ -1,4 +1,4 @@
-"""Numbers in the text of a completion, exactly."""
+"""Parse numbers in the text of a completion, exactly."""
 
 import re
 from decimal import Decimal, InvalidOperation
@@ -8,12 +8,15 @@ ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def numbers(text: str) -> list[Decimal]:
-    """The numbers in a text, in order: "$1,234.50" is 1234.50, "x2" and "3rd" hold none."""
+    """Find the numbers in a text, in order: "$1,234.50" is 1234.50, "x2" and "3rd" hold none."""
     return [Decimal(re.sub(r"[$,]", "", match)) for match in NUMBER.findall(text)]
 
 
 def number(text: object) -> Decimal | None:
-    """The one number that a text is, spaces, a currency or percent sign and a full stop aside; None if it is not one."""
+    """Parse a text that is one number; None if it is not.
+
+    Spaces, a currency or percent sign and a full stop are ignored.
+    """
     bare = str(text).strip().rstrip("%.").replace("$", "").replace(",", "")
     try:
         value = Decimal(bare)
@@ -23,6 +26,6 @@ def number(text: object) -> Decimal | None:
 
 
 def tagged_answer(text: str) -> str | None:
-    """What stands between the last `<answer>` and its `</answer>`; None where there is no such pair."""
+    """Return the text between the last `<answer>` and its `</answer>`; None without such a pair."""
     answers = ANSWER_TAG.findall(text)
     return answers[-1].strip() if answers else None

@@ -1,4 +1,4 @@
-"""A verifier in Ray actors: several calls at once, and a hard limit on the time of each, whatever the call does."""
+"""Run a verifier in Ray actors: several calls at once, and a hard limit on the time of each, whatever it does."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlcanary.grpo.rewards.verifier import Problem, Score, Verifier, judge
 
 @dataclass(frozen=True)
 class Span:
-    """When and where one call ran.
+    """The time and place of one call.
 
     Attributes:
         worker: number of the place in the pool; a worker that was replaced leaves its number to the next.
         began_s: seconds since the epoch.
-        seconds: of wall time, the way to the actor and back included.
+        seconds: wall time, including the way to the actor and back.
         problem: as in the call's `Score`.
     """
 
@@ -42,7 +42,7 @@ class VerifierPool:
     """A verifier whose calls run in processes of their own. It may be called from any number of threads.
 
     A call that takes too long is a timeout, and one whose process dies is a dead worker: neither is a reward of zero. Both
-    cost the process, which is replaced by a new one; the time that the new one takes to start is nobody's timeout.
+    cost the process, which is replaced by a new one; its start does not count towards a timeout.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class VerifierPool:
         Args:
             factory: makes the verifier, in the worker.
             workers: calls that run at once.
-            timeout_s: of one call.
-            warm_up: a completion and a target that every new worker judges first, so that what is imported at the first
-                call is there; the score does not matter.
-            start_timeout_s: for a worker to start and warm up.
+            timeout_s: limit of one call.
+            warm_up: a completion and a target that every new worker judges first, so that modules imported at the first
+                call are loaded; the score does not matter.
+            start_timeout_s: limit for a worker to start and warm up.
 
         Raises:
             UserError: a number out of range, or a worker that does not start, with the reason.
@@ -75,7 +75,7 @@ class VerifierPool:
         self._spans: list[Span] = []
         self._is_closed = False
         self._workers = {number: self._start(number) for number in range(workers)}
-        # None wakes those who wait for a worker of a pool that was closed.
+        # None wakes callers that wait for a worker of a pool that was closed.
         self._free: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
         for worker in self._workers.values():
             why_not, self.bounds = self._wait_ready(worker)
@@ -94,7 +94,7 @@ class VerifierPool:
         self.close()
 
     def verify(self, completion: str, target: Any) -> Score:
-        """The verifier's score, from the next worker that is free.
+        """Return the verifier's score, from the next worker that is free.
 
         Raises:
             UserError: as `Verifier.verify`.
@@ -119,7 +119,7 @@ class VerifierPool:
             self._free.put(worker)
 
     def drain_spans(self) -> list[Span]:
-        """The spans of the calls that ended since the last time, for the trace of the run."""
+        """Return the spans of the calls that ended since the last call, for the trace of the run."""
         with self._lock:
             spans, self._spans = self._spans, []
         return spans
@@ -154,7 +154,7 @@ class VerifierPool:
         return _Worker(number, actor, actor.get_ready.remote(*self._warm_up))
 
     def _wait_ready(self, worker: _Worker) -> tuple[str, tuple[float, float]]:
-        """Why the worker did not start, or "", and the bounds of its verifier."""
+        """Wait for a worker -> the reason why it did not start, or "", and the bounds of its verifier."""
         import ray
 
         try:
@@ -177,7 +177,7 @@ class VerifierPool:
 
 
 class _Judge:
-    """What runs in an actor."""
+    """Runs a verifier in an actor."""
 
     def __init__(self, factory: Callable[[], Verifier]) -> None:
         self._verifier = factory()

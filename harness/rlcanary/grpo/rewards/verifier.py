@@ -1,4 +1,4 @@
-"""What a verifier is, and what it says: a reward, or why there is none. No failure is ever written down as a zero."""
+"""The protocol of a verifier, and its score: a reward, or the reason why there is none. A failure is never a zero."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Problem = Literal["no answer", "bad target", "exception", "timeout", "out of bou
 
 @dataclass(frozen=True)
 class Score:
-    """What a verifier found out about one completion.
+    """The result of a verifier for one completion.
 
     Attributes:
-        value: the reward; None where the verifier could not judge, which is not a reward of zero.
-        problem: why there is no value. "no answer" alone comes with a value: the completion holds nothing to judge,
+        value: the reward; None if the verifier could not judge, which is not a reward of zero.
+        problem: the reason for no value. "no answer" alone comes with a value: the completion holds nothing to judge,
             which is the completion's fault and not the verifier's.
-        seconds: how long the call took.
+        seconds: duration of the call.
         detail: the problem in words.
     """
 
@@ -50,7 +50,7 @@ class Verifier(Protocol):
     bounds: tuple[float, float]
 
     def verify(self, completion: str, target: Any) -> Score:
-        """The score of one completion. It may raise: `judge` turns that into a score without a value.
+        """Score one completion. It may raise: `judge` turns that into a score without a value.
 
         Raises:
             UserError: the verifier was set up wrongly, so that no completion will ever be judged.
@@ -58,7 +58,7 @@ class Verifier(Protocol):
 
 
 def judge(verifier: Verifier, completion: str, target: Any) -> Score:
-    """The verifier's score with the time it took; an exception, or a value outside its bounds, is a problem of its own.
+    """Score with a verifier and time it; an exception, or a value outside its bounds, becomes a problem.
 
     Raises:
         UserError: as `Verifier.verify`.
@@ -79,12 +79,12 @@ def judge(verifier: Verifier, completion: str, target: Any) -> Score:
 
 @dataclass(frozen=True)
 class Tally:
-    """What a verifier was asked and said.
+    """Counts of a verifier's calls and scores.
 
     Attributes:
         calls: number of completions.
-        scored: those with a value, whatever it is.
-        zeros: those with a value of zero.
+        scored: number of completions with a value, whatever it is.
+        zeros: number of completions with a value of zero.
         problems: how often each problem came up; "no answer" is also among the scored.
         seconds: sum over the calls.
     """
@@ -108,10 +108,10 @@ class Reward:
 
 
 class Tallied:
-    """A verifier that counts what another one says; it may be called from several threads."""
+    """Counts the scores of another verifier; it may be called from several threads."""
 
     def __init__(self, verifier: Verifier, on_score: Callable[[Score], None] | None = None) -> None:
-        """Wrap a verifier; `on_score` sees every score, in the thread that asked for it."""
+        """Wrap a verifier; `on_score` sees every score, in the caller's thread."""
         self.verifier = verifier
         self.bounds = verifier.bounds
         self._on_score = on_score
@@ -121,7 +121,7 @@ class Tallied:
         self._seconds = 0.0
 
     def verify(self, completion: str, target: Any) -> Score:
-        """The other verifier's score, as `judge` gives it."""
+        """Return the other verifier's score, as `judge` gives it."""
         score = judge(self.verifier, completion, target)
         with self._lock:
             self._counts["calls"] += 1
@@ -134,7 +134,7 @@ class Tallied:
         return score
 
     def tally(self) -> Tally:
-        """The counts since the start."""
+        """Return the counts since the start."""
         with self._lock:
             calls, scored, zeros = (self._counts[name] for name in ("calls", "scored", "zeros"))
             return Tally(calls, scored, zeros, dict(self._problems), self._seconds)

@@ -1,1 +1,1 @@
-"""Sending the trainer's weights to the engines."""
+"""Send the trainer's weights to the engines."""

@@ -1,4 +1,4 @@
-"""Weights as a broadcast between two processes: NCCL from GPU to GPU, Gloo where there is none."""
+"""Broadcast weights between two processes: NCCL from GPU to GPU, Gloo without GPUs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Backend = Literal["nccl", "gloo"]
 
 
 class BroadcastTransport:
-    """A process group of trainer and engine for each sync, so that neither is bound to the other in between.
+    """Broadcasts in a process group of trainer and engine made for each sync, so that neither is bound in between.
 
     NCCL needs a GPU of its own on either side.
     """
 
     def __init__(self, backend: Backend, host: str | None = None, timeout_s: float = 60.0) -> None:
-        """Choose the way.
+        """Choose the backend and the addresses.
 
         Args:
             backend: "nccl" or "gloo".
             host: this machine's address as engines see it; None finds it out.
-            timeout_s: what has not arrived by then has failed.
+            timeout_s: limit after which a transfer has failed.
         """
         self.backend = backend
         self.timeout_s = timeout_s
@@ -36,7 +36,7 @@ class BroadcastTransport:
 
     @contextmanager
     def send(self, weights: Sequence[tuple[str, Tensor]]) -> Iterator[Any]:
-        """See `Transport.send`. The weights leave while the parcel, their description, is being delivered."""
+        """Send weights, see `Transport.send`. They leave while the parcel, their description, is being delivered."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         store = TCPStore(
@@ -57,7 +57,7 @@ class BroadcastTransport:
         sent.result(timeout=self.timeout_s)
 
     def deliver(self, parcel: Any) -> Iterable[tuple[str, Tensor]]:
-        """See `Transport.deliver`."""
+        """Receive weights, see `Transport.deliver`."""
         import torch
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -86,7 +86,7 @@ class BroadcastTransport:
 
 
 def _address() -> str:
-    """The address that other nodes of a Ray cluster reach this one by; without Ray everything is on this machine."""
+    """Find the address at which other nodes of a Ray cluster reach this one; without Ray all is on this machine."""
     import sys
 
     ray = sys.modules.get("ray")

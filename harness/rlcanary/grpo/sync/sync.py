@@ -1,7 +1,7 @@
-"""Weight sync: the engines hold exactly the trainer's weights, or the sync has failed and says so.
+"""Sync weights: the engines hold exactly the trainer's weights, or the sync fails with the reason.
 
-What went wrong in released trainers decides what is looked at: names and shapes that only one side has, weights that did
-not arrive as they were sent, a prefix cache of the old weights, and a version that counts syncs which did not happen.
+The checks follow bugs in released trainers: names and shapes that only one side has, weights that did not arrive as
+they were sent, a prefix cache of the old weights, and a version that counts syncs which did not happen.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Expected(NamedTuple):
 
 
 class Endpoint(Protocol):
-    """An engine as weight sync sees it.
+    """The part of an engine that weight sync uses.
 
     Attributes:
-        version: number of weight syncs that were completed.
+        version: number of completed weight syncs.
     """
 
     version: int
 
     def expected(self) -> Mapping[str, Expected]:
-        """The parameters that the engine's model has, by the trainer's names."""
+        """Return the parameters of the engine's model, by the trainer's names."""
 
     def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:
-        """Load what the transport delivers -> the fingerprint of each parameter as it was loaded."""
+        """Load the transport's delivery -> the fingerprint of each parameter as it was loaded."""
 
     def reset_prefix_cache(self) -> None:
         """Forget the keys and values of all prefixes."""
@@ -83,16 +83,16 @@ def sync_weights(
     *,
     attempts: int = 2,
 ) -> int:
-    """Bring a model's weights into all engines.
+    """Copy a model's weights into all engines.
 
-    Names and shapes are compared before anything is sent. Behind the transport the fingerprints of what every engine
-    loaded are compared with those of what was sent; then the prefix caches are reset and the versions move, all to the
+    Names and shapes are compared before anything is sent. After the transport the fingerprints of the weights every engine
+    loaded are compared with those of the sent ones; then the prefix caches are reset and the versions move, all to the
     same number. A try that fails is made again with all weights, which repairs an engine that was left half loaded.
 
     Args:
-        model: in training.
-        endpoints: of the engines, all at one version.
-        transport: how weights travel.
+        model: the model in training.
+        endpoints: endpoints of the engines, all at one version.
+        transport: the way in which weights travel.
         attempts: tries per engine.
 
     Returns:
@@ -119,7 +119,7 @@ def sync_weights(
 
 @contextmanager
 def _naming(index: int, endpoint: Endpoint, version: int) -> Iterator[None]:
-    """Whatever an engine or a transport raises says which engine it was."""
+    """Add the engine's name to any error that it or a transport raises."""
     try:
         yield
     except Exception as error:
@@ -130,7 +130,7 @@ def _naming(index: int, endpoint: Endpoint, version: int) -> Iterator[None]:
 
 
 def expected_of(model: Any) -> dict[str, Expected]:
-    """The parameters of a torch model, each tied one once."""
+    """Return the parameters of a torch model, each tied one once."""
     return {
         name: Expected(tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
         for name, parameter in model.named_parameters()
@@ -138,7 +138,7 @@ def expected_of(model: Any) -> dict[str, Expected]:
 
 
 def fingerprint(tensor: Tensor) -> str:
-    """A digest of dtype, shape and every bit."""
+    """Compute a digest of dtype, shape and every bit."""
     import torch
 
     digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=16)
@@ -164,7 +164,7 @@ def _deliver(endpoint: Endpoint, transport: Transport, weights: list[tuple[str, 
 
 
 def _covering(model: Any, expected: Mapping[str, Expected], index: int) -> Iterable[tuple[str, Tensor]]:
-    """The model's weights in the engine's dtypes, once names and shapes are known to fit."""
+    """Cast the model's weights to the engine's dtypes, after checking that names and shapes fit."""
     import torch
 
     parameters = dict(model.named_parameters())

@@ -1,4 +1,4 @@
-"""How weights travel from the trainer to an engine. To add a way, write one class with `send` and `deliver`."""
+"""Transports of weights from the trainer to an engine. To add one, write one class with `send` and `deliver`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Transport(Protocol):
     """One way for weights to travel. An object of it, and the parcel, can be pickled to where the engine is."""
 
     def send(self, weights: Weights) -> AbstractContextManager[Any]:
-        """A parcel, in the trainer's process; what was set up for it is gone afterwards."""
+        """Yield a parcel, in the trainer's process; its resources are gone afterwards."""
 
     def deliver(self, parcel: Any) -> Iterable[tuple[str, Tensor]]:
-        """What is in the parcel, in the engine's process."""
+        """Open a parcel, in the engine's process."""
 
 
 class CopyTransport:
@@ -90,7 +90,7 @@ class RayTransport:
 
 
 def transport_of(kind: str, folder: Path) -> Transport:
-    """The transport of this name.
+    """Create the transport of this name.
 
     Raises:
         UserError: there is none, or this machine cannot use it.
@@ -120,7 +120,7 @@ def _require_nccl(kind: str) -> None:
 
 
 def pack(name: str, weight: Tensor) -> Packed:
-    """A tensor as plain values."""
+    """Pack a tensor as plain values."""
     import torch
 
     content = weight.detach().cpu().contiguous()
@@ -133,7 +133,7 @@ def pack(name: str, weight: Tensor) -> Packed:
 
 
 def unpack(packed: Sequence[Any]) -> tuple[str, Tensor]:
-    """The tensor that `pack` took apart."""
+    """Rebuild the tensor that `pack` took apart."""
     import torch
 
     name, dtype, shape, content = packed

@@ -1,4 +1,4 @@
-"""Runs code that a policy wrote, in this process, after giving up what it is not to have. `PythonTool` starts it.
+"""Run code that a policy wrote, in this process, after giving up its rights. `PythonTool` starts it.
 
 Arguments: the code's file, the id of the process that started this one, bytes of memory, seconds of CPU time, and the file
 descriptor to write to once nothing more can go wrong. Only the standard library is imported, for a quick start.
@@ -46,7 +46,7 @@ def confine(parent: int, memory_bytes: int, cpu_seconds: int) -> None:
 
     Raises:
         OSError: the system refused a limit.
-        KeyError: the processor is none of `ARCHITECTURES`.
+        KeyError: the processor is not in `ARCHITECTURES`.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _prctl(libc, PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -74,7 +74,7 @@ def run(source: str) -> int:
         exec(compile(source, "answer.py", "exec"), {"__name__": "__main__"})
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever the code raised is its output
+    except BaseException as error:  # noqa: BLE001 - an error of the code is its output
         own = error.__traceback__.tb_next if error.__traceback__ else None
         traceback.print_exception(type(error), error, own)
         return 1
@@ -82,7 +82,7 @@ def run(source: str) -> int:
 
 
 def _filter(architecture: int, calls: dict[str, int]) -> bytes:
-    """The seccomp program: everything is allowed but what `ARCHITECTURES` names; clone may make threads."""
+    """Build the seccomp program: it allows all calls except those in `ARCHITECTURES`; clone may make threads."""
     denied = [number for name, number in (calls | ON_BOTH).items() if name != "clone"]
     refuse = [_instruction(RETURN, ERROR | errno.EPERM)]
     allow = [_instruction(RETURN, ALLOW)]

@@ -1,4 +1,4 @@
-"""A Python tool for policies: code blocks of an answer are run in a process of their own and their output is the reply.
+"""Let policies run Python: an answer's code blocks run in a process of their own, and their output is the reply.
 
 The process has no network and can start no other, has limited memory, CPU time and file sizes, an empty folder and none of
 the environment, and is killed when its time is up. It has the standard library alone. It sees the machine's files: this
@@ -28,12 +28,12 @@ CONFINED = Path(__file__).with_name("confined.py")
 
 @dataclass(frozen=True)
 class CodeResult:
-    """What came of one block of code.
+    """The result of one block of code.
 
     Attributes:
-        output: what it printed, on either stream, cut to the limit.
+        output: its output on either stream, cut to the limit.
         problem: "exception" (or an exit status that is not zero), "timeout", "killed" (by a signal), or None.
-        seconds: how long it took.
+        seconds: duration of the run.
     """
 
     output: str
@@ -50,9 +50,9 @@ class PythonTool:
         """Set the limits of each answer.
 
         Args:
-            timeout: seconds of wall time.
+            timeout: wall time in seconds.
             memory_bytes: address space of the process.
-            output_characters: of the reply; what is beyond is cut.
+            output_characters: length of the reply; longer output is cut.
 
         Raises:
             UserError: this system cannot confine a process so, or a limit is not positive.
@@ -67,7 +67,7 @@ class PythonTool:
         self._timeout, self._memory_bytes, self._output_characters = timeout, memory_bytes, output_characters
 
     def reply(self, answer: str) -> str | None:
-        """What the blocks of an answer printed, as the message of a tool; None if it has no block."""
+        """Return the output of an answer's blocks, as the message of a tool; None if it has no block."""
         blocks = code_blocks(answer)
         if not blocks:
             return None
@@ -96,7 +96,7 @@ class PythonTool:
                 return CodeResult(printed.read(self._output_characters), _problem(returncode), time.monotonic() - start)
 
     def _run(self, source: Path, folder: Path, output: Path) -> int | None:
-        """The exit status, or None if the time was up."""
+        """Run the process -> its exit status, or None if the time was up."""
         limits = [str(self._memory_bytes), str(math.ceil(self._timeout) + 1)]
         confined, is_ready = os.pipe()
         try:
@@ -130,7 +130,7 @@ class PythonTool:
 
 
 def code_blocks(answer: str) -> Sequence[str]:
-    """The contents of the ```python blocks; one that is not closed is none."""
+    """Return the contents of the ```python blocks; one that is not closed does not count."""
     return BLOCK.findall(answer)
 
 
