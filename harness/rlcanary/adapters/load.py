@@ -43,7 +43,7 @@ def load_adapter(spec: str) -> Adapter:
     if not provided(adapter):
         meant = "; ".join(misspelt(adapter))
         raise UserError(
-            f"adapter {spec!r} has no capability: override at least one method of rlcanary.adapters.Adapter, "
+            f"adapter {spec!r} has no capability: override at least one method of rlcanary.Adapter, "
             f"{meant or 'token_logprobs or advantages for a start'}"
         )
     for name in sorted(provided(adapter)):
@@ -160,7 +160,7 @@ def _pick(module: ModuleType, attribute: str, spec: str) -> Adapter:
     else:
         adapter = None
     if not isinstance(adapter, Adapter):
-        raise UserError(f"{spec!r} is not an adapter: make it a subclass or an instance of rlcanary.adapters.Adapter")
+        raise UserError(f"{spec!r} is not an adapter: make it a subclass or an instance of rlcanary.Adapter")
     return adapter
 
 
@@ -173,7 +173,7 @@ def _only_adapter_defined_in(module: ModuleType, spec: str) -> object:
     instances = [value for value in vars(module).values() if isinstance(value, Adapter)]
     candidates = instances or classes
     if not candidates:
-        raise UserError(f"no adapter in {spec!r}: define a subclass of rlcanary.adapters.Adapter there")
+        raise UserError(f"no adapter in {spec!r}: define a subclass of rlcanary.Adapter there")
     if len(candidates) > 1:
         raise UserError(f"{spec!r} defines {len(candidates)} adapters: say which one, as {spec}:ClassName")
     return candidates[0]

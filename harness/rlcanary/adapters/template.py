@@ -1,13 +1,11 @@
 """How rlcanary calls this codebase. Let each method call your own function, and delete those that you have no use for.
 
-docs/adapters.md of rlcanary lists what else an adapter can provide, and rlcanary.contract.conventions what it can declare.
+The docs of rlcanary list what else an adapter can provide (docs/adapters.md) and declare (docs/contract.md).
 """
 
 import torch
 
-from rlcanary.adapters import Adapter
-from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.conventions import Conventions
+from rlcanary import Adapter, Conventions, LossOutput
 
 
 class MyCodebase(Adapter):
@@ -26,7 +24,7 @@ class MyCodebase(Adapter):
         advantages = torch.zeros_like(rewards)
         for group_id in group_ids.unique():
             group = rewards[group_ids == group_id].double()
-            if group.min() < group.max():
+            if group.min() != group.max():  # true of a NaN, which then shows in the advantages
                 scaled = (group - group.mean()) / (group.std() + 1e-6)
                 advantages[group_ids == group_id] = scaled.to(rewards.dtype)
         return advantages

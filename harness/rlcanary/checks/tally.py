@@ -129,8 +129,9 @@ class Tally:
         except Exception as error:  # noqa: BLE001 - the adapter is foreign code; any exception is a result
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
+            message = f": {error}" if str(error) else ""
             called = f"{self.calling} raised " if self.calling else ""
-            self.stopped(f"raises {type(error).__name__}", f"{called}{type(error).__name__}: {error} ({where})")
+            self.stopped(f"raises {type(error).__name__}", f"{called}{type(error).__name__}{message} ({where})")
         finally:
             self._labels.pop()
             self._case = around

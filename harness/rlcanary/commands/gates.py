@@ -30,7 +30,7 @@ def gates(pytest_arguments: tuple[str, ...]) -> None:
     report = collect(pytest_arguments)
     console = report_console()
     if not report["held"]:
-        console.print(f"{report['collected']} tests collected, none is held back")
+        console.print(f"{report['collected']} tests collected, none held back")
         return
     table = Table("Gate", "Test", "Why", title=f"{len(report['held'])} of {report['collected']} tests are held back")
     rows = [(held["gate"], test, held["reason"]) for test, reasons in report["held"].items() for held in reasons]

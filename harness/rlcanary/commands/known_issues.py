@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from rlcanary.errors import UserError
 from rlcanary.known_issues import FILE_NAME, PRIORITIES, read_issues
 
 
@@ -18,6 +19,8 @@ def known_issues(path: Path) -> None:
 
     from rlcanary.console import report_console
 
+    if not path.exists():
+        raise UserError(f"there is no registry {path} here: give its path, or write one (see docs/known-issues.md)")
     issues = read_issues(path)
     table = Table("Id", "Priority", "Since", "Owner", "Reason", "Workaround", "Upstream", "Tests", title="Known issues")
     for issue in sorted(issues, key=lambda issue: (PRIORITIES.index(issue.priority), issue.id)):

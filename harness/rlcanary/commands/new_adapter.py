@@ -12,7 +12,7 @@ from rlcanary.system.files import require_writable, write_whole
 
 def template(class_name: str) -> str:
     """Return the source of a runnable adapter."""
-    source = files("rlcanary").joinpath("adapter_template.py").read_text()
+    source = files("rlcanary.adapters").joinpath("template.py").read_text(encoding="utf-8")
     return re.sub(r"  # type: ignore.*", "", source).replace("MyCodebase", class_name)
 
 

@@ -219,7 +219,7 @@ def single_completion(subject: Subject, rng: Generator) -> None:
     rewards_B, group_ids_B = torch.tensor([0.7, 1.0, 0.0]), torch.tensor([0, 1, 1])
     call = subject.call("advantages", rewards_B, group_ids_B)
     expected_B = reference.advantages(rewards_B.double(), group_ids_B, subject.conventions)
-    told = f"a group of one is declared as {subject.conventions.singleton_group!r}"
+    told = f"a group of one does not get the declared advantage, {subject.conventions.singleton_group!r}"
     call.expect(expected_B, told, where=torch.tensor([True, False, False]))
 
 
