@@ -1,4 +1,4 @@
-"""Sampler and trainer are the same policy: same distribution, same logprobs, same idea of where a completion ends."""
+"""Parity of sampler and trainer: the same distribution, the same logprobs, the same ends of completions."""
 
 import math
 from collections import Counter
@@ -28,14 +28,14 @@ LONG = list(range(3, 51))
 PROMPTS = [[1, 8, 9, 10, 11, 12], [13], LONG, [*LONG[:40], 60, 61], [1, 14, 15]]
 # Float32 against float64, in nats.
 CLOSE = 2e-4
-# Ten such tests a day accuse a correct sampler once in three hundred thousand years.
+# At ten such tests a day, a correct sampler fails once in three hundred thousand years.
 IMPROBABLE = 1e-9
 
 
 def _generate(
     subject: Subject, prompts: list[list[int]], request: dict[str, Any]
 ) -> tuple[Call, list[list[Completion]]]:
-    """Sample, and demand as many completions as were asked for."""
+    """Sample, and demand the requested number of completions."""
     call = subject.call("generate", new_engine(subject), prompts, request)
     counts = [len(group) for group in call.output]
     expected = [request["n"]] * len(prompts)
@@ -50,7 +50,7 @@ def _generate(
 def _generate_again(
     subject: Subject, prompts: list[list[int]], request: dict[str, Any]
 ) -> tuple[Call, list[list[Completion]]]:
-    """Sample with a seed where the engine has one, so that a rare counterexample is there again in its snippet."""
+    """Sample with a seed if the engine takes one, so that the snippet reproduces a rare counterexample."""
     try:
         return _generate(subject, prompts, {**request, "seed": 0})
     except NotProvided:
@@ -59,11 +59,11 @@ def _generate_again(
 
 @check("parity.logprobs", needs=("generate",))
 def logprobs(subject: Subject, rng: Generator) -> None:
-    """The sampler's logprobs of its own tokens are those that the trainer gives at the sampling temperature.
+    """The sampler's logprobs of its tokens equal the trainer's at the sampling temperature.
 
-    Silent because raw logprobs, at temperature 1, differ by a tenth of a nat and vary with the batch as kernels do; a
-    repetition penalty that came with the model's config does the same. Look at raw and processed logprobs, at the
-    defaults an engine reads from the model's folder, and at whether each path to the engine sets the same.
+    Silent because raw logprobs, at temperature 1, are off by a tenth of a nat, which looks like the noise of other
+    kernels; so is a repetition penalty from the model's config. Look at raw and processed logprobs, at the defaults an
+    engine reads from the model's folder, and at whether every path to the engine sets the same options.
     """
     for prompts, temperature in (([SHORT], 1.0), ([SHORT], 0.6), (PROMPTS, 1.5)):
         with subject.case(f"{len(prompts)} prompts, temperature {temperature}"):
@@ -101,10 +101,11 @@ def _expect_trainer_logprobs(subject: Subject, prompts: list[list[int]], tempera
 
 @check("parity.logprobs_are_logprobs", needs=("generate",))
 def logprobs_are_logprobs(subject: Subject, rng: Generator) -> None:
-    """There is one logprob for each sampled token, finite and at most 0.
+    """Each sampled token has one logprob, finite and at most 0.
 
-    Silent because a ratio of exp(logprob - 1234) is 0 and the loss merely small; a missing logprob that reads 0.0 claims
-    certainty. Look at the order in which the fields of an engine's answer are unpacked, and at defaults for what is missing.
+    Silent because a ratio of exp(logprob - 1234) is 0, which only makes the loss small; a missing logprob filled with
+    0.0 means certainty. Look at the order in which the fields of an engine's answer are unpacked, and at defaults for
+    missing fields.
     """
     for choice in ({}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.6}):
         with subject.case(choice):
@@ -151,7 +152,7 @@ def greedy(subject: Subject, rng: Generator) -> None:
 
 @check("parity.samples_differ", needs=("generate",))
 def samples_differ(subject: Subject, rng: Generator) -> None:
-    """The samples of a prompt differ from each other, and those of a second request from those of the first.
+    """The samples of a prompt differ from each other, and those of a second request from the first.
 
     Silent because a group of copies has one reward, no advantage and nothing to learn from. Look for a seed that is fixed
     in the sampling parameters and sent with every request.
@@ -174,10 +175,10 @@ def samples_differ(subject: Subject, rng: Generator) -> None:
 
 @check("parity.seed", needs=("generate",))
 def seed(subject: Subject, rng: Generator) -> None:
-    """A seeded request gives the same samples each time, samples that differ from each other and from another seed's.
+    """A seeded request repeats its samples, which differ from each other and from those of another seed.
 
-    Silent because unseeded samples are as good; only nothing can be reproduced. Look for a seed that is dropped on the way
-    to the engine, or given to each sample of the group alike.
+    Silent because unseeded samples are as good, only not reproducible. Look for a seed that is dropped on the way to
+    the engine, or shared by all samples of a group.
     """
     outputs = []
     for value in (1, 1, 2):
@@ -208,11 +209,11 @@ def seed(subject: Subject, rng: Generator) -> None:
 
 @check("parity.endings", needs=("generate",))
 def endings(subject: Subject, rng: Generator) -> None:
-    """A completion ends with the first end-of-sequence token, which is part of it, or at max_new_tokens; and says which.
+    """A completion ends with its first EOS, which it includes, or at max_new_tokens; its finish reason says which.
 
     Silent because a completion without its end-of-sequence token trains a policy that never stops, and a truncated one
     that says "stop" is rewarded as if it were whole. Look at what the engine strips from its answer, at several
-    end-of-sequence ids, and at who counts the tokens of the prompt.
+    end-of-sequence ids, and at token limits that include the prompt.
     """
     # So many ids that most completions end with one of them, and one id that hardly any ends with.
     for eos_token_ids, max_new_tokens in ((tuple(range(0, 64, 4)), 6), ((2,), 5), ((2,), 1)):
@@ -240,11 +241,11 @@ def endings(subject: Subject, rng: Generator) -> None:
 
 @check("parity.distribution", needs=("generate",))
 def first_token_distribution(subject: Subject, rng: Generator) -> None:
-    """Tokens are drawn as often as softmax(logits / T) says, and top_k and top_p leave out what they have to, no more.
+    """Token frequencies match softmax(logits / T), and top_k and top_p exclude exactly the tokens that they should.
 
-    Silent because logprobs say nothing of it: an engine that reports them right may still draw from the 50 likeliest
-    tokens only, as the model's generation config asks. Look at the defaults of every sampling parameter, and at the order
-    of temperature and filters.
+    Silent because logprobs do not show it: an engine that reports correct ones may still draw from the 50 likeliest
+    tokens only, because of the model's generation config. Look at the defaults of every sampling parameter, and at the
+    order of temperature and filters.
     """
     cases: list[tuple[list[int], dict[str, Any]]] = [
         (SHORT, {"temperature": 1.0}),

@@ -1,4 +1,4 @@
-"""Rendering: the ids of a conversation are the template's, and exactly what was sampled is trained."""
+"""Rendering: the ids of a conversation are the chat template's, and exactly the sampled tokens are trained."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from rlcanary.tiny_models import BOS_ID, EOS_ID, tiny_chat_tokenizer
 Message = dict[str, Any]
 
 TOKENIZER = ("tiny_chat_tokenizer()", "from rlcanary.tiny_models import tiny_chat_tokenizer")
-# What a template writes behind the last end of turn is nobody's turn; a rendering may leave it out.
+# Text that a template writes after the last end of turn belongs to no turn; a rendering may omit it.
 IDS = f"(lambda ids: ids[: len(ids) - ids[::-1].index({EOS_ID})] if {EOS_ID} in ids else ids)([int(i) for i in output[0]])"
 TRAINED = "[int(token) for token, trained in zip(*output) if trained]"
 PLACES = "[place for place, trained in enumerate(output[1]) if trained]"
@@ -48,7 +48,7 @@ def _conversations() -> Iterator[list[Message]]:
 
 
 def _told(messages: list[Message]) -> str:
-    """The roles of a conversation, as a label of its case."""
+    """Join the roles of a conversation into a label for its case."""
     return ", ".join("sampled" if message.get("sampled") else message["role"] for message in messages)
 
 
@@ -61,7 +61,7 @@ def _render(subject: Subject, messages: list[Message]) -> Call:
 
 
 def _template(messages: list[Message], tokenizer: Any, generation_prompt: bool = False) -> list[int]:
-    """The template's ids up to the last end of turn, or up to where the assistant's next turn begins."""
+    """Return the template's ids up to the last end of turn, or to the start of the assistant's next turn."""
     ids = tokenizer.apply_chat_template(
         messages, tokenize=True, return_dict=False, add_generation_prompt=generation_prompt
     )
@@ -69,7 +69,7 @@ def _template(messages: list[Message], tokenizer: Any, generation_prompt: bool =
 
 
 def _turns(messages: list[Message], tokenizer: Any) -> list[tuple[int, int]]:
-    """Where each sampled turn begins and ends in the template's ids, its end of turn included."""
+    """Return start and end of each sampled turn in the template's ids, with its end-of-turn token."""
     return [
         (len(_template(messages[:index], tokenizer, True)), len(_template(messages[: index + 1], tokenizer)))
         for index, message in enumerate(messages)
@@ -102,9 +102,9 @@ def is_the_template(subject: Subject, rng: Generator) -> None:
 
 @check("rendering.one_bos", needs=("render",))
 def one_bos(subject: Subject, rng: Generator) -> None:
-    """There is exactly one BOS, and it comes first.
+    """A conversation has exactly one BOS, at the start.
 
-    Silent because a second BOS costs a little reward and nothing else. The template writes one and the tokenizer adds
+    Silent because a second BOS only costs a little reward. The template writes one and the tokenizer adds
     another. Look for a templated string that is encoded with `add_special_tokens=True`, in training or in the engine.
     """
     for messages in _conversations():
@@ -116,11 +116,10 @@ def one_bos(subject: Subject, rng: Generator) -> None:
 
 @check("rendering.system_prompt", needs=("render",))
 def system_prompt(subject: Subject, rng: Generator) -> None:
-    """The system prompt stands in the ids, with its own role.
+    """The ids contain the system prompt, under its own role.
 
     Silent because the model answers without it: it is trained on another prompt than the one it is evaluated on. Look
-    for messages that are built without the system prompt of the configuration, and for one that is stored and never put
-    in.
+    for messages built without the configured system prompt, and for one that is stored and never used.
     """
     tokenizer = tiny_chat_tokenizer()
     for messages in ([SYSTEM, QUESTION, ANSWER], [{**SYSTEM, "content": "answer in French"}, QUESTION, ANSWER]):
@@ -136,11 +135,11 @@ def system_prompt(subject: Subject, rng: Generator) -> None:
 
 @check("rendering.tool_turns", needs=("render",))
 def tool_turns(subject: Subject, rng: Generator) -> None:
-    """A tool's answer stands in the ids with its content and the role that the template gives to tools, and is not trained.
+    """The ids contain a tool's answer, with its content and the template's tool role, and it is not trained.
 
-    Silent because an answer under another role, or an empty one, is still a conversation: the model learns a format that
-    it will not meet, or to go on without the answer. Look for branches on the tool format that are never taken, for fields
-    with other names, and for headers that pile up between the turns.
+    Silent because a conversation with a wrong role or an empty answer is still plausible: the model learns a format
+    that it will not meet, or learns to continue without the answer. Look for branches on the tool format that are never
+    taken, for fields with other names, and for headers that pile up between the turns.
     """
     tokenizer = tiny_chat_tokenizer()
     for messages in (
@@ -164,10 +163,10 @@ def tool_turns(subject: Subject, rng: Generator) -> None:
 
 @check("rendering.only_sampled_turns_are_trained", needs=("render",))
 def only_sampled_turns_are_trained(subject: Subject, rng: Generator) -> None:
-    """Exactly the tokens that this rollout sampled are trained: no earlier assistant turn, no header, nothing of others.
+    """Only the tokens that this rollout sampled are trained: no earlier assistant turns, headers or other messages.
 
-    Silent because assistant turns of the history are good text; trained, they have no logprobs of the sampler, so that
-    their ratio is exp(logprob - 0), and what several branches share is trained once per branch. Look for masks made from
+    Silent because assistant turns of the history are good text; but they have no sampler logprobs, so that their ratio
+    is exp(logprob - 0), and a prefix shared by several branches is trained once per branch. Look for masks made from
     `role == "assistant"` or from a search for the text.
     """
     tokenizer = tiny_chat_tokenizer()
@@ -181,7 +180,7 @@ def only_sampled_turns_are_trained(subject: Subject, rng: Generator) -> None:
             call = _render(subject, messages)
             turns = _turns(messages, tokenizer)
             tokens = tokenizer.convert_ids_to_tokens(_template(messages, tokenizer))
-            # Whether the end of turn is trained is another check's business.
+            # Another check tests whether the end of turn is trained.
             ends = [end - 1 for _, end in turns]
             call.expect_equal(
                 "[(place, arguments[1].convert_ids_to_tokens(int(token))) "
@@ -193,7 +192,7 @@ def only_sampled_turns_are_trained(subject: Subject, rng: Generator) -> None:
 
 @check("rendering.end_of_turn_is_trained", needs=("render",))
 def end_of_turn_is_trained(subject: Subject, rng: Generator) -> None:
-    """The end-of-turn token of each sampled turn is trained, and what the template writes behind it is not.
+    """The end-of-turn token of each sampled turn is trained, and the template's text after it is not.
 
     Silent because a policy that gets no gradient for ending its turn runs into the token limit, a little more each step;
     and the line break behind it was never sampled. Look for masks that stop before the end-of-turn token or run to the
@@ -219,7 +218,7 @@ def end_of_turn_is_trained(subject: Subject, rng: Generator) -> None:
 
 @check("rendering.sampled_tokens_as_they_are", needs=("render",))
 def sampled_tokens_as_they_are(subject: Subject, rng: Generator) -> None:
-    """Where the ids that the sampler drew are known, they stand in the result and are trained; nothing is encoded again.
+    """Sampled ids, if known, are used as they are and trained; text is not encoded again.
 
     Silent because the text is the same: "hello" sampled letter by letter encodes to one id, and its logprobs, its mask and
     every later turn are then those of other tokens. Look for a conversation that is rendered anew from text after each
@@ -241,7 +240,7 @@ def sampled_tokens_as_they_are(subject: Subject, rng: Generator) -> None:
 
 
 def _spliced(messages: list[Message], tokenizer: Any) -> list[int]:
-    """The template's ids with the sampled ones in place of the sampled turns."""
+    """Return the template's ids with the sampled ids in place of the sampled turns."""
     whole = _template(messages, tokenizer)
     turns = _turns(messages, tokenizer)
     sampled = [message["token_ids"] for message in messages if message.get("sampled")]
@@ -252,10 +251,10 @@ def _spliced(messages: list[Message], tokenizer: Any) -> list[int]:
 
 @check("rendering.truncated_turn", needs=("render",))
 def truncated_turn(subject: Subject, rng: Generator) -> None:
-    """The end of turn that the template puts behind a truncated turn is not trained, since nobody sampled it.
+    """The end-of-turn token that the template adds to a truncated turn is not trained, because it was not sampled.
 
-    Silent because it looks like any other end of turn: the policy is taught to stop where the token limit cut it. Look for
-    masks that run to the end-of-turn token without asking where it came from.
+    Silent because it looks like any other end of turn: the policy is taught to stop where the token limit cut it. Look
+    for masks that run to the end-of-turn token without testing whether it was sampled.
     """
     tokenizer = tiny_chat_tokenizer()
     cut: list[int] = tokenizer.convert_tokens_to_ids(list("hel"))
@@ -272,11 +271,11 @@ def truncated_turn(subject: Subject, rng: Generator) -> None:
 
 @check("rendering.grows_by_appending", needs=("render",))
 def grows_by_appending(subject: Subject, rng: Generator) -> None:
-    """With more turns, the ids of a conversation begin with the ids that it had, and what was trained stays trained.
+    """Adding turns only appends: the ids so far stay the same, and trained tokens stay trained.
 
-    Silent because each rendering is right by itself: if an earlier turn is written differently once another follows, the
-    logprobs that were sampled with it belong to other tokens. Look for templates that strip the reasoning of earlier
-    turns, and for truncation from the left. (The checks' template writes every turn the same way.)
+    Silent because each rendering is right by itself: if an earlier turn is rendered differently once another follows,
+    its sampled logprobs belong to other tokens. Look for templates that strip the reasoning of earlier turns, and for
+    truncation from the left. (The checks' template writes every turn the same way.)
     """
     messages = [SYSTEM, QUESTION, _sampled("ask"), TOOL, _sampled("hello"), _user("sure?"), ANSWER]
     for end in (3, 5):
@@ -295,10 +294,10 @@ def grows_by_appending(subject: Subject, rng: Generator) -> None:
 
 @check("rendering.one_flag_per_token", needs=("render",))
 def one_flag_per_token(subject: Subject, rng: Generator) -> None:
-    """There are as many flags as ids.
+    """The result has one flag per id.
 
-    Silent because a mask that is one short is padded, and then marks the neighbours. Look for masks that are built from
-    pieces which were encoded apart.
+    Silent because a mask that is one short gets padded, and then marks the neighbouring tokens. Look for masks that are
+    built from pieces which were encoded apart.
     """
     for messages in _conversations():
         with subject.case(_told(messages)):
@@ -308,7 +307,7 @@ def one_flag_per_token(subject: Subject, rng: Generator) -> None:
 
 @check("rendering.inputs_untouched", needs=("render",))
 def inputs_untouched(subject: Subject, rng: Generator) -> None:
-    """Rendering leaves the messages as they were.
+    """Rendering does not modify the messages.
 
     Silent because the messages are rendered again for the next turn, for evaluation and for the log. Look for `pop` and
     for a system prompt that is inserted in place, once per rendering.

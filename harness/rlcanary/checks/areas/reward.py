@@ -1,4 +1,4 @@
-"""Rewards: each completion by its own item's function, and what a function did not say is not zero."""
+"""Rewards: each completion is scored by its own item's function, and a missing reward is not zero."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ VALUES = "[str(round(float(reward), 4)) for reward in output]"
 
 
 def _items(rewards: Sequence[str], ids: str = "abcdefgh") -> Written:
-    """Items with these reward functions, each written as Python."""
+    """Make items with these reward functions, each written as Python."""
     lines = [f"    Item({name!r}, [11], {reward})," for name, reward in zip(ids, rewards, strict=False)]
     return written("\n".join(["[", *lines, "]"]), IMPORTS)
 
@@ -24,7 +24,7 @@ def _told(rewards: Sequence[float]) -> list[str]:
 
 @check("reward.one_per_completion", needs=("score",))
 def one_per_completion(subject: Subject, rng: Generator) -> None:
-    """There is one reward per completion, in their order, with the value that the reward function returned.
+    """Each completion gets one reward, in order, with the value that the reward function returned.
 
     Silent because rewards that are rounded to 0 and 1, cut off below zero or cast to integers still rank some completions
     above others. Look at the dtype of the tensor that collects them, at clamps, and at comparisons such as `reward == 1`.
@@ -42,8 +42,8 @@ def zero_is_not_none(subject: Subject, rng: Generator) -> None:
     """A reward of 0.0 stays 0.0 and a reward of None becomes NaN.
 
     Silent because both are falsy: under `or`, a wrong answer gets the default or another completion's reward, and with
-    None as zero what could not be judged counts as wrong. Look for `reward or …`, `if reward`, and for lists that leave
-    out None.
+    None as zero a completion that could not be scored counts as wrong. Look for `reward or …`, `if reward`, and for
+    lists that leave out None.
     """
     judged = "{'right': 1.0, 'wrong': 0.0, 'harmful': -1.0}.get"
     told = {"right": "1.0", "wrong": "0.0", "harmful": "-1.0", "not a verdict": "nan"}
@@ -62,7 +62,7 @@ def zero_is_not_none(subject: Subject, rng: Generator) -> None:
 
 @check("reward.failure_is_not_zero", needs=("score",))
 def failure_is_not_zero(subject: Subject, rng: Generator) -> None:
-    """Where the reward function raises, the reward is NaN or the whole call raises; the others keep theirs.
+    """If the reward function raises, the reward is NaN or the whole call raises; other rewards are not affected.
 
     Silent because an exception counted as 0 is indistinguishable from a wrong answer: a parser that fails on every long
     completion teaches the policy to be short. And a failure that appends twice, or not at all, hands every later
@@ -83,7 +83,7 @@ def failure_is_not_zero(subject: Subject, rng: Generator) -> None:
 
 @check("reward.own_function", needs=("score",))
 def own_function(subject: Subject, rng: Generator) -> None:
-    """Equal completions of different items are rewarded each by its own item's function.
+    """Equal completions of different items are each scored by their own item's function.
 
     Silent because "4" is right for one prompt and wrong for the next, and short answers repeat all the time. Look for
     caches and dictionaries keyed by the text, and for a reward function that is taken from the first item of a batch.
@@ -98,10 +98,10 @@ def own_function(subject: Subject, rng: Generator) -> None:
 
 @check("reward.slow_functions", needs=("score",))
 def slow_functions(subject: Subject, rng: Generator) -> None:
-    """A reward that takes longer than the others still arrives in its own place.
+    """A slow reward function does not change the order of the rewards.
 
-    Silent because every reward arrives, only in another order: the completion that is hard to verify gets the reward of
-    the one that was quick. Look for `as_completed`, `imap_unordered` and queues in the pool that runs the verifiers.
+    Silent because every reward arrives, only in another order: a completion that is slow to verify gets the reward of a
+    quick one. Look for `as_completed`, `imap_unordered` and queues in the pool that runs the verifiers.
     """
     slow = "lambda text: sleep(0.03) or float(text)"
     call = subject.call("score", _items([slow, "float", "float"]), ["1.0", "0.5", "0.25"])
@@ -110,11 +110,11 @@ def slow_functions(subject: Subject, rng: Generator) -> None:
 
 @check("reward.text_as_sampled", needs=("score",))
 def text_as_sampled(subject: Subject, rng: Generator) -> None:
-    """The reward function sees each completion once and whole, as it was sampled.
+    """The reward function sees each completion once, in full, exactly as sampled.
 
-    Silent because most answers survive being stripped, split or lowered. What does not survive is what formats are made
-    of: a leading line break, a tag, an accent; and a reward summed over lines or parts grows with their number, so that a
-    long wrong answer beats a short right one. Look for `strip()`, `splitlines()`, and for the prompt put in front.
+    Silent because most answers survive being stripped, split or lowercased, but formats do not: a leading line break, a
+    tag, an accent is lost. A reward summed over lines or parts grows with their number, so that a long wrong answer
+    beats a short right one. Look for `strip()`, `splitlines()`, and for the prompt put in front.
     """
     for text in ("4", " 4\n", "a\n\nb", "", "<|end|>4", "e\N{COMBINING ACUTE ACCENT}", "Yes", "a" * 300):
         with subject.case(repr(text)[:20]):
@@ -128,7 +128,7 @@ def text_as_sampled(subject: Subject, rng: Generator) -> None:
 
 @check("reward.no_memory", needs=("score",))
 def no_memory(subject: Subject, rng: Generator) -> None:
-    """A completion's reward is the same alone, among others, and when it is asked for again.
+    """A completion's reward is the same alone, among others, and on a second call.
 
     Silent because a running mean, a normalisation over the batch or a list that keeps the rewards of the last call all
     give numbers of the right size. Look for state that outlives the call and for default arguments that collect.
@@ -148,10 +148,10 @@ def no_memory(subject: Subject, rng: Generator) -> None:
 
 @check("reward.inputs_untouched", needs=("score",))
 def inputs_untouched(subject: Subject, rng: Generator) -> None:
-    """Scoring leaves the lists of items and completions as they were.
+    """Scoring does not modify the lists of items and completions.
 
-    Silent because the rewards are right and the lists are used again for logging and for the trainer: popped, sorted or
-    filtered there, they no longer fit the rewards. Look for `pop`, `sort` and `remove`.
+    Silent because the rewards are right, but the logger and the trainer use the lists afterwards: popped, sorted or
+    filtered, they no longer match the rewards. Look for `pop`, `sort` and `remove`.
     """
     texts = [" 0.5\n", "oops", "1.0"]
     call = subject.call_unless_raised("score", _items(["float"] * 3), texts)

@@ -1,4 +1,4 @@
-"""Rollout: what comes back from the sampler stays with its prompt, its item, its reward and its policy version."""
+"""Rollout: each completion stays with its prompt, its item, its reward and its policy version."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def _rollout(subject: Subject, scripted: list[ScriptedItem], **options: Any) -> 
 
 @check("rollout.groups_follow_items", needs=("rollout",))
 def groups_follow_items(subject: Subject, rng: Generator) -> None:
-    """One group comes back for each item, in the items' order, with the item's id and its prompt's ids.
+    """A rollout returns one group per item, in the items' order, with the item's id and its prompt's ids.
 
-    Silent because a group of another prompt is a group: rewards and logprobs then belong to other text, and a batch that
-    lost its last group is only a little smaller. Look for `as_completed` instead of `gather`, for `zip` over chunks of
-    unequal length, for a loop that stops before it has used what it fetched, and for prompts that are tokenised or padded
-    again on the way to the trainer.
+    Silent because a group of another prompt looks valid: rewards and logprobs then belong to other text, and a batch
+    that lost its last group is only a little smaller. Look for `as_completed` instead of `gather`, for `zip` over
+    chunks of unequal length, for a loop that stops before it has used all fetched results, and for prompts that are
+    tokenised or padded again on the way to the trainer.
     """
     for scripted in _cases():
         with subject.case(_told(scripted)):
@@ -72,7 +72,7 @@ def groups_follow_items(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.completions_of_their_prompt", needs=("rollout",))
 def completions_of_theirprompt_of(subject: Subject, rng: Generator) -> None:
-    """Each group holds the n completions that the engine gave for its prompt: none of another, none twice, none missing.
+    """Each group holds exactly the n completions that the engine returned for its prompt.
 
     Silent because any completion can be scored under any prompt; equal completions of one prompt count as often as they
     were sampled. Look for completions that are flattened and cut into groups again, where `repeat` and
@@ -87,10 +87,10 @@ def completions_of_theirprompt_of(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.tokens_in_tokens_out", needs=("rollout",))
 def tokens_in_tokens_out(subject: Subject, rng: Generator) -> None:
-    """The ids of a completion are those that were sampled: not encoded again from text, not stripped, not ended.
+    """A completion keeps its sampled ids: not encoded again from text, not stripped, no EOS appended.
 
-    Silent because the text is the same: "hello" sampled letter by letter encodes to one id, whose logprob nobody sampled.
-    Truncated completions have no end of sequence and an id that equals the padding may be sampled. Look for
+    Silent because the text is the same: "hello" sampled letter by letter encodes to one id, which has no sampled
+    logprob. Truncated completions have no end of sequence and an id that equals the padding may be sampled. Look for
     `encode(decode(ids))`, for `skip_special_tokens`, and for filters on the padding id or the end of sequence.
     """
     sampled = {
@@ -113,10 +113,10 @@ def tokens_in_tokens_out(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.logprobs_and_finish_reasons", needs=("rollout",))
 def logprobs_and_finish_reasons(subject: Subject, rng: Generator) -> None:
-    """Each completion keeps the sampler's logprobs of its own tokens and the reason why it ended.
+    """Each completion keeps the sampler's logprobs of its own tokens and its finish reason.
 
     Silent because the logprobs of a neighbour, or those shifted by a token, are negative numbers as well: the importance
-    ratio is wrong on policy and gets clipped. A missing logprob stays missing (None or NaN), since 0.0 says that the
+    ratio is wrong on policy and gets clipped. A missing logprob stays missing (None or NaN), because 0.0 means that the
     token was certain. Look for lists of different origin that are zipped together, and for fallback values.
     """
     unscored = [
@@ -137,11 +137,11 @@ def _scored(completion: Completion) -> tuple[list[int], str, list[str]]:
 
 @check("rollout.rewards_of_their_completion", needs=("rollout",))
 def rewards_of_theircompletion_of(subject: Subject, rng: Generator) -> None:
-    """Each completion has the reward that its own item's function gives to its text; 0.0 is a reward and None is NaN.
+    """Each completion has the reward of its own item's function for its text; 0.0 stays 0.0 and None becomes NaN.
 
-    Silent because the reward of a neighbour is a reward: the advantage then points anywhere. Look for rewards that are
-    collected in the order in which they arrive, for `reward or default`, and for text that is stripped or has its prompt
-    in front before it is scored.
+    Silent because a neighbour's reward is a plausible reward: the advantage then has a random direction. Look for
+    rewards that are collected in the order in which they arrive, for `reward or default`, and for text that is stripped
+    or has its prompt in front before it is scored.
     """
     texts = (" a\n", "a", "", "b")
     completions = [completion_of(text, 1) for text in texts]
@@ -179,7 +179,7 @@ def items_with_equal_prompts(subject: Subject, rng: Generator) -> None:
     )
     everything = sorted(list(completion.token_ids) for completion in first + second)
     call.expect_equal(f"sorted(sum({TOKENS}, []))", everything, "the two groups do not share out what was sampled")
-    # Which of the two completions went to which item is the engine's business.
+    # The engine decides which of the two completions goes to which item.
     by_item = [{str([*spelled(text), EOS_ID]): reward for text, reward in item.rewards.items()} for item in scripted]
     expression = (
         f"[float(group.rewards[0]) == rewards.get(str([int(token) for token in group.completions[0].token_ids])) "
@@ -190,7 +190,7 @@ def items_with_equal_prompts(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.prompts_as_given", needs=("rollout",))
 def prompts_as_given(subject: Subject, rng: Generator) -> None:
-    """The engine is given each item's prompt ids as they are: nothing added in front, nothing padded, nothing decoded.
+    """The engine gets each item's prompt ids unchanged: nothing prepended, padded or decoded.
 
     Silent because the model answers any prompt: with a second BOS, padding tokens or without its chat template it samples
     from another distribution than the one that the trainer scores. Look for a BOS in the template and in the engine, for
@@ -207,7 +207,7 @@ def prompts_as_given(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.sampling_reaches_the_engine", needs=("rollout",))
 def sampling_reaches_the_engine(subject: Subject, rng: Generator) -> None:
-    """Temperature, top-p, top-k, token limit and EOS ids reach the engine as they are, and no penalty is added.
+    """Temperature, top-p, top-k, token limit and EOS ids reach the engine unchanged, and no penalty is added.
 
     Silent because another temperature or a repetition penalty still samples good text, only not from the distribution
     that is trained; a `0` that means greedy or "off" turns into a default under `or`; a limit that forgets the prompt
@@ -247,9 +247,9 @@ def sampling_reaches_the_engine(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.seed_reaches_the_engine", needs=("rollout",))
 def seed_reaches_the_engine(subject: Subject, rng: Generator) -> None:
-    """Where requests carry seeds, every seed that is asked for gives them, 0 included, and another one gives others.
+    """A requested seed, 0 included, reaches every request that can carry one, and another seed gives other requests.
 
-    Silent because a run with an ignored seed is a run: it cannot be repeated, or its repetitions are one and the same
+    Silent because a run with an ignored seed looks normal: it cannot be repeated, or its repetitions are all the same
     sample. Look for `if seed:`, for a seed that is set on some of the requests, and for a constant. An engine that is
     seeded as a whole gets requests without seeds, which leaves nothing to compare.
     """
@@ -270,11 +270,11 @@ def seed_reaches_the_engine(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.seeds", needs=("rollout",))
 def seeds(subject: Subject, rng: Generator) -> None:
-    """Without a seed no two requests share one, and with a seed no two requests for the same prompt do.
+    """Unseeded requests never share a seed; seeded ones for the same prompt each get their own.
 
-    Silent because text that is drawn with the same random numbers still differs between prompts: what collapses is the
-    variety, and with it the groups' rewards; a group sampled request by request with one seed is n times the same
-    completion. Look for a constant seed in the sampling parameters.
+    Silent because text drawn with the same random numbers still differs between prompts: only the variety, and with it
+    the groups' rewards, collapses. A group sampled request by request with one seed is n times the same completion.
+    Look for a constant seed in the sampling parameters.
     """
     requests = "[request for request in arguments[0].requests if request.sampling.get('seed') is not None]"
     for seed, key in ((None, "request.sampling['seed']"), (3, "(request.prompt, request.sampling['seed'])")):
@@ -292,7 +292,7 @@ def _syncs_between_rollouts(conventions: Conventions) -> str | None:
 
 @check("rollout.policy_version", needs=("rollout",), applies=_syncs_between_rollouts)
 def policy_version(subject: Subject, rng: Generator) -> None:
-    """A group is tagged with the policy version at the start of its sampling, not with the one at its end.
+    """A group's policy version is the one at the start of its sampling, not at the end.
 
     Silent because the tag is only used to judge staleness: a group that straddled a weight sync counts as fresh, stays in
     training beyond its limit, and is corrected as if the new policy had sampled it. Look for a version that is read after
@@ -315,10 +315,10 @@ def policy_version(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.token_versions", needs=("rollout",), applies=_syncs_between_rollouts)
 def token_versions(subject: Subject, rng: Generator) -> None:
-    """Where the engine says which policy version sampled each token, the completion keeps it.
+    """A completion keeps the policy version of each token if the engine reports it.
 
-    Silent because one version per group fits everything else: tokens from before a weight sync are then taken for tokens
-    of the policy after it, or the other way round. Look at the fields that are copied from the engine's answer.
+    Silent because one version per group is enough elsewhere: tokens from before a weight sync are then treated as
+    tokens of the policy after it, or the reverse. Look at the fields that are copied from the engine's answer.
     """
     served = (
         "[list(answer.token_versions) for answer in "
@@ -335,7 +335,7 @@ def token_versions(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.failed_request_is_loud", needs=("rollout",))
 def failed_request_is_loud(subject: Subject, rng: Generator) -> None:
-    """A request that fails raises, leaves its group out or is marked "abort"; it is never a completion with a reward.
+    """A failed request raises, drops its group or is marked "abort"; it never becomes a completion with a reward.
 
     Silent because an empty completion with reward 0 looks like a wrong answer, and the policy is punished for the engine's
     failure. Look for `except` around the request, and for `return_exceptions=True`.
@@ -343,7 +343,7 @@ def failed_request_is_loud(subject: Subject, rng: Generator) -> None:
     scripted = scripted_items(3, 1)
     arguments = arguments_of(scripted, sampling_of(), fails=[scripted[1].prompt])
     call = subject.call_unless_raised("rollout", *arguments)
-    # Where the engine was asked for another prompt instead, no request failed.
+    # If the engine got another prompt instead, no request failed.
     if call is None or scripted[1].prompt not in [request.prompt for request in call.given[0].requests]:
         return
     call.expect_equal(
@@ -363,7 +363,7 @@ def failed_request_is_loud(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.samples_afresh", needs=("rollout",))
 def samples_afresh(subject: Subject, rng: Generator) -> None:
-    """A second rollout of the same items holds what the engine sampled the second time.
+    """A second rollout of the same items returns newly sampled completions.
 
     Silent because completions of an earlier policy are plausible completions. Look for caches keyed by prompt, for default
     arguments that collect, and for queues that still hold the last round.
@@ -381,9 +381,9 @@ def samples_afresh(subject: Subject, rng: Generator) -> None:
 
 @check("rollout.inputs_untouched", needs=("rollout",))
 def inputs_untouched(subject: Subject, rng: Generator) -> None:
-    """A rollout leaves the items and the sampling parameters as they were.
+    """A rollout does not modify the items and the sampling parameters.
 
-    Silent because the first rollout is right: the next one samples with another n, or from prompts that grew. Look for
+    Silent because the first rollout is right: the next one samples with another n, or from longer prompts. Look for
     assignments into the sampling parameters and for `+=` on prompt ids.
     """
     scripted = scripted_items(2, 2)

@@ -1,4 +1,4 @@
-"""The batch schedule: an optimizer update is of as many rows as the configuration says."""
+"""The batch schedule: an optimizer update has the configured number of rows."""
 
 from torch import Generator
 
@@ -10,9 +10,9 @@ from rlcanary.checks.subject import Subject
 def update_has_batch_size(subject: Subject, rng: Generator) -> None:
     """Accumulation steps × micro-batch size × data-parallel ranks is the batch size.
 
-    Silent because a smaller update is an update: with floor divisions in the wrong order, or a micro-batch size that
-    never reached the trainer, the effective batch is another one than the configured one, and with it the noise and the
-    learning rate that fits. Look at the order of the floor divisions and at default arguments.
+    Silent because a smaller update also trains: with floor divisions in the wrong order, or a micro-batch size that
+    never reached the trainer, the effective batch differs from the configured one, and with it the noise and the best
+    learning rate. Look at the order of the floor divisions and at default arguments.
     """
     for batch, micro, ranks, shared in (
         (1, 1, 1, 1),
@@ -34,9 +34,9 @@ def update_has_batch_size(subject: Subject, rng: Generator) -> None:
 
 @check("schedule.sequence_parallel_ranks_share_rows", needs=("accumulation_steps",))
 def sequence_parallel_ranks_share_rows(subject: Subject, rng: Generator) -> None:
-    """Ranks that split the sequences between them count as one: with twice as many of them the number of steps is the same.
+    """Sequence-parallel ranks count as one: doubling their number leaves the number of steps unchanged.
 
-    Silent because dividing by all ranks makes the update as many times too small as there are ranks to a sequence. Look
+    Silent because dividing by all ranks only makes the update smaller, by the number of ranks per sequence. Look
     for `world_size` where the number of data-parallel ranks is meant.
     """
     for batch, micro, ranks in ((8, 2, 1), (16, 1, 2), (48, 3, 4)):
@@ -51,7 +51,7 @@ def sequence_parallel_ranks_share_rows(subject: Subject, rng: Generator) -> None
 
 @check("schedule.impossible_is_refused", needs=("accumulation_steps",))
 def impossible_is_refused(subject: Subject, rng: Generator) -> None:
-    """A batch that cannot be dealt out evenly is refused.
+    """A batch that does not divide evenly is rejected.
 
     Silent because floor division always has an answer: rows are left over and never trained, or the number of steps is
     zero and the optimizer never moves. Look for `//` without a test of the remainder.

@@ -13,7 +13,7 @@ from rlcanary.checks.worlds.oracle import exact_loss, exact_output
 from rlcanary.contract.batch import PolicyBatch
 
 # Trained tokens of each row. Pieces of as many rows differ in tokens, and pieces of as many tokens differ in rows, so that
-# a mean of the pieces' means is not the mean by whichever of the two an implementation cuts.
+# a mean of the pieces' means is not the mean, by whichever of the two an implementation cuts.
 PROFILES: dict[str, tuple[int, ...]] = {
     "short rows last": (5, 5, 4, 1, 3, 1, 1, 1),
     "one long row": (1, 1, 12, 1, 2, 1, 1, 3),
@@ -24,7 +24,7 @@ PROFILES: dict[str, tuple[int, ...]] = {
 
 @check("split.micro_batches", needs=("accumulated_loss",))
 def micro_batches(subject: Subject, rng: Generator) -> None:
-    """Feeding the update in micro-batches of uneven token counts gives the loss and the gradient of the whole batch.
+    """Micro-batches of uneven token counts give the loss and the gradient of the whole batch.
 
     Silent because the mean of means is also a mean: short micro-batches count as much as long ones, or the sum of means
     multiplies the learning rate by their number, and the logged loss is right. Look at what each piece is divided by, and
@@ -35,7 +35,7 @@ def micro_batches(subject: Subject, rng: Generator) -> None:
 
 @check("split.ranks", needs=("sharded_loss",))
 def ranks(subject: Subject, rng: Generator) -> None:
-    """Over data-parallel ranks with uneven token counts the reduced gradient is that of the whole batch on one rank.
+    """The reduced gradient over ranks with uneven token counts equals that of the whole batch on one rank.
 
     Silent because each rank normalises by its own tokens and the average over ranks looks like a mean: the same config
     trains differently on one node and on eight. Look at the token count that each rank divides by, and at what the
@@ -50,7 +50,7 @@ def _batches(rng: Generator) -> Iterator[tuple[str, PolicyBatch]]:
 
 
 def _expect_whole(subject: Subject, rng: Generator, capability: str, told: str) -> None:
-    """Under the declared aggregation and, where it can be set, the two common ones."""
+    """Compare the split update with the whole under the declared aggregation and, if settable, the two common ones."""
     declared = subject.conventions.aggregation
     for profile, batch in _batches(rng):
         for aggregation in dict.fromkeys((declared, "token_mean", "sequence_mean")):
@@ -68,22 +68,22 @@ def _expect_whole(subject: Subject, rng: Generator, capability: str, told: str) 
 
 @check("split.metrics_over_micro_batches", needs=("accumulated_loss",))
 def metrics_over_micro_batches(subject: Subject, rng: Generator) -> None:
-    """What is logged of an update in micro-batches is what is logged of the whole batch.
+    """Metrics logged for an update in micro-batches equal those for the whole batch.
 
-    Silent because only decisions depend on it: a mean of the micro-batches' means leans towards those with short
-    completions, the metrics of the last micro-batch are metrics, and a sum of means grows with their number. Look at how
-    the numbers of the micro-batches are put together, and at those that overwrite each other in a dictionary.
+    Silent because metrics affect only people's decisions: a mean of means favours micro-batches with short completions,
+    the metrics of the last micro-batch look plausible, and a sum of means grows with their number. Look at how the
+    numbers of the micro-batches are put together, and at those that overwrite each other in a dictionary.
     """
     _expect_metrics_of_whole(subject, rng, "accumulated_loss", "in {} micro-batches")
 
 
 @check("split.metrics_over_ranks", needs=("sharded_loss",))
 def metrics_over_ranks(subject: Subject, rng: Generator) -> None:
-    """What is logged over several ranks is what one rank would log for all the data.
+    """Metrics logged over several ranks equal those of one rank with all the data.
 
-    Silent because only decisions depend on it: a mean of per-rank means leans towards ranks with short completions, a
-    numerator over all ranks with a denominator of one goes above 1. Look at gathers that cover only half of a ratio, and
-    at minima and maxima that are averaged.
+    Silent because metrics affect only people's decisions: a mean of per-rank means favours ranks with short
+    completions, and a numerator over all ranks with a denominator from one goes above 1. Look at gathers that cover
+    only half of a ratio, and at minima and maxima that are averaged.
     """
     _expect_metrics_of_whole(subject, rng, "sharded_loss", "over {} ranks")
 
@@ -101,9 +101,9 @@ def _expect_metrics_of_whole(subject: Subject, rng: Generator, capability: str, 
 
 @check("split.extremes_are_ordered", needs=("sharded_loss",))
 def extremes_are_ordered(subject: Subject, rng: Generator) -> None:
-    """Of every logged family the minimum is at most the mean and the mean at most the maximum, over any number of ranks.
+    """Each logged minimum is at most its mean and each mean at most its maximum, over any number of ranks.
 
-    Silent because nobody compares two curves of one dashboard. Look for reductions that treat all metrics alike.
+    Silent because two curves of one dashboard are rarely compared. Look for reductions that treat all metrics alike.
     """
     _, batch = next(_batches(rng))
     for n_ranks in (1, 2, 4):

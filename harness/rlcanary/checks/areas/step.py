@@ -39,9 +39,9 @@ def _terms(subject: Subject) -> str:
 def declared_gradient(subject: Subject, rng: Generator) -> None:
     """On policy, the gradient that reaches the optimizer is that of the declared objective, at any temperature.
 
-    Silent because each part can be right and the step still wrong: a temperature that one path leaves out, micro-batches
-    whose gradients add up to another weight, a division after backward, a loss in half precision. The logged loss is
-    finite and falls. Look at everything between the batch and `optimizer.step()`.
+    Silent because the step can be wrong although each part is right: a temperature that one path omits, micro-batches
+    whose gradients are weighted wrongly, a division after backward, a loss in half precision. The logged loss is finite
+    and falls. Look at everything between the batch and `optimizer.step()`.
     """
     for choice in ({}, {"temperature": 0.6}, {"kl_coef": 0.3}, {"temperature": 0.6, "kl_coef": 0.3}):
         for groups in (PAIR, GROUPS):
@@ -60,11 +60,11 @@ def _kl_in_reward(conventions: Conventions) -> str | None:
 
 @check("step.off_policy_gradient", needs=("train_step",), applies=_kl_in_reward)
 def off_policy_gradient(subject: Subject, rng: Generator) -> None:
-    """On samples of an older policy, ratios are taken against the declared old logprobs and clipped as declared.
+    """On samples of an older policy, ratios use the declared old logprobs and are clipped as declared.
 
-    Silent because a ratio of 1 is what one hopes to see: whoever takes it against logprobs that the trainer has just
-    computed corrects for nothing, and whoever clips at other bounds trains on other tokens. Look at which logprobs the
-    loss is given as old ones, and declare `old_logprobs` if they are the trainer's.
+    Silent because a ratio of 1 looks healthy: a ratio against logprobs that the trainer has just computed corrects for
+    nothing, and clipping at other bounds trains on other tokens. Look at which logprobs the loss is given as old ones,
+    and declare `old_logprobs` if they are the trainer's.
     """
     for groups in (PAIR, GROUPS):
         with subject.case(f"{len(groups)} prompts"):
@@ -79,7 +79,7 @@ def _drops_out(conventions: Conventions) -> str | None:
 
 @check("step.dropout_is_off", needs=("train_step",), applies=_drops_out)
 def dropout_is_off(subject: Subject, rng: Generator) -> None:
-    """With dropout in the model, in training mode, the update is still that of the policy that sampled.
+    """The update of a model with dropout, in training mode, is computed without dropout, as it was sampled.
 
     Silent because the sampler has no dropout: logprobs under a random mask make every ratio differ from 1, tokens are
     clipped by chance, and only a LoRA config mentions the 0.1. Look for a missing `eval()` before old and reference
@@ -95,10 +95,10 @@ def _drops_nothing(conventions: Conventions) -> str | None:
 
 @check("step.dropout_is_on", needs=("train_step",), applies=_drops_nothing)
 def dropout_is_on(subject: Subject, rng: Generator) -> None:
-    """With `training_dropout` declared and dropout in the model, updates of equal states differ with the random state.
+    """Dropout is on in updates if `training_dropout` is declared: updates of equal states differ with the random state.
 
-    Silent because a policy without its dropout trains well, only on other noise than its config says. Look for an `eval()`
-    before old logprobs without its way back.
+    Silent because a policy trains well without its dropout, only not as configured. Look for an `eval()` before old
+    logprobs that is not undone.
     """
     gradients = []
     for seed in (1, 2):
@@ -128,10 +128,11 @@ def dropout_is_on(subject: Subject, rng: Generator) -> None:
 
 @check("step.gradient_norm_is_clipped", needs=("train_step",))
 def gradient_norm_is_clipped(subject: Subject, rng: Generator) -> None:
-    """A gradient above max_grad_norm keeps its direction and gets exactly that norm; one below it is left as it is.
+    """A gradient above max_grad_norm is scaled to exactly that norm; a smaller one is not changed.
 
     Silent because a gradient that is clipped by parts, by rank or by parameter group points elsewhere, and one that is not
-    clipped matters only on the one batch in a thousand. Look at what the norm is taken over, and when.
+    clipped matters only on the one batch in a thousand. Look at the tensors that the norm is taken over, and at when it
+    is taken.
     """
     for limit in (0.1, subject.conventions.max_grad_norm):
         if limit is not None:
@@ -145,12 +146,12 @@ def gradient_norm_is_clipped(subject: Subject, rng: Generator) -> None:
 
 @check("step.gradients_start_anew", needs=("train_step",))
 def gradients_start_anew(subject: Subject, rng: Generator) -> None:
-    """The second update's gradient is that of its own batch alone.
+    """An update's gradient comes from its own batch alone.
 
-    Silent because the sum of old gradients is a kind of momentum: training goes on, only with a larger and larger step.
+    Silent because the sum of old gradients acts like momentum: training goes on, only with growing steps.
     Look for `zero_grad`, where it stands, and which optimizer or model it is called on.
     """
-    # So small a step that the policy is still the one that sampled.
+    # The step is so small that the policy is still the one that sampled.
     start = scene(subject, learning_rate=1e-7)
     state, batch = start.state, start.batch
     take_step(subject, state, batch)
@@ -172,15 +173,15 @@ def _expect_same(
     between: list[str] | None = None,
     **layout: Any,
 ) -> None:
-    """Train one state on a batch and its equal on the same completions otherwise laid out; gradients have to be the same.
+    """Train equal states on the same completions in two layouts, and demand equal gradients.
 
     Args:
-        subject: whose states they are.
+        subject: the subject that makes the states.
         message: the property in the words of this case.
-        groups: what was sampled.
+        groups: the sampled groups.
         others: the same in another order.
         between: Python that runs between the two, over `before`, the first state and batch.
-        layout: options of `sampled` for the second batch.
+        layout: options for `sampled` for the second batch.
     """
     for side in sides(subject):
         start = scene(subject, groups, is_clipped=side)
@@ -203,10 +204,10 @@ def _expect_same(
 
 @check("step.repeatable", needs=("train_step",))
 def repeatable(subject: Subject, rng: Generator) -> None:
-    """The same state and batch give the same update, whatever was trained or drawn in between.
+    """The same state and batch give the same update, regardless of training or random draws in between.
 
-    Silent because a step that depends on what ran before it, through a cache, a running mean or the random state, is
-    merely noisy. Look for attributes that survive a step, and for random numbers in scoring.
+    Silent because a step that depends on earlier calls, through a cache, a running mean or the random state, only looks
+    noisy. Look for attributes that survive a step, and for random numbers in scoring.
     """
     between = ["adapter.train_step(*before)", "torch.rand(7)"]
     _expect_same(subject, "the same state and batch gave another gradient after other work", PAIR, between=between)
@@ -227,9 +228,9 @@ def row_order(subject: Subject, rng: Generator) -> None:
 
 @check("step.padding", needs=("train_step",))
 def padding(subject: Subject, rng: Generator) -> None:
-    """Neither the amount of padding nor its id nor its side changes the update.
+    """The amount, id and side of the padding do not change the update.
 
-    Silent because the padding of a batch is set by its longest rows: what depends on it looks like noise between batches.
+    Silent because the longest rows of a batch set its padding: a dependence on it looks like noise between batches.
     Look for means over positions, attention to padding, and masks that compare ids with the padding id.
     """
     message = "more padding changed the gradient"
@@ -242,10 +243,10 @@ def padding(subject: Subject, rng: Generator) -> None:
 
 @check("step.batch_untouched", needs=("train_step",))
 def batch_untouched(subject: Subject, rng: Generator) -> None:
-    """Training on a batch leaves its tensors as they were.
+    """Training on a batch does not modify its tensors.
 
-    Silent because the first epoch is right; the second, or the metrics behind it, see normalised rewards or shifted ids.
-    Look for operations in place on rewards, masks and logprobs.
+    Silent because the first epoch is right; the second, or the metrics computed later, see normalised rewards or
+    shifted ids. Look for operations in place on rewards, masks and logprobs.
     """
     start = scene(subject)
     call = subject.call("train_step", start.state, start.batch)

@@ -21,9 +21,9 @@ from rlcanary.contract.adapter import NotProvided
 def every_parameter_moves(subject: Subject, rng: Generator) -> None:
     """The first update moves every parameter that has a gradient.
 
-    Silent because the loss of the rest falls all the same: a head that is in no optimizer stays at its random start, and a
-    first learning rate of zero wastes a batch. Look at which parameters the optimizer was built from, on which model, and
-    at the schedule's value at step 0.
+    Silent because the loss still falls through the other parameters: a head that is in no optimizer stays at its random
+    start, and a first learning rate of zero wastes a batch. Look at the parameters and the model that the optimizer was
+    built from, and at the schedule's value at step 0.
     """
     start = scene(subject, learning_rate=1e-2)
     state, source = (
@@ -54,7 +54,7 @@ def every_parameter_moves(subject: Subject, rng: Generator) -> None:
 
 
 def _train(subject: Subject, learning_rate: float, updates: int) -> tuple[Call, Watch, list[str]]:
-    """Several updates on one batch -> the last call, what was seen, and Python that does the same."""
+    """Make several updates on one batch -> the last call, the watch on them, and Python that does the same."""
     start = scene(subject, learning_rate=learning_rate)
     watch = watched(start.state.value)
     calls = [subject.call("train_step", start.state, start.batch) for _ in range(updates)]
@@ -64,7 +64,7 @@ def _train(subject: Subject, learning_rate: float, updates: int) -> tuple[Call, 
 
 @check("step.small_learning_rate", needs=("train_step",))
 def small_learning_rate(subject: Subject, rng: Generator) -> None:
-    """At a learning rate of 1e-6 the parameters move as far as the optimizer asks.
+    """At a learning rate of 1e-6 the parameters move by the optimizer's full step.
 
     Silent because an update below the resolution of bfloat16 rounds to nothing: the loss is finite, the gradient norm
     normal, the reward flat. Look for weights that are held in half precision without a float32 master copy.
@@ -83,11 +83,11 @@ def small_learning_rate(subject: Subject, rng: Generator) -> None:
 
 @check("step.only_the_optimizer_moves", needs=("train_step",))
 def only_the_optimizer_moves(subject: Subject, rng: Generator) -> None:
-    """After several updates each parameter is where its optimizer, with its moments, takes it.
+    """Only the optimizer, with its moments, moves parameters over several updates.
 
-    Silent because weights that are rounded, averaged or reloaded on the side still follow the gradient, roughly, and so
-    does an optimizer whose moments are lost at each step. Look for casts and copies of weights after `optimizer.step()`,
-    and for an optimizer that is made or emptied inside the loop.
+    Silent because weights that are also rounded, averaged or reloaded still roughly follow the gradient, and so does an
+    optimizer that loses its moments at each step. Look for casts and copies of weights after `optimizer.step()`, and
+    for an optimizer that is made or emptied inside the loop.
     """
     call, watch, lines = _train(subject, learning_rate=1e-2, updates=4)
     astray = watch.astray()
@@ -104,9 +104,9 @@ def only_the_optimizer_moves(subject: Subject, rng: Generator) -> None:
 
 @check("step.learning_rate_schedule", needs=("train_step",))
 def learning_rate_schedule(subject: Subject, rng: Generator) -> None:
-    """Update k has the learning rate that the schedule gives for k, and the schedule moves on once per update.
+    """Update k has the schedule's learning rate for k, and the schedule advances once per update.
 
-    Silent because a schedule that runs too fast, too slow or one ahead is still a schedule. Look at how often
+    Silent because a schedule that runs too fast, too slow or one step ahead still looks plausible. Look at how often
     `scheduler.step()` is called per `optimizer.step()`, and whether warm-up is counted in updates, batches or samples.
     """
     for told, dressed in (("its own schedule", "{}"), ("1 / (k + 1)", "decaying({})")):
@@ -141,9 +141,9 @@ def _expect_scheduled(subject: Subject, dressed: str) -> None:
 
 @check("step.reference_model_stays", needs=("train_step",))
 def reference_model_stays(subject: Subject, rng: Generator) -> None:
-    """Training leaves the reference model's weights as they are.
+    """Training does not change the reference model's weights.
 
-    Silent because a reference that follows the policy makes the KL small, which is what one wants to see. Look for a
+    Silent because a reference that follows the policy makes the KL small, which looks healthy. Look for a
     reference that shares tensors with the policy, or that is in the optimizer or in the weight sync.
     """
     option = subject if subject.conventions.kl_coef else subject.configured(kl_coef=0.3)
@@ -168,10 +168,10 @@ def reference_model_stays(subject: Subject, rng: Generator) -> None:
 
 @check("step.direction", needs=("train_step",))
 def direction(subject: Subject, rng: Generator) -> None:
-    """After an update the completion with the positive advantage is likelier, compared with the other one.
+    """An update makes the completion with positive advantage likelier relative to the other one.
 
     Silent because a policy that is pushed the wrong way moves as fast as one that is not. Look at the sign of the loss,
-    of the advantages, and of what the optimizer does with the gradient (`maximize`).
+    of the advantages, and at the optimizer's `maximize` option.
     """
     option = subject if subject.conventions.entropy_coef == 0 else subject.configured(entropy_coef=0.0)
     # In half precision a smaller step rounds to nothing.
@@ -198,11 +198,11 @@ def direction(subject: Subject, rng: Generator) -> None:
 
 @check("step.same_policy", needs=("train_step",))
 def same_policy(subject: Subject, rng: Generator) -> None:
-    """A new state scores completions as the model that it was made from, and still does after updates too small to matter.
+    """A new state scores completions like the model it was made from, also after negligibly small updates.
 
-    Silent because a policy that starts from other weights, or is reloaded wrongly after its first update, trains on: its
-    gradients are right for the weights that it has. Look for weights that are loaded by name without a word about those
-    that are missing, for wrappers, and for what happens to frozen weights between updates.
+    Silent because a policy that starts from other weights, or is reloaded wrongly after its first update, still trains:
+    its gradients are right for its wrong weights. Look for loading by name that ignores missing weights, for wrappers,
+    and for changes to frozen weights between updates.
     """
     start = scene(subject, learning_rate=1e-9)
     state, call = start.state.value, Call(subject, "train_step", (start.state, start.batch), [], None)

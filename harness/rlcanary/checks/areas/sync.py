@@ -1,4 +1,4 @@
-"""Weight sync: after it the sampler is the policy in training, all of it, and nothing of the old one is left."""
+"""Weight sync: afterwards the sampler is the policy in training, with nothing left of the old weights."""
 
 import copy
 from collections.abc import Iterable
@@ -23,12 +23,12 @@ LONG = list(range(3, 51))
 
 
 def _pair(subject: Subject, model: str = "tiny_llama()") -> list[Written]:
-    """A state and an engine that start from the same model, and noise on the state, adapters and biases included."""
+    """Make a state and an engine from the same model, and add noise to all of the state's weights."""
     return [new_state(subject, model, dressed="shaken({})"), new_engine(subject, model)]
 
 
 def _expect_in_step(call: Call, prompt: list[int], message: str, *steps: str) -> None:
-    """Demand that the engine continues a prompt as the trainer would; `steps` led here, in Python, for the snippet."""
+    """Demand that the engine continues a prompt as the trainer would; `steps` is the Python so far, for the snippet."""
     state, engine = (argument.value for argument in call.arguments)
     distance, close = gap(engine, state.model, prompt), nats(state.model)
     call.subject.compared()
@@ -44,9 +44,9 @@ def _expect_in_step(call: Call, prompt: list[int], message: str, *steps: str) ->
 
 @check("sync.every_time", needs=("sync_weights",))
 def every_time(subject: Subject, rng: Generator) -> None:
-    """After the first weight sync, and after each later one, the engine computes what the trainer computes.
+    """The engine computes the same as the trainer after the first weight sync and after each later one.
 
-    Silent because samples of an old policy are samples: rewards stand still or creep, and a single sync in a test passes.
+    Silent because samples of an old policy look normal: rewards stall or creep, and a test with a single sync passes.
     Look for a sync behind a flag or a condition, for derived weights (packed, quantised, absorbed) that are made once, and
     for a destination that is resolved at the start.
     """
@@ -64,9 +64,9 @@ def every_time(subject: Subject, rng: Generator) -> None:
 
 @check("sync.cached_prefixes", needs=("sync_weights",))
 def cached_prefixes(subject: Subject, rng: Generator) -> None:
-    """After a weight sync nothing is computed from keys and values that the old weights left in the prefix cache.
+    """A weight sync invalidates cached prefixes: no keys and values of the old weights are used afterwards.
 
-    Silent because only prompts that were seen before are off, by half a nat, as samples of a policy that never existed.
+    Silent because only prompts that were seen before are off, by half a nat, sampled from a mix of two policies.
     Look for the reset of the prefix cache, for the conditions around it, and whether it comes after the weights.
     """
     state, engine = _pair(subject)
@@ -101,7 +101,7 @@ def every_parameter(subject: Subject, rng: Generator) -> None:
             subject.compared()
             if not gap(engine.value, state.value.model, SHORT, max_new_tokens=1) < close:
                 missing.append(name)
-            # So that the next parameter is looked at alone.
+            # Restore it, so that the next parameter is tested alone.
             put(state.value, name, before)
             subject.call("sync_weights", state, engine)
     if missing:
@@ -119,7 +119,7 @@ def every_parameter(subject: Subject, rng: Generator) -> None:
 
 @check("sync.tied_weights", needs=("sync_weights",))
 def tied_weights(subject: Subject, rng: Generator) -> None:
-    """Where the output layer shares the embedding's weights, a sync moves both.
+    """A weight sync updates both embedding and output layer if they share weights.
 
     Silent because a state dict lists one of the two names, and the engine keeps the other one's old values. Look for
     names that are skipped as duplicates, and for a replacement of parameters that unties them.
@@ -160,10 +160,10 @@ def version(subject: Subject, rng: Generator) -> None:
 
 @check("sync.interrupted", needs=("sync_weights",))
 def interrupted(subject: Subject, rng: Generator) -> None:
-    """A weight sync that breaks off is an error, or is made good; it never counts as done.
+    """An interrupted weight sync raises or is completed; it never counts as done.
 
-    Silent because a half-loaded engine samples on, under the number of a policy that it is not. Look for a version that
-    is raised in `finally`, and for an except around the transfer.
+    Silent because a half-loaded engine goes on sampling, under the version of a policy that it does not hold. Look for
+    a version that is raised in `finally`, and for an except around the transfer.
     """
     state = new_state(subject, dressed="shaken({})")
     engine = new_engine(subject, dressed="breaking_off({})")
@@ -191,10 +191,10 @@ def interrupted(subject: Subject, rng: Generator) -> None:
 
 @check("sync.trainer_untouched", needs=("sync_weights",))
 def trainer_untouched(subject: Subject, rng: Generator) -> None:
-    """A weight sync leaves the trainer's weights as they are, in value, type and place.
+    """A weight sync does not change the trainer's weights: neither value nor dtype nor device.
 
-    Silent because weights that were cast for the wire, merged with their adapter or moved away train on, from slightly
-    elsewhere. Look for conversions in place, and for a merge without its undoing.
+    Silent because weights that were cast for the transfer, merged with their adapter or moved still train, from
+    slightly different values. Look for conversions in place, and for a merge that is not undone.
     """
     state, engine = _pair(subject)
     before = copy.deepcopy(named(state.value.model))
@@ -220,10 +220,10 @@ def trainer_untouched(subject: Subject, rng: Generator) -> None:
 
 @check("sync.same_policy", needs=("sync_weights",))
 def same_policy(subject: Subject, rng: Generator) -> None:
-    """A new state that is synced is still the model that it was made from, and so is the engine.
+    """A new state still equals the model it was made from after a weight sync, and so does the engine.
 
-    Silent because trainer and engine agree with each other, on another policy than the checkpoint's. Look for weights that
-    are loaded by name without a word about those that are missing, and for what a merge of adapters leaves behind.
+    Silent because trainer and engine agree with each other, but not with the checkpoint. Look for loading by name that
+    ignores missing weights, and for traces of a merge of adapters.
     """
     state, engine = new_state(subject), new_engine(subject, "nudged(tiny_llama())")
     call, model = subject.call("sync_weights", state, engine), build("tiny_llama()")
@@ -256,10 +256,10 @@ def same_policy(subject: Subject, rng: Generator) -> None:
 
 
 def disturb(state: Any, engine: Any, name: str) -> None:
-    """Noise on one parameter, as much as it takes to move the next token's logprobs away from the engine's.
+    """Add noise to one parameter, enough to move the next token's logprobs away from the engine's.
 
     Raises:
-        NotProvided: noise on this parameter does not change what the model computes. It is as it was.
+        NotProvided: noise on this parameter does not change the model's output. The parameter is restored.
     """
     before = named(state.model)[name].detach().clone()
     noise = torch.randn(before.shape, generator=torch.Generator().manual_seed(1)) * size_of(state.model, name)
@@ -272,7 +272,7 @@ def disturb(state: Any, engine: Any, name: str) -> None:
 
 
 def put(state: Any, name: str, value: Tensor) -> None:
-    """Give a parameter a value, and the copy that the optimizer moves, where there is one."""
+    """Set a parameter's value, and that of the copy that the optimizer moves, if there is one."""
     parameter, copies = named(state.model)[name], held(state)[0]
     with torch.no_grad():
         for tensor in (parameter, copies.get(name, parameter)):
@@ -280,7 +280,7 @@ def put(state: Any, name: str, value: Tensor) -> None:
 
 
 def breaking_off(engine: Any) -> Any:
-    """The engine, whose connection is lost once after three weights have arrived."""
+    """Make the engine lose its connection once, after three weights have arrived."""
     load_weights = engine.load_weights
 
     def load_some(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -293,7 +293,7 @@ def breaking_off(engine: Any) -> Any:
 
 
 def is_kept(before: Tensor, after: Tensor) -> bool:
-    """Whether a parameter has kept its type and, but for the last bit of a merge that was undone, its value."""
+    """Tell whether a parameter kept its dtype and, except for the last bit of an undone merge, its value."""
     allowed = 2 * torch.finfo(before.dtype).eps * before.abs().max()
     is_same_kind = before.dtype == after.dtype and before.requires_grad == after.requires_grad
     return is_same_kind and bool(((after - before).abs() <= allowed).all())
