@@ -1,4 +1,4 @@
-"""The adapter that the team writes once: what its code means to do, and how rlcanary calls it."""
+"""The adapter that the team writes once: the conventions of its code, and the calls to it."""
 
 from tinygrpo import loss
 from tinygrpo.advantages import group_advantages

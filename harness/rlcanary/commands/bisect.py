@@ -18,7 +18,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.command("bisect", context_settings={"allow_interspersed_args": False})
 @click.option("--good", metavar="REF", help="Commit where the command passes.")
 @click.option("--bad", metavar="REF", help="Commit where it fails.")
-@click.option("--good-when-added", metavar="PATH", help="Take as GOOD the newest commit that added this file.")
+@click.option("--good-when-added", metavar="PATH", help="Use the newest commit that added this file as GOOD.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="K", help="Test K commits at once.")
 @click.option(
     "--confidence",

@@ -37,13 +37,13 @@ from rlcanary.system.files import require_writable, write_whole
     "--expected",
     "expected_path",
     type=click.Path(path_type=Path),
-    help="Known failures: a line `check.id  # reason` for each, and its findings below it.",
+    help="Read known failures: a line `check.id  # reason` each, with its findings below.",
 )
 @click.option(
     "--update-expected",
     "updated_path",
     type=click.Path(path_type=Path),
-    help="Write the failures of this run here, as --expected reads them; reasons that are there stay.",
+    help="Write this run's failures here in the format of --expected; existing reasons are kept.",
 )
 @click.option(
     "--timeout",
@@ -51,7 +51,7 @@ from rlcanary.system.files import require_writable, write_whole
     default=120,
     show_default=True,
     metavar="SECONDS",
-    help="Limit of one check, 0 for none; a check that takes longer has raised an error.",
+    help="Stop a check after this long and report an error; 0 for no limit.",
 )
 @click.pass_context
 def check(

@@ -34,7 +34,7 @@ PATH = click.Path(path_type=Path)
     type=click.Choice(["auto", *EXECUTORS]),
     default="auto",
     envvar="EXECUTOR",
-    help="Run the jobs here, on Slurm or on Ray; auto: Slurm where there is sbatch, else local.",
+    help="Run the jobs here, on Slurm or on Ray; auto: Slurm if sbatch is installed, else local.",
 )
 @click.option("--dry-run", is_flag=True, envvar="DRYRUN", help="Print the cost, then exit.  [$DRYRUN]")
 @click.option("--watch", is_flag=True, envvar="WATCH", help="Wait until the metrics are judged.  [$WATCH]")
@@ -46,7 +46,7 @@ PATH = click.Path(path_type=Path)
     default="",
     envvar="EXTRA_SCRIPT_ARGS",
     metavar="WORDS",
-    help="Pass these to the script.  [$EXTRA_SCRIPT_ARGS]",
+    help="Pass these arguments to the script.  [$EXTRA_SCRIPT_ARGS]",
 )
 @click.option(
     "--sed", default="", envvar="SED_CLAUSES", metavar="CLAUSES", help="Edit the script's copy.  [$SED_CLAUSES]"
@@ -164,7 +164,7 @@ def _chosen(name: str) -> str:
 
 
 def _folder(asked: Path | None, repository: Repository) -> Path:
-    """Choose the folder of launches: the one asked for, that of the running bisect, or the checkout's.
+    """Choose the folder of launches: the option's, the running bisect's, or the checkout's.
 
     A launch inside a bisect leaves nothing in the worktree.
     """

@@ -24,8 +24,8 @@ NOT_ENDED = 75
 
 
 @click.command("launches")
-@click.option("--watch", is_flag=True, envvar="WATCH", help="Wait until all have ended.  [$WATCH]")
-@click.option("--cancel", is_flag=True, help="Cancel the jobs that wait or run.")
+@click.option("--watch", is_flag=True, envvar="WATCH", help="Wait until all launches have ended.  [$WATCH]")
+@click.option("--cancel", is_flag=True, help="Cancel waiting and running jobs.")
 @click.option("--folder", type=PATH, envvar="LAUNCH_DIR", metavar="DIR", help="Folder of launches.  [$LAUNCH_DIR]")
 @click.argument("launches", nargs=-1, type=PATH, metavar="[LAUNCH]...")
 def launches(launches: Sequence[Path], watch: bool, cancel: bool, folder: Path | None) -> int:

@@ -1,1 +1,1 @@
-"""A job and where it runs: this machine, Slurm or Ray."""
+"""Jobs, and the executors that run them: this machine, Slurm or Ray."""

@@ -1,1 +1,1 @@
-"""Launching the scripts of tests/test_suites: code snapshots, jobs, verdicts."""
+"""Launch the scripts of tests/test_suites: code snapshots, jobs, verdicts."""

@@ -174,7 +174,7 @@ class Repository:
         return self.commits("-1", sha)[0]
 
     def merges(self, good: str, bad: str) -> list[str]:
-        """The SHAs of the merges on the first-parent line from `good` to `bad`."""
+        """List the SHAs of the merges on the first-parent line from `good` to `bad`."""
         return self.git("rev-list", "--first-parent", "--min-parents=2", f"{good}..{bad}").split()
 
     def parents(self, sha: str) -> list[str]:

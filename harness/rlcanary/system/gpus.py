@@ -74,7 +74,7 @@ class Gpus:
 
 
 def open_gpus(environment: Mapping[str, str] = os.environ) -> Gpus | None:
-    """The visible GPUs, or None on a machine without an NVIDIA driver or with every GPU hidden."""
+    """Open the visible GPUs. Returns None without an NVIDIA driver or if every GPU is hidden."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,1 +1,1 @@
-"""The line of commits between GOOD and BAD, and the lines inside merges."""
+"""Lines of commits: the first parents between GOOD and BAD, and the branches inside merges."""

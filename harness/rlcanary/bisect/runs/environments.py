@@ -28,7 +28,7 @@ REPLACED_VARIABLES = ("PYTHONHOME", "CONDA_PREFIX", "VIRTUAL_ENV_PROMPT")
 
 
 class Builder(Protocol):
-    """A way to fill the folder of an environment, whose programs will lie in its bin/."""
+    """A builder fills the folder of an environment. The programs end up in its bin/."""
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ NO_VALUE = "it left no value of"
 
 
 class NotMeasured(Exception):
-    """The run left no value of the metric; the message says why."""
+    """The run left no value of the metric. The message says why."""
 
 
 def read_metric(name: str, checkout: Path, directory: Path, since_ns: int, output: str) -> float:

@@ -16,7 +16,7 @@ INTERPRETERS = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k|fi)?sh|perl|ruby|node
 WRAPPERS = {"conda", "env", "nice", "nohup", "pdm", "pixi", "poetry", "stdbuf", "time", "timeout", "uv", "xvfb-run"}
 SCRIPTS = (".sh", ".bash", ".zsh", ".py", ".pl", ".rb", ".js")
 CODE_OPTION = re.compile(r"-[a-zA-Z]*[cm]|-e")
-"""An option that is followed by code or a module's name, as in `bash -lc` and `python -m`."""
+"""An option followed by code or a module's name, such as `bash -lc` and `python -m`."""
 
 
 @dataclass(frozen=True)

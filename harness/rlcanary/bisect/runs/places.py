@@ -13,7 +13,7 @@ from rlcanary.errors import UserError
 
 
 class Place(Protocol):
-    """A checkout that one probe at a time may use."""
+    """A checkout for one probe at a time."""
 
     path: Path
 
@@ -33,7 +33,7 @@ class Place(Protocol):
 
 
 class Checkout:
-    """The user's own checkout: clean at the start, and on the same branch again at the end.
+    """The user's own checkout. It is clean at the start, and on the same branch again at the end.
 
     Untracked and ignored files are left alone: a commit that would overwrite one is untestable.
     """

@@ -31,12 +31,12 @@ class Prediction:
 
 
 class Likelihood(Protocol):
-    """A family of noise whose parameters are learned from the readings."""
+    """A model of noise whose parameters are learned from the readings."""
 
     believes: bool
     """Whether every run is taken as right, so that outcomes can contradict each other."""
     reads_outcomes: bool
-    """Whether a reading is one of GOOD and BAD, rather than any number."""
+    """Whether each reading is GOOD or BAD, rather than a number."""
     end_runs: int
     """The least number of runs of GOOD and of BAD before they count as verified."""
     refusal_runs: int

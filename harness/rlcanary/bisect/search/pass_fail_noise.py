@@ -110,7 +110,7 @@ class PassFail:
         return result
 
     def _log_evidence(self, changes: int, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:
-        """Compute the log evidence of so many changes between good and bad, at any positions."""
+        """Compute the log evidence of `changes` changes between good and bad, at any positions."""
         bad_D, good_D = _counts(readings)
         fail_R, pass_R, miss_R, hit_R = self._logs_4R
         good_DR = np.outer(bad_D, fail_R) + np.outer(good_D, pass_R)

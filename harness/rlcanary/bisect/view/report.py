@@ -13,7 +13,7 @@ from rlcanary.system.git import Commit, Repository
 SCHEMA = 2
 NEXT_BEST = 3
 WORTH_NAMING = 0.005
-"""Suspects of less probability are not named."""
+"""The least probability of a suspect that is named."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Report:
         return self.suspects[0] if self.status == "found" else None
 
     def next_best(self) -> list[tuple[Commit, float]]:
-        """The likeliest commits besides the suspects."""
+        """List the most probable commits besides the suspects."""
         chosen = {commit.sha for commit in self.suspects} if self.culprit else set()
         ranked = sorted(self.posterior.items(), key=lambda item: -item[1])
         others = [(self.commits[sha], share) for sha, share in ranked if sha not in chosen and share >= WORTH_NAMING]
@@ -101,7 +101,7 @@ def evidence_by_commit(observations: Sequence[Observation], repository: Reposito
 
 
 def result_json(report: Report, plan: Plan, command: Sequence[str]) -> str:
-    """The JSON result; `first_bad` is null unless the search ended at a single commit."""
+    """Format the result as JSON. `first_bad` is null unless the search ended at a single commit."""
     culprit = report.culprit
     files = [] if culprit is None else file_names(culprit, plan.repository)
     document = {

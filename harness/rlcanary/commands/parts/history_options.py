@@ -18,13 +18,13 @@ Callback = TypeVar("Callback", bound=Callable[..., Any])
 def history_options(command: Callback) -> Callback:
     """Add the options of every command that reads a history: `folder` and `any_project`, for `open_history`."""
     command = click.option(
-        "--any-project", is_flag=True, help="Read runs of commits that this repository does not have, too."
+        "--any-project", is_flag=True, help="Also read runs of commits that this repository does not have."
     )(command)
     return click.option(
         "--dir",
         "folder",
         type=click.Path(path_type=Path),
-        help="Folder with the results of past runs [default: as pytest's rlcanary_results says, else unit_results beside "
+        help="Folder with the results of past runs [default: pytest's rlcanary_results, else unit_results beside "
         "the tests].",
     )(command)
 
