@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
-    """Count a check that compared nothing by that name, apart from what is skipped."""
+    """Count a check that compared nothing by that name, apart from skipped checks."""
     if report.when == "call" and NOT_COMPARED in dict(report.user_properties):
         return "not compared", "n", "NOT COMPARED"
     return None

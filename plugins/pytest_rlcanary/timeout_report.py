@@ -1,4 +1,4 @@
-"""What the report of a test that passed its limit says: one sentence, where the test was, and the stacks of its threads."""
+"""Report a test that passed its limit: one sentence, the place in the test, and the stacks of its threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPIRY = pytest.StashKey[Expiry]()
 
 
 class TestTimedOut(Failed):
-    """The failure of a test that passed its limit."""
+    """Failure of a test that passed its limit."""
 
     __module__ = "builtins"  # reports then show the bare name
     __test__ = False
@@ -40,12 +40,12 @@ def sentence(expiry: Expiry, when: str) -> str:
 
 
 def is_our_doing(error: BaseException) -> bool:
-    """Whether an exception is the interruption, or what Ray says of an actor or a task that was ended."""
+    """Tell if an exception is the interruption, or Ray's error for an actor or a task that was ended."""
     return isinstance(error, TimedOut) or type(error).__module__.startswith("ray.")
 
 
 def above_ray(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback down to the call into Ray: where a test hangs inside Ray is of no interest."""
+    """Cut the traceback at the call into Ray: the place inside Ray is of no interest."""
     entry = trace
     while entry is not None and entry.tb_next is not None:
         if entry.tb_next.tb_frame.f_globals.get("__name__", "").split(".")[0] == "ray":

@@ -1,4 +1,4 @@
-"""A limit for every test that holds inside `ray.get`, locks, subprocesses and native code.
+"""Limit the time of every test, also inside `ray.get`, locks, subprocesses and native code.
 
 pytest-timeout reads `--timeout`, the `timeout` marker and the ini file; this plugin takes over its timer (the hooks that it
 offers for this). A test for which none of them sets a limit has one of 300 seconds for set-up and call, shared fixtures
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Limits(NamedTuple):
-    """Seconds, beside a test's own limit."""
+    """Limits in seconds, beside a test's own limit."""
 
     fixture: float
     collection: float
@@ -104,7 +104,7 @@ def has_own_limit(item: pytest.Item) -> bool:
 
 
 def interruptible(when: str) -> Any:
-    """The hook of a phase, which runs it so that it can be interrupted, and makes a failure of what that led to."""
+    """Run the hook of a phase so that it can be interrupted, and turn the interruption into a failure."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def hook(self: Timeouts, item: pytest.Item) -> Generator[None]:
@@ -138,9 +138,10 @@ def interruptible(when: str) -> Any:
 
 
 class Timeouts:
-    """The hooks of a session in which pytest-timeout is active.
+    """Hooks of a session in which pytest-timeout is active.
 
-    default: the limit of tests for which pytest-timeout sets none, because its hooks take longer than all the rest; 0: none.
+    Args:
+        default: the limit of tests for which pytest-timeout sets none, because its hooks take longer than all the rest; 0: none.
     """
 
     def __init__(self, config: pytest.Config, default: pytest_timeout.Settings, limits: Limits) -> None:
@@ -191,7 +192,7 @@ class Timeouts:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """A file that cannot be collected within the limit is an error, and the others are collected."""
+        """Limit the collection of a file: passing the limit is an error, and the other files are collected."""
         if self.limits.collection <= 0 or isinstance(collector, pytest.Session):  # which only walks to the others
             return (yield)
         self.when, watchdog = "collection", self.awake_watchdog()
@@ -213,7 +214,7 @@ class Timeouts:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """In the worker that runs the rest of a session, leave out what the session has run."""
+        """Leave out the tests that the session has already run, in the worker that runs the rest of it."""
         workerinput: Mapping[str, Any] = getattr(config, "workerinput", {})
         if REST_INPUT in workerinput:
             rest = set(workerinput[REST_INPUT])
@@ -241,7 +242,7 @@ class Timeouts:
                 raise
 
     def failure(self, item: pytest.Item, expiry: Expiry) -> TestTimedOut:
-        """The failure of a test whose limit has passed, the stacks of which its report will show."""
+        """Build the failure of a test whose limit has passed; its report will show the stacks."""
         assert self.watchdog is not None
         self.watchdog.stop()
         item.stash[EXPIRY] = expiry
@@ -263,7 +264,7 @@ class Timeouts:
         return not self.settings.disable_debugger_detection and bool(is_debugging())
 
     def release(self, frame: FrameType | None) -> Mapping[str, str]:
-        """End what the test runs in its Ray cluster; in tear-down that is the fixtures' own work, and stays."""
+        """End the test's calls in its Ray cluster; in tear-down those are the fixtures' own work, and stay."""
         belongings = self.config.stash.get(BELONGINGS, None)
         if belongings is None or self.when == "teardown" or not ray_cluster.connected():
             return {}
@@ -317,7 +318,7 @@ class Timeouts:
         self.config.hook.pytest_runtest_logreport(report=report)
 
     def run_rest(self, message: str) -> None:
-        """Run the tests behind the one that is stuck, where that can be done, and say so."""
+        """Run the tests behind the one that is stuck, if possible, and report it."""
         assert self.session is not None
         assert self.item is not None
         rest = [item.nodeid for item in self.session.items[self.session.items.index(self.item) + 1 :]]
@@ -337,7 +338,7 @@ class Timeouts:
         RestOfSession(self.session, rest).run()
 
     def cannot_run_rest(self) -> str:
-        """Why the session cannot go on in another process, or ""."""
+        """Explain why the session cannot go on in another process, or ""."""
         if not self.config.pluginmanager.hasplugin("xdist"):
             return "pytest-xdist is switched off"
         if self.config.pluginmanager.hasplugin("TestmonCollect"):
@@ -345,7 +346,7 @@ class Timeouts:
         return ""
 
     def save_testmon(self) -> None:
-        """Write what testmon has collected and would otherwise write at the end of its batch."""
+        """Write testmon's collected data, which it would otherwise write at the end of its batch."""
         plugin = self.config.pluginmanager.getplugin("TestmonCollect")
         if plugin is None or hasattr(self.config, "workerinput"):
             return

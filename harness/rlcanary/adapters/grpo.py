@@ -22,9 +22,7 @@ MICRO_BATCH = 2
 
 
 class GrpoAdapter(ReferenceAdapter):
-    """Attributes:
-    name: of the trainer.
-    """
+    """Checks the bundled GRPO trainer."""
 
     name = "grpo"
 

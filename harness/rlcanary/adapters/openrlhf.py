@@ -61,12 +61,13 @@ class OpenrlhfAdapter(Adapter):
     name = "openrlhf"
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
-        """
+        """Import OpenRLHF and check its settings.
+
         Args:
             settings: options of `openrlhf.cli.train_ppo_ray`, such as `{"actor.dual_clip": 3.0}`.
 
         Raises:
-            UserError: OpenRLHF is not installed, or a setting is one that the conventions have no words for.
+            UserError: OpenRLHF is not installed, or the conventions cannot express a setting.
         """
         with usable("openrlhf", "pip install openrlhf, beside rlcanary", "OpenRLHF of mid-2026"), _quiet():
             import openrlhf.trainer.ppo_utils.experience_maker
@@ -269,9 +270,10 @@ class _GivenActor:
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """
+    """Refuse settings that the conventions cannot express.
+
     Raises:
-        UserError: a setting is one that the conventions have no words for.
+        UserError: the setting is named.
     """
     estimator = settings["algo.advantage.estimator"]
     if estimator not in ESTIMATORS:

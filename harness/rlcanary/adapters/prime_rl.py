@@ -46,7 +46,8 @@ class PrimeRlAdapter(Adapter):
     conventions = CONVENTIONS
 
     def __init__(self) -> None:
-        """
+        """Import prime-rl.
+
         Raises:
             UserError: prime-rl is not installed.
         """

@@ -34,7 +34,7 @@ class Belongings:
         self._census = processes.census()
         self._census_at: bytes | None = None
         self._at_start = self._census.alive
-        # Sessions can be nested in one process; what the outer one runs is not the inner one's to end.
+        # Sessions can be nested in one process; the inner one must not end the outer one's processes.
         self._connected_at_start, self._distributed_at_start = ray_cluster.connected(), distributed_is_up()
         self.ray_is_shared = False
 
@@ -48,7 +48,7 @@ class Belongings:
 
     def _updated_census(self) -> Census:
         """Count the children anew, but only if a process was started since the last time: most tests start none."""
-        last = self._last_process.id()  # before the census, so that what is started meanwhile is news next time
+        last = self._last_process.id()  # before the census, so that a process started meanwhile is new next time
         if last is None or last != self._census_at:
             self._census, self._census_at = processes.census(), last
         return self._census

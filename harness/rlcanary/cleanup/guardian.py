@@ -4,7 +4,7 @@ While pytest lives the guardian notes its descendants about once a second; once 
 ended that still live. Processes younger than the last look are known by the mark in the environment that they inherit (which
 alone would not do: vLLM and Ray overwrite the environment of their processes with a title). Linux only.
 
-Run as a script, by path. Every start of pytest pays for what it imports: `signal` and `pathlib` would double its price.
+Run as a script, by path. Every start of pytest pays for its imports: `signal` and `pathlib` would double its price.
 """
 
 import os

@@ -3,7 +3,7 @@
 A thread waits for the limit, because a signal handler alone does not do: Python runs handlers in the main thread between
 two bytecodes, and `ray.get` swallows an ordinary exception raised in one. At the limit the thread
 
-1. takes the stacks of all threads and lets `release` end what the main thread waits for,
+1. takes the stacks of all threads and lets `release` end the calls that the main thread waits for,
 2. raises TimedOut in the main thread, and again while nothing ends,
 3. calls `give_up` if the test is still running after the grace period: in native code that a signal does not interrupt, or
    because it catches the exception and goes on. The main thread then never leaves the signal handler.
@@ -190,7 +190,7 @@ class Watchdog:
                     self._deadline = None
                     if not self._is_debugged():
                         self._released.clear()
-                        # From here on whatever ends the test is the limit's doing.
+                        # From here on any end of the test is due to the limit.
                         self._expiry = Expiry(self._what, self._limit, thread_stacks(self._thread))
                         return self._expiry
                 if self._deadline is None:

@@ -1,4 +1,4 @@
-"""A sqlite index of a folder of results files, so that one metric over 10,000 runs is read in milliseconds.
+"""Index a folder of results files in sqlite, so that one metric over 10,000 runs is read in milliseconds.
 
 The JSON files stay the truth. The index (`.index.sqlite` in their folder) is a cache: opening it compares name, size,
 time of change and inode of every file with what was indexed, and reads the files that differ. It may be deleted at any
@@ -54,7 +54,7 @@ Watch = Callable[[list[str]], Iterable[str]]
 
 
 class RunRow(NamedTuple):
-    """A run as the index knows it."""
+    """A run in the index."""
 
     file: str
     run_id: str
@@ -66,7 +66,7 @@ class RunRow(NamedTuple):
 
 
 class Index:
-    """An open index that agrees with the files. `problem` says why it is not kept, if so."""
+    """An open index that agrees with the files. `problem` is the reason why it is not kept on disk, if any."""
 
     def __init__(self, folder: Path, connection: sqlite3.Connection, problem: str | None) -> None:
         self.folder = folder
@@ -74,12 +74,12 @@ class Index:
         self._connection = connection
 
     def run_numbers(self) -> list[int]:
-        """The numbers of all runs, oldest first. A copy of a run is none."""
+        """Lists the numbers of all runs, oldest first, without copies of a run."""
         rows = self._ask("SELECT id FROM files WHERE problem IS NULL AND copy_of IS NULL ORDER BY started_s, run_id")
         return [number for (number,) in rows]
 
     def runs(self, numbers: Sequence[int] | None = None) -> dict[int, RunRow]:
-        """Runs by number; all of them without numbers."""
+        """Returns runs by number; all of them without numbers."""
         query = "SELECT id, name, run_id, started_s, git_commit, dirty, exit_status, environment FROM files"
         if numbers is None:
             rows = self._ask(query)
@@ -88,19 +88,19 @@ class Index:
         return {number: RunRow._make(row) for number, *row in rows}
 
     def problems(self) -> list[tuple[str, str]]:
-        """The files that are not runs of their own, with the reason."""
+        """Lists the files that are not runs of their own, with the reason."""
         return self._ask(
             "SELECT name, coalesce(problem, 'holds the same run as ' || copy_of || '; counted once') FROM files "
             "WHERE problem IS NOT NULL OR copy_of IS NOT NULL ORDER BY name"
         )
 
     def metrics(self) -> dict[tuple[str, str], int]:
-        """The number of every (test key, metric)."""
+        """Maps every (test key, metric) to its number in the index."""
         rows = self._ask("SELECT key, metric, id FROM metrics ORDER BY key, metric")
         return {(key, metric): number for key, metric, number in rows}
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """In how many files each (test key, metric) is."""
+        """Counts the files of each (test key, metric)."""
         rows = self._ask(
             "SELECT key, metric, runs FROM metrics JOIN "
             "(SELECT metric AS number, count(*) AS runs FROM measurements GROUP BY metric) ON number = id "
@@ -109,19 +109,20 @@ class Index:
         return {(key, metric): runs for key, metric, runs in rows}
 
     def values(self, metric: int) -> dict[int, float | None]:
-        """A metric by number of the run; None where it was not a finite number. Runs where it was no number are left out,
-        and those where its test did not pass.
+        """Returns a metric by number of the run; None if it was not a finite number.
+
+        Runs in which it was not a number at all are left out, and those in which its test did not pass.
         """
         query = "SELECT file, value FROM measurements WHERE metric = ? AND other IS NULL AND passed"
         return dict(self._ask(query, metric))
 
     def not_passed(self, metric: int) -> int:
-        """In how many runs the metric was measured by a test that did not pass."""
+        """Counts the runs in which the metric was measured by a test that did not pass."""
         query = "SELECT count(*) FROM measurements JOIN files ON id = file WHERE metric = ? AND NOT passed"
         return int(self._ask(f"{query} AND copy_of IS NULL", metric)[0][0])
 
     def others(self, metric: int) -> list[tuple[str, str]]:
-        """A glimpse of the metric in each file where it is not a number at all, and the file's name; the newest first."""
+        """Returns a short text of the metric for each file in which it is not a number, and the file's name; newest first."""
         return self._ask(
             "SELECT other, name FROM measurements JOIN files ON id = file WHERE metric = ? AND other IS NOT NULL AND passed "
             "ORDER BY started_s DESC",
@@ -129,7 +130,7 @@ class Index:
         )
 
     def nodeids(self, metric: int) -> dict[str, int]:
-        """How many files have the metric from which test; the test of the newest run comes last."""
+        """Counts the files with the metric by test; the test of the newest run comes last."""
         found = self._ask(
             "SELECT nodeid, count(*) FROM measurements WHERE metric = ? AND nodeid IS NOT NULL GROUP BY nodeid", metric
         )
@@ -151,7 +152,7 @@ class Index:
         self._connection.close()
 
     def discard(self) -> None:
-        """Closes the index and removes it: a folder without a single run is not ours to keep one in."""
+        """Closes the index and removes it: a folder without a single run is not rlcanary's to keep one in."""
         self.close()
         if self.problem is None:
             _remove(self.folder)
@@ -163,10 +164,12 @@ def unwatched(names: list[str]) -> Iterable[str]:
 
 
 def open_index(folder: Path, watch: Watch = unwatched) -> Index:
-    """The index of a folder, brought up to date. `watch` is given the names of the files to read and hands them on as they
-    are read (a progress bar).
+    """Opens the index of a folder and updates it.
 
-    Raises OSError if the folder cannot be listed.
+    `watch` is given the names of the files to read and yields them as they are read (a progress bar).
+
+    Raises:
+        OSError: if the folder cannot be listed.
     """
     try:
         try:
@@ -186,7 +189,7 @@ def _kept_index(folder: Path, watch: Watch) -> Index:
     try:
         if not _is_up_to_date(connection, folder):
             connection.close()
-            # Under the lock nobody else removes the index.
+            # Under the lock no other process removes the index.
             with file_lock(folder / LOCK_NAME, PATIENCE_S):
                 connection = _connect(folder)
                 if _indexed(connection) is None:
@@ -220,9 +223,9 @@ def _remove(folder: Path) -> None:
 
 
 def _indexed(connection: sqlite3.Connection) -> bytes | None:
-    """Begins a read transaction, in which all answers are of one moment, and says which listing was indexed.
+    """Begins a read transaction, in which all answers are of one moment, and returns the digest of the indexed listing.
 
-    None, without a transaction, for a new index, one of another version and a broken one.
+    Returns None, without a transaction, for a new index, one of another version and a broken one.
     """
     try:
         connection.execute("BEGIN")
@@ -337,9 +340,10 @@ class _Writer:
 
 
 def number_or_glimpse(value: Any) -> tuple[float | None, str | None]:
-    """A metric's value as a finite number, or None and, unless it is NaN, an infinity or null, a glimpse of it.
+    """Returns a metric's value as a finite number, or None and a short text of any other value.
 
-    A number beyond LARGEST counts as infinite: differences of such numbers are.
+    There is no text for NaN, an infinity or null. A number beyond LARGEST counts as infinite: differences of such
+    numbers are.
     """
     if value is None:
         return None, None

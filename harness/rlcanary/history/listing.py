@@ -1,4 +1,4 @@
-"""The results files of a folder as they are now: their names, and how to tell whether one has changed."""
+"""The results files of a folder: their present names, and stamps that change with their content."""
 
 import hashlib
 import os
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Stamp(NamedTuple):
-    """What tells whether a file is the one that was indexed."""
+    """A stamp of a file that differs if it is not the one that was indexed."""
 
     name: str
     modified_ns: int
@@ -17,7 +17,7 @@ class Stamp(NamedTuple):
 
 
 class Listing:
-    """The `*.json` of a folder but hidden ones, as they are now."""
+    """The present `*.json` of a folder, except hidden ones."""
 
     def __init__(self, folder: Path) -> None:
         self.names: list[str] = []
@@ -39,7 +39,7 @@ class Listing:
 
     @property
     def digest(self) -> bytes:
-        """Of all that is known of the files, in the order of the folder."""
+        """Computes a digest of the names and stamps of the files, in the order of the folder."""
         names = "\0".join(self.names).encode("utf-8", "surrogateescape")
         return hashlib.blake2b(names + b"\0" + self._numbers.tobytes(), digest_size=16).digest()
 
@@ -52,5 +52,5 @@ class Listing:
 
 
 def storable(text: str) -> str:
-    """JSON and names of files may hold halves of surrogate pairs, which no UTF-8 text can."""
+    """Makes a text storable: JSON and names of files may hold halves of surrogate pairs, which UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode()

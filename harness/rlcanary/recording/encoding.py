@@ -18,7 +18,7 @@ MAX_BITS = 14_000  # Python reads and writes 4,300 digits
 
 
 class EncodingError(TypeError):
-    """A value that cannot be written as JSON; the message names the place within the value and what to do."""
+    """A value that cannot be written as JSON; the message names the place within the value and the remedy."""
 
 
 class NonFinite(NamedTuple):

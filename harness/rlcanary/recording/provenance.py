@@ -85,7 +85,7 @@ def environment_key(versions: dict[str, str], gpu_types: list[str]) -> str:
 
     It covers versions, operating system, processor architecture and GPU models.
 
-    The versions of pytest and rlcanary are left out, because they do not move what is measured.
+    The versions of pytest and rlcanary are left out, because they do not change the measurements.
     """
     relevant = {name: version for name, version in versions.items() if name not in ("pytest", "rlcanary")}
     facts = [relevant, platform.system(), platform.machine(), gpu_types]

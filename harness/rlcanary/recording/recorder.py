@@ -10,7 +10,7 @@ A run id is the UTC time, the commit and random digits, so that two runs in one 
 begin with a dot are invisible to `jq … unit_results/*`.
 
 Nothing is written before `open`. Trouble with these files neither ends a run nor fails a test: it is a line in `problems`,
-and what was recorded stays in memory until the run ends.
+and the records stay in memory until the run ends.
 """
 
 import datetime

@@ -14,7 +14,7 @@ ELAPSED = "_elapsed"
 class TrackingError(ValueError):
     """A call of the tracker that cannot be recorded.
 
-    It fails the test that made it; what was tracked before is kept.
+    It fails the test that made it; measurements before it are kept.
     """
 
 

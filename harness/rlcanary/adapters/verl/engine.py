@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def new_engine(actor_config: Any, group: Any, model: Any = None, optimizer: Any = None, scheduler: Any = None) -> Any:
-    """verl's engine for one rank of a process group; its constructor would build FSDP, which needs a GPU."""
+    """The engine of verl for one rank of a process group; its constructor would build FSDP, which needs a GPU."""
     import torch
     from verl.utils.torch_functional import entropy_from_logits
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -63,7 +63,7 @@ def on_ranks(n_ranks: int, run: Callable[[int, Any], Any]) -> list[Any]:
 
 @contextmanager
 def _on_cpu() -> Iterator[None]:
-    """verl knows accelerators only, and takes a machine without one for a misconfigured one with."""
+    """Hide the missing accelerator from verl, which takes a machine without one for a misconfigured one with."""
     from verl.plugin.platform import get_platform, set_platform
 
     with quiet():
@@ -140,7 +140,7 @@ def ragged(rows: list[Tensor]) -> Tensor:
 
 @cache
 def replay_buffer_module() -> ModuleType:
-    """verl's replay buffer, loaded alone: its package starts with TransferQueue, which is a store on Ray.
+    """The replay buffer of verl, loaded alone: its package starts with TransferQueue, which is a store on Ray.
 
     Raises:
         NotProvided: this version of verl has none.

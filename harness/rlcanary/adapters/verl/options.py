@@ -29,12 +29,13 @@ LOSS_MODES = ("vanilla", "gspo", "cispo")
 
 
 def require_words(actor: Any) -> None:
-    """
+    """Refuse settings that the conventions cannot express.
+
     Args:
         actor: an `ActorConfig`.
 
     Raises:
-        UserError: it has a setting that the conventions have no words for.
+        UserError: the setting is named.
     """
     loss_mode, aggregation = actor.policy_loss.loss_mode, actor.loss_agg_mode
     if loss_mode not in LOSS_MODES:

@@ -53,7 +53,7 @@ class ItemIterator(Generic[ItemType]):
         Args:
             items: with ids that are there and differ.
             order: the ids that an epoch visits; None visits all as they came.
-            retries: how often an item is tried again in an epoch after `mark_failed`.
+            retries: times that an item is tried again in an epoch after `mark_failed`.
             most_in_flight: items in flight at once; None is no limit.
 
         Raises:
@@ -83,7 +83,7 @@ class ItemIterator(Generic[ItemType]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every item of the epoch is done or failed; false before the first epoch."""
+        """True if every item of the epoch is done or failed; false before the first epoch."""
         return self.epoch >= 0 and all(status in ("done", "failed") for status in self._statuses.values())
 
     def start_epoch(self) -> None:

@@ -24,7 +24,7 @@ class Samplers:
     Attributes:
         engines: take requests.
         endpoints: one per engine, for weight sync.
-        transport: how weights travel to them.
+        transport: transport of weights to them.
     """
 
     engines: Sequence[Engine]

@@ -183,7 +183,7 @@ class VllmPolicy:
         mode = self.llm.llm_engine.model_config.logprobs_mode
         # An enumeration before 0.11.
         mode = getattr(mode, "value", mode)
-        # Of a distribution that nothing has changed, and of greedy requests, vLLM's logprobs are raw in either mode.
+        # For an unchanged distribution and for greedy requests, vLLM's logprobs are raw in either mode.
         if parameters.logprobs is None or is_raw or mode == f"{parameters.logprobs}_logprobs":
             return parameters
         raise ValueError(

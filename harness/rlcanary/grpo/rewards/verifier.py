@@ -85,7 +85,7 @@ class Tally:
         calls: number of completions.
         scored: number of completions with a value, whatever it is.
         zeros: number of completions with a value of zero.
-        problems: how often each problem came up; "no answer" is also among the scored.
+        problems: number of times each problem came up; "no answer" is also among the scored.
         seconds: sum over the calls.
     """
 

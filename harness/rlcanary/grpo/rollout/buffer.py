@@ -45,7 +45,7 @@ class Account:
     Attributes:
         entered: groups that were put, or settled without being put.
         waiting: groups in the buffer that were not read yet.
-        fates: how many groups ended in each way.
+        fates: number of groups by end.
         by_version: the same for each policy version that sampled.
     """
 
@@ -90,7 +90,7 @@ class GroupBuffer:
         Args:
             capacity: groups that it holds; `put` waits while it is full.
             max_staleness: policy versions that a token may be older than the trainer (`is_stale`).
-            reads: how often a group is trained on; it goes to the back of the line in between.
+            reads: number of times a group is trained on; it goes to the back of the line in between.
             state: the account of an earlier buffer, see `state`, to continue. Groups that waited there are dropped.
 
         Raises:
@@ -263,7 +263,7 @@ class RemoteBuffer:
         """Look up a method of the buffer.
 
         Raises:
-            BufferClosed: besides what the method raises: the actor is gone.
+            BufferClosed: the actor is gone. The method's own errors are raised, too.
         """
 
         async def ask(*arguments: Any) -> Any:

@@ -66,7 +66,7 @@ class LearnerState(TrainState):
     """A `TrainState` whose optimizer moves master weights.
 
     Attributes:
-        masters: what `optimizer` moves.
+        masters: the weights that `optimizer` moves.
         updates: number of optimizer updates taken.
     """
 
@@ -102,7 +102,7 @@ def policy_data(
     Args:
         state: scores with its reference model where the batch brings no reference logprobs.
         batch: the rows of the update, whole groups.
-        conventions: those of old logprobs, rewards and advantages.
+        conventions: conventions of old logprobs, rewards and advantages.
         schedule: rows and widths of a forward pass.
         trainer_logprobs: [B, T] that the trainer gave these rows before the first update on their rollout; None where
             this is the first.

@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Protocol
 
-FINDER, WATCHER = 3, 4  # the tool numbers of sys.monitoring that are nobody's
+FINDER, WATCHER = 3, 4  # the unassigned tool numbers of sys.monitoring
 
 
 class Noticing(Protocol):

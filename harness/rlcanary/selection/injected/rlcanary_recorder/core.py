@@ -43,7 +43,7 @@ UNKNOWN = "unknown"
 SESSION = "session"
 MODULE_PREFIX = "module:"  # of a callee's file, where only the name of the module is known
 ANYTHING = "*"  # as a callee's file: any code of the project
-# Where a low descriptor would be, a test that closes and reopens files could put another file.
+# A test that closes and reopens files could put another file at a low descriptor.
 JOURNAL_DESCRIPTOR = 400
 KIND, VERSION = "selection", 1
 HEADER = f'{{"journal": "{KIND}", "version": {VERSION}}}\n'.encode()
@@ -193,7 +193,7 @@ class Recorder:
         self.backend.rearm()
 
     def switch(self, context: str) -> None:
-        """From now on, this process works for another test."""
+        """Switch this process to work for another test."""
         self.running.pop(self.default, None)
         self.default = context
         current.set(None)

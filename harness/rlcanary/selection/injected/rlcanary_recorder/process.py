@@ -34,7 +34,7 @@ def start(
         return _recorders[0]
     active = Recorder(folder, root, context, injected, may_trace)
     _recorders.append(active)
-    # What brings the recorder along looks for it under this name, also where it is a part of rlcanary.
+    # Pickled functions look for the recorder under this name, also where it is a part of rlcanary.
     package = __name__.rpartition(".")[0]
     for name in [module for module in sys.modules if module == package or module.startswith(f"{package}.")]:
         sys.modules.setdefault(PACKAGE + name.removeprefix(package), sys.modules[name])
