@@ -141,7 +141,7 @@ class Timeouts:
     """Hooks of a session in which pytest-timeout is active.
 
     Args:
-        default: the limit of tests for which pytest-timeout sets none, because its hooks take longer than all the rest; 0: none.
+        default: the limit of tests for which pytest-timeout sets none; 0: none. Its hooks take longer than all the rest.
     """
 
     def __init__(self, config: pytest.Config, default: pytest_timeout.Settings, limits: Limits) -> None:

@@ -22,7 +22,7 @@ MICRO_BATCH = 2
 
 
 class GrpoAdapter(ReferenceAdapter):
-    """Checks the bundled GRPO trainer."""
+    """Adapter of the bundled GRPO trainer."""
 
     name = "grpo"
 

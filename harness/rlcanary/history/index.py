@@ -122,7 +122,7 @@ class Index:
         return int(self._ask(f"{query} AND copy_of IS NULL", metric)[0][0])
 
     def others(self, metric: int) -> list[tuple[str, str]]:
-        """Returns a short text of the metric for each file in which it is not a number, and the file's name; newest first."""
+        """Returns a text of the metric per file in which it is not a number, and the file's name; newest first."""
         return self._ask(
             "SELECT other, name FROM measurements JOIN files ON id = file WHERE metric = ? AND other IS NOT NULL AND passed "
             "ORDER BY started_s DESC",
