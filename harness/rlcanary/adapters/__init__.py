@@ -1,4 +1,4 @@
-"""Adapters: one module per codebase, and the base class for yours."""
+"""Adapters: one module or package per codebase."""
 
 from rlcanary.adapters.load import BUNDLED, load_adapter
 from rlcanary.contract.adapter import CAPABILITIES, Adapter, NotProvided, provided

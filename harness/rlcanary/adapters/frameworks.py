@@ -1,4 +1,4 @@
-"""Importing the framework that an adapter drives, or saying in one line why that one cannot be used."""
+"""Import of the framework that an adapter drives, with a one-line error if it cannot be used."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlcanary.errors import UserError
 
 @contextmanager
 def usable(package: str, install: str, written_for: str, at_least: str | None = None) -> Iterator[None]:
-    """Run imports of a framework and the first look at its configuration.
+    """Guard imports of a framework and the first read of its configuration.
 
     Args:
-        package: as it is imported.
-        install: what to do where it is not installed.
-        written_for: the framework and the releases that the adapter knows.
-        at_least: the oldest release that the adapter can drive; None where the framework is used from its repository.
+        package: the package's import name.
+        install: the command or hint for installing it.
+        written_for: the framework and releases for which the adapter was written.
+        at_least: the oldest supported release; None if the framework is used from its repository.
 
     Raises:
-        UserError: the package is not installed, is older than `at_least`, or whatever runs inside fails.
+        UserError: the package is not installed, is older than `at_least`, or the code in the block fails.
     """
     if not _is_found(package):
         raise UserError(f"{package} is not installed: {install}")
@@ -47,7 +47,7 @@ def _is_found(package: str) -> bool:
 
 
 def _version(package: str) -> str:
-    """The installed version, empty for a checkout that was never installed."""
+    """Return the installed version, empty for a checkout that was never installed."""
     try:
         return metadata.version(package.replace("_", "-"))
     except metadata.PackageNotFoundError:
@@ -55,7 +55,7 @@ def _version(package: str) -> str:
 
 
 def _cause(error: Exception, package: str) -> str:
-    """The reason in one line."""
+    """Summarise an error's cause in one line."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         is_its_own = error.name.partition(".")[0] == package
         return f"it has no module {error.name}" if is_its_own else f"{error.name} is not installed"

@@ -1,6 +1,6 @@
-"""The bundled trainer, `rlcanary.grpo`, as an adapter: the path that `rlcanary train` takes, held to every check.
+"""The bundled trainer, `rlcanary.grpo`, as an adapter: it runs the code of `rlcanary train`.
 
-What it shares with the reference is called through the trainer's own modules where it has any: updates in micro-batches
+Parts shared with the reference are called through the trainer's own modules where it has any: updates in micro-batches
 by length on master weights, sampling through the collector, sync with coverage and fingerprints.
 """
 
@@ -63,7 +63,7 @@ class GrpoAdapter(ReferenceAdapter):
 
             return noted
 
-        # Items of a check may share an id, which an epoch refuses.
+        # Items of a check may share an id, which an epoch rejects.
         numbered = [Item(index, item.prompt_ids, noting(item.reward)) for index, item in enumerate(items)]
         iterator = ItemIterator(numbered, retries=0)
         iterator.start_epoch()

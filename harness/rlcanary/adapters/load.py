@@ -1,4 +1,4 @@
-"""Finding the adapter that a person names on the command line."""
+"""Loading the adapter named on the command line."""
 
 import importlib
 import importlib.util
@@ -27,15 +27,15 @@ BUNDLED = {
 
 
 def load_adapter(spec: str) -> Adapter:
-    """The adapter that `spec` names.
+    """Load the adapter that `spec` names.
 
     Args:
         spec: the name of a bundled adapter ("trl"), a module and a class ("mylib.canary:MyAdapter"), a module or a
             Python file alone when exactly one adapter is defined in it ("mylib.canary", "tests/canary.py").
 
     Raises:
-        UserError: nothing or more than one thing is found under that name, it fails to import, what is found is not an
-            adapter with at least one capability and readable conventions, or the checks' torch is not installed.
+        UserError: the name matches no object or several, it fails to import, the object is not an adapter with at least
+            one capability and readable conventions, or torch is not installed.
     """
     target, _, attribute = BUNDLED.get(spec, spec).rpartition(":") if ":" in BUNDLED.get(spec, spec) else (spec, "", "")
     module = _import_file(Path(target)) if target.endswith(".py") else _import_module(target, spec)
@@ -55,7 +55,7 @@ def load_adapter(spec: str) -> Adapter:
 
 
 def misspelt(adapter: Adapter) -> list[str]:
-    """The public methods of an adapter that no check calls and that are nearly called as one that the checks do."""
+    """Return the public methods of an adapter whose names are close to, but not, names of capabilities."""
     own = {name for owner in type(adapter).__mro__ if owner not in (Adapter, object) for name in vars(owner)}
     free = sorted(name for name in own if not name.startswith("_") and not hasattr(Adapter, name))
     nearest = ((name, get_close_matches(name, CAPABILITIES, n=1, cutoff=0.85)) for name in free)
@@ -63,7 +63,7 @@ def misspelt(adapter: Adapter) -> list[str]:
 
 
 def _check_signature(adapter: Adapter, name: str, spec: str) -> None:
-    """Raises UserError for a capability that cannot take what the checks give to it."""
+    """Raise UserError for a capability that cannot take the checks' arguments."""
     expected = inspect.signature(getattr(Adapter, name))
     given = [parameter for parameter in expected.parameters if parameter != "self"]
     try:
@@ -80,7 +80,7 @@ def _check_signature(adapter: Adapter, name: str, spec: str) -> None:
 
 
 def _require_conventions(adapter: Adapter, spec: str) -> None:
-    """Raises UserError where the conventions, which may be read from a framework's configuration, cannot be had."""
+    """Raise UserError if the conventions, which may come from a framework's configuration, cannot be read."""
     try:
         conventions: object = adapter.conventions
     except UserError:
@@ -123,7 +123,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # What the adapter imports is likely to lie beside it, as for a script that Python runs.
+    # An adapter's imports often lie beside it, as for a script that Python runs.
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
@@ -134,7 +134,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _told(error: Exception) -> str:
-    """An error in one line, for a misspelt convention with the one that was meant."""
+    """Summarise an error in one line, with a suggestion for a misspelt convention."""
     told = " ".join(f"{type(error).__name__}: {error}".split())
     unknown = re.search(r"Conventions.* unexpected keyword argument '(\w+)'", told)
     close = get_close_matches(unknown[1], [field.name for field in fields(Conventions)], n=1) if unknown else []

@@ -29,7 +29,7 @@ METRICS = {
     "probs_ratio_max": "ratio_max",
     "token_mult_prob_error": "mult_prob_error",
 }
-# What changes the loss in ways that the conventions have no words for.
+# Settings that change the loss in ways that the conventions cannot express.
 WITHOUT_WORDS = (
     "disable_ppo_ratio",
     "force_on_policy_ratio",
@@ -39,19 +39,19 @@ WITHOUT_WORDS = (
 
 
 class NemoRlAdapter(Adapter):
-    """NeMo RL under some settings; without any, under its defaults."""
+    """Adapter of NeMo RL under some settings, by default its own."""
 
     name = "nemo_rl"
 
     def __init__(self, loss: Mapping[str, Any] | None = None, advantage: Mapping[str, Any] | None = None) -> None:
-        """Settings of NeMo RL's configuration classes.
+        """Set up the adapter with settings of NeMo RL's configuration classes.
 
         Args:
             loss: fields of `ClippedPGLossConfig`.
             advantage: fields of `AdvEstimatorConfig` for its estimator `grpo`.
 
         Raises:
-            UserError: NeMo RL is not installed, or a setting is one that the conventions have no words for.
+            UserError: NeMo RL is not installed, or the conventions cannot express a setting.
         """
         self.loss = dict(loss or {})
         self.advantage = dict(advantage or {})
@@ -70,7 +70,7 @@ class NemoRlAdapter(Adapter):
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
-        """What the settings say, in our words."""
+        """Translate the settings into conventions."""
         return conventions_of(self._loss_config, self._advantage_config)
 
     def configured(self, **changes: Any) -> Self:
@@ -105,7 +105,7 @@ class NemoRlAdapter(Adapter):
         return LossOutput(loss, self._metrics(metrics, batch))
 
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
-        """The workers give every micro-batch the counts of the whole update and add up losses and metrics."""
+        """Accumulate as the workers do: micro-batches get the whole update's counts; losses and metrics are added."""
         import torch
 
         if len(batch.mask) % n_micro:
@@ -114,7 +114,7 @@ class NemoRlAdapter(Adapter):
         return LossOutput(torch.stack([self._call(piece, batch)[0] for piece in pieces]).sum())
 
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-        """One token at a time: with advantage zero and penalty 1 the loss of one token is its KL."""
+        """Compute each token's KL as its loss with advantage zero and penalty 1."""
         import torch
 
         from rlcanary.contract.batch import PolicyBatch
@@ -135,7 +135,7 @@ class NemoRlAdapter(Adapter):
         return torch.stack([one(*pair) for pair in pairs]).view(logprobs.shape)
 
     def keep_group(self, rewards: Tensor) -> bool:
-        """What dynamic sampling decides when it is enabled; a group of which it keeps a part only is not kept."""
+        """Decide as dynamic sampling does when enabled; a group that it keeps only in part counts as dropped."""
         import torch
         from nemo_rl.algorithms.grpo import dynamic_sampling
         from nemo_rl.algorithms.utils import calculate_baseline_and_std_per_prompt
@@ -155,7 +155,7 @@ class NemoRlAdapter(Adapter):
             deduplicate_multimodal_data=False,
         )
         timer = SimpleNamespace(time=lambda name: contextlib.nullcontext())
-        # Its first entry is what tells the size of a batch, and the reward is not cut to the groups that are kept.
+        # Its first entry gives the size of a batch, and the reward is not cut to the kept groups.
         batch = BatchedDataDict({"idx": torch.arange(len(rewards)), "total_reward": rewards})
         with _quiet():
             kept, *_ = dynamic_sampling(batch, std, baseline, 1, SimpleNamespace(grpo=grpo), timer)
@@ -173,7 +173,7 @@ class NemoRlAdapter(Adapter):
             raise NotProvided("the correction needs the sampler's logprobs")
 
         def shifted(values: Tensor) -> Tensor:
-            """With a column for the first token of a sequence, which nobody scores."""
+            """Prepend a column for the first token of a sequence, which has no logprob."""
             return torch.nn.functional.pad(values, (1, 0))
 
         rows, width = piece.mask.shape
@@ -221,7 +221,7 @@ class NemoRlAdapter(Adapter):
 
 
 def conventions_of(loss: Any, advantage: Any) -> Conventions:
-    """What a `ClippedPGLossConfig` and an `AdvEstimatorConfig` say, in our words."""
+    """Translate a `ClippedPGLossConfig` and an `AdvEstimatorConfig` into conventions."""
     level, mode, low, high = "none", "truncate", 0.0, float("inf")
     if loss.use_importance_sampling_correction:
         level = "sequence" if loss.sequence_level_importance_ratios else "token"
@@ -258,7 +258,7 @@ def conventions_of(loss: Any, advantage: Any) -> Conventions:
 def settings_for(
     loss: Mapping[str, Any], advantage: Mapping[str, Any], conventions: Conventions, changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of the two configuration classes for changed conventions.
+    """Return fields of the two configuration classes for changed conventions.
 
     Raises:
         NotProvided: the adapter knows no such option of NeMo RL.
@@ -320,7 +320,7 @@ def _correction_for(wanted: Conventions) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without NeMo RL's remarks, which would stand between the report's lines."""
+    """Silence NeMo RL's log messages, which would clutter the report."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

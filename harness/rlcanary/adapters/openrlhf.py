@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import CollatedBatch, PolicyBatch
 
-# The defaults of openrlhf/cli/train_ppo_ray.py, which builds its parser where nobody can import it; the advantage
+# The defaults of openrlhf/cli/train_ppo_ray.py, whose parser cannot be imported; the advantage
 # estimator is the one of GRPO.
 DEFAULTS: dict[str, Any] = {
     "actor.eps_clip_low_high": (0.2, 0.2),
@@ -56,7 +56,7 @@ METRICS = {"ppo_clip_ratio": "clip_fraction", "kl": "kl", "entropy_loss": "entro
 
 
 class OpenrlhfAdapter(Adapter):
-    """OpenRLHF under some settings; without any, under its defaults with the advantage estimator `group_norm`."""
+    """Adapter of OpenRLHF under some settings, by default its own with the advantage estimator `group_norm`."""
 
     name = "openrlhf"
 
@@ -77,7 +77,7 @@ class OpenrlhfAdapter(Adapter):
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
-        """What the settings say, in our words."""
+        """Translate the settings into conventions."""
         return conventions_of({**DEFAULTS, **self.settings})
 
     def configured(self, **changes: Any) -> Self:
@@ -87,7 +87,7 @@ class OpenrlhfAdapter(Adapter):
         import torch
         from openrlhf.models.utils import log_probs_from_logits
 
-        # As the actor does: in float32. A model's output is no leaf, which matters to an operation in place.
+        # In float32, like the actor. A model's output is no leaf, which matters to an operation in place.
         logits = logits.clone() if logits.requires_grad else logits
         return log_probs_from_logits(logits.to(torch.float32), token_ids, temperature)  # type: ignore[no-any-return]
 
@@ -129,7 +129,7 @@ class OpenrlhfAdapter(Adapter):
         if len(counts.unique()) != 1:
             raise NotProvided("n_samples_per_prompt is one size for all groups")
         rows = len(rewards)
-        # Where each row stood before the samples were spread over the ranks: with its group.
+        # Each row's position before the samples were spread over the ranks: with its group.
         places = torch.argsort(torch.argsort(group_ids, stable=True))
         experience = Experience(
             index=places.tolist(),
@@ -160,7 +160,7 @@ class OpenrlhfAdapter(Adapter):
         return compute_approx_kl(logprobs, ref_logprobs, self.conventions.kl_estimator)  # type: ignore[no-any-return]
 
     def _update(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
-        """The actor's training step on every micro-batch of one optimizer step."""
+        """Run the actor's training step on every micro-batch of one optimizer step."""
         import torch
         from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 
@@ -243,7 +243,7 @@ class OpenrlhfAdapter(Adapter):
         return trainer
 
     def _args(self, more: Mapping[str, Any]) -> Any:
-        """The parsed options, as OpenRLHF has them: `args.algo.kl.estimator`."""
+        """Return the parsed options as OpenRLHF nests them: `args.algo.kl.estimator`."""
         args = SimpleNamespace()
         for name, value in {**DEFAULTS, **self.settings, **more}.items():
             *groups, option = name.split(".")
@@ -257,7 +257,7 @@ class OpenrlhfAdapter(Adapter):
 
 
 class _GivenActor:
-    """Stands in for the policy: it puts out the logprobs and entropies of a batch."""
+    """Stand-in for the policy that returns the logprobs and entropies of a batch."""
 
     def __init__(self, batch: PolicyBatch) -> None:
         self.batch = batch
@@ -289,7 +289,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def conventions_of(settings: Mapping[str, Any]) -> Conventions:
-    """What OpenRLHF's options say, in our words."""
+    """Translate OpenRLHF's options into conventions."""
     baseline, scale = ESTIMATORS[settings["algo.advantage.estimator"]]
     is_sequence = settings["actor.policy_loss_type"] == "gspo"
     aggregation: Aggregation = "sequence_mean_nonempty" if is_sequence else "token_mean"
@@ -321,7 +321,7 @@ def conventions_of(settings: Mapping[str, Any]) -> Conventions:
 
 
 def settings_for(settings: Mapping[str, Any], conventions: Conventions, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenRLHF's options for changed conventions.
+    """Return OpenRLHF's options for changed conventions.
 
     Raises:
         NotProvided: the adapter knows no such option of OpenRLHF.
@@ -372,7 +372,7 @@ def settings_for(settings: Mapping[str, Any], conventions: Conventions, changes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the remarks of OpenRLHF and DeepSpeed, which would stand between the report's lines."""
+    """Silence log messages of OpenRLHF and DeepSpeed, which would clutter the report."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

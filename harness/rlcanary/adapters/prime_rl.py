@@ -1,7 +1,7 @@
 """prime-rl's loss, credit assignment and admission gate as an adapter. Written for prime-rl of mid-2026.
 
-Its default loss has a trust region on probabilities (DPPO) and a penalty on the squared log-ratio to the sampler, for which
-the conventions have no words. Both are options, and this adapter runs with both off: what is checked is everything else.
+Its default loss has a trust region on probabilities (DPPO) and a penalty on the squared log-ratio to the sampler, which
+the conventions cannot express. Both are options. This adapter switches both off and checks everything else.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONVENTIONS = Conventions(
 
 
 class PrimeRlAdapter(Adapter):
-    """prime-rl with its default loss, whose trust region and penalty are off."""
+    """Adapter of prime-rl with its default loss, whose trust region and penalty are off."""
 
     name = "prime_rl"
     conventions = CONVENTIONS
@@ -98,7 +98,7 @@ class PrimeRlAdapter(Adapter):
         return LossOutput(self._call(batch, batch))
 
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
-        """The trainer gives every micro-batch the token count of the whole update, and undoes what FSDP averages."""
+        """Accumulate as the trainer does: each micro-batch gets the update's token count, and FSDP's averaging is undone."""
         import torch
 
         if len(batch.mask) % n_micro:
@@ -107,7 +107,7 @@ class PrimeRlAdapter(Adapter):
         return LossOutput(torch.stack([self._call(piece, batch) for piece in pieces]).sum())
 
     def _scored(self, rewards: Tensor) -> list[Any]:
-        """One episode per reward, of one trace with one sampled token, after the algorithm assigned its credit."""
+        """Return one episode per reward, of one trace with one sampled token, after credit assignment."""
         from prime_rl.orchestrator.algo.grpo import GRPOAlgorithm
 
         algorithm = GRPOAlgorithm.__new__(GRPOAlgorithm)

@@ -1,4 +1,4 @@
-"""The bundled reference as an adapter: it has to pass every check under every convention."""
+"""The bundled reference as an adapter, which must pass every check under every convention."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class ReferenceAdapter(Adapter):
 
     def sync_weights(self, state: Any, engine: Any) -> None:
         engine.load_weights(state.model.named_parameters())
-        # What was computed with the old weights is of no use with the new ones.
+        # Keys and values of the old weights are wrong for the new ones.
         engine.reset_prefix_cache()
         engine.version += 1
 

@@ -37,20 +37,20 @@ METRICS = {"kl": "kl", "entropy": "entropy", "clip_ratio/region_mean": "clip_fra
 
 
 class TrlAdapter(Adapter):
-    """The trainer under some `GRPOConfig` settings; without any, under TRL's defaults."""
+    """Adapter of TRL's trainer under some `GRPOConfig` settings, by default TRL's."""
 
     name = "trl"
 
     def __init__(self, **settings: Any) -> None:
         with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.16", at_least="1.16"), _quiet():
             import trl.trainer.grpo_trainer  # noqa: F401
-        # The trainer is built without its engine: what the engine's logprobs do to the loss is switched on afterwards.
+        # The trainer is built without its engine: the correction by the engine's logprobs is switched on afterwards.
         self.use_vllm = bool(settings.pop("use_vllm", False))
         self.settings = settings
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
-        """What the settings say, in our words."""
+        """Translate the settings into conventions."""
         args = self._trainer.args
         is_cispo = args.loss_type == "cispo"
         level, mode = args.vllm_importance_sampling_mode.split("_")
@@ -122,7 +122,7 @@ class TrlAdapter(Adapter):
         trainer.eos_token_ids = list(eos_token_ids)
         trainer._tokenizer.pad_token_id = pad_token_id
         prompts = [[5]] * len(completion_ids)
-        # The trainer cuts what the model generates at the first EOS; the rows' lengths are its completion mask.
+        # The trainer cuts generated ids at the first EOS; the rows' lengths are its completion mask.
         trainer.model.generate = lambda input_ids, **_: torch.cat([input_ids, completion_ids], dim=1)
         completions, _ = trainer._generate_single_turn(prompts, None, {}, 1)
         lengths = torch.tensor([len(ids) for ids in completions])
@@ -156,7 +156,7 @@ class TrlAdapter(Adapter):
         return self._loss_of_pieces([batch.rows(index) for index in rows.chunk(n_micro)], batch)
 
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-        """One token at a time: with advantage zero and beta 1 the trainer's loss of one token is its KL."""
+        """Compute each token's KL as the trainer's loss of it alone with advantage zero and beta 1."""
         import torch
 
         from rlcanary.contract.batch import PolicyBatch
@@ -177,7 +177,7 @@ class TrlAdapter(Adapter):
         return torch.stack([one(*pair) for pair in pairs]).view(logprobs.shape)
 
     def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
-        """What the trainer makes of vLLM's logprobs beside its own when it scores completions."""
+        """Return the weights that the trainer computes from vLLM's logprobs and its own when it scores completions."""
         import torch
 
         trainer, rows = self._trainer, len(mask)
@@ -185,7 +185,7 @@ class TrlAdapter(Adapter):
             raise NotProvided("vLLM's logprobs are not corrected for")
         trainer.num_generations = rows
         trainer.model.train()
-        # Nothing is sent to an engine.
+        # No request is sent to an engine.
         trainer._last_loaded_step = trainer.state.global_step
         trainer._get_per_token_logps_and_entropies = lambda *_, **__: (trainer_logprobs, None, None)
         trainer.rollout_func = lambda prompts, _: {
@@ -228,7 +228,7 @@ class TrlAdapter(Adapter):
 
     @property
     def _trainer(self) -> Any:
-        """A trainer in the state in which its constructor left it."""
+        """Return a trainer in the state in which its constructor left it."""
         trainer = copy.copy(self._built_trainer)
         trainer.args = copy.copy(trainer.args)
         trainer.model = copy.copy(trainer.model)
@@ -275,7 +275,7 @@ class TrlAdapter(Adapter):
 
 
 def _loss_inputs(batch: PolicyBatch, tokens_of_update: Tensor) -> dict[str, Tensor]:
-    """What the trainer's `_compute_loss` reads."""
+    """Return the inputs of the trainer's `_compute_loss`."""
     import torch
 
     rows = len(batch.mask)
@@ -299,11 +299,11 @@ def _or_infinite(bound: float | None) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without TRL's and transformers' warnings and progress bars, which would stand between the report's lines."""
+    """Silence warnings and progress bars of TRL and transformers, which would clutter the report."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        # Importing transformers is where the first remarks are made.
+        # Importing transformers already prints messages.
         from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
         had_bars = is_progress_bar_enabled()
@@ -325,7 +325,7 @@ def _with_beta_one() -> TrlAdapter:
 
 
 def _settings(settings: dict[str, Any], conventions: Conventions, changes: dict[str, Any]) -> dict[str, Any]:
-    """GRPOConfig settings for changed conventions.
+    """Return GRPOConfig settings for changed conventions.
 
     Raises:
         NotProvided: the adapter knows no such option of TRL.
@@ -364,7 +364,7 @@ def _settings(settings: dict[str, Any], conventions: Conventions, changes: dict[
                     "vllm_importance_sampling_clip_max": wanted.importance_high,
                     "vllm_importance_sampling_clip_min": wanted.importance_low or None,
                 }
-                # A truncation of TRL has a lower bound as well, for which the conventions have no word.
+                # TRL's truncation also has a lower bound, which the conventions cannot express.
                 if wanted.importance_mode == "truncate":
                     result["vllm_importance_sampling_clip_min"] = None
             case _:

@@ -1,4 +1,4 @@
-"""Which checks catch which shipped bug, and whether a correct implementation is accused."""
+"""Detection of the shipped bugs by the checks, and false alarms on a correct implementation."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Detection:
 
 
 def relevant_checks(mutated: type[ReferenceAdapter]) -> list[Check]:
-    """The checks that call something which the mutation changes; on all others it is the reference itself."""
+    """Return the checks that call a capability changed by the mutation; for all others the bug equals the reference."""
     from rlcanary.adapters.reference import ReferenceAdapter
     from rlcanary.checks import all_checks
     from rlcanary.contract.adapter import CAPABILITIES
 
-    # What the checks work on where they call these capabilities.
+    # Capabilities that make the inputs of checks which call these.
     settings = {
         "new_state": ("train_step", "evaluate", "sync_weights"),
         "new_engine": ("generate", "sync_weights", "evaluate"),
@@ -43,14 +43,14 @@ def relevant_checks(mutated: type[ReferenceAdapter]) -> list[Check]:
 
 
 def detect(bug: type[Bug], seed: int = 0) -> Detection:
-    """Run the checks that matter on one bug."""
+    """Run the relevant checks on one bug."""
     from rlcanary.checks import run_check
 
     return Detection(bug, [run_check(check, bug(), bug.spec(), seed) for check in relevant_checks(bug)])
 
 
 def false_alarms(conventions: Conventions, seed: int = 0) -> list[Result]:
-    """The checks that fail, or raise, on the reference under some conventions. There must be none."""
+    """Return the checks that fail, or raise, on the reference under some conventions. There must be none."""
     from rlcanary.adapters.reference import ReferenceAdapter
     from rlcanary.checks import all_checks, run_check
 

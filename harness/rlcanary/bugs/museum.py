@@ -1,4 +1,4 @@
-"""What an exhibit is, and where the exhibits are."""
+"""Definition of an exhibit, and discovery of all exhibits."""
 
 import importlib
 import inspect
@@ -8,7 +8,7 @@ from typing import ClassVar
 from rlcanary import bugs
 from rlcanary.adapters.reference import ReferenceAdapter
 
-# Bugs that no capability of the contract can observe: source and why.
+# Bugs that no capability of the contract can observe: source and reason.
 OUT_OF_REACH = {
     "T15": ("TRL 5d914a412, #3833", "an entropy quantile per rank; no capability selects tokens by entropy"),
     "T37": ("TRL b55d9f041, #3043", "the mixture of a distillation loss; no capability distils"),
@@ -24,7 +24,7 @@ class Bug(ReferenceAdapter):
     Attributes:
         id: the name of the exhibit.
         source: repository, commit and pull request of the fix.
-        effect: what the mutation does to the numbers.
+        effect: the mutation's effect on the numbers.
     """
 
     id: ClassVar[str]
@@ -37,17 +37,17 @@ class Bug(ReferenceAdapter):
 
     @classmethod
     def spec(cls) -> str:
-        """What `load_adapter` takes to get this bug."""
+        """Return the spec with which `load_adapter` finds this bug."""
         return f"{cls.__module__}:{cls.__name__}"
 
     @classmethod
     def area(cls) -> str:
-        """The part of the core that it breaks."""
+        """Return the area of the core that it breaks."""
         return cls.__module__.rpartition(".")[2]
 
 
 def all_bugs() -> list[type[Bug]]:
-    """Every bug of the modules in the folders beside this one, by folder and area."""
+    """Return every bug of the modules in the folders beside this one, by folder and area."""
     found = pkgutil.walk_packages(bugs.__path__, f"{bugs.__name__}.")
     modules = [importlib.import_module(module.name) for module in found if module.name.count(".") == 3]
     return [

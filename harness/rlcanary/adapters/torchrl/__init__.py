@@ -1,1 +1,1 @@
-"""torchrl behind the adapter contract."""
+"""The adapter of torchrl."""

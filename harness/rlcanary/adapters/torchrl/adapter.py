@@ -30,7 +30,7 @@ METRICS = {"kl_to_ref": "kl", "entropy": "entropy", "clip_fraction": "clip_fract
 
 
 class TorchrlAdapter(Adapter):
-    """torchrl under some settings; without any, under its defaults."""
+    """Adapter of torchrl under some settings, by default its own."""
 
     name = "torchrl"
 
@@ -40,7 +40,7 @@ class TorchrlAdapter(Adapter):
         advantage: Mapping[str, Any] | None = None,
         loss_class: str = "GRPOLoss",
     ) -> None:
-        """Settings of torchrl's classes.
+        """Set up the adapter with settings of torchrl's classes.
 
         Args:
             loss: keyword arguments of the loss.
@@ -48,7 +48,7 @@ class TorchrlAdapter(Adapter):
             loss_class: `GRPOLoss`, `DAPO` or `CISPOLoss`.
 
         Raises:
-            UserError: torchrl is not installed, or a setting is one that the conventions have no words for.
+            UserError: torchrl is not installed, or the conventions cannot express a setting.
         """
         with usable("torchrl", "pip install 'rlcanary[torchrl]'", "torchrl 0.14", at_least="0.14"), quiet():
             import torchrl.modules.llm
@@ -66,7 +66,7 @@ class TorchrlAdapter(Adapter):
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
-        """What the settings say, in our words."""
+        """Translate the settings into conventions."""
         loss = self._loss_module
         return Conventions(
             advantage_ddof=1,
@@ -104,7 +104,7 @@ class TorchrlAdapter(Adapter):
         return _distribution(logits).entropy()  # type: ignore[no-any-return]
 
     def completion_mask(self, completion_ids: Tensor, eos_token_ids: Sequence[int], pad_token_id: int) -> Tensor:
-        """The wrapper's mask over what `generate` of a transformers model returns: padding after the first EOS."""
+        """Return the wrapper's mask over the output of a transformers model's `generate`: padding after the first EOS."""
         import torch
         from tensordict import TensorDict, lazy_stack
 
@@ -153,7 +153,7 @@ class TorchrlAdapter(Adapter):
         return LossOutput(sum(_losses(output).values()).reshape(()), self._metrics(output, batch))  # type: ignore[union-attr]
 
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
-        """The trainer's optimization stepper; its backward passes end at leaves that collect each piece's weight."""
+        """Run the trainer's optimization stepper; its backward passes end at leaves that collect each piece's weight."""
         import torch
         from torchrl.trainers import MixedPrecisionOptimizationStepper
 
@@ -182,7 +182,7 @@ class TorchrlAdapter(Adapter):
         return super().new_state(model.eval(), ref_model, learning_rate)
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
-        """The trainer's optimization stepper and learning-rate hook, with torchrl's model wrapper as the actor."""
+        """Run the trainer's optimization stepper and learning-rate hook, with torchrl's model wrapper as the actor."""
         from torchrl.trainers import LRSchedulerHook, MixedPrecisionOptimizationStepper
 
         loss = self._new_loss(self._wrapped(state.model, generate=False))
@@ -195,7 +195,7 @@ class TorchrlAdapter(Adapter):
         return {name: float(value) for name, value in metrics.items() if value is not None}
 
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-        """One token at a time: with coefficient 1 the loss's KL term over one token is its KL."""
+        """Compute each token's KL as the loss's KL term over it alone with coefficient 1."""
         import torch
 
         from rlcanary.contract.batch import PolicyBatch
@@ -216,7 +216,7 @@ class TorchrlAdapter(Adapter):
         return torch.stack([one(*pair) for pair in pairs]).view(logprobs.shape)
 
     def new_engine(self, model: Any) -> Any:
-        """A copy of the model, from which the wrapper samples."""
+        """Copy the model; the wrapper samples from the copy."""
         return copy.deepcopy(model)
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
@@ -239,7 +239,7 @@ class TorchrlAdapter(Adapter):
         return [[completion_of(row, request) for row in group.unbind(0)] for group in groups]
 
     def _scored(self, model: Any, batch: CollatedBatch, temperature: float, pad_model_input: bool) -> Tensor:
-        """What the loss takes as the policy's logprobs; a temperature goes where torchrl has it, in `generate_kwargs`."""
+        """Return the policy's logprobs as the loss takes them; a temperature goes into torchrl's `generate_kwargs`."""
         import torch
 
         wrapper = self._wrapped(
@@ -256,7 +256,7 @@ class TorchrlAdapter(Adapter):
         )
 
     def _step_data(self, state: Any, batch: CollatedBatch) -> Any:
-        """Rollouts as they come from the replay buffer, with advantages and, where there is a KL term, its reference."""
+        """Return rollouts as they come from the replay buffer, with advantages and, for a KL term, reference logprobs."""
         import torch
 
         if batch.old_logprobs is None:
@@ -280,7 +280,7 @@ class TorchrlAdapter(Adapter):
         return data
 
     def _written(self, rewards: Tensor, group_ids: Tensor, size: int) -> Any:
-        """What `MCAdvantage` writes to the replay buffer for one-step trajectories of these groups, or None."""
+        """Return the data that `MCAdvantage` writes to the replay buffer for one-step trajectories of groups, or None."""
         import torch
         from tensordict import TensorDict
         from torchrl.objectives.llm import MCAdvantage
@@ -356,12 +356,12 @@ def _distribution(logits: Tensor) -> Any:
 
 
 def _losses(output: Any) -> dict[str, Tensor]:
-    """What the trainer adds up and sends backward."""
+    """Return the losses that the trainer adds up and sends backward."""
     return {name: value for name, value in output.items() if name.startswith("loss") and value is not None}
 
 
 def _exact(buffer: Tensor) -> float:
-    """The number that was meant by a float32: 0.2, not 0.20000000298."""
+    """Return the intended number of a float32: 0.2, not 0.20000000298."""
     return float(f"{float(buffer):.6g}")
 
 
@@ -373,7 +373,7 @@ def _with_coefficient_one() -> TorchrlAdapter:
 def _settings(
     loss: dict[str, Any], loss_class: str, conventions: Conventions, changes: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
-    """The loss's arguments and class for changed conventions.
+    """Return the loss's arguments and class for changed conventions.
 
     Raises:
         NotProvided: the adapter knows no such option of torchrl.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @cache
 def given_actor() -> Any:
-    """An actor whose distribution over the response tokens is the one that the batch holds."""
+    """Make an actor whose distribution over the response tokens is the batch's."""
     import torch
 
     class GivenActor(torch.nn.Module):
@@ -55,7 +55,7 @@ def _given_distribution_class() -> Any:
 
 
 def ragged_rows(batch: CollatedBatch) -> Any:
-    """The sequences as torchrl's rollouts hold them: ragged, without padding."""
+    """Return the sequences as torchrl's rollouts hold them: ragged, without padding."""
     import torch
     from tensordict import TensorDict, lazy_stack
 
@@ -75,7 +75,7 @@ def ragged_rows(batch: CollatedBatch) -> Any:
 
 
 def full_length(values: Tensor, batch: CollatedBatch) -> list[Tensor]:
-    """[B, T] of the completions -> one tensor per row over prompt and completion, NaN on the prompt: nobody scored it."""
+    """[B, T] of the completions -> one tensor per row over prompt and completion, NaN on the unscored prompt."""
     import torch
 
     rows = zip(values, batch.completion_mask, batch.attention_mask.sum(dim=1).tolist(), strict=True)
@@ -85,7 +85,7 @@ def full_length(values: Tensor, batch: CollatedBatch) -> list[Tensor]:
 
 
 def generate_kwargs(request: Sampling) -> dict[str, Any]:
-    """In torchrl's names, which take neither a temperature of 0 for greedy nor a top_k of 0 for off."""
+    """Translate sampling parameters to torchrl's, which accept neither temperature 0 for greedy nor top_k 0 for off."""
     kwargs: dict[str, Any] = {"max_new_tokens": request.max_new_tokens, "num_return_sequences": request.n}
     if request.eos_token_ids:
         kwargs["eos_token_id"] = list(request.eos_token_ids)
@@ -107,7 +107,7 @@ def completion_of(row: Any, request: Sampling) -> Completion:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without torchrl's and torch's remarks, which would stand between the report's lines."""
+    """Silence log messages of torchrl and torch, which would clutter the report."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

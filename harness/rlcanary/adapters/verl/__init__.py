@@ -1,1 +1,1 @@
-"""verl behind the adapter contract."""
+"""The adapter of verl."""

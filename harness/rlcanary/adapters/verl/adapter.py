@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class VerlAdapter(Adapter):
-    """verl under some settings; without any, under its defaults with the GRPO advantage estimator."""
+    """Adapter of verl under some settings, by default its own with the GRPO advantage estimator."""
 
     name = "verl"
 
@@ -44,15 +44,15 @@ class VerlAdapter(Adapter):
         algorithm: Mapping[str, Any] | None = None,
         temperature: float = 1.0,
     ) -> None:
-        """Settings of verl's configuration groups.
+        """Set up the adapter with settings of verl's configuration groups.
 
         Args:
             actor: fields of `ActorConfig`; `policy_loss` and others that are groups themselves as mappings.
             algorithm: fields of `AlgoConfig`; `rollout_correction` as a mapping.
-            temperature: of the rollouts.
+            temperature: the rollouts' temperature.
 
         Raises:
-            UserError: verl is not installed, or a setting is one that the conventions have no words for.
+            UserError: verl is not installed, or the conventions cannot express a setting.
         """
         with usable("verl", "pip install 'rlcanary[verl]'", "verl 0.9", at_least="0.9"), quiet():
             import verl.trainer.ppo.ray_trainer
@@ -65,7 +65,7 @@ class VerlAdapter(Adapter):
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
-        """What the settings say, in our words."""
+        """Translate the settings into conventions."""
         return conventions_of(self._actor_config, self._algorithm_config, self.temperature)
 
     def configured(self, **changes: Any) -> Self:
@@ -150,7 +150,7 @@ class VerlAdapter(Adapter):
         return self._corrected(trainer_logprobs, sampler_logprobs, mask)["rollout_is_weights"]
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
-        """The trainer's step: old and reference logprobs, advantages, the actor's update, the schedule."""
+        """Run the trainer's step: old and reference logprobs, advantages, the actor's update, the schedule."""
         metrics: dict[str, float]
         (metrics,) = on_ranks(1, lambda rank, group: self._step(group, state, batch))
         return metrics
@@ -206,7 +206,7 @@ class VerlAdapter(Adapter):
         return {**self._metrics([logged]), "grad_norm": float(logged["grad_norm"]), "lr": float(learning_rate)}
 
     def keep_group(self, rewards: Tensor) -> bool:
-        """What `filter_groups` decides when it is enabled with the metric `reward`."""
+        """Decide as `filter_groups` does when enabled with the metric `reward`."""
         replay_buffer = replay_buffer_module()
         keys = [f"group_{index}_0" for index in range(len(rewards))]
         scores = dict(zip(keys, rewards.view(-1, 1), strict=True))
@@ -229,7 +229,7 @@ class VerlAdapter(Adapter):
         return "group" not in filtered
 
     def _scored(self, model: Any, batch: CollatedBatch, temperature: float, use_remove_padding: bool) -> Tensor:
-        """The engine's forward step, read where the loss reads it."""
+        """Run the engine's forward step and read its output where the loss does."""
         from verl.workers.utils.padding import no_padding_2_padding
 
         data = tensordict(
@@ -251,7 +251,7 @@ class VerlAdapter(Adapter):
         return scored[0]  # type: ignore[no-any-return]
 
     def _update(self, batch: PolicyBatch, n_micro: int = 1, n_ranks: int = 1) -> LossOutput:
-        """The engine's `forward_backward_batch` on each rank; the ranks' gradients are averaged, as FSDP does.
+        """Run the engine's `forward_backward_batch` on each rank, and average the ranks' gradients as FSDP does.
 
         The backward passes end at leaves that collect the weight with which each piece's loss went backward.
         """
@@ -282,7 +282,7 @@ class VerlAdapter(Adapter):
         return LossOutput(sum(losses) / n_ranks, self._metrics(metrics))
 
     def _update_data(self, batch: PolicyBatch, micro_batch_size: int) -> Any:
-        """What the trainer sends to its workers, with a prompt of one token and every position of a row a token."""
+        """Return the data that the trainer sends to its workers, with one-token prompts and rows without padding."""
         import torch
 
         rows, width = batch.mask.shape
@@ -316,7 +316,7 @@ class VerlAdapter(Adapter):
         )
 
     def _corrected(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """The fields that the trainer adds to, or changes in, a batch for its rollout correction."""
+        """Return the fields that the trainer adds or changes in a batch for its rollout correction."""
         from verl.protocol import DataProto
         from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
@@ -331,7 +331,7 @@ class VerlAdapter(Adapter):
         return {name: data.batch[name] for name in ("response_mask", "rollout_is_weights")}
 
     def _metrics(self, of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """In our names; what is aggregated like the loss is a mean over tokens under one aggregation only."""
+        """Rename metrics to ours; those aggregated like the loss are means over tokens under one aggregation only."""
         from verl.utils.metric import Metric
 
         logged = {

@@ -49,7 +49,7 @@ def new_engine(actor_config: Any, group: Any, model: Any = None, optimizer: Any 
 
 
 def on_ranks(n_ranks: int, run: Callable[[int, Any], Any]) -> list[Any]:
-    """`run(rank, process group)` on every rank of a data-parallel group of threads, with the CPU as verl's platform."""
+    """Call `run(rank, process group)` on every rank of a data-parallel group of threads, with the CPU as verl's platform."""
     import torch.distributed as dist
 
     store = dist.HashStore()  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def _on_cpu() -> Iterator[None]:
 
 
 def given_outputs(given: PolicyBatch, micro_batch: Any, **_: Any) -> dict[str, Tensor]:
-    """The logprobs and entropies of a batch in place of what the engine makes of a model's logits."""
+    """Replace the engine's outputs by the logprobs and entropies of a batch."""
     import torch
 
     def flat(values: Tensor) -> Tensor:
@@ -91,14 +91,14 @@ def given_outputs(given: PolicyBatch, micro_batch: Any, **_: Any) -> dict[str, T
 
 
 def tensordict(tensors: dict[str, Tensor], **others: Any) -> Any:
-    """What verl's driver sends to its workers."""
+    """Build the TensorDict that verl's driver sends to its workers."""
     from verl.utils import tensordict_utils
 
     return tensordict_utils.get_tensordict(tensors, others)
 
 
 def sequences(batch: CollatedBatch) -> dict[str, Tensor]:
-    """The rows as verl's rollouts return them: ragged, without padding."""
+    """Return the rows as verl's rollouts do: ragged, without padding."""
     import torch
 
     prompts = [
@@ -121,7 +121,7 @@ def sequences(batch: CollatedBatch) -> dict[str, Tensor]:
 
 
 def jagged(values: Tensor) -> Tensor:
-    """[B, T] as the nested tensor that verl's workers receive."""
+    """Convert [B, T] to the nested tensor that verl's workers receive."""
     import torch
 
     rows, width = values.shape
@@ -131,7 +131,7 @@ def jagged(values: Tensor) -> Tensor:
 
 
 def ragged(rows: list[Tensor]) -> Tensor:
-    """Rows of different lengths as one nested tensor."""
+    """Join rows of different lengths into one nested tensor."""
     import torch
 
     with quiet():
@@ -170,7 +170,7 @@ def replay_buffer_module() -> ModuleType:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without verl's remarks on missing GPUs and engines, which would stand between the report's lines."""
+    """Silence verl's log messages on missing GPUs and engines, which would clutter the report."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""verl's options in the words of the conventions, and back."""
+"""Translation between verl's options and conventions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def require_words(actor: Any) -> None:
 
 
 def conventions_of(actor: Any, algorithm: Any, temperature: float) -> Conventions:
-    """What an `ActorConfig`, an `AlgoConfig` and the temperature of the rollouts say."""
+    """Translate an `ActorConfig`, an `AlgoConfig` and the rollouts' temperature into conventions."""
     loss_mode = actor.policy_loss.loss_mode
     estimator = KL_ESTIMATORS[actor.kl_loss_type]
     correction = algorithm.rollout_correction
@@ -90,7 +90,7 @@ def conventions_of(actor: Any, algorithm: Any, temperature: float) -> Convention
 
 
 def _weight_bounds(threshold: Any) -> tuple[float | None, float]:
-    """`rollout_is_threshold`, an upper bound or "lower_upper"."""
+    """Parse `rollout_is_threshold`, an upper bound or "lower_upper"."""
     from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold
 
     high, low = _parse_rollout_is_threshold(threshold)
@@ -100,7 +100,7 @@ def _weight_bounds(threshold: Any) -> tuple[float | None, float]:
 def settings_for(
     actor: Mapping[str, Any], algorithm: Mapping[str, Any], conventions: Conventions, changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Actor and algorithm settings for changed conventions.
+    """Return actor and algorithm settings for changed conventions.
 
     Raises:
         NotProvided: the adapter knows no such option of verl.

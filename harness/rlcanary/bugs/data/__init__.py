@@ -1,1 +1,1 @@
-"""Bugs in batches, their order and what prompts become."""
+"""Bugs in batches, data order and rendering of prompts."""

@@ -1,4 +1,4 @@
-"""Bugs in the order of the data."""
+"""Bugs in the data order."""
 
 import torch
 

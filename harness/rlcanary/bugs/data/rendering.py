@@ -1,4 +1,4 @@
-"""Bugs in chat templates and in what is trained of a conversation."""
+"""Bugs in chat templates and in the training mask of conversations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

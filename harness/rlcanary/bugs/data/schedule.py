@@ -31,5 +31,5 @@ class MicroBatchSizeNotForwarded(Bug):
         self, batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int, trainers_own: int = 8
     ) -> int:
         steps = super().accumulation_steps(batch_size, micro_batch_size, n_ranks, sequence_parallel)
-        # What the two sizes come to together: this many micro-batches of the configured size.
+        # Together the two sizes give this many micro-batches of the configured size.
         return steps * trainers_own // micro_batch_size

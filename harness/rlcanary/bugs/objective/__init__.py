@@ -1,1 +1,1 @@
-"""Bugs in advantages, the loss and how it is split."""
+"""Bugs in advantages, the loss and its split into pieces."""

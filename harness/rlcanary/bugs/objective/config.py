@@ -1,4 +1,4 @@
-"""Bugs in what a setting does."""
+"""Bugs in the effect of settings."""
 
 from rlcanary import reference
 from rlcanary.bugs.museum import Bug

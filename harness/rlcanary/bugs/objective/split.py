@@ -11,7 +11,7 @@ from rlcanary.contract.conventions import Conventions
 
 
 def local_pieces(batch: PolicyBatch, n_pieces: int, conventions: Conventions) -> list[PolicyBatch]:
-    """The pieces as they look to somebody who knows nothing of the other pieces."""
+    """Split the batch into pieces without the global counts, as if each were the whole."""
     pieces = reference.split(batch, n_pieces, conventions)
     return [replace(piece, global_tokens=None, global_sequences=None) for piece in pieces]
 

@@ -1,4 +1,4 @@
-"""Bugs in how completions end."""
+"""Bugs in the ends of completions."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Bugs in how an engine is asked for samples."""
+"""Bugs in requests to an engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ class RawLogprobsOnOnePath(Bug):
 
 
 class _PenalisingEngine(InProcessEngine):
-    """Makes the tokens of the prompt less likely, as a generation config with repetition_penalty 1.1 asks."""
+    """Engine that makes the prompt's tokens less likely, like a generation config with repetition_penalty 1.1."""
 
     def read_prompt(self, prompt: Sequence[int]) -> tuple[Tensor, Any]:
         logits, cache = super().read_prompt(prompt)

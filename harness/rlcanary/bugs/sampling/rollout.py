@@ -77,7 +77,7 @@ class TemplateStripped(Bug):
     def sampled_from(
         self, prompts: Sequence[Sequence[int]], engine: Any, items: list[Item], sampling: Sampling
     ) -> list[Group]:
-        """Groups whose completions were sampled from these prompts and that claim the items' own."""
+        """Sample from these prompts, and return groups that claim the items' own prompts."""
         changed = [replace(item, prompt_ids=prompt) for item, prompt in zip(items, prompts, strict=True)]
         groups = super().rollout(engine, changed, sampling)
         return [replace(group, prompt_ids=item.prompt_ids) for group, item in zip(groups, items, strict=True)]

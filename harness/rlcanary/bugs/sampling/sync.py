@@ -46,7 +46,7 @@ class PrefixesKeptUnlessInFlight(Bug):
 
 class _CachingEngine(InProcessEngine):
     def reset_prefix_cache(self) -> None:
-        """This engine's cache cannot be emptied."""
+        """Do nothing: this engine's cache cannot be emptied."""
 
 
 class PrefixCachingSwitchedOn(Bug):
@@ -71,7 +71,7 @@ class SyncedOnlyOnce(Bug):
 
 
 class _PackingEngine(InProcessEngine):
-    """Computes its output layer from a packed copy of the weights, made when the engine starts."""
+    """Engine that computes its output layer from a packed copy of the weights, made at its start."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)

@@ -1,4 +1,4 @@
-"""Bugs in the optimizer update, and in what it starts from and logs."""
+"""Bugs in the optimizer update, its starting point and its metrics."""
 
 import math
 from dataclasses import replace

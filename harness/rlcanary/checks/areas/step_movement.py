@@ -1,6 +1,6 @@
-"""What one optimizer update moves: every parameter, as far as the optimizer asks, and nothing else.
+"""Parameters after optimizer updates: each one moves by the optimizer's full step, and nothing else moves.
 
-The checks are of the area `step`; those of the gradient that reaches the optimizer are in `step.py`.
+The checks belong to the area `step`; those of the gradient that reaches the optimizer are in `step.py`.
 """
 
 import copy
