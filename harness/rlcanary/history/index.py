@@ -1,7 +1,7 @@
 """Index a folder of results files in sqlite, so that one metric over 10,000 runs is read in milliseconds.
 
 The JSON files stay the truth. The index (`.index.sqlite` in their folder) is a cache: opening it compares name, size,
-time of change and inode of every file with what was indexed, and reads the files that differ. It may be deleted at any
+time of change and inode of every file with the indexed ones, and reads the files that differ. It may be deleted at any
 time. A broken one is built anew, and where none can be kept (a read-only folder, a file system without locks) it lives
 in memory for the one command.
 """

@@ -137,7 +137,7 @@ class GroupBuffer:
 
         Args:
             count: groups, at most the capacity.
-            trainer_version: that the trainer is at; it decides who is stale.
+            trainer_version: version of the trainer, by which groups are stale or fresh.
             timeout_s: None waits for ever.
 
         Raises:
