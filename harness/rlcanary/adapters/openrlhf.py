@@ -273,7 +273,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """Refuse settings that the conventions cannot express.
 
     Raises:
-        UserError: the setting is named.
+        UserError: the conventions cannot express a setting.
     """
     estimator = settings["algo.advantage.estimator"]
     if estimator not in ESTIMATORS:

@@ -1,4 +1,4 @@
-"""How rlcanary calls this codebase. Let each method call your own function, and delete those that you have no use for.
+"""Adapter of this codebase for rlcanary. Let each method call your own function, and delete those that you do not need.
 
 The docs of rlcanary list what else an adapter can provide (docs/adapters.md) and declare (docs/contract.md).
 """

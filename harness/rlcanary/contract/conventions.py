@@ -76,7 +76,7 @@ class Conventions:
             kl_output_clamp. On policy a ratio per token has the same effect on the gradient as kl_score_term, which
             therefore excludes it.
         entropy_coef: the entropy bonus is this times the aggregated entropy, subtracted from the loss.
-        logprobs_upcast: logprobs are float32 whatever the logits are; otherwise they are of the logits' dtype.
+        logprobs_upcast: logprobs are float32 for logits of any dtype; otherwise they have the logits' dtype.
         temperature: the temperature at which a training step samples and scores completions.
         old_logprobs: the denominator of a training step's importance ratio: the logprobs that came with the batch
             from the sampler, or those that the trainer itself computes before the update.

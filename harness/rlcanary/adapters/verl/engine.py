@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def new_engine(actor_config: Any, group: Any, model: Any = None, optimizer: Any = None, scheduler: Any = None) -> Any:
-    """The engine of verl for one rank of a process group; its constructor would build FSDP, which needs a GPU."""
+    """Make verl's engine for one rank of a process group without its constructor, which builds FSDP on a GPU."""
     import torch
     from verl.utils.torch_functional import entropy_from_logits
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -140,7 +140,7 @@ def ragged(rows: list[Tensor]) -> Tensor:
 
 @cache
 def replay_buffer_module() -> ModuleType:
-    """The replay buffer of verl, loaded alone: its package starts with TransferQueue, which is a store on Ray.
+    """Load verl's replay buffer without its package, which imports TransferQueue, a store on Ray.
 
     Raises:
         NotProvided: this version of verl has none.

@@ -35,7 +35,7 @@ def require_words(actor: Any) -> None:
         actor: an `ActorConfig`.
 
     Raises:
-        UserError: the setting is named.
+        UserError: it has a setting that the conventions cannot express.
     """
     loss_mode, aggregation = actor.policy_loss.loss_mode, actor.loss_agg_mode
     if loss_mode not in LOSS_MODES:
