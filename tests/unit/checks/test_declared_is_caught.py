@@ -119,6 +119,23 @@ def test_completions_whose_marks_of_what_was_sampled_are_ignored_fail_a_check() 
     assert run_check(check, EverythingCountsAsSampled(), "reference").status == "fail"
 
 
+class SamplerLogprobsDropped(ReferenceAdapter):
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        return replace(super().make_batch(groups, pad_token_id), old_logprobs=None)
+
+
+def test_batch_without_the_logprobs_of_its_completions_fails_unless_the_trainer_computes_its_own() -> None:
+    (check,) = [each for each in CHECKS if each.id == "batch.rewards_and_identity"]
+    assert run_check(check, ReferenceAdapter(), "reference").status == "pass"
+    result = run_check(check, SamplerLogprobsDropped(), "reference")
+    assert (result.status, [found.fingerprint.quantity for found in result.findings]) == ("fail", ["sampler logprobs"])
+    with pytest.raises(AssertionError):
+        exec(result.snippet.replace("load_adapter('reference')", "SamplerLogprobsDropped()"), globals())
+    exec(result.snippet, {})
+    recomputes = SamplerLogprobsDropped(GRPO.replace(old_logprobs="trainer"))
+    assert run_check(check, recomputes, "reference").status == "pass"
+
+
 def test_every_field_of_the_conventions_is_tried_or_named_as_uncaught() -> None:
     tried = {field for field, _, _ in PAIRS}
     assert tried | set(UNCAUGHT) == {field.name for field in fields(Conventions)}

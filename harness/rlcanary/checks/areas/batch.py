@@ -133,6 +133,15 @@ def rewards_and_identity(subject: Subject, rng: Generator) -> None:
         [group is GROUPS[0] for group, _, _ in _rows()],
         "(batch.group_ids[row] == batch.group_ids[0]).item()",
     )
+    if batch.old_logprobs is None and subject.conventions.old_logprobs == "sampler":
+        subject.compared(len(rewards))
+        raise Finding(
+            "each completion has its sampler's logprobs, the batch has none; if the trainer computes its own, declare "
+            "old_logprobs='trainer'",
+            call.snippet(["assert adapter.make_batch(*arguments).old_logprobs is not None"]),
+            "sampler logprobs",
+            1.0,
+        )
     if batch.old_logprobs is not None:
         _expect_rows(
             call,
