@@ -71,7 +71,7 @@ def groups_follow_items(subject: Subject, rng: Generator) -> None:
 
 
 @check("rollout.completions_of_their_prompt", needs=("rollout",))
-def completions_of_theirprompt_of(subject: Subject, rng: Generator) -> None:
+def completions_of_their_prompt(subject: Subject, rng: Generator) -> None:
     """Each group holds exactly the n completions that the engine returned for its prompt.
 
     Silent because any completion can be scored under any prompt; equal completions of one prompt count as often as they
@@ -136,7 +136,7 @@ def _scored(completion: Completion) -> tuple[list[int], str, list[str]]:
 
 
 @check("rollout.rewards_of_their_completion", needs=("rollout",))
-def rewards_of_theircompletion_of(subject: Subject, rng: Generator) -> None:
+def rewards_of_their_completion(subject: Subject, rng: Generator) -> None:
     """Each completion has the reward of its own item's function for its text; 0.0 stays 0.0 and None becomes NaN.
 
     Silent because a neighbour's reward is a plausible reward: the advantage then has a random direction. Look for
