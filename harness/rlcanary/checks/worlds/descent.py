@@ -120,9 +120,12 @@ def watched(state: Any) -> Watch:
 
 
 def tolerances(model: Any) -> tuple[float, float]:
-    """Return relative and absolute tolerance of gradients against float64, the latter in units of the largest entry."""
+    """Relative and absolute tolerance of gradients against float64; the largest entry of all is the unit of the second.
+
+    In half precision they are 24 roundings: a correct bfloat16 trainer with float32 masters deviates by up to 12.
+    """
     rounding = torch.finfo(precision(model)).eps
-    return max(1e-3, 12 * rounding), max(1e-4, 12 * rounding)
+    return max(1e-3, 24 * rounding), max(1e-4, 24 * rounding)
 
 
 def expect_gradients(
