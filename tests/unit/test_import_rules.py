@@ -46,3 +46,11 @@ def test_command_line_help_imports_nothing_heavy(tmp_path: Path) -> None:
 def test_pytest_with_every_plugin_imports_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text("def test_one(tracker):\n    tracker.track('answer', 42)\n")
     assert heavy_imports("import pytest; assert pytest.main(['-q']) == 0", tmp_path) == set()
+
+
+def test_no_file_of_the_project_is_hidden_from_the_linters() -> None:
+    """ruff leaves out what .gitignore names, also where the file is tracked."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    tracked = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    assert subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""

@@ -1,5 +1,4 @@
-"""Compute a key per commit from its dependencies, so that commits with the same dependencies can share an environment.
-"""
+"""Compute a key per commit from its dependencies: commits with the same ones can share an environment."""
 
 import hashlib
 import json

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlcanary.bisect.runs.dependencies import circumstances, dependency_keys, development_requirements, source_folders
-from rlcanary.system.git import Commit, Repository, environment_without_repository
 from rlcanary.bisect.record.journal import now
-from rlcanary.system.sessions import LOOK_SECONDS, Stop, run
+from rlcanary.bisect.runs.dependencies import circumstances, dependency_keys, development_requirements, source_folders
 from rlcanary.bisect.runs.worktree import Untestable
 from rlcanary.errors import UserError
 from rlcanary.system.files import write_whole
+from rlcanary.system.git import Commit, Repository, environment_without_repository
+from rlcanary.system.sessions import LOOK_SECONDS, Stop, run
 
 FOLDER_VARIABLE = "RLCANARY_ENV"
 REQUIREMENT_FILES = ("requirements.txt", "requirements-dev.txt", "dev-requirements.txt", "requirements-test.txt")

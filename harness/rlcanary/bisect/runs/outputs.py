@@ -29,8 +29,6 @@ def compress_large(output: Path) -> Path:
     return compressed
 
 
-
-
 def delete_outputs(folder: Path) -> None:
     """Delete the outputs of one search's runs and environment builds. The journal is kept."""
     for pattern in ("*.log", "*.log.gz"):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcanary.system.git import Repository
 from rlcanary.errors import UserError
 from rlcanary.system.files import write_whole
+from rlcanary.system.git import Repository
 
 INTERPRETERS = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k|fi)?sh|perl|ruby|node")
 WRAPPERS = {"conda", "env", "nice", "nohup", "pdm", "pixi", "poetry", "stdbuf", "time", "timeout", "uv", "xvfb-run"}

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rlcanary.system.git import GitError, Repository, git
 from rlcanary.bisect.runs.pinned_files import PinnedFile
-from rlcanary.system.sessions import Stop
 from rlcanary.bisect.runs.worktree import Untestable
 from rlcanary.errors import UserError
+from rlcanary.system.git import GitError, Repository, git
+from rlcanary.system.sessions import Stop
 
 
 class Place(Protocol):

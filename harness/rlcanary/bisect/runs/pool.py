@@ -5,10 +5,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlcanary.system.git import Commit
 from rlcanary.bisect.record.journal import Observation
 from rlcanary.bisect.runs.places import Place
 from rlcanary.bisect.runs.probe import Probe
+from rlcanary.system.git import Commit
 from rlcanary.system.sessions import LOOK_SECONDS, Cancellation, Interrupts, Stopped
 
 

@@ -9,19 +9,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from rlcanary.bisect.runs.environments import EnvironmentCache, building_variables
-from rlcanary.system.git import Commit, environment_without_repository
 from rlcanary.bisect.record.journal import Observation, now
+from rlcanary.bisect.runs.environments import EnvironmentCache, building_variables
 from rlcanary.bisect.runs.measured_value import NotMeasured, read_metric
-from rlcanary.jobs.outcomes import Outcome, OutcomeTable, Reading
-from rlcanary.system.ending import Ending
 from rlcanary.bisect.runs.outputs import compress_large
-from rlcanary.system.files import read_end
 from rlcanary.bisect.runs.pinned_files import Command
 from rlcanary.bisect.runs.places import Place
-from rlcanary.system.sessions import Stop
-from rlcanary.jobs.verdict_file import VERDICT_VARIABLE, read_verdict_file
 from rlcanary.bisect.runs.worktree import Untestable
+from rlcanary.jobs.outcomes import Outcome, OutcomeTable, Reading
+from rlcanary.jobs.verdict_file import VERDICT_VARIABLE, read_verdict_file
+from rlcanary.system.ending import Ending
+from rlcanary.system.files import read_end
+from rlcanary.system.git import Commit, environment_without_repository
+from rlcanary.system.sessions import Stop
 
 RUN_VARIABLE = "RLCANARY_BISECT_RUN"
 DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"

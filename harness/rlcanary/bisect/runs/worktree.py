@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlcanary.system.git import GitError, Repository, git
 from rlcanary.bisect.runs.pinned_files import PinnedFile
-from rlcanary.system.sessions import Stop
 from rlcanary.bisect.runs.submodules import initialised_submodules, submodule_paths
+from rlcanary.system.git import GitError, Repository, git
+from rlcanary.system.sessions import Stop
 
 DISK_FULL = "No space left on device"
 
@@ -152,6 +152,8 @@ def update_submodules(checkout: Path, git_dir: Path, modules_of: Path, stop: Sto
     Args:
         checkout: The working tree to update.
         git_dir: The git directory whose configuration lists the initialised submodules.
+        modules_of: The git directory whose `modules` folder holds the user's clones.
+        stop: What ends the work early, if anything.
 
     Raises:
         GitError: A commit is not available.
