@@ -10,11 +10,14 @@ from rlcanary.adapters.reference import ReferenceAdapter
 
 # Bugs that no capability of the contract can observe: source and reason.
 OUT_OF_REACH = {
-    "T15": ("TRL 5d914a412, #3833", "an entropy quantile per rank; no capability selects tokens by entropy"),
-    "T37": ("TRL b55d9f041, #3043", "the mixture of a distillation loss; no capability distils"),
-    "T48": ("TRL 8070ac041, #137", "values one position early; there is no critic in the contract"),
-    "V24": ("verl 6e15bbe25, #2016", "a factor in the value loss; there is no critic in the contract"),
-    "V50": ("verl 6b4a867ff, #5037", "expert routing replayed to the wrong layer; no capability carries routing"),
+    "trl.entropy-quantile-per-rank": ("TRL 5d914a412, #3833, survey T15", "no capability selects tokens by entropy"),
+    "trl.distillation-mixture": ("TRL b55d9f041, #3043, survey T37", "no capability distils"),
+    "trl.values-one-early": ("TRL 8070ac041, #137, survey T48", "no capability has a critic"),
+    "verl.value-loss-factor": ("verl 6e15bbe25, #2016, survey V24", "no capability has a critic"),
+    "verl.routing-replayed-to-wrong-layer": (
+        "verl 6b4a867ff, #5037, survey V50",
+        "no capability carries expert routing",
+    ),
 }
 
 
@@ -22,8 +25,8 @@ class Bug(ReferenceAdapter):
     """The reference with one mutation: a bug that shipped.
 
     Attributes:
-        id: the name of the exhibit.
-        source: repository, commit and pull request of the fix.
+        id: the codebase (or the area, for a bug of several) and the mistake, such as "trl.permuted-scale".
+        source: repository, commit and pull request of the fix, and the bug's number in the survey of shipped bugs.
         effect: the mutation's effect on the numbers.
     """
 

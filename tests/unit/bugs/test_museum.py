@@ -1,6 +1,7 @@
 """Every shipped bug in the museum is caught, its snippet reproduces it, and no correct implementation is accused."""
 
 import inspect
+import re
 from dataclasses import replace
 
 import pytest
@@ -145,5 +146,6 @@ def test_bugs_have_sources_and_distinct_ids() -> None:
     assert len({bug.id for bug in BUGS}) == len(BUGS)
     for bug in BUGS:
         assert load_adapter(bug.spec()).name == bug.id
+        assert re.fullmatch(r"[a-z-]+\.[a-z0-9-]+", bug.id)
         assert bug.source
         assert bug.effect

@@ -5,8 +5,8 @@ from rlcanary.contract.batch import CollatedBatch, Group
 
 
 class PadsMaskedById(Bug):
-    id = "H01"
-    source = "rlvr-experiments de735d8"
+    id = "rlvr.padding-found-by-id"
+    source = "rlvr-experiments de735d8, survey H01"
     effect = "tokens whose id happens to be the padding id are not trained"
 
     def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:

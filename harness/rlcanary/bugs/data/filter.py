@@ -6,9 +6,9 @@ from rlcanary.bugs.museum import Bug
 
 
 class DeviationAboveZero(Bug):
-    id = "std-above-zero"
+    id = "nemo-rl.std-above-zero"
     source = "NeMo RL dynamic sampling, std != 0: float32 deviations of equal rewards, measured"
-    effect = "groups that all earned 0.9 are kept, because their standard deviation is 6e-8"
+    effect = "groups whose rewards all equal 0.9 are kept: their standard deviation is 6e-8"
 
     def keep_group(self, rewards: Tensor) -> bool:
         return bool(rewards.std() > 0)

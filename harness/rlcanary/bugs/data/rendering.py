@@ -15,8 +15,8 @@ def _marked(messages: Messages, trained: Sequence[bool]) -> Messages:
 
 
 class TwoBos(Bug):
-    id = "N09"
-    source = "NeMo RL 7d5034e0b, #747"
+    id = "nemo-rl.two-bos"
+    source = "NeMo RL 7d5034e0b, #747, survey N09"
     effect = "the template has written a BOS and encoding adds another"
 
     def render(self, messages: Messages, tokenizer: Any) -> Rendered:
@@ -25,8 +25,8 @@ class TwoBos(Bug):
 
 
 class SystemPromptIgnored(Bug):
-    id = "N34"
-    source = "NeMo RL c3a2b612a, #2216"
+    id = "nemo-rl.system-prompt-dropped"
+    source = "NeMo RL c3a2b612a, #2216, survey N34"
     effect = "training runs without the configured system prompt"
 
     def render(self, messages: Messages, tokenizer: Any) -> Rendered:
@@ -34,8 +34,8 @@ class SystemPromptIgnored(Bug):
 
 
 class SystemPromptNotPutIn(Bug):
-    id = "H09"
-    source = "rlvr-experiments 7b60ce4"
+    id = "rlvr.empty-system-prompt"
+    source = "rlvr-experiments 7b60ce4, survey H09"
     effect = "the system prompt is stored, and an empty one is rendered"
 
     def render(self, messages: Messages, tokenizer: Any) -> Rendered:
@@ -44,8 +44,8 @@ class SystemPromptNotPutIn(Bug):
 
 
 class HistoryTrained(Bug):
-    id = "N14"
-    source = "NeMo RL c3bb1d787, #2176"
+    id = "nemo-rl.history-trained"
+    source = "NeMo RL c3bb1d787, #2176, survey N14"
     effect = "assistant turns of the history are trained, with a ratio of exp(logprob - 0)"
 
     def render(self, messages: Messages, tokenizer: Any) -> Rendered:
@@ -53,8 +53,8 @@ class HistoryTrained(Bug):
 
 
 class SharedTurnsTrainedInEachBranch(Bug):
-    id = "P14"
-    source = "prime-rl b453f40d8, #2975"
+    id = "prime-rl.shared-turns-trained-twice"
+    source = "prime-rl b453f40d8, #2975, survey P14"
     effect = "a turn that was sampled for another branch is trained here as well"
 
     def render(self, messages: Messages, tokenizer: Any) -> Rendered:
@@ -64,9 +64,9 @@ class SharedTurnsTrainedInEachBranch(Bug):
 
 
 class RenderedFromText(Bug):
-    id = "T28"
-    source = "TRL ebdfe826f, #5242"
-    effect = "each tool turn encodes the conversation anew: other ids are trained than those that were sampled"
+    id = "trl.rendered-from-text"
+    source = "TRL ebdfe826f, #5242, survey T28"
+    effect = "each tool turn encodes the conversation again: the trained ids are not the sampled ones"
 
     def render(self, messages: Messages, tokenizer: Any) -> Rendered:
         text: Messages = [{name: message[name] for name in message if name != "token_ids"} for message in messages]
@@ -74,9 +74,9 @@ class RenderedFromText(Bug):
 
 
 class GenerationPromptLeftIn(Bug):
-    id = "V32"
-    source = "verl 8fd671638, #2901"
-    effect = "an assistant's header stands in front of every tool's turn"
+    id = "verl.generation-prompt-left-in"
+    source = "verl 8fd671638, #2901, survey V32"
+    effect = "an assistant header precedes every tool turn"
 
     def render(self, messages: Messages, tokenizer: Any) -> Rendered:
         ids, trained = super().render(messages, tokenizer)
@@ -89,9 +89,9 @@ class GenerationPromptLeftIn(Bug):
 
 
 class ToolBranchNeverTaken(Bug):
-    id = "V49"
-    source = "verl a47eac540, #3865"
-    effect = "a parser is compared with its name: tools' answers are formatted as if they were the user's"
+    id = "verl.tool-branch-never-taken"
+    source = "verl a47eac540, #3865, survey V49"
+    effect = "a parser object is compared with its name: tool answers are formatted as user turns"
 
     def render(self, messages: Messages, tokenizer: Any) -> Rendered:
         generic = [{**message, "role": "user"} if message["role"] == "tool" else message for message in messages]
@@ -99,9 +99,9 @@ class ToolBranchNeverTaken(Bug):
 
 
 class ToolAnswerMissing(Bug):
-    id = "R11"
-    source = "torchrl 5a40c0b82, #3087"
-    effect = "the tool's answer is read from a field that is not there"
+    id = "torchrl.tool-answer-missing"
+    source = "torchrl 5a40c0b82, #3087, survey R11"
+    effect = "the tool's answer is read from a field that does not exist"
 
     def render(self, messages: Messages, tokenizer: Any) -> Rendered:
         read = [
@@ -112,8 +112,8 @@ class ToolAnswerMissing(Bug):
 
 
 class CutBeforeThePrefixIsFinal(Bug):
-    id = "T46"
-    source = "TRL 18f187db1, #6433"
+    id = "trl.first-token-cut"
+    source = "TRL 18f187db1, #6433, survey T46"
     effect = "the first tokens of a completion vanish"
 
     def render(self, messages: Messages, tokenizer: Any) -> Rendered:

@@ -4,18 +4,18 @@ from rlcanary.bugs.museum import Bug
 
 
 class DividedByAllRanks(Bug):
-    id = "V09"
-    source = "verl 5b90cd7dd, #125"
-    effect = "under sequence parallelism updates are as many times too small as there are ranks to a sequence"
+    id = "verl.divided-by-all-ranks"
+    source = "verl 5b90cd7dd, #125, survey V09"
+    effect = "under sequence parallelism updates are too small by the number of ranks per sequence"
 
     def accumulation_steps(self, batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int) -> int:
         return super().accumulation_steps(batch_size, micro_batch_size, n_ranks, 1)
 
 
 class DivisionsInTheWrongOrder(Bug):
-    id = "O12"
-    source = "OpenRLHF 43303086, #577"
-    effect = "the remainder is lost before it is multiplied: 4 steps instead of 6, 0 instead of 2"
+    id = "openrlhf.divided-before-multiplied"
+    source = "OpenRLHF 43303086, #577, survey O12"
+    effect = "integer division comes before multiplication: 4 steps instead of 6, 0 instead of 2"
 
     def accumulation_steps(self, batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int) -> int:
         super().accumulation_steps(batch_size, micro_batch_size, n_ranks, sequence_parallel)
@@ -23,8 +23,8 @@ class DivisionsInTheWrongOrder(Bug):
 
 
 class MicroBatchSizeNotForwarded(Bug):
-    id = "O13"
-    source = "OpenRLHF 8990327a, #982"
+    id = "openrlhf.micro-batch-size-not-forwarded"
+    source = "OpenRLHF 8990327a, #982, survey O13"
     effect = "the trainer's default micro-batch of 8 multiplies the batch size"
 
     def accumulation_steps(

@@ -8,8 +8,8 @@ from rlcanary.bugs.museum import Bug
 
 
 class PermutedScale(Bug):
-    id = "T17"
-    source = "TRL 35702ce37, #3992"
+    id = "trl.permuted-scale"
+    source = "TRL 35702ce37, #3992, survey T17"
     effect = "the default, scaling by the group, does not scale; 'none' scales"
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -19,8 +19,8 @@ class PermutedScale(Bug):
 
 
 class LeaveOneOutDivision(Bug):
-    id = "N12"
-    source = "NeMo RL 775fc3486, #1519"
+    id = "nemo-rl.leave-one-out-zero-spread"
+    source = "NeMo RL 775fc3486, #1519, survey N12"
     effect = "one winner of four is divided by the zero spread of the others: an advantage of a million"
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -31,27 +31,27 @@ class LeaveOneOutDivision(Bug):
 
 
 class BatchInsteadOfGroup(Bug):
-    id = "H07"
-    source = "rlvr-experiments 54c837e"
-    effect = "easy prompts are positive throughout, hard ones negative"
+    id = "rlvr.batch-instead-of-group"
+    source = "rlvr-experiments 54c837e, survey H07"
+    effect = "all advantages of easy prompts are positive, those of hard ones negative"
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         return reference.advantages(rewards, torch.zeros_like(group_ids), self.conventions)
 
 
 class ReshapedGroups(Bug):
-    id = "reshaped-groups"
+    id = "advantage.groups-by-position"
     source = "the class of TRL 941fb332c, #4454: groups by position after the rows moved"
-    effect = "rewards are compared across prompts unless rows happen to be sorted"
+    effect = "rewards are compared across prompts unless the rows are sorted by group"
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         return reference.advantages(rewards, group_ids.sort().values, self.conventions)
 
 
 class RoundedConstantReward(Bug):
-    id = "constant-reward"
+    id = "advantage.constant-reward-rounded"
     source = "measured in six codebases: float32 means of equal rewards"
-    effect = "a group that all earned 0.9 gets advantages of up to 0.98 instead of 0"
+    effect = "a group whose rewards all equal 0.9 gets advantages of up to 0.98 instead of 0"
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         result = torch.zeros_like(rewards)

@@ -6,9 +6,9 @@ from rlcanary.contract.batch import LossOutput, PolicyBatch
 
 
 class KlSwitchesTied(Bug):
-    id = "V15"
-    source = "verl 072fc9fee, #644"
-    effect = "who switches the KL loss off gets a KL penalty all the same"
+    id = "verl.kl-switches-tied"
+    source = "verl 072fc9fee, #644, survey V15"
+    effect = "switching the KL loss off switches a KL penalty in the reward on"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         coefficient = self.conventions.kl_coef or 1e-2
@@ -16,8 +16,8 @@ class KlSwitchesTied(Bug):
 
 
 class ThresholdNeverApplied(Bug):
-    id = "N35"
-    source = "NeMo RL b59165262, #3671"
+    id = "nemo-rl.threshold-never-applied"
+    source = "NeMo RL b59165262, #3671, survey N35"
     effect = "outlier sequences are trained although the filter is configured"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
@@ -25,8 +25,8 @@ class ThresholdNeverApplied(Bug):
 
 
 class ZeroTakenForMissing(Bug):
-    id = "T34"
-    source = "TRL c24964d0a, #6423"
+    id = "trl.zero-taken-for-missing"
+    source = "TRL c24964d0a, #6423, survey T34"
     effect = "an explicit 0 becomes the default"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
@@ -35,9 +35,9 @@ class ZeroTakenForMissing(Bug):
 
 
 class EmptyRowsInTheDenominator(Bug):
-    id = "V40"
-    source = "verl 4424616d7, #3915"
-    effect = "sequences that were masked out as a whole dilute the others"
+    id = "verl.empty-rows-in-denominator"
+    source = "verl 4424616d7, #3915, survey V40"
+    effect = "fully masked sequences still count in the mean and shrink the loss"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         counting_all = {"sequence_mean_nonempty": "sequence_mean", "sequence_sum_nonempty": "sequence_sum"}
@@ -46,8 +46,8 @@ class EmptyRowsInTheDenominator(Bug):
 
 
 class NormalisedBySequences(Bug):
-    id = "P08"
-    source = "prime-rl 7e0673020, #2034"
+    id = "prime-rl.normalised-by-sequences"
+    source = "prime-rl 7e0673020, #2034, survey P08"
     effect = "the learning rate grows with the length of the completions"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
@@ -57,8 +57,8 @@ class NormalisedBySequences(Bug):
 
 
 class SequencesDividedByLength(Bug):
-    id = "V11"
-    source = "verl 4d722b176, #931"
+    id = "verl.token-sum-divided-by-length"
+    source = "verl 4d722b176, #931, survey V11"
     effect = "the sum over a sequence's tokens is divided by its length: two options are the same"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:

@@ -8,8 +8,8 @@ from rlcanary.contract.batch import LossOutput, PolicyBatch
 
 
 class KlSubtracted(Bug):
-    id = "V01"
-    source = "verl a65c9157b, #179"
+    id = "verl.kl-subtracted"
+    source = "verl a65c9157b, #179, survey V01"
     effect = "the policy is pushed away from the reference"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
@@ -18,8 +18,8 @@ class KlSubtracted(Bug):
 
 
 class RatioUpsideDown(Bug):
-    id = "H04"
-    source = "rlvr-experiments 12345f5"
+    id = "rlvr.kl-ratio-inverted"
+    source = "rlvr-experiments 12345f5, survey H04"
     effect = "k3 explodes where the policy reinforces: 974 instead of 5.9"
 
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from rlcanary.contract.batch import LossOutput, PolicyBatch
 
 
 class AdvantagesAsMask(Bug):
-    id = "V28"
-    source = "verl fbec86d7f, #2513"
+    id = "verl.advantages-as-mask"
+    source = "verl fbec86d7f, #2513, survey V28"
     effect = "the loss is weighted by the square of the advantage: bad completions are reinforced"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
@@ -17,8 +17,8 @@ class AdvantagesAsMask(Bug):
 
 
 class AllAdvantagesForAll(Bug):
-    id = "P04"
-    source = "prime-rl 8d77a2cd9"
+    id = "prime-rl.advantages-summed"
+    source = "prime-rl 8d77a2cd9, survey P04"
     effect = "every completion gets the sum of all advantages"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
@@ -27,8 +27,8 @@ class AllAdvantagesForAll(Bug):
 
 
 class MaskByMultiplication(Bug):
-    id = "V27"
-    source = "verl 5cbad8379, #2377"
+    id = "verl.mask-by-multiplication"
+    source = "verl 5cbad8379, #2377, survey V27"
     effect = "NaN at a padding position makes the whole loss NaN"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
@@ -38,9 +38,9 @@ class MaskByMultiplication(Bug):
 
 
 class KlOverPadding(Bug):
-    id = "O15"
-    source = "OpenRLHF cfd42d94, #983"
-    effect = "the logged KL is too small by the share of padding"
+    id = "openrlhf.kl-over-padding"
+    source = "OpenRLHF cfd42d94, #983, survey O15"
+    effect = "the logged KL is too small by the fraction of padding"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         output = super().policy_loss(batch)
@@ -49,8 +49,8 @@ class KlOverPadding(Bug):
 
 
 class OldLogprobsNotReindexed(Bug):
-    id = "T23"
-    source = "TRL 941fb332c, #4454"
+    id = "trl.old-logprobs-not-reindexed"
+    source = "TRL 941fb332c, #4454, survey T23"
     effect = "after sorting, the ratio compares the logprobs of different completions"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:

@@ -17,9 +17,9 @@ def local_pieces(batch: PolicyBatch, n_pieces: int, conventions: Conventions) ->
 
 
 class SumOverMicroBatches(Bug):
-    id = "N01"
-    source = "NeMo RL d1f0609a2, #86"
-    effect = "the gradient is as many times too large as there are micro-batches"
+    id = "nemo-rl.sum-over-micro-batches"
+    source = "NeMo RL d1f0609a2, #86, survey N01"
+    effect = "the gradient is too large by the number of micro-batches"
 
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
         output = reference.accumulated_loss(batch, n_micro, self.conventions)
@@ -27,9 +27,9 @@ class SumOverMicroBatches(Bug):
 
 
 class DividedAfterBackward(Bug):
-    id = "V37"
-    source = "verl e160d3b2e, #3332"
-    effect = "the logged loss is right, the gradient as many times too large as there are micro-batches"
+    id = "verl.divided-after-backward"
+    source = "verl e160d3b2e, #3332, survey V37"
+    effect = "the logged loss is right, the gradient too large by the number of micro-batches"
 
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
         output = reference.accumulated_loss(batch, n_micro, self.conventions)
@@ -38,8 +38,8 @@ class DividedAfterBackward(Bug):
 
 
 class MeanOfMeans(Bug):
-    id = "N03"
-    source = "NeMo RL af9f6e861, #266"
+    id = "nemo-rl.mean-of-means"
+    source = "NeMo RL af9f6e861, #266, survey N03"
     effect = "tokens in short micro-batches count more"
 
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
@@ -49,8 +49,8 @@ class MeanOfMeans(Bug):
 
 
 class TokenMeanPerMicroBatch(Bug):
-    id = "O03"
-    source = "OpenRLHF c5bebd14, #1249"
+    id = "openrlhf.token-mean-per-micro-batch"
+    source = "OpenRLHF c5bebd14, #1249, survey O03"
     effect = "the token mean of each micro-batch is averaged: 3.0 where the mean is 1.8"
 
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
@@ -63,8 +63,8 @@ class TokenMeanPerMicroBatch(Bug):
 
 
 class NormalisedByRank(Bug):
-    id = "P07"
-    source = "prime-rl 1d9ca9255, #2562"
+    id = "prime-rl.normalised-by-rank"
+    source = "prime-rl 1d9ca9255, #2562, survey P07"
     effect = "ranks with few tokens are over-weighted: 3.0 instead of 1.4"
 
     def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
@@ -74,9 +74,9 @@ class NormalisedByRank(Bug):
 
 
 class MetricMeanOfMeans(Bug):
-    id = "T32"
-    source = "TRL c1f6f24e1, #6380"
-    effect = "KL, entropy and clip fraction lean towards ranks with short completions"
+    id = "trl.metric-mean-of-means"
+    source = "TRL c1f6f24e1, #6380, survey T32"
+    effect = "KL, entropy and clip fraction are biased towards ranks with short completions"
 
     def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
         output = super().sharded_loss(batch, n_ranks)
@@ -88,9 +88,9 @@ class MetricMeanOfMeans(Bug):
 
 
 class LocalDenominator(Bug):
-    id = "T10"
-    source = "TRL c13de6f9c, #3506"
-    effect = "a fraction over all ranks is divided by the count of one: it goes above 1"
+    id = "trl.local-denominator"
+    source = "TRL c13de6f9c, #3506, survey T10"
+    effect = "a sum over all ranks is divided by the count of one: a fraction exceeds 1"
 
     def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
         output = super().sharded_loss(batch, n_ranks)
@@ -98,8 +98,8 @@ class LocalDenominator(Bug):
 
 
 class ExtremesAveraged(Bug):
-    id = "N26"
-    source = "NeMo RL 0eb5fffec, #1818"
+    id = "nemo-rl.extremes-averaged"
+    source = "NeMo RL 0eb5fffec, #1818, survey N26"
     effect = "the largest ratio is divided by the number of batches and falls below the mean"
 
     def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
@@ -109,8 +109,8 @@ class ExtremesAveraged(Bug):
 
 
 class MetricsOfRankZero(Bug):
-    id = "V39"
-    source = "verl eb06fda2a, #3699"
+    id = "verl.metrics-of-rank-zero"
+    source = "verl eb06fda2a, #3699, survey V39"
     effect = "the metrics of all ranks but the first are dropped"
 
     def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:

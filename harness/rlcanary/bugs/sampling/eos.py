@@ -8,9 +8,9 @@ from rlcanary.contract.batch import LossOutput, PolicyBatch
 
 
 class AnyOverAllRows(Bug):
-    id = "R04"
-    source = "torchrl 665e2773c, #4082"
-    effect = "rows without a token pass the guard and count as a loss of zero"
+    id = "torchrl.any-eos-in-batch"
+    source = "torchrl 665e2773c, #4082, survey R04"
+    effect = "rows without a token pass the check and count as a loss of zero"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         if not self.conventions.aggregation.endswith("_nonempty"):

@@ -13,18 +13,18 @@ from rlcanary.contract.engine import InProcessEngine
 
 
 class RawLogprobs(Bug):
-    id = "N29"
-    source = "NeMo RL 54d7cd22d, #3392"
-    effect = "the engine reports logprobs at temperature 1 for what it draws at another: 0.3 nats off at 0.6"
+    id = "nemo-rl.logprobs-before-temperature"
+    source = "NeMo RL 54d7cd22d, #3392, survey N29"
+    effect = "the engine samples at one temperature and reports logprobs at 1: 0.3 nats off at 0.6"
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
         return super().generate(engine, prompts, {**sampling, "logprobs": "raw"})
 
 
 class RawLogprobsOnOnePath(Bug):
-    id = "T19"
-    source = "TRL 0a881bcee, #4873"
-    effect = "requests of several prompts, which take another path, come back with logprobs at temperature 1"
+    id = "trl.one-path-before-temperature"
+    source = "TRL 0a881bcee, #4873, survey T19"
+    effect = "requests with several prompts take another path and return logprobs at temperature 1"
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
         mode = "raw" if len(prompts) > 1 else sampling["logprobs"]
@@ -42,17 +42,17 @@ class _PenalisingEngine(InProcessEngine):
 
 
 class PenaltyFromTheModelsConfig(Bug):
-    id = "V23"
-    source = "verl 9e5510ab3, #1949"
-    effect = "the sampler has a repetition penalty that the trainer does not know of"
+    id = "verl.sampler-only-penalty"
+    source = "verl 9e5510ab3, #1949, survey V23"
+    effect = "the sampler applies a repetition penalty that the trainer does not"
 
     def new_engine(self, model: Any) -> Any:
         return _PenalisingEngine(model)
 
 
 class SeedInEveryRequest(Bug):
-    id = "H03"
-    source = "rlvr-experiments 5a9c738"
+    id = "rlvr.same-seed-per-request"
+    source = "rlvr-experiments 5a9c738, survey H03"
     effect = "all samples of a prompt are the same: no spread in a group, nothing to learn"
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
@@ -64,8 +64,8 @@ class SeedInEveryRequest(Bug):
 
 
 class TokenIdForLogprob(Bug):
-    id = "R07"
-    source = "torchrl e7ea30ae6, #3580"
+    id = "torchrl.token-id-as-logprob"
+    source = "torchrl e7ea30ae6, #3580, survey R07"
     effect = "the fields of an answer are read in the wrong order: the token id is taken for its logprob"
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:

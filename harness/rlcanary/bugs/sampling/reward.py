@@ -8,8 +8,8 @@ from rlcanary.contract.adapter import Item
 
 
 class AppendedTwice(Bug):
-    id = "N20"
-    source = "NeMo RL c112cfe15, #3635"
+    id = "nemo-rl.reward-appended-twice"
+    source = "NeMo RL c112cfe15, #3635, survey N20"
     effect = "after a failure every completion has its neighbour's reward"
 
     def score(self, items: list[Item], completions: list[str]) -> Tensor:
@@ -20,17 +20,17 @@ class AppendedTwice(Bug):
 
 
 class ZeroTakenForMissingReward(Bug):
-    id = "O04"
-    source = "OpenRLHF 33f9d72f, #1219"
-    effect = "a reward of 0.0 is replaced: wrong completions get what was meant for missing ones"
+    id = "openrlhf.zero-reward-replaced"
+    source = "OpenRLHF 33f9d72f, #1219, survey O04"
+    effect = "a reward of 0.0 is replaced: wrong completions get the default of missing rewards"
 
     def score(self, items: list[Item], completions: list[str]) -> Tensor:
         return torch.tensor([float(reward) or float("nan") for reward in super().score(items, completions)])
 
 
 class SumOverParts(Bug):
-    id = "R03"
-    source = "torchrl 7576e47c7, #3012"
+    id = "torchrl.sum-over-reward-parts"
+    source = "torchrl 7576e47c7, #3012, survey R03"
     effect = "the reward grows with the number of parts: a long wrong completion beats a short right one"
 
     def score(self, items: list[Item], completions: list[str]) -> Tensor:
@@ -44,9 +44,9 @@ class SumOverParts(Bug):
 
 
 class FailureScoredAsZero(Bug):
-    id = "failure-is-zero"
+    id = "rlvr.verifier-failure-is-zero"
     source = "rlvr-experiments verifiers, measured"
-    effect = "a verifier that raises or times out says the same as a wrong answer"
+    effect = "a verifier that raises or times out scores 0, like a wrong answer"
 
     def score(self, items: list[Item], completions: list[str]) -> Tensor:
         return super().score(items, completions).nan_to_num(0.0)

@@ -15,9 +15,9 @@ Sampling = Mapping[str, Any]
 
 
 class AsTheyComplete(Bug):
-    id = "N08"
-    source = "NeMo RL 2093fba63, #478"
-    effect = "rows come back in the order in which they ended: completions stand under other prompts"
+    id = "nemo-rl.rows-in-order-of-completion"
+    source = "NeMo RL 2093fba63, #478, survey N08"
+    effect = "rows come back in order of completion: completions are paired with other prompts"
 
     def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
         async def as_they_complete() -> list[Group]:
@@ -28,9 +28,9 @@ class AsTheyComplete(Bug):
 
 
 class LastRoundDiscarded(Bug):
-    id = "O05"
-    source = "OpenRLHF d37da139, #1300"
-    effect = "what was sampled together with the end of the data is never trained"
+    id = "openrlhf.last-round-discarded"
+    source = "OpenRLHF d37da139, #1300, survey O05"
+    effect = "the last samples of the data are never trained"
 
     def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
         groups: list[Group] = []
@@ -44,9 +44,9 @@ class LastRoundDiscarded(Bug):
 
 
 class RaggedChunksZipped(Bug):
-    id = "O06"
-    source = "OpenRLHF 0028a82a, #1299"
-    effect = "where the workers' shares are unequal, the longer ones lose their rest"
+    id = "openrlhf.uneven-chunks-zipped"
+    source = "OpenRLHF 0028a82a, #1299, survey O06"
+    effect = "with unequal shares per worker, the longer ones are cut"
 
     def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
         groups = super().rollout(engine, items, sampling)
@@ -55,9 +55,9 @@ class RaggedChunksZipped(Bug):
 
 
 class PromptNotCounted(Bug):
-    id = "N30"
-    source = "NeMo RL 04f30bbf1, #299"
-    effect = "the budget leaves out the tokens that are there already: sequences exceed it"
+    id = "nemo-rl.prompt-not-in-budget"
+    source = "NeMo RL 04f30bbf1, #299, survey N30"
+    effect = "the token budget does not count the prompt: sequences exceed it"
 
     def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
         longest = max(len(item.prompt_ids) for item in items)
@@ -65,8 +65,8 @@ class PromptNotCounted(Bug):
 
 
 class TemplateStripped(Bug):
-    id = "T12"
-    source = "TRL 79ec242ae, #3651"
+    id = "trl.template-stripped"
+    source = "TRL 79ec242ae, #3651, survey T12"
     effect = "the sampler gets the prompt without the template's special tokens, the trainer with them"
 
     def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
@@ -84,9 +84,9 @@ class TemplateStripped(Bug):
 
 
 class PaddingLeaked(TemplateStripped):
-    id = "T13"
-    source = "TRL b674989f1, #3698"
-    effect = "the sampler reads padding in front of every short prompt, the trainer masks it"
+    id = "trl.padding-sent-to-sampler"
+    source = "TRL b674989f1, #3698, survey T13"
+    effect = "the sampler attends to the padding before short prompts, the trainer masks it"
 
     def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
         longest = max(len(item.prompt_ids) for item in items)
@@ -95,8 +95,8 @@ class PaddingLeaked(TemplateStripped):
 
 
 class EngineAddsBos(TemplateStripped):
-    id = "P11"
-    source = "prime-rl da65956b0, #367"
+    id = "prime-rl.engine-adds-bos"
+    source = "prime-rl da65956b0, #367, survey P11"
     effect = "the template has written a BOS and the engine adds another"
 
     def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
@@ -104,9 +104,9 @@ class EngineAddsBos(TemplateStripped):
 
 
 class TrainerReadsRawPrompt(Bug):
-    id = "P12"
-    source = "prime-rl beb12f03e, #503"
-    effect = "the sampler sees the chat template, the trainer scores behind the bare prompt"
+    id = "prime-rl.trainer-reads-raw-prompt"
+    source = "prime-rl beb12f03e, #503, survey P12"
+    effect = "the sampler sees the chat template, the trainer scores after the bare prompt"
 
     def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
         groups = super().rollout(engine, items, sampling)
@@ -114,9 +114,9 @@ class TrainerReadsRawPrompt(Bug):
 
 
 class VersionReadAfterwards(Bug):
-    id = "version-after"
+    id = "rlvr.version-read-afterwards"
     source = "rlvr-experiments train_grpo.py, measured"
-    effect = "a group that straddled a weight sync is tagged with the version behind it and counts as fresh"
+    effect = "a group sampled across a weight sync is tagged with the later version and counts as fresh"
 
     def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
         groups = super().rollout(engine, items, sampling)

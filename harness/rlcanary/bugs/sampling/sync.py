@@ -9,8 +9,8 @@ from rlcanary.contract.engine import InProcessEngine
 
 
 class PrefixesKept(Bug):
-    id = "N07"
-    source = "NeMo RL 535eaab06, #112"
+    id = "nemo-rl.prefix-cache-kept"
+    source = "NeMo RL 535eaab06, #112, survey N07"
     effect = "new samples attend to keys and values of the old weights: up to 0.7 nats off"
 
     def sync_weights(self, state: Any, engine: Any) -> None:
@@ -19,8 +19,8 @@ class PrefixesKept(Bug):
 
 
 class PrefixesKeptByTheServer(Bug):
-    id = "P17"
-    source = "prime-rl e67022bb3, #1650"
+    id = "prime-rl.prefix-cache-refilled"
+    source = "prime-rl e67022bb3, #1650, survey P17"
     effect = "the cache is emptied before the weights change, and a request in between fills it again"
 
     def sync_weights(self, state: Any, engine: Any) -> None:
@@ -31,9 +31,9 @@ class PrefixesKeptByTheServer(Bug):
 
 
 class PrefixesKeptUnlessInFlight(Bug):
-    id = "N37"
-    source = "NeMo RL d4901ff62, #3152"
-    effect = "the cache is emptied only where updates in flight are on, which has nothing to do with it"
+    id = "nemo-rl.prefix-cache-kept-when-idle"
+    source = "NeMo RL d4901ff62, #3152, survey N37"
+    effect = "the cache is emptied only with in-flight updates on, a setting that is unrelated"
 
     in_flight_updates = False
 
@@ -50,8 +50,8 @@ class _CachingEngine(InProcessEngine):
 
 
 class PrefixCachingSwitchedOn(Bug):
-    id = "O17"
-    source = "OpenRLHF 685a9605"
+    id = "openrlhf.prefix-cache-never-emptied"
+    source = "OpenRLHF 685a9605, survey O17"
     effect = "prefix caching is on in an engine that cannot empty its cache"
 
     def new_engine(self, model: Any) -> Any:
@@ -59,9 +59,9 @@ class PrefixCachingSwitchedOn(Bug):
 
 
 class SyncedOnlyOnce(Bug):
-    id = "V42"
-    source = "verl b96b9ab53, #4248"
-    effect = "the sampler keeps the weights of the first sync: everything is more and more off policy"
+    id = "verl.synced-only-once"
+    source = "verl b96b9ab53, #4248, survey V42"
+    effect = "the sampler keeps the weights of the first sync: training is more and more off policy"
 
     def sync_weights(self, state: Any, engine: Any) -> None:
         if engine.version == 0:
@@ -80,8 +80,8 @@ class _PackingEngine(InProcessEngine):
 
 
 class DerivedWeightsNotMadeAgain(Bug):
-    id = "V43"
-    source = "verl e2d45b00e, #4130"
+    id = "verl.derived-weights-stale"
+    source = "verl e2d45b00e, #4130, survey V43"
     effect = "weights that are derived from the loaded ones keep their start values"
 
     def new_engine(self, model: Any) -> Any:
@@ -89,9 +89,9 @@ class DerivedWeightsNotMadeAgain(Bug):
 
 
 class OnlyTheAdapterSent(Bug):
-    id = "V44"
-    source = "verl b8c6d132a, #3461"
-    effect = "of a model with an adapter only the adapter's tensors are sent; the base is another model"
+    id = "verl.only-lora-synced"
+    source = "verl b8c6d132a, #3461, survey V44"
+    effect = "only the tensors of the LoRA adapter are sent; the engine's base is another model"
 
     def sync_weights(self, state: Any, engine: Any) -> None:
         adapted = ("q_proj", "v_proj")
@@ -102,8 +102,8 @@ class OnlyTheAdapterSent(Bug):
 
 
 class VersionCountedTwice(Bug):
-    id = "P23"
-    source = "prime-rl b84a07a25, #1764"
+    id = "prime-rl.version-counted-twice"
+    source = "prime-rl b84a07a25, #1764, survey P23"
     effect = "the policy lag is counted twice: samples are thrown away at half the allowed age"
 
     def sync_weights(self, state: Any, engine: Any) -> None:
@@ -112,9 +112,9 @@ class VersionCountedTwice(Bug):
 
 
 class QueriesKeysValuesInAnotherLayout(Bug):
-    id = "N33"
-    source = "NeMo RL c848c7a50, #2802"
-    effect = "heads of queries and keys change places where several query heads share a key head; shapes are equal"
+    id = "nemo-rl.qkv-layout"
+    source = "NeMo RL c848c7a50, #2802, survey N33"
+    effect = "query and key heads are permuted with grouped-query attention; shapes are equal"
 
     def sync_weights(self, state: Any, engine: Any) -> None:
         heads, groups = state.model.config.num_attention_heads, state.model.config.num_key_value_heads

@@ -12,9 +12,9 @@ from rlcanary.contract.batch import CollatedBatch
 
 
 class NoAttentionMask(Bug):
-    id = "T02"
-    source = "TRL bbdd6db17, #2708"
-    effect = "padding is attended to: the same completion scores differently beside longer prompts"
+    id = "trl.no-attention-mask"
+    source = "TRL bbdd6db17, #2708, survey T02"
+    effect = "padding is attended to: a completion scores differently beside longer prompts"
 
     def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
         attending = replace(batch, attention_mask=torch.ones_like(batch.attention_mask))
@@ -22,8 +22,8 @@ class NoAttentionMask(Bug):
 
 
 class LogitsOneLate(Bug):
-    id = "T38"
-    source = "TRL a5b98fcf9, #2058"
+    id = "trl.logits-one-late"
+    source = "TRL a5b98fcf9, #2058, survey T38"
     effect = "each token is scored by the logits at its own position, which predict the next one"
 
     def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
@@ -36,8 +36,8 @@ class LogitsOneLate(Bug):
 
 
 class LastPositions(Bug):
-    id = "H08"
-    source = "rlvr-experiments 7b60ce4"
+    id = "rlvr.last-positions-scored"
+    source = "rlvr-experiments 7b60ce4, survey H08"
     effect = "the last T logits are taken, so that shorter rows are scored inside their padding"
 
     def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
@@ -48,9 +48,9 @@ class LastPositions(Bug):
 
 
 class TextPositions(Bug):
-    id = "V10"
-    source = "verl 830fab2ae, #527"
-    effect = "the row's own position ids are never used; left-padded rows are scored at other positions"
+    id = "verl.position-ids-ignored"
+    source = "verl 830fab2ae, #527, survey V10"
+    effect = "the row's position ids are ignored; left-padded rows are scored at other positions"
 
     def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
         counted = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids) * 2
@@ -58,8 +58,8 @@ class TextPositions(Bug):
 
 
 class OneBackendWithoutTemperature(Bug):
-    id = "V33"
-    source = "verl 5deb8cc9a, #3133"
+    id = "verl.one-backend-without-temperature"
+    source = "verl 5deb8cc9a, #3133, survey V33"
     effect = "this path scores at temperature 1, the other one at the sampling temperature"
 
     def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
@@ -67,8 +67,8 @@ class OneBackendWithoutTemperature(Bug):
 
 
 class AttentionMaskOfTokenIds(Bug):
-    id = "V17"
-    source = "verl a43ead6f8, #1411"
+    id = "verl.token-ids-as-attention-mask"
+    source = "verl a43ead6f8, #1411, survey V17"
     effect = "token ids serve as the attention mask: padding with an id other than 0 is attended to"
 
     def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
@@ -80,9 +80,9 @@ class AttentionMaskOfTokenIds(Bug):
 
 
 class BoundariesOfAbsolutePositions(Bug):
-    id = "P15"
-    source = "prime-rl 7d7bd9233, #2392"
-    effect = "documents of a packed sequence attend across their seams"
+    id = "prime-rl.packed-documents-attend"
+    source = "prime-rl 7d7bd9233, #2392, survey P15"
+    effect = "documents of a packed sequence attend to each other"
 
     def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
         def seamless(**inputs: Any) -> Any:

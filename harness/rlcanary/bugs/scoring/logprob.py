@@ -8,17 +8,17 @@ from rlcanary.bugs.museum import Bug
 
 
 class TemperatureMissing(Bug):
-    id = "T06"
-    source = "TRL 04f659737, #3029"
-    effect = "the trainer scores at temperature 1 what was sampled at another: up to 3.4 nats apart"
+    id = "trl.scored-without-temperature"
+    source = "TRL 04f659737, #3029, survey T06"
+    effect = "the trainer scores at temperature 1, the sampler uses another: up to 3.4 nats apart"
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         return reference.token_logprobs(logits, token_ids, 1.0)
 
 
 class NotShifted(Bug):
-    id = "P02"
-    source = "prime-rl 1eba666e7"
+    id = "prime-rl.logits-not-shifted"
+    source = "prime-rl 1eba666e7, survey P02"
     effect = "each token is scored by the logits of its neighbour"
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
@@ -26,9 +26,9 @@ class NotShifted(Bug):
 
 
 class TemperatureInPlace(Bug):
-    id = "temperature-in-place"
+    id = "openrlhf.temperature-in-place"
     source = "OpenRLHF models/utils.py, measured"
-    effect = "the caller's logits are divided; a second use divides again"
+    effect = "the caller's logits are divided in place; a second use divides again"
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         with torch.no_grad():
@@ -37,18 +37,18 @@ class TemperatureInPlace(Bug):
 
 
 class EntropyOfZeros(Bug):
-    id = "entropy-zeros"
+    id = "rlvr.entropy-of-zeros"
     source = "rlvr-experiments ops.py, measured"
-    effect = "the entropy on the dashboard is 0 whatever the policy"
+    effect = "the logged entropy is 0 for every policy"
 
     def entropy(self, logits: Tensor) -> Tensor:
         return torch.zeros(logits.shape[:-1])
 
 
 class LogitsKeptInBfloat16(Bug):
-    id = "P19"
-    source = "prime-rl 2222e26f5, #664"
-    effect = "logprobs have three digits: the ratio of equal policies scatters by percents"
+    id = "prime-rl.bfloat16-logits"
+    source = "prime-rl 2222e26f5, #664, survey P19"
+    effect = "logprobs have three digits: the ratio of equal policies is off by percents"
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         scores = (logits / temperature).log_softmax(dim=-1)

@@ -9,9 +9,9 @@ from rlcanary.contract.adapter import Item
 
 
 class ScheduleMovesInEvaluation(Bug):
-    id = "N05"
-    source = "NeMo RL 4a0989642, #446"
-    effect = "each validation moves the learning-rate schedule on"
+    id = "nemo-rl.schedule-moves-in-evaluation"
+    source = "NeMo RL 4a0989642, #446, survey N05"
+    effect = "each validation advances the learning-rate schedule"
 
     def evaluate(self, state: Any) -> dict[str, float]:
         metrics = super().evaluate(state)
@@ -20,8 +20,8 @@ class ScheduleMovesInEvaluation(Bug):
 
 
 class LeftInEvaluationMode(Bug):
-    id = "O20"
-    source = "OpenRLHF d906ca4b"
+    id = "openrlhf.left-in-evaluation-mode"
+    source = "OpenRLHF d906ca4b, survey O20"
     effect = "after an evaluation the policy trains without dropout until the epoch ends"
 
     def evaluate(self, state: Any) -> dict[str, float]:
@@ -30,9 +30,9 @@ class LeftInEvaluationMode(Bug):
 
 
 class EvaluatedAtTrainingTemperature(Bug):
-    id = "V16"
-    source = "verl af15ae12f, #1181"
-    effect = "validation is sampled at the temperature of training: its accuracy is another one each time"
+    id = "verl.evaluated-at-training-temperature"
+    source = "verl af15ae12f, #1181, survey V16"
+    effect = "validation is sampled at the training temperature: its accuracy is random"
 
     def evaluate(self, state: Any) -> dict[str, float]:
         trained_at = self.conventions.temperature
@@ -40,9 +40,9 @@ class EvaluatedAtTrainingTemperature(Bug):
 
 
 class AccuracyOfExactlyOne(Bug):
-    id = "N28"
-    source = "NeMo RL e3cfb11ae, #1619"
-    effect = "validation counts the rewards that equal 1.0: it reads 0 for shaped rewards"
+    id = "nemo-rl.accuracy-of-exactly-one"
+    source = "NeMo RL e3cfb11ae, #1619, survey N28"
+    effect = "validation counts rewards equal to 1.0: it reports 0 for shaped rewards"
 
     def evaluate(self, state: Any) -> dict[str, float]:
         def exactly_one(item: Item) -> Item:

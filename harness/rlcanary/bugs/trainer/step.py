@@ -12,9 +12,9 @@ from rlcanary.contract.batch import CollatedBatch
 
 
 class OldLogprobsOfAnotherPass(Bug):
-    id = "V34"
-    source = "verl 6e55669fd, #3119"
-    effect = "old logprobs come from a pass in other kernels: on policy the ratio is not 1"
+    id = "verl.old-logprobs-of-other-kernels"
+    source = "verl 6e55669fd, #3119, survey V34"
+    effect = "old logprobs come from a forward pass in other kernels: on policy the ratio is not 1"
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -23,8 +23,8 @@ class OldLogprobsOfAnotherPass(Bug):
 
 
 class ScoredInTrainingMode(Bug):
-    id = "V47"
-    source = "verl c79055298, #4708"
+    id = "verl.scored-with-dropout"
+    source = "verl c79055298, #4708, survey V47"
     effect = "with dropout in the model, logprobs are those of a random sub-network"
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
@@ -32,8 +32,8 @@ class ScoredInTrainingMode(Bug):
 
 
 class LossWithoutTemperature(Bug):
-    id = "N23"
-    source = "NeMo RL ed718b47d, #1900"
+    id = "nemo-rl.loss-without-temperature"
+    source = "NeMo RL ed718b47d, #1900, survey N23"
     effect = "old logprobs are at the sampling temperature, those in the loss at 1: the ratio is not 1 on policy"
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
@@ -44,18 +44,18 @@ class LossWithoutTemperature(Bug):
 
 
 class TrainerAndReferenceWithoutTemperature(Bug):
-    id = "H02"
-    source = "rlvr-experiments 5a9c738"
-    effect = "what was sampled at 0.6 is scored at 1 by trainer and reference: ratios between 0.8 and 22 on policy"
+    id = "rlvr.step-without-temperature"
+    source = "rlvr-experiments 5a9c738, survey H02"
+    effect = "samples at temperature 0.6 are scored at 1 by trainer and reference: ratios of 0.8 to 22 on policy"
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         return reference.train_step(state, batch, self.conventions.replace(temperature=1.0))
 
 
 class CrossEntropyInTheFusedLoss(Bug):
-    id = "T47"
-    source = "TRL 63a78d9e5, #5731"
-    effect = "the fused path mixes in half of a cross-entropy on the samples, which the other path does not have"
+    id = "trl.cross-entropy-in-fused-loss"
+    source = "TRL 63a78d9e5, #5731, survey T47"
+    effect = "the fused path adds half of a cross-entropy on the samples; the other path does not"
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         policy = reference.policy_batch(state.model, state.ref_model, batch, self.conventions)
@@ -66,9 +66,9 @@ class CrossEntropyInTheFusedLoss(Bug):
 
 
 class ClippedByShard(Bug):
-    id = "N31"
-    source = "NeMo RL 2558444a3, #251"
-    effect = "each shard of the gradient is clipped by its own norm: the update points elsewhere"
+    id = "nemo-rl.clipped-by-shard"
+    source = "NeMo RL 2558444a3, #251, survey N31"
+    effect = "each shard of the gradient is clipped by its own norm: the update changes direction"
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         policy = reference.policy_batch(state.model, state.ref_model, batch, self.conventions)
@@ -84,9 +84,9 @@ class ClippedByShard(Bug):
 
 
 class HeadInNoOptimizer(Bug):
-    id = "T35"
-    source = "TRL efc687db6, #2463"
-    effect = "the optimizer was built from a part of what is trained; the head stays at its start"
+    id = "trl.head-in-no-optimizer"
+    source = "TRL efc687db6, #2463, survey T35"
+    effect = "the optimizer holds only some of the trained parameters; the head never changes"
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
         state = super().new_state(model.model, ref_model, learning_rate)
@@ -95,8 +95,8 @@ class HeadInNoOptimizer(Bug):
 
 
 class WeightsInHalfPrecision(Bug):
-    id = "T44"
-    source = "TRL 05cfc90c5, #5333"
+    id = "trl.weights-in-half-precision"
+    source = "TRL 05cfc90c5, #5333, survey T44"
     effect = "without a float32 master copy 98 % of the parameters never move at learning rate 1e-6"
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
@@ -104,8 +104,8 @@ class WeightsInHalfPrecision(Bug):
 
 
 class WeightsRoundedAfterEachUpdate(Bug):
-    id = "N39"
-    source = "NeMo RL 6b3dc319a, #26"
+    id = "nemo-rl.weights-rounded-each-update"
+    source = "NeMo RL 6b3dc319a, #26, survey N39"
     effect = "weights live in bfloat16 between updates: small updates round to nothing"
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
@@ -116,8 +116,8 @@ class WeightsRoundedAfterEachUpdate(Bug):
 
 
 class WeightsNeverLoaded(Bug):
-    id = "H06"
-    source = "rlvr-experiments 0875dfe"
+    id = "rlvr.weights-never-loaded"
+    source = "rlvr-experiments 0875dfe, survey H06"
     effect = "the trainer starts from random weights: the KL to the reference is about 15 at step 0"
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
@@ -127,8 +127,8 @@ class WeightsNeverLoaded(Bug):
 
 
 class FirstLearningRateZero(Bug):
-    id = "V20"
-    source = "verl 80af51b60, #1463"
+    id = "verl.first-learning-rate-zero"
+    source = "verl 80af51b60, #1463, survey V20"
     effect = "without warm-up the first update has learning rate 0"
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
@@ -138,9 +138,9 @@ class FirstLearningRateZero(Bug):
 
 
 class ScheduleCountsSamples(Bug):
-    id = "N40"
-    source = "NeMo RL 51d8006ea, #685"
-    effect = "the schedule is counted in samples and moved on by one per update: warm-up takes as many times longer"
+    id = "nemo-rl.schedule-counts-samples"
+    source = "NeMo RL 51d8006ea, #685, survey N40"
+    effect = "the schedule counts samples but advances by one per update: warm-up is too long by the batch size"
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         metrics = super().train_step(state, batch)
@@ -153,8 +153,8 @@ class ScheduleCountsSamples(Bug):
 
 
 class RewardWithoutWeights(Bug):
-    id = "T33"
-    source = "TRL eff92425d, #5353"
+    id = "trl.logged-reward-without-weights"
+    source = "TRL eff92425d, #5353, survey T33"
     effect = "the logged reward leaves out the reward weights, here 0.5, that training uses"
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
@@ -163,9 +163,9 @@ class RewardWithoutWeights(Bug):
 
 
 class WorkloadLoggedAsTokens(Bug):
-    id = "V53"
-    source = "verl e290c3860, #4129"
-    effect = "the variable that is logged as the number of tokens holds the workload of attention by then"
+    id = "verl.workload-logged-as-tokens"
+    source = "verl e290c3860, #4129, survey V53"
+    effect = "the variable logged as the number of tokens holds the attention workload instead"
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         metrics = super().train_step(state, batch)

@@ -18,7 +18,7 @@ from rlcanary.reference import split
 OWN = {"train_step", "rollout", "sync_weights", "generate"}
 OWN_CHECKS = [check for check in all_checks() if OWN & set(check.needs)]
 # A model in bfloat16 is no mistake here: this trainer keeps float32 masters beside it.
-HALF_PRECISION = "T44"
+HALF_PRECISION = "trl.weights-in-half-precision"
 STEP_BUGS = [bug for bug in all_bugs() if bug.area() in ("step", "sync", "rollout") and bug.id != HALF_PRECISION]
 
 
