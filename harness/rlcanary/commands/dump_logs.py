@@ -35,8 +35,8 @@ def dump_logs(folder: Path, output: Path, prefixes: tuple[str, ...], error_on_co
     """
     require_writable(output)
     merged = MergedLogs()
-    for path in with_progress(log_files(folder), "reading logs", many=2):
-        merge(merged, path, prefixes)
+    for source, path in with_progress(log_files(folder), "reading logs", many=2):
+        merge(merged, source, path, prefixes)
     warn(merged.problems)
     if not merged.values:
         where = f" with a tag that begins with {' or '.join(prefixes)}" if prefixes else ""

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,35 @@ def test_value_comes_from_the_results_file_of_a_real_pytest_with_the_tracker(tmp
     refused = refusal(bisect(repository, "--good", "c1", "--bad", "c9", *misspelt, "--", *command))
     assert "no value of test_x::test_y.rewrad, but one of test_x::test_y.reward" in refused
     assert "check the name after --metric" in refused
+
+
+JSON_LINES = """
+from pathlib import Path
+level = 1 + 5 * (i >= 37) + z / 10
+Path("logs").mkdir(exist_ok=True)
+Path("logs/run.jsonl").write_text("".join(json.dumps({"step": s, "train": {"loss": level * s}}) + chr(10) for s in (1, 2)))
+"""
+EVENTS = """
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+writer = EventFileWriter("logs")
+for s in 2, 1:
+    value = Summary.Value(tag="train/loss", simple_value=s * (1 + 5 * (i >= 37) + z / 10))
+    writer.add_event(Event(step=s, summary=Summary(value=[value])))
+writer.close()
+"""
+
+
+@pytest.mark.parametrize("script", [pytest.param(JSON_LINES, id="json-lines"), pytest.param(EVENTS, id="tensorboard")])
+def test_value_is_that_of_the_last_step_of_a_log(repository: Path, tmp_path: Path, script: str) -> None:
+    if script is EVENTS:
+        pytest.importorskip("tensorboard")
+    command = sys.executable, *measuring(tmp_path, script)[1:]
+    options = "--metric", "train/loss", "--worse", "higher", "--json", str(tmp_path / "r.json")
+    assert found(bisect(repository, *ENDS, *options, "--", *command)) == f"change {CULPRIT} [wip]"
+    estimates = json.loads((tmp_path / "r.json").read_text())["estimates"]
+    assert (estimates["before"], estimates["after"]) == pytest.approx((2, 12), abs=1)
 
 
 def test_metric_that_moved_the_other_way_is_refused_with_the_way_it_moved(repository: Path, tmp_path: Path) -> None:

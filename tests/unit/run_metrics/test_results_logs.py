@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 from rlcanary.commands.check_metrics import check_metrics
 from rlcanary.commands.dump_logs import dump_logs
 from rlcanary.errors import UserError
+from rlcanary.run_metrics import sources
+from rlcanary.run_metrics.logs import metric_sources
 
 
 def write_events(folder: Path, values: dict[str, dict[int, float]], age_s: int = 0, as_tensors: bool = False) -> Path:
@@ -153,3 +155,8 @@ def test_event_files_without_tensorboard_name_the_package(logs: Path, monkeypatc
     error = dump(logs).exception
     assert isinstance(error, UserError)
     assert "pip install tensorboard" in str(error)
+
+
+def test_source_of_metrics_is_found_from_its_module() -> None:
+    folder = Path(sources.__file__).parent
+    assert len(metric_sources()) == len(list(folder.glob("[!_]*.py"))) == 3

@@ -1,4 +1,4 @@
-"""Read the value of a tracked metric from the output of one run."""
+"""Read the value of a metric from what one run left."""
 
 import json
 from collections.abc import Iterator
@@ -7,9 +7,7 @@ from typing import Any
 
 from rlcanary.errors import UserError
 from rlcanary.history.history import nearest_names
-from rlcanary.history.run_result import UnreadableFile, read_run
-from rlcanary.history.settings import pytest_settings
-from rlcanary.recording.results_file import RESULTS_NAME
+from rlcanary.run_metrics.logs import MergedLogs, files_of, merge, metric_sources
 from rlcanary.run_metrics.windows import is_finite
 
 NO_VALUE = "it left no value of"
@@ -20,54 +18,40 @@ class NotMeasured(Exception):
 
 
 def read_metric(name: str, checkout: Path, directory: Path, since_ns: int, output: str) -> float:
-    """Read a metric from the results file that the run wrote, or else from a JSON line in its output.
+    """Read a metric from the files that the run wrote, or from a JSON line that it printed.
 
-    The line is `{"<name>": 1.5}`, with the full name or only the metric's, or `{"metric": "<name>", "value": 1.5}`. The
-    last such line counts.
+    Files with one value for each metric come first, then printed lines, then logs with steps. The last line and the
+    last step count. A line is `{"<name>": 1.5}`, with the full name or only the metric's, or
+    `{"metric": "<name>", "value": 1.5}`.
 
     Raises:
         NotMeasured: The run left no value of the metric.
     """
-    found = [value for path in _results_files(checkout, directory, since_ns) for value in _in_file(path, name)]
-    found = found or list(_in_output(output, name))
+    results = _written(False, checkout, directory, since_ns)
+    found: list[Any] = results.series(name) or list(_in_output(output, name))
     if not found:
-        left = sorted(
-            {known for path in _results_files(checkout, directory, since_ns) for known in _names_in_file(path)}
-        )
-        close = nearest_names(name, left)
-        raise NotMeasured(f"{NO_VALUE} {name}" + (f", but one of {', '.join(close)}" if close else ""))
+        logs = _written(True, checkout, directory, since_ns)
+        found = logs.series(name)
+        if not found:
+            close = nearest_names(name, sorted(results.values | logs.values))
+            problems = "".join(f"; {text}" for text in results.problems if name in text)
+            raise NotMeasured(f"{NO_VALUE} {name}" + (f", but one of {', '.join(close)}" if close else "") + problems)
     value = found[-1]
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
         raise NotMeasured(f"{name} is {'not finite' if value is None else repr(value)}, not a number")
     return float(value)
 
 
-def _results_files(checkout: Path, directory: Path, since_ns: int) -> list[Path]:
+def _written(has_steps: bool, checkout: Path, directory: Path, since_ns: int) -> MergedLogs:
+    """Merge the files that the run wrote: series of steps, or single values."""
+    merged = MergedLogs()
+    sources = [source for source in metric_sources() if source.has_steps is has_steps]
     try:
-        configured = pytest_settings(directory)
-    except UserError:
-        configured = None  # pytest has reported the error in the run.
-    places = [*checkout.rglob(RESULTS_NAME)]
-    if configured is not None and (setting := configured.text("rlcanary_results")):
-        places.append(configured.root / setting)
-    new = [path for path in dict.fromkeys(places) if path.is_file() and path.stat().st_mtime_ns >= since_ns]
-    return sorted(new, key=lambda path: path.stat().st_mtime_ns)
-
-
-def _in_file(path: Path, name: str) -> Iterator[Any]:
-    result = read_run(path)
-    if isinstance(result, UnreadableFile):
-        raise NotMeasured(str(result))
-    for key, metrics in result.metrics.items():
-        for metric, value in metrics.items():
-            if f"{key}.{metric}" == name:
-                yield value
-
-
-def _names_in_file(path: Path) -> Iterator[str]:
-    result = read_run(path)
-    if not isinstance(result, UnreadableFile):
-        yield from (f"{key}.{metric}" for key, metrics in result.metrics.items() for metric in metrics)
+        for source, path in files_of(sources, checkout, directory, since_ns):
+            merge(merged, source, path)
+    except UserError as error:
+        raise NotMeasured(str(error)) from None
+    return merged
 
 
 def _in_output(output: str, name: str) -> Iterator[Any]:

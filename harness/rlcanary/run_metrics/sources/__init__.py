@@ -1,0 +1,1 @@
+"""The metric sources, a module each, found from this folder."""
