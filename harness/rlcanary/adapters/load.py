@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import fields
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -30,15 +31,23 @@ def load_adapter(spec: str) -> Adapter:
     """Load the adapter that `spec` names.
 
     Args:
-        spec: the name of a bundled adapter ("trl"), a module and a class ("mylib.canary:MyAdapter"), a module or a
-            Python file alone when exactly one adapter is defined in it ("mylib.canary", "tests/canary.py").
+        spec: the name of a bundled adapter ("trl"), or of one that an installed package registers in the entry-point
+            group `rlcanary.adapters`; a module and a class ("mylib.canary:MyAdapter"); or a module or a Python file
+            that defines exactly one adapter ("mylib.canary", "tests/canary.py").
 
     Raises:
         UserError: the name matches no object or several, it fails to import, the object is not an adapter with at least
             one capability and readable conventions, or torch is not installed.
     """
-    target, _, attribute = BUNDLED.get(spec, spec).rpartition(":") if ":" in BUNDLED.get(spec, spec) else (spec, "", "")
-    module = _import_file(Path(target)) if target.endswith(".py") else _import_module(target, spec)
+    named = registered()
+    targets = named.get(spec, {spec})
+    if len(targets) > 1:
+        raise UserError(
+            f"several installed packages have an adapter {spec!r}: give one of {', '.join(sorted(targets))}"
+        )
+    target = min(targets)
+    place, _, attribute = target.rpartition(":") if ":" in target else (target, "", "")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place, spec, list(named))
     adapter = _pick(module, attribute, spec)
     if not provided(adapter):
         meant = "; ".join(misspelt(adapter))
@@ -52,6 +61,14 @@ def load_adapter(spec: str) -> Adapter:
     if importlib.util.find_spec("torch") is None:
         raise UserError("the checks need torch: pip install 'rlcanary[torch]'")
     return adapter
+
+
+def registered() -> dict[str, set[str]]:
+    """Return the `module:Class` of each adapter that is bundled or registered by an installed package, by name."""
+    named = {name: {target} for name, target in BUNDLED.items()}
+    for entry in entry_points(group="rlcanary.adapters"):
+        named.setdefault(entry.name, set()).add(entry.value)
+    return named
 
 
 def misspelt(adapter: Adapter) -> list[str]:
@@ -94,7 +111,7 @@ def _require_conventions(adapter: Adapter, spec: str) -> None:
         )
 
 
-def _import_module(name: str, spec: str) -> ModuleType:
+def _import_module(name: str, spec: str, named: list[str]) -> ModuleType:
     try:
         found = importlib.util.find_spec(name)
     except (ModuleNotFoundError, ValueError):
@@ -102,8 +119,10 @@ def _import_module(name: str, spec: str) -> ModuleType:
     except Exception as error:
         raise UserError(f"importing the package of {name!r} failed: {_told(error)}") from error
     if found is None:
-        close = get_close_matches(spec, BUNDLED, n=1)
-        meant = f"did you mean {close[0]!r}?" if close else f"bundled are {', '.join(BUNDLED)}."
+        if spec in named:
+            raise UserError(f"adapter {spec!r} is registered in module {name!r}, which does not exist: reinstall it")
+        close = get_close_matches(spec, named, n=1)
+        meant = f"did you mean {close[0]!r}?" if close else f"the registered adapters are {', '.join(named)}."
         raise UserError(
             f"no adapter {spec!r}: {meant} Otherwise give a module (package.module:Class) that Python finds from here, "
             "or a path that ends in .py"

@@ -17,7 +17,8 @@ from rlcanary.system.files import require_writable, write_whole
 @click.command(
     help=f"""Run the conformance checks on ADAPTER.
 
-    ADAPTER is a bundled adapter ({", ".join(BUNDLED)}), a module and a class (mylib.canary:MyAdapter), or a Python file.
+    ADAPTER is a bundled adapter ({", ".join(BUNDLED)}), one that an installed package registers, a module and a class
+    (mylib.canary:MyAdapter), or a Python file.
 
     With --expected the findings in that file are not counted; others are, and so is a check in it that no longer fails.
     """,

@@ -1,6 +1,9 @@
 """Naming an adapter: what is found, and the one line that a mistake gets."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +117,39 @@ def test_mistake_gets_one_line(package: Path, source: str | None, spec: str, tol
     with pytest.raises(UserError, match=re.escape(told)) as caught:
         load_adapter(spec)
     assert "\n" not in str(caught.value)
+
+
+def install(site: Path, package: str, entry: str) -> None:
+    """Lay out an installed distribution that registers an adapter."""
+    (site / f"{package}.py").write_text(ADAPTER)
+    described = site / f"{package}-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text(f"[rlcanary.adapters]\n{entry}\n")
+
+
+@pytest.mark.parametrize("command", [["rlcanary", "check", "theirs"], ["pytest", "--canary=theirs"]], ids=str)
+def test_an_installed_package_registers_an_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    install(tmp_path, "theirpackage", "theirs = theirpackage:Mine")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    only = ["--only=filter."] if command[0] == "rlcanary" else ["-k", "filter"]
+    (tmp_path / "elsewhere").mkdir()
+    run = subprocess.run(
+        [sys.executable, "-m", *command, *only], cwd=tmp_path / "elsewhere", capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1, run.stderr  # the filter keeps every group
+    assert "filter." in run.stdout
+
+
+def test_a_name_that_is_registered_twice_asks_for_the_class(package: Path) -> None:
+    install(package, "one_package", "trl = one_package:Mine")
+    with pytest.raises(UserError, match=r"one_package:Mine, rlcanary\.adapters\.trl:TrlAdapter"):
+        load_adapter("trl")
+
+
+def test_a_registered_module_that_is_gone_is_named(package: Path) -> None:
+    install(package, "stale_package", "stale = gone_module:Mine")
+    with pytest.raises(UserError, match="'stale' is registered in module 'gone_module'"):
+        load_adapter("stale")
