@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal
 
 import numpy
 import torch
 
+from rlcanary.checks.asserts import tallied
+from rlcanary.checks.body import program
+from rlcanary.checks.case import Case
+from rlcanary.checks.observed import Observed
 from rlcanary.checks.subject import Subject
-from rlcanary.checks.tally import Found
+from rlcanary.checks.tally import Found, Tally
 from rlcanary.checks.time_limit import TookTooLong, time_limit
 from rlcanary.contract.adapter import Adapter, provided
 from rlcanary.contract.conventions import Conventions
@@ -26,7 +32,14 @@ SHOWN = 12
 Status = Literal["pass", "fail", "not-compared", "not-provided", "error"]
 
 
-CheckFunction = Callable[[Subject, torch.Generator], None]
+Body = Callable[..., None]
+Cases = Callable[[Conventions, torch.Generator], Iterable[Case]]
+Alternatives = Callable[[Conventions], Iterable[dict[str, Any]]]
+
+
+def one_case(conventions: Conventions, rng: torch.Generator) -> Iterable[Case]:
+    """The cases of a check whose body needs no input."""
+    yield Case()
 
 
 @dataclass(frozen=True)
@@ -36,14 +49,19 @@ class Check:
     Attributes:
         id: `area.property`.
         needs: the capabilities without which it cannot run.
-        run: raises `Finding` when the property does not hold.
+        run: the body, a function of the adapter and the inputs of one case, which asserts the property
+            (`rlcanary.checks.asserts`).
+        cases: makes the cases, smallest first, from the adapter's conventions and a seeded generator.
         applies: returns the reason why it does not apply under some conventions, or None if it applies.
+        alternatives: changed conventions that may explain a failure. The report names those under which every case passes.
     """
 
     id: str
     needs: tuple[str, ...]
-    run: CheckFunction
+    run: Body
+    cases: Cases
     applies: Callable[[Conventions], str | None]
+    alternatives: Alternatives
 
     @property
     def area(self) -> str:
@@ -100,12 +118,17 @@ class Result:
 
 
 def check(
-    check_id: str, *, needs: tuple[str, ...], applies: Callable[[Conventions], str | None] = lambda conventions: None
-) -> Callable[[CheckFunction], Check]:
-    """Decorate a function `(subject, rng)` as a check. Its docstring explains the property to a user whose code fails it."""
+    check_id: str,
+    *,
+    needs: tuple[str, ...],
+    cases: Cases = one_case,
+    applies: Callable[[Conventions], str | None] = lambda conventions: None,
+    alternatives: Alternatives = lambda conventions: (),
+) -> Callable[[Body], Check]:
+    """Decorate the body of a check. Its docstring explains the property to a user whose code fails it."""
 
-    def decorate(function: CheckFunction) -> Check:
-        return Check(check_id, needs, function, applies)
+    def decorate(body: Body) -> Check:
+        return Check(check_id, needs, body, cases, applies, alternatives)
 
     return decorate
 
@@ -156,18 +179,18 @@ def _run(
     reason = check.applies(adapter.conventions)
     if reason:
         return "not-provided", f"does not apply: {reason}", "", ()
-    subject = Subject(adapter, spec)
-    tally = subject.tally
+    tally = Tally()
     try:
-        with time_limit(timeout), tally.case(""):
-            check.run(subject, torch.Generator().manual_seed(seed))
+        with time_limit(timeout):
+            _run_cases(check, adapter, adapter.conventions, spec, seed, tally)
     except TookTooLong:
         tally.stopped("takes too long", f"took longer than {timeout:g} s: {tally.calling or 'before its first call'}")
     left_out = sorted({*tally.declined, *tally.empty})
     notes = [f"left out: {'; '.join(left_out)}"] if left_out else []
     if tally.found:
         status, message, snippet = outcome(tally.found)
-        hints = [f"{told} gives this in every case: if you mean that, declare it" for told in tally.explanations]
+        told = tally.explanations if _is_old(check) else _explanations(check, adapter, spec, seed, tally)
+        hints = [f"{each} gives this in every case: if you mean that, declare it" for each in told]
         return status, "\n".join([message, *hints, *notes]), snippet, tuple(tally.found)
     if tally.compared:
         return "pass", "\n".join(notes), "", ()
@@ -175,6 +198,37 @@ def _run(
     if tally.empty or (tally.made and not tally.declined):
         return "not-compared", reasons or "what the calls returned leaves nothing to compare", "", ()
     return "not-provided", reasons or "no case applies", "", ()
+
+
+def _run_cases(check: Check, adapter: Adapter, declared: Conventions, spec: str, seed: int, tally: Tally) -> None:
+    """Run the body on each case, as if the adapter had declared these conventions."""
+    rng = torch.Generator().manual_seed(seed)
+    if _is_old(check):
+        with tally.case(""):
+            check.run(Subject(adapter, spec, tally=tally), rng)
+        return
+    with tally.case(""):
+        observed = Observed(adapter, tally, declared)
+        for case in check.cases(declared, rng):
+            with tally.case(case.label, partial(program, check.run, case, spec)), tallied(tally):
+                check.run(observed.configured(**case.changes), **copy.deepcopy(case.inputs))
+
+
+def _is_old(check: Check) -> bool:
+    return next(iter(inspect.signature(check.run).parameters)) == "subject"
+
+
+def _explanations(check: Check, adapter: Adapter, spec: str, seed: int, tally: Tally) -> list[str]:
+    """Return the alternative declarations under which every case of a failed check passes."""
+    if any(found.is_error for found in tally.found):
+        return []
+    told = []
+    for other in check.alternatives(adapter.conventions):
+        again = Tally()
+        _run_cases(check, adapter, adapter.conventions.replace(**other), spec, seed, again)
+        if again.compared and not again.found:
+            told.append(", ".join(f"{name}={value!r}" for name, value in other.items()))
+    return told
 
 
 def outcome(found: Sequence[Found]) -> tuple[Status, str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlcanary.checks.snippet import imports_for, literal
+from rlcanary.checks.literal import imports_for, literal
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Program:
             [
                 "import torch",
                 "from rlcanary.adapters import load_adapter",
-                *imports_for(list(self.arguments)),
+                *sorted(imports_for(list(self.arguments)) - {"import torch"}),
                 "",
                 f"adapter = load_adapter({self.spec!r}){configured}",
                 *self._inputs("arguments"),

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rlcanary.checks.closeness import close, deviation, share_of_entries, tolerance
+from rlcanary.checks.literal import Written, clipped, literal, short
 from rlcanary.checks.program import Program
-from rlcanary.checks.snippet import Written, clipped, literal, short
 from rlcanary.checks.tally import Finding, NothingToCompare, Tally
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput, PolicyBatch

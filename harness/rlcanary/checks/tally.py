@@ -16,8 +16,8 @@ MARGIN = 1.5
 """How much larger than the expected one a deviation may be: other processors round otherwise."""
 
 
-class Finding(Exception):
-    """A property that does not hold, with the smallest counterexample found.
+class Finding(AssertionError):
+    """A property that does not hold.
 
     Attributes:
         message: the actual and the expected value.
@@ -26,7 +26,9 @@ class Finding(Exception):
         magnitude: the size of the deviation; see `Fingerprint`.
     """
 
-    def __init__(self, message: str, snippet: str, quantity: str = "property", magnitude: float | None = None) -> None:
+    def __init__(
+        self, message: str, snippet: str = "", quantity: str = "property", magnitude: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.snippet = snippet
@@ -113,8 +115,13 @@ class Tally:
     _explanations: dict[str, bool] = field(default_factory=dict)
 
     @contextmanager
-    def case(self, label: str) -> Iterator[None]:
-        """Record the outcome of the block; exceptions stop here."""
+    def case(self, label: str, program: Callable[[], str] = str) -> Iterator[None]:
+        """Record the outcome of the block; exceptions stop here.
+
+        Args:
+            label: identifies the case, "" for none.
+            program: writes the program that shows a finding of the block again.
+        """
         around = self._case
         self._labels.append(label)
         self._case = _numbered("; ".join(filter(None, self._labels)), self._seen)
@@ -125,13 +132,16 @@ class Tally:
         except NothingToCompare as reason:
             self.empty.append(str(reason))
         except Finding as finding:
+            finding.snippet = finding.snippet or program()
             self.note(finding)
         except Exception as error:  # noqa: BLE001 - the adapter is foreign code; any exception is a result
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
             message = f": {error}" if str(error) else ""
             called = f"{self.calling} raised " if self.calling else ""
-            self.stopped(f"raises {type(error).__name__}", f"{called}{type(error).__name__}{message} ({where})")
+            self.stopped(
+                f"raises {type(error).__name__}", f"{called}{type(error).__name__}{message} ({where})", program()
+            )
         finally:
             self._labels.pop()
             self._case = around
@@ -141,9 +151,9 @@ class Tally:
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
         self.found.append(Found(fingerprint, finding.message, finding.snippet, is_error=False))
 
-    def stopped(self, what: str, message: str) -> None:
+    def stopped(self, what: str, message: str, snippet: str = "") -> None:
         """Add the exception that ended the current case early."""
-        self.found.append(Found(Fingerprint(self._case, what), message, "", is_error=True))
+        self.found.append(Found(Fingerprint(self._case, what), message, snippet, is_error=True))
 
     def quantity(self, name: str) -> str:
         """Return the name of the quantity now compared, numbered if the case has compared one of that name before."""

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from rlcanary import reference
 from rlcanary.checks.check import check
-from rlcanary.checks.snippet import Written
+from rlcanary.checks.literal import Written
 from rlcanary.checks.subject import Subject
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group

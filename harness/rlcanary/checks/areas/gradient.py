@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from rlcanary.checks.check import check
-from rlcanary.checks.snippet import literal
+from rlcanary.checks.literal import literal
 from rlcanary.checks.subject import Finding, Subject
 from rlcanary.checks.worlds import inputs as cases
 from rlcanary.contract.batch import PolicyBatch

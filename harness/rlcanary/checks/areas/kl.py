@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from rlcanary import reference
 from rlcanary.checks.check import check
-from rlcanary.checks.snippet import literal
+from rlcanary.checks.literal import literal
 from rlcanary.checks.subject import Finding, Subject
 from rlcanary.checks.worlds import inputs as cases
 from rlcanary.checks.worlds.oracle import exact_loss

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Generator
 
 from rlcanary.checks.check import check
-from rlcanary.checks.snippet import Written, written
+from rlcanary.checks.literal import Written, written
 from rlcanary.checks.subject import Call, Subject
 from rlcanary.tiny_models import BOS_ID, EOS_ID, tiny_chat_tokenizer
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Generator
 
 from rlcanary.checks.check import check
-from rlcanary.checks.snippet import Written, written
+from rlcanary.checks.literal import Written, written
 from rlcanary.checks.subject import Subject
 
 IMPORTS = "from time import sleep\nfrom rlcanary.contract.adapter import Item"

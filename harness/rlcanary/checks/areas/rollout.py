@@ -8,7 +8,7 @@ from typing import Any
 from torch import Generator
 
 from rlcanary.checks.check import check
-from rlcanary.checks.snippet import literal
+from rlcanary.checks.literal import literal
 from rlcanary.checks.subject import Call, NothingToCompare, Subject
 from rlcanary.checks.worlds.scripted_engine import (
     ScriptedItem,

@@ -6,7 +6,7 @@ import torch
 from torch import Generator
 
 from rlcanary.checks.check import check
-from rlcanary.checks.snippet import literal
+from rlcanary.checks.literal import literal
 from rlcanary.checks.subject import Finding, Subject
 from rlcanary.checks.worlds.descent import expect_gradients, scene, sides, take_step
 from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, build, new_state, reference_model, sampled, script

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from rlcanary import reference
 from rlcanary.checks.check import check
-from rlcanary.checks.snippet import Written
+from rlcanary.checks.literal import Written
 from rlcanary.checks.subject import Call, Finding, Subject
 from rlcanary.checks.worlds.samples import gap, sampling
 from rlcanary.checks.worlds.states import held, named, nats, policy_gap, precision, shaken, size_of

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.checks.snippet import Written
+from rlcanary.checks.literal import Written
 from rlcanary.checks.subject import Call, Finding, Subject, close
 from rlcanary.checks.worlds.states import precision
 from rlcanary.checks.worlds.tiny_trainer import PAIR, build, new_state, reference_model, sampled, script

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.checks.snippet import Written, literal, written
+from rlcanary.checks.literal import Written, literal, written
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.engine import Sampling
 from rlcanary.tiny_models import BOS_ID, EOS_ID, tiny_chat_tokenizer

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from rlcanary import reference
-from rlcanary.checks.snippet import Written
+from rlcanary.checks.literal import Written
 from rlcanary.checks.subject import Subject
-from rlcanary.checks.worlds.states import own_logprobs
-from rlcanary.contract.adapter import NotProvided
+from rlcanary.checks.worlds.states import own_logprobs, seeded
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.conventions import Conventions
+from rlcanary.tiny_models import tiny_llama
 
 # The same length throughout, so that both completions have the same weight under every aggregation.
 PAIR = [Group([5, 6, 7], [Completion([8, 9]), Completion([10, 11])], [1.0, 0.0])]
@@ -128,6 +129,27 @@ def new_engine(subject: Subject, model: str = "tiny_llama()", dressed: str = "{}
     """
     expression = dressed.format(f"adapter.new_engine({model})")
     return Written(build(expression, adapter=subject.adapter), expression, "\n".join(_imports(expression)))
+
+
+def tiny_policy(**options: Any) -> Any:
+    """Make the tiny Llama with these options (`rlcanary.tiny_models.tiny_llama`).
+
+    Raises:
+        NotProvided: transformers is not installed.
+    """
+    try:
+        return tiny_llama(**options)
+    except ModuleNotFoundError as error:
+        raise NotProvided(f"{error.name} is not installed") from error
+
+
+def state_of(adapter: Adapter, model: Any = None, ref_model: Any = None, learning_rate: float = 1e-3) -> Any:
+    """Make the adapter's own state to train a model from, the tiny policy by default, under a fixed seed.
+
+    Raises:
+        NotProvided: the adapter has no such state, or transformers is not installed.
+    """
+    return seeded(adapter.new_state, tiny_policy() if model is None else model, ref_model, learning_rate)
 
 
 def reference_model(subject: Subject, policy: str = "tiny_llama()", other: bool = True) -> str:

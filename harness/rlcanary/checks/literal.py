@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
-
-RECORDS = (CollatedBatch, Completion, Group, LossOutput, PolicyBatch)
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ def written(expression: str, imports: str) -> Written:
 
 
 def literal(value: Any) -> str:
-    """Write a value as Python: numbers, strings, containers, tensors, the records of `rlcanary.contract.batch`.
+    """Write a value as Python: numbers, strings, containers, tensors, dataclasses, functions of a module and their partials.
 
     Raises:
         TypeError: values of this type cannot be written as Python.
@@ -45,20 +43,29 @@ def literal(value: Any) -> str:
             return _number(value)
         case None | bool() | int() | str():
             return repr(value)
+        case FunctionType():
+            return value.__name__
+        case partial():
+            keywords = [f"{name}={literal(item)}" for name, item in value.keywords.items()]
+            return f"partial({', '.join([*map(literal, [value.func, *value.args]), *keywords])})"
         case list():
             return f"[{', '.join(map(literal, value))}]"
         case tuple():
             return f"({', '.join(map(literal, value))}{',' if len(value) == 1 else ''})"
         case dict():
             return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
-    if is_dataclass(value) and isinstance(value, RECORDS):
+    if is_dataclass(value) and not isinstance(value, type):
         lines = [
             f"    {field.name}={literal(getattr(value, field.name))},"
             for field in fields(value)
-            if getattr(value, field.name) is not None
+            if field.init and not _is_default(field, getattr(value, field.name))
         ]
         return "\n".join([f"{type(value).__name__}(", *lines, ")"])
     raise TypeError(f"no literal for {type(value).__name__}")
+
+
+def _is_default(field: Field[Any], value: Any) -> bool:
+    return value is None and field.default is None
 
 
 def short(tensor: Tensor) -> str:
@@ -76,21 +83,25 @@ def clipped(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:297]}…"
 
 
-def imports_for(values: list[Any]) -> list[str]:
-    """Return the import lines that the literals of these values need, except for torch and the adapter."""
-    records = sorted({name for value in values for name in _record_names(value)})
-    lines = {value.imports for value in values if isinstance(value, Written)}
-    if records:
-        lines.add(f"from rlcanary.contract.batch import {', '.join(records)}")
-    return sorted(lines)
-
-
-def _record_names(value: Any) -> set[str]:
-    if isinstance(value, list | tuple):
-        return {name for item in value for name in _record_names(item)}
-    if isinstance(value, RECORDS):
-        inner = {name for field in fields(value) for name in _record_names(getattr(value, field.name))}
-        return {type(value).__name__} | inner
+def imports_for(values: Any) -> set[str]:
+    """Return the import lines that the literal of a value, or of a container of values, needs."""
+    match values:
+        case Written():
+            return {values.imports}
+        case Tensor():
+            return {"import torch"}
+        case FunctionType():
+            return {f"from {values.__module__} import {values.__name__}"}
+        case partial():
+            inner = imports_for([values.func, *values.args, *values.keywords.values()])
+            return {"from functools import partial"} | inner
+        case list() | tuple():
+            return {line for item in values for line in imports_for(item)}
+        case dict():
+            return {line for pair in values.items() for item in pair for line in imports_for(item)}
+    if is_dataclass(values) and not isinstance(values, type):
+        inner = {line for field in fields(values) for line in imports_for(getattr(values, field.name))}
+        return {f"from {type(values).__module__} import {type(values).__name__}"} | inner
     return set()
 
 

@@ -1,0 +1,49 @@
+"""The adapter as the body of a check sees it: the same, with its calls counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from rlcanary.checks.tally import Tally
+from rlcanary.contract.adapter import CAPABILITIES, Adapter
+from rlcanary.contract.conventions import Conventions
+
+
+class Observed:
+    """An adapter whose calls are counted in a tally, under the conventions that its findings are judged by.
+
+    Attributes:
+        conventions: the declared conventions; other ones to find out whether they explain a failure.
+    """
+
+    def __init__(self, adapter: Adapter, tally: Tally, conventions: Conventions) -> None:
+        self._adapter = adapter
+        self._tally = tally
+        self.conventions = conventions
+
+    def configured(self, **changes: Any) -> Observed:
+        """Return the same codebase under other conventions; itself if they are already set.
+
+        Raises:
+            NotProvided: the codebase has no such setting.
+        """
+        wanted = {name: value for name, value in changes.items() if getattr(self.conventions, name) != value}
+        if not wanted:
+            return self
+        return Observed(self._adapter.configured(**wanted), self._tally, self.conventions.replace(**wanted))
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._adapter, name)
+        if name not in CAPABILITIES:
+            return attribute
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            shapes = [str(list(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in arguments]
+            self._tally.calling = f"{name}({', '.join(shapes)})"
+            output = attribute(*arguments, **keywords)
+            self._tally.made += 1
+            return output
+
+        return call
