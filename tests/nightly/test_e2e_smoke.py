@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -62,7 +63,9 @@ def model_and_tokenizer() -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def samplers(tmp_path_factory: pytest.TempPathFactory, model_and_tokenizer: tuple[Any, Any]) -> Iterator[Samplers]:
     folder = tmp_path_factory.mktemp("engine")
-    with start_samplers(the_plan(folder), *model_and_tokenizer) as samplers:
+    plan = the_plan(folder)
+    sampling = replace(plan.sampling, seed=0)
+    with start_samplers(plan.roles.sampler, plan.runtime, sampling, folder, *model_and_tokenizer) as samplers:
         yield samplers
 
 

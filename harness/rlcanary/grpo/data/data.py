@@ -9,7 +9,7 @@ from rlcanary.errors import UserError
 from rlcanary.grpo.data import datasets
 from rlcanary.grpo.data.datasets import Row
 from rlcanary.grpo.data.items import ItemIterator
-from rlcanary.grpo.plan.plan import DataSettings, Plan
+from rlcanary.grpo.plan.plan import DataSettings, EvaluationSettings
 from rlcanary.grpo.rewards.verifier import Verifier
 
 
@@ -33,48 +33,67 @@ def load_rows(settings: Sequence[Mapping[str, Any]], key: str = "data.datasets")
     return rows
 
 
-def item_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier]) -> ItemIterator[Any]:
-    """Build the iterator over a plan's items, none dealt out yet; with an environment the items are the rows.
+def item_iterator(
+    data: DataSettings,
+    tokenizer: Any,
+    verifiers: Mapping[str, Verifier],
+    *,
+    seed: int,
+    as_rows: bool = False,
+    most_in_flight: int | None = None,
+) -> ItemIterator[Any]:
+    """Build the iterator over the items to train on, none dealt out yet; `as_rows` leaves them unrendered.
 
     Raises:
         UserError: a dataset is unknown, a verifier is missing, the tokenizer has no chat template where one is needed, or
             a mixture is invalid.
     """
-    rows = datasets.join(load_rows(plan.data.datasets))
-    items = _items(plan, rows, "data.datasets", tokenizer, verifiers)
+    rows = datasets.join(load_rows(data.datasets))
+    items = _items(rows, "data.datasets", data, tokenizer, verifiers, as_rows)
     ids = datasets.ids_of(rows)
     try:
-        if plan.data.mixing == "weighted":
-            order = datasets.weighted(ids, plan.data.weights or dict.fromkeys(ids, 1.0), plan.run.seed)
+        if data.mixing == "weighted":
+            order = datasets.weighted(ids, data.weights or dict.fromkeys(ids, 1.0), seed)
         else:
-            order = datasets.in_sequence(ids, plan.data.weights, plan.run.seed)
+            order = datasets.in_sequence(ids, data.weights, seed)
     except UserError as error:
         raise UserError(f"data.weights: {error}") from error
-    return ItemIterator(items, order, most_in_flight=plan.schedule.prompts_ahead or None)
+    return ItemIterator(items, order, most_in_flight=most_in_flight)
 
 
-def evaluation_iterator(plan: Plan, tokenizer: Any, verifiers: Mapping[str, Verifier]) -> ItemIterator[Any]:
-    """Build the iterator over the evaluation items of a plan that has some, all of them in every epoch.
+def evaluation_iterator(
+    evaluation: EvaluationSettings,
+    data: DataSettings,
+    tokenizer: Any,
+    verifiers: Mapping[str, Verifier],
+    *,
+    as_rows: bool = False,
+) -> ItemIterator[Any]:
+    """Build the iterator over the evaluation items, all of them in every epoch and rendered as the training items are.
 
     Raises:
         UserError: as `item_iterator`.
     """
-    assert plan.evaluation is not None
     key = "evaluation.datasets"
-    rows = datasets.join(load_rows(plan.evaluation.datasets, key))
-    return ItemIterator(_items(plan, rows, key, tokenizer, verifiers))
+    rows = datasets.join(load_rows(evaluation.datasets, key))
+    return ItemIterator(_items(rows, key, data, tokenizer, verifiers, as_rows))
 
 
 def _items(
-    plan: Plan, rows: Sequence[Row], key: str, tokenizer: Any, verifiers: Mapping[str, Verifier]
+    rows: Sequence[Row],
+    key: str,
+    data: DataSettings,
+    tokenizer: Any,
+    verifiers: Mapping[str, Verifier],
+    as_rows: bool,
 ) -> Sequence[Any]:
-    encode = _encoder(plan.data, tokenizer)
+    encode = _encoder(data, tokenizer)
     for row in rows:
         if row.verifier not in verifiers:
             raise UserError(
                 f"{key}: {row.id} asks for the verifier {row.verifier!r}, there are {', '.join(sorted(verifiers))}"
             )
-    if plan.environment:
+    if as_rows:
         return rows
     return [datasets.to_item(row, encode, verifiers[row.verifier]) for row in rows]
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from rlcanary.contract.engine import Engine, InProcessEngine
 from rlcanary.errors import UserError
-from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.plan.plan import SamplerRole
+from rlcanary.grpo.plan.sampling import GenerationParameters
 from rlcanary.grpo.sync.sync import Endpoint, Expected, InProcessEndpoint
 from rlcanary.grpo.sync.transports import Transport
 from rlcanary.system import processes
@@ -20,17 +21,19 @@ VLLM_CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND":
 
 
 @contextmanager
-def start_engine(plan: Plan, folder: Path) -> Iterator[tuple[Engine, Endpoint]]:
-    """Start one engine of the plan in this process, with the model in a folder, and its endpoint."""
-    if plan.roles.sampler.engine == "vllm":
-        with _vllm(plan, folder) as started:
+def start_engine(
+    role: SamplerRole, sampling: GenerationParameters, dtype: str, folder: Path
+) -> Iterator[tuple[Engine, Endpoint]]:
+    """Start one engine of a role in this process, with the model in a folder, and its endpoint."""
+    if role.engine == "vllm":
+        with _vllm(role, sampling, dtype, folder) as started:
             yield started
         return
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, plan.model.dtype), local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
     engine = InProcessEngine(model, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
     yield engine, InProcessEndpoint(engine)
 
@@ -69,7 +72,9 @@ class VllmEndpoint:
 
 
 @contextmanager
-def _vllm(plan: Plan, folder: Path) -> Iterator[tuple[Engine, Endpoint]]:
+def _vllm(
+    role: SamplerRole, sampling: GenerationParameters, dtype: str, folder: Path
+) -> Iterator[tuple[Engine, Endpoint]]:
     try:
         import vllm
     except ImportError as error:
@@ -78,13 +83,10 @@ def _vllm(plan: Plan, folder: Path) -> Iterator[tuple[Engine, Endpoint]]:
 
     for name, value in VLLM_CPU_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    defaults = {"dtype": plan.model.dtype, "seed": plan.run.seed, "disable_log_stats": True}
-    processed = plan.sampling.logprobs != "raw"
+    options = {"dtype": dtype, "seed": sampling.seed, "disable_log_stats": True, **role.options}
     before = processes.children()
     try:
-        llm = vllm.LLM(
-            **engine_options(str(folder), processed_logprobs=processed, **defaults | dict(plan.roles.sampler.options))
-        )
+        llm = vllm.LLM(**engine_options(str(folder), processed_logprobs=sampling.logprobs != "raw", **options))
         policy = VllmPolicy(llm)
         yield policy, VllmEndpoint(policy)
     finally:

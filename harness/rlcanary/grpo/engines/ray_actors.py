@@ -12,7 +12,8 @@ from rlcanary.contract.batch import Completion
 from rlcanary.contract.engine import Engine
 from rlcanary.errors import UserError
 from rlcanary.grpo.engines.engine_pool import EngineDied
-from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.plan.plan import Runtime, SamplerRole
+from rlcanary.grpo.plan.sampling import GenerationParameters
 from rlcanary.grpo.sync.sync import Endpoint, Expected
 from rlcanary.grpo.sync.transports import Transport
 
@@ -24,13 +25,13 @@ SPARE_CALLS = 8
 
 
 class EngineActor:
-    """Runs one engine of the plan, and its endpoint, in a Ray actor."""
+    """Runs one engine, and its endpoint, in a Ray actor."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, role: SamplerRole, sampling: GenerationParameters, dtype: str, folder: Path) -> None:
         from rlcanary.grpo.engines.one_engine import start_engine
 
         self._stack = ExitStack()
-        self.engine, self.endpoint = self._stack.enter_context(start_engine(plan, folder))
+        self.engine, self.endpoint = self._stack.enter_context(start_engine(role, sampling, dtype, folder))
 
     async def ready(self) -> None:
         """Answer once the engine has started."""
@@ -130,8 +131,8 @@ def _death_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def connected(plan: Plan) -> Iterator[None]:
-    """Connect to the plan's Ray cluster: the caller's, the one at `runtime.address`, or one of the run's own.
+def connected(role: SamplerRole, address: str | None) -> Iterator[None]:
+    """Connect to a plan's Ray cluster: the caller's, the one at `runtime.address`, or one of the run's own.
 
     Raises:
         UserError: Ray is missing, no cluster is at the address, or it has not the CPUs that the sampler asks for.
@@ -140,7 +141,6 @@ def connected(plan: Plan) -> Iterator[None]:
         import ray
     except ImportError as error:
         raise UserError(f"runtime.kind is ray, which is not installed ({error})") from error
-    role, address = plan.roles.sampler, plan.runtime.address
     needed = role.replicas * role.cpus
     is_own = not ray.is_initialized()
     if is_own:
@@ -165,22 +165,26 @@ def connected(plan: Plan) -> Iterator[None]:
 
 
 @contextmanager
-def start_on_ray(plan: Plan, folder: Path) -> Iterator[tuple[Sequence[Engine], Sequence[Endpoint]]]:
+def start_on_ray(
+    role: SamplerRole, runtime: Runtime, sampling: GenerationParameters, dtype: str, folder: Path
+) -> Iterator[tuple[Sequence[Engine], Sequence[Endpoint]]]:
     """Start one actor per replica of the sampler, on the cluster that this process is connected to.
 
     Args:
-        plan: its role `sampler` and its runtime.
+        role: the engines and their number.
+        runtime: its time limits are used.
+        sampling: the seed of the engines, and the kind of logprobs that they return.
+        dtype: dtype of the model, such as "bfloat16".
         folder: folder of the model, visible to every node.
     """
     import ray
 
-    role, runtime = plan.roles.sampler, plan.runtime
     actors: list[Any] = []
     try:
         remote = ray.remote(EngineActor)
         for _ in range(role.replicas):
             options = {"num_cpus": role.cpus, "max_concurrency": role.slots + SPARE_CALLS}
-            actors.append(remote.options(**options).remote(plan, folder))
+            actors.append(remote.options(**options).remote(role, sampling, dtype, folder))
         ray.get([actor.ready.remote() for actor in actors], timeout=runtime.start_timeout_s)
         engines = [RemoteEngine(actor, runtime.sync_timeout_s) for actor in actors]
         yield engines, engines

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlcanary.contract.engine import Engine
 from rlcanary.grpo.engines.one_engine import start_engine
 from rlcanary.grpo.plan.models import save_model
-from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.plan.plan import Runtime, SamplerRole
+from rlcanary.grpo.plan.sampling import GenerationParameters
 from rlcanary.grpo.sync.sync import Endpoint
 from rlcanary.grpo.sync.transports import Transport, transport_of
 
@@ -38,25 +40,31 @@ class Samplers:
 
 
 @contextmanager
-def start_samplers(plan: Plan, model: Any, tokenizer: Any) -> Iterator[Samplers]:
+def start_samplers(
+    role: SamplerRole, runtime: Runtime, sampling: GenerationParameters, folder: Path, model: Any, tokenizer: Any
+) -> Iterator[Samplers]:
     """Start the samplers of a plan with the model's weights; end them afterwards, whatever happened.
 
     Args:
-        plan: its roles and runtime. Engines read the model from its run's folder.
+        role: the engines and their number.
+        runtime: the place where they run, and the transport of weights to them.
+        sampling: the seed of the engines, and the kind of logprobs that they return.
+        folder: folder of the run, where the engines read the model.
         model: the policy.
         tokenizer: decodes completions, without special tokens.
     """
-    folder = plan.run.folder.absolute()
+    folder = folder.absolute()
     save_model(model, tokenizer, folder / MODEL)
-    if plan.runtime.kind == "ray":
+    dtype = str(model.dtype).removeprefix("torch.")
+    if runtime.kind == "ray":
         from rlcanary.grpo.engines.ray_actors import start_on_ray
 
-        with start_on_ray(plan, folder / MODEL) as (engines, endpoints):
-            yield Samplers(engines, endpoints, transport_of(plan.runtime.transport or "ray", folder))
+        with start_on_ray(role, runtime, sampling, dtype, folder / MODEL) as (engines, endpoints):
+            yield Samplers(engines, endpoints, transport_of(runtime.transport or "ray", folder))
         return
-    default = "copy" if plan.roles.sampler.engine == "in_process" else "bytes"
-    with start_engine(plan, folder / MODEL) as (engine, endpoint):
-        yield Samplers([engine], [endpoint], transport_of(plan.runtime.transport or default, folder))
+    default = "copy" if role.engine == "in_process" else "bytes"
+    with start_engine(role, sampling, dtype, folder / MODEL) as (engine, endpoint):
+        yield Samplers([engine], [endpoint], transport_of(runtime.transport or default, folder))
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

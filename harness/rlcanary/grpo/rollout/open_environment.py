@@ -8,7 +8,7 @@ from typing import Any
 from rlcanary.errors import UserError
 from rlcanary.grpo.data.datasets import Row
 from rlcanary.grpo.data.items import ItemIterator
-from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.plan.plan import EnvironmentSettings
 from rlcanary.grpo.rewards.verifier import Verifier
 from rlcanary.grpo.rollout.environment import ChatEnvironment, Tool
 from rlcanary.grpo.tools.python_tool import PythonTool
@@ -17,15 +17,17 @@ TOOLS: dict[str, Callable[..., Tool]] = {"python": PythonTool}
 
 
 def chat_environment(
-    plan: Plan, items: ItemIterator[Row], tokenizer: Any, verifiers: Mapping[str, Verifier]
+    settings: EnvironmentSettings,
+    items: ItemIterator[Row],
+    tokenizer: Any,
+    verifiers: Mapping[str, Verifier],
+    system_prompt: str = "",
 ) -> ChatEnvironment:
-    """Open the environment of a plan that has one, on its items.
+    """Open the environment of a plan on its items.
 
     Raises:
         UserError: an unknown tool or option, or turns that do not suffice.
     """
-    settings = plan.environment
-    assert settings is not None
     tools = []
     for name, options in settings.tools.items():
         if name not in TOOLS:
@@ -39,7 +41,7 @@ def chat_environment(
             list(items.items.values()),
             tokenizer,
             verifiers,
-            system_prompt=plan.data.system_prompt,
+            system_prompt=system_prompt,
             tools=tools,
             max_turns=settings.max_turns,
             tool_role=settings.tool_role,

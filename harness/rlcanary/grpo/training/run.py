@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rlcanary.contract.engine import Engine
@@ -15,12 +16,14 @@ from rlcanary.grpo.data.data import evaluation_iterator, item_iterator
 from rlcanary.grpo.data.items import ItemIterator
 from rlcanary.grpo.engines.samplers import Samplers, eos_ids, start_samplers
 from rlcanary.grpo.plan.models import load_model, pad_id
-from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.plan.plan import Plan, SamplerRole, VerifierRole
 from rlcanary.grpo.plan.sampling import GenerationParameters
+from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.rollout.buffer import GroupBuffer, RemoteBuffer, start_buffer
 from rlcanary.grpo.rollout.collector import Collector
 from rlcanary.grpo.rollout.conversations import ConversationCollector
+from rlcanary.grpo.rollout.environment import ChatEnvironment
 from rlcanary.grpo.rollout.open_environment import chat_environment
 from rlcanary.grpo.sync.sync import Endpoint, sync_weights
 from rlcanary.grpo.training.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
@@ -30,6 +33,7 @@ from rlcanary.grpo.training.trace import Trace
 from rlcanary.grpo.training.trainer import LearnerState, new_state, refresh_reference
 
 Result = TypeVar("Result")
+Data = tuple[ItemIterator[Any], ChatEnvironment | None]
 CHECKPOINTS, TRACE = "checkpoints", "trace.ndjson"
 
 
@@ -141,12 +145,12 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
     """
     import torch
 
-    checkpoint = _checkpoint(plan, resume)
+    folder = plan.run.folder
+    checkpoint = _checkpoint(folder, resume)
     model, tokenizer = check_plan(plan)
     pad_token_id = pad_id(tokenizer)
     torch.set_num_threads(plan.run.threads)
     torch.manual_seed(plan.run.seed)
-    folder = plan.run.folder
     folder.mkdir(parents=True, exist_ok=True)
     state = new_state(model, plan.optimizer)
     if plan.conventions.kl_coef != 0:
@@ -157,20 +161,19 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         if plan.runtime.kind == "ray":
             from rlcanary.grpo.engines.ray_actors import connected
 
-            stack.enter_context(connected(plan))
-        verifiers = _verifiers(plan, plan.roles.verifier.workers)
+            stack.enter_context(connected(plan.roles.sampler, plan.runtime.address))
+        verifiers = _verifiers(plan.roles.verifier, plan.roles.verifier.workers)
         stack.callback(verifiers.close)
-        data = item_iterator(plan, tokenizer, verifiers)
-        samplers = stack.enter_context(start_samplers(plan, model, tokenizer))
+        data, *held_out = _data(plan, tokenizer, verifiers)
+        role = plan.roles.sampler
         sampling = replace(plan.sampling, seed=plan.run.seed).with_ends(eos_ids(model, tokenizer))
+        samplers = stack.enter_context(start_samplers(role, plan.runtime, sampling, folder, model, tokenizer))
         grouped = replace(sampling, num_return_sequences=plan.schedule.group_size)
-        collector = _collector(plan, tokenizer, verifiers, samplers.engines, data, grouped)
-        evaluation = None
-        if plan.evaluation:
-            held_out = evaluation_iterator(plan, tokenizer, verifiers)
-            alone = replace(sampling, temperature=plan.conventions.evaluation_temperature)
-            evaluation = _collector(plan, tokenizer, verifiers, samplers.engines, held_out, alone)
-        buffer = stack.enter_context(_buffer(plan, checkpoint and checkpoint["groups"]))
+        collector = _collector(role, samplers.engines, data, grouped)
+        alone = replace(sampling, temperature=plan.conventions.evaluation_temperature)
+        evaluation = _collector(role, samplers.engines, held_out[0], alone) if held_out else None
+        is_remote = plan.runtime.kind == "ray"
+        buffer = stack.enter_context(_buffer(plan.schedule, is_remote, checkpoint and checkpoint["groups"]))
         rollout = Rollout(collector, buffer, plan.schedule, log)
         thread = stack.enter_context(ThreadPoolExecutor(1, "trainer"))
         trace = Trace(folder / TRACE)
@@ -181,14 +184,13 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
 
 
 @contextmanager
-def _buffer(plan: Plan, state: dict[str, Any] | None) -> Iterator[GroupBuffer | RemoteBuffer]:
+def _buffer(schedule: Schedule, is_remote: bool, state: dict[str, Any] | None) -> Iterator[GroupBuffer | RemoteBuffer]:
     """Open the buffer between samplers and trainer.
 
     It lives in this process, or in an actor if groups are sampled ahead on Ray.
     """
-    schedule = plan.schedule
     settings = (max(schedule.prompts_per_step, schedule.prompts_ahead), schedule.versions_ahead, 1, state)
-    if plan.runtime.kind == "local" or not schedule.versions_ahead:
+    if not is_remote or not schedule.versions_ahead:
         yield GroupBuffer(*settings)
         return
     import ray
@@ -208,41 +210,39 @@ def check_plan(plan: Plan) -> tuple[Any, Any]:
     """
     model, tokenizer = load_model(plan.model, plan.run.seed)
     pad_id(tokenizer)
-    verifiers = _verifiers(plan, workers=0)
-    data = item_iterator(plan, tokenizer, verifiers)
-    if plan.environment:
-        chat_environment(plan, data, tokenizer, verifiers)
-    if plan.evaluation:
-        evaluation_iterator(plan, tokenizer, verifiers)
+    _data(plan, tokenizer, _verifiers(plan.roles.verifier, workers=0))
     return model, tokenizer
 
 
-def _collector(
-    plan: Plan,
-    tokenizer: Any,
-    verifiers: VerifiersByName,
-    engines: Sequence[Engine],
-    data: ItemIterator[Any],
-    sampling: GenerationParameters,
-) -> Collector:
-    sampler, request = plan.roles.sampler, sampling.for_in_process()
-    settings: dict[str, Any] = {"slots": sampler.slots, "request_timeout_s": sampler.request_timeout_s}
-    if not plan.environment:
-        return Collector(engines, data, request, **settings)
-    environment = chat_environment(plan, data, tokenizer, verifiers)
-    return ConversationCollector(environment, engines, data, request, **settings)
+def _data(plan: Plan, tokenizer: Any, verifiers: VerifiersByName) -> list[Data]:
+    """Open the items to train on, and those that are held out if the plan has some, with their environments."""
+    environment, as_rows = plan.environment, plan.environment is not None
+    ahead = plan.schedule.prompts_ahead or None
+    opened = [item_iterator(plan.data, tokenizer, verifiers, seed=plan.run.seed, as_rows=as_rows, most_in_flight=ahead)]
+    if plan.evaluation:
+        opened.append(evaluation_iterator(plan.evaluation, plan.data, tokenizer, verifiers, as_rows=as_rows))
+    if environment is None:
+        return [(items, None) for items in opened]
+    prompt = plan.data.system_prompt
+    return [(items, chat_environment(environment, items, tokenizer, verifiers, prompt)) for items in opened]
 
 
-def _verifiers(plan: Plan, workers: int) -> VerifiersByName:
-    role = plan.roles.verifier
+def _collector(role: SamplerRole, engines: Sequence[Engine], data: Data, sampling: GenerationParameters) -> Collector:
+    items, environment = data
+    settings: dict[str, Any] = {"slots": role.slots, "request_timeout_s": role.request_timeout_s}
+    if environment is None:
+        return Collector(engines, items, sampling.for_in_process(), **settings)
+    return ConversationCollector(environment, engines, items, sampling.for_in_process(), **settings)
+
+
+def _verifiers(role: VerifierRole, workers: int) -> VerifiersByName:
     try:
         return VerifiersByName(role.options, workers=workers, timeout_s=role.timeout_s)
     except UserError as error:
         raise UserError(f"roles.verifier.options: {error}") from error
 
 
-def _checkpoint(plan: Plan, resume: bool) -> dict[str, Any] | None:
-    folder = plan.run.folder
+def _checkpoint(folder: Path, resume: bool) -> dict[str, Any] | None:
     path = last_checkpoint(folder / CHECKPOINTS)
     if resume and path is None:
         raise UserError(f"run.folder {folder} has no checkpoint to resume from")
