@@ -1,19 +1,17 @@
 """The batch schedule: an optimizer update has the configured number of rows."""
 
+from collections.abc import Iterator
+
 from torch import Generator
 
+from rlcanary.checks.asserts import assert_equal, assert_true, unless_raised
+from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.subject import Subject
+from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.conventions import Conventions
 
 
-@check("schedule.update_has_batch_size", needs=("accumulation_steps",))
-def update_has_batch_size(subject: Subject, rng: Generator) -> None:
-    """Accumulation steps × micro-batch size × data-parallel ranks is the batch size.
-
-    Silent because a smaller update also trains: with floor divisions in the wrong order, or a micro-batch size that
-    never reached the trainer, the effective batch differs from the configured one, and with it the noise and the best
-    learning rate. Look at the order of the floor divisions and at default arguments.
-    """
+def _layouts(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     for batch, micro, ranks, shared in (
         (1, 1, 1, 1),
         (8, 2, 1, 1),
@@ -25,37 +23,43 @@ def update_has_batch_size(subject: Subject, rng: Generator) -> None:
         (128, 4, 64, 4),
         (24, 3, 8, 8),
     ):
-        data_parallel = ranks // shared
-        told = f"a batch of {batch} in micro-batches of {micro} on {data_parallel} data-parallel ranks ({ranks} in all)"
-        with subject.case(batch, micro, ranks, shared):
-            call = subject.call("accumulation_steps", batch, micro, ranks, shared)
-            call.expect_equal("int(output)", batch // (micro * data_parallel), f"{told} takes another number of steps")
+        yield Case(batch, micro, ranks, shared, batch=batch, micro=micro, ranks=ranks, shared=shared)
 
 
-@check("schedule.sequence_parallel_ranks_share_rows", needs=("accumulation_steps",))
-def sequence_parallel_ranks_share_rows(subject: Subject, rng: Generator) -> None:
+@check("schedule.update_has_batch_size", needs=("accumulation_steps",), cases=_layouts)
+def update_has_batch_size(adapter: Adapter, batch: int, micro: int, ranks: int, shared: int) -> None:
+    """Accumulation steps × micro-batch size × data-parallel ranks is the batch size.
+
+    Silent because a smaller update also trains: with floor divisions in the wrong order, or a micro-batch size that
+    never reached the trainer, the effective batch differs from the configured one, and with it the noise and the best
+    learning rate. Look at the order of the floor divisions and at default arguments.
+    """
+    data_parallel = ranks // shared
+    told = f"a batch of {batch} in micro-batches of {micro} on {data_parallel} data-parallel ranks ({ranks} in all)"
+    steps = int(adapter.accumulation_steps(batch, micro, ranks, shared))
+    assert_equal(steps, batch // (micro * data_parallel), f"{told} takes another number of steps")
+
+
+def _sequence_parallel(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    for batch, micro, ranks in ((8, 2, 1), (16, 1, 2), (48, 3, 4)):
+        for shared in (2, 4):
+            yield Case(ranks * shared, shared, batch=batch, micro=micro, ranks=ranks, shared=shared)
+
+
+@check("schedule.sequence_parallel_ranks_share_rows", needs=("accumulation_steps",), cases=_sequence_parallel)
+def sequence_parallel_ranks_share_rows(adapter: Adapter, batch: int, micro: int, ranks: int, shared: int) -> None:
     """Sequence-parallel ranks count as one: doubling their number leaves the number of steps unchanged.
 
     Silent because dividing by all ranks only makes the update smaller, by the number of ranks per sequence. Look
     for `world_size` where the number of data-parallel ranks is meant.
     """
-    for batch, micro, ranks in ((8, 2, 1), (16, 1, 2), (48, 3, 4)):
-        before = subject.call("accumulation_steps", batch, micro, ranks, 1)
-        for shared in (2, 4):
-            told = f"{ranks} data-parallel ranks take {before.output} steps, with {shared} ranks to each another number"
-            alone = f"int(adapter.accumulation_steps({batch}, {micro}, {ranks}, 1))"
-            with subject.case(ranks * shared, shared):
-                call = subject.call("accumulation_steps", batch, micro, ranks * shared, shared)
-                call.expect_equal(f"int(output) == {alone}", True, told)
+    alone = int(adapter.accumulation_steps(batch, micro, ranks, 1))
+    together = int(adapter.accumulation_steps(batch, micro, ranks * shared, shared))
+    told = f"{ranks} data-parallel ranks take {alone} steps, with {shared} ranks to each another number"
+    assert_equal(together, alone, told)
 
 
-@check("schedule.impossible_is_refused", needs=("accumulation_steps",))
-def impossible_is_refused(subject: Subject, rng: Generator) -> None:
-    """A batch that does not divide evenly is rejected.
-
-    Silent because floor division always has an answer: rows are left over and never trained, or the number of steps is
-    zero and the optimizer never moves. Look for `//` without a test of the remainder.
-    """
+def _impossible(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     for batch, micro, ranks, shared, told in (
         (10, 4, 1, 1, "10 rows are not a multiple of 4"),
         (4, 8, 1, 1, "4 rows do not fill one micro-batch of 8"),
@@ -63,7 +67,15 @@ def impossible_is_refused(subject: Subject, rng: Generator) -> None:
         (8, 2, 16, 1, "16 ranks with 2 rows each take more than 8 rows"),
         (8, 1, 6, 4, "6 ranks are not a multiple of 4 to a sequence"),
     ):
-        with subject.case(told):
-            call = subject.call_unless_raised("accumulation_steps", batch, micro, ranks, shared)
-            if call is not None:
-                call.expect_equal("output", "an error", f"{told}, and nothing is said", may_raise=True)
+        yield Case(told, batch=batch, micro=micro, ranks=ranks, shared=shared, told=told)
+
+
+@check("schedule.impossible_is_refused", needs=("accumulation_steps",), cases=_impossible)
+def impossible_is_refused(adapter: Adapter, batch: int, micro: int, ranks: int, shared: int, told: str) -> None:
+    """A batch that does not divide evenly is rejected.
+
+    Silent because floor division always has an answer: rows are left over and never trained, or the number of steps is
+    zero and the optimizer never moves. Look for `//` without a test of the remainder.
+    """
+    steps = unless_raised(adapter.accumulation_steps, batch, micro, ranks, shared)
+    assert_true(steps is None, f"{told}, and {steps} steps are taken", quantity="data")
