@@ -33,11 +33,11 @@ Status = Literal["pass", "fail", "not-compared", "not-provided", "error"]
 
 
 Body = Callable[..., None]
-Cases = Callable[[Conventions, torch.Generator], Iterable[Case]]
+Cases = Callable[..., Iterable[Case]]
 Alternatives = Callable[[Conventions], Iterable[dict[str, Any]]]
 
 
-def one_case(conventions: Conventions, rng: torch.Generator) -> Iterable[Case]:
+def one_case() -> Iterable[Case]:
     """The cases of a check whose body needs no input."""
     yield Case()
 
@@ -51,7 +51,8 @@ class Check:
         needs: the capabilities without which it cannot run.
         run: the body, a function of the adapter and the inputs of one case, which asserts the property
             (`rlcanary.checks.asserts`).
-        cases: makes the cases, smallest first, from the adapter's conventions and a seeded generator.
+        cases: makes the cases, smallest first. It takes those it needs of `conventions` (the adapter's) and `rng` (a seeded
+            generator).
         applies: returns the reason why it does not apply under some conventions, or None if it applies.
         alternatives: changed conventions that may explain a failure. The report names those under which every case passes.
     """
@@ -209,7 +210,8 @@ def _run_cases(check: Check, adapter: Adapter, declared: Conventions, spec: str,
         return
     with tally.case(""):
         observed = Observed(adapter, tally, declared)
-        for case in check.cases(declared, rng):
+        given = {"conventions": declared, "rng": rng}
+        for case in check.cases(**{name: given[name] for name in inspect.signature(check.cases).parameters}):
             with tally.case(case.label, partial(program, check.run, case, spec)), tallied(tally):
                 check.run(observed.configured(**case.changes), **copy.deepcopy(case.inputs))
 

@@ -10,7 +10,6 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.conventions import Conventions
 
 
 def exact_entropy(logits_BTV: Tensor) -> Tensor:
@@ -19,7 +18,7 @@ def exact_entropy(logits_BTV: Tensor) -> Tensor:
     return -(log_softmax_BTV.exp() * log_softmax_BTV).sum(dim=-1)
 
 
-def _logits(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+def _logits(rng: Generator) -> Iterator[Case]:
     for shape in ((1, 1, 2), (2, 2, 3), (2, 3, 7)):
         yield Case(shape, logits_BTV=inputs.logits(rng, *shape))
 
@@ -39,7 +38,7 @@ def is_shannon_entropy(adapter: Adapter, logits_BTV: Tensor) -> None:
         assert_close(gradient(entropy_BT, logits_BTV), wanted_BTV, told, quantity="gradient")
 
 
-def _filtered(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+def _filtered(rng: Generator) -> Iterator[Case]:
     logits_BTV = inputs.logits(rng, 2, 2, 5).detach()
     logits_BTV[..., 3:] = -torch.inf
     yield Case(logits_BTV=logits_BTV)

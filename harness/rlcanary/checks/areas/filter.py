@@ -3,16 +3,15 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from rlcanary.checks.asserts import assert_true, assert_unchanged
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.conventions import Conventions
 
 
-def _constant(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+def _constant() -> Iterator[Case]:
     for size in (2, 3, 5, 7, 8, 16, 63):
         for reward in (0.9, 0.1, 1.0, 0.0, -0.3, 0.7, 0.95):
             yield Case(f"{size} rewards of {reward}", size=size, reward=reward)
@@ -30,7 +29,7 @@ def constant_group_is_dropped(adapter: Adapter, size: int, reward: float) -> Non
     assert_true(not is_kept, f"a group of {size} completions that all earned {reward} is kept")
 
 
-def _varied(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+def _varied() -> Iterator[Case]:
     winners = [[float(index == winner) for index in range(4)] for winner in range(4)]
     graded = [[0.5, 0.75], [0.5, 0.501], [-1.0, 1.0], [0.0, 2.0], [-2.0, -1.0, -1.0], [2.0, 3.0], [1000.0, 1000.5]]
     for rewards in ([1.0, 0.0], *winners, [1.0] * 15 + [0.0], *graded):

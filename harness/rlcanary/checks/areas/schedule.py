@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 
-from torch import Generator
-
 from rlcanary.checks.asserts import assert_equal, assert_true, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.conventions import Conventions
 
 
-def _layouts(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+def _layouts() -> Iterator[Case]:
     for batch, micro, ranks, shared in (
         (1, 1, 1, 1),
         (8, 2, 1, 1),
@@ -40,7 +37,7 @@ def update_has_batch_size(adapter: Adapter, batch: int, micro: int, ranks: int, 
     assert_equal(steps, batch // (micro * data_parallel), f"{told} takes another number of steps")
 
 
-def _sequence_parallel(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+def _sequence_parallel() -> Iterator[Case]:
     for batch, micro, ranks in ((8, 2, 1), (16, 1, 2), (48, 3, 4)):
         for shared in (2, 4):
             yield Case(ranks * shared, shared, batch=batch, micro=micro, ranks=ranks, shared=shared)
@@ -59,7 +56,7 @@ def sequence_parallel_ranks_share_rows(adapter: Adapter, batch: int, micro: int,
     assert_equal(together, alone, told)
 
 
-def _impossible(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+def _impossible() -> Iterator[Case]:
     for batch, micro, ranks, shared, told in (
         (10, 4, 1, 1, "10 rows are not a multiple of 4"),
         (4, 8, 1, 1, "4 rows do not fill one micro-batch of 8"),
