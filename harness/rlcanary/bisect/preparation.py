@@ -11,9 +11,9 @@ from rlcanary.bisect.runs.environments import EnvironmentCache
 from rlcanary.bisect.runs.pinned_files import Command, prepare_command
 from rlcanary.bisect.runs.probe import Probe, Run
 from rlcanary.bisect.runs.remote import RemoteRun
-from rlcanary.jobs.choose import make_executor, ray_address
+from rlcanary.jobs.choose import make_executor
+from rlcanary.jobs.job import Cluster
 from rlcanary.jobs.outcomes import find_runners
-from rlcanary.jobs.slurm import SlurmOptions
 from rlcanary.system import sessions as process
 from rlcanary.system.import_paths import find_import_paths
 
@@ -44,7 +44,7 @@ class Preparation:
     def _run(self, request: Request, journal: Journal) -> Run:
         if request.executor == "local":
             return process.run
-        make = partial(make_executor, request.executor, SlurmOptions.of_environment(), ray_address())
+        make = partial(make_executor, request.executor, Cluster.of_environment())
         jobs = RemoteRun(make, f"bisect-{journal.folder.name}")
         jobs.cancel_left(journal.folder)
         return jobs

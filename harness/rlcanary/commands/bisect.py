@@ -9,6 +9,7 @@ import click
 
 from rlcanary.commands.parts.bisect_record import log, mark, status, undo, visualize
 from rlcanary.errors import UserError
+from rlcanary.jobs.choose import EXECUTORS
 from rlcanary.system.files import require_writable, write_whole
 
 PATH = click.Path(path_type=Path)
@@ -32,7 +33,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 )
 @click.option(
     "--executor",
-    type=click.Choice(["local", "slurm", "ray"]),
+    type=click.Choice(list(EXECUTORS)),
     default="local",
     help="Run the command here, or as a Slurm or Ray job.",
 )

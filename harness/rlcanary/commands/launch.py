@@ -10,10 +10,9 @@ from typing import Any
 import click
 
 from rlcanary.errors import UserError
-from rlcanary.jobs.choose import EXECUTORS, make_executor, ray_address
-from rlcanary.jobs.job import Executor
+from rlcanary.jobs.choose import EXECUTORS, make_executor
+from rlcanary.jobs.job import Cluster, Executor
 from rlcanary.jobs.outcomes import Outcome, Reading
-from rlcanary.jobs.slurm import SlurmOptions
 from rlcanary.jobs.verdict_file import write_verdict
 from rlcanary.launch.display import Watcher, print_cost, print_next_steps, print_verdicts
 from rlcanary.launch.edits import Edits
@@ -91,8 +90,7 @@ def _launch(scripts: Sequence[Path], dry_run: bool, **options: Any) -> Reading |
     edits = _edits(names, options["sed"], options["allow_no_match"])
     executor = make_executor(
         _chosen(options["executor"]),
-        SlurmOptions(options["account"], options["partition"], options["container"], options["mounts"]),
-        ray_address(),
+        Cluster(**{name: options[name] for name in ("account", "partition", "container", "mounts")}),
     )
     if dry_run:
         print_cost({name: read_configuration(repository.toplevel / name) for name in names}, executor.name)
@@ -110,7 +108,7 @@ def _launch(scripts: Sequence[Path], dry_run: bool, **options: Any) -> Reading |
         return Experiment.make(name, configuration, snapshot.path, paths, folder)
 
     experiments = [make(name, configuration) for name, configuration in configurations.items()]
-    return _run(executor, experiments, arguments, options["watch"] or executor.name != "slurm")
+    return _run(executor, experiments, arguments, options["watch"] or not executor.outlives)
 
 
 def _run(

@@ -7,8 +7,8 @@ import click
 
 from rlcanary.errors import UserError
 from rlcanary.jobs.choose import make_executor
+from rlcanary.jobs.job import Cluster
 from rlcanary.jobs.outcomes import Outcome, Reading
-from rlcanary.jobs.slurm import SlurmOptions
 from rlcanary.jobs.verdict_file import read_verdict_file
 from rlcanary.launch.display import Watcher, end_of, print_launches
 from rlcanary.launch.experiment import Experiment
@@ -83,7 +83,7 @@ def _submissions(records: Sequence[Record]) -> list[Submission]:
     clusters = sorted({(record.executor, record.address) for record in records})
     return [
         Submission(
-            make_executor(executor, SlurmOptions(), address),
+            make_executor(executor, Cluster(address=address)),
             {own.experiment: own.ids for own in records if (own.executor, own.address) == (executor, address)},
         )
         for executor, address in clusters

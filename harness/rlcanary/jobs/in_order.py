@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from rlcanary.jobs.job import Job, Rejected, State
+from rlcanary.jobs.job import Cluster, Job, Rejected, State
 
 CANCELLED = State("CANCELLED", True)
 
@@ -16,7 +16,11 @@ class InOrder(ABC):
     Each query of states starts the jobs that are due, and ends those over their time limit.
     """
 
-    def __init__(self) -> None:
+    has_containers = False
+    outlives = False
+
+    def __init__(self, cluster: Cluster | None = None) -> None:
+        self.address = (cluster or Cluster()).address or ""
         self._waiting: dict[str, Job] = {}
         self._seconds: dict[str, float] = {}
         """The time limit of each job, in seconds."""

@@ -1,6 +1,7 @@
 """The executor protocol: submit jobs, query their states, cancel them. Each job leaves a result file."""
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,10 +80,33 @@ class Result:
     host: str
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """The settings of a cluster. An executor ignores those that it does not have."""
+
+    account: str | None = None
+    partition: str | None = None
+    container: str | None = None
+    """The image to run in."""
+    mounts: str | None = None
+    """The container's mounts, as `A:B,C:D`."""
+    address: str | None = None
+    """None takes the executor's default."""
+
+    @classmethod
+    def of_environment(cls) -> "Cluster":
+        """Read ACCOUNT, PARTITION, CONTAINER and MOUNTS."""
+        return cls(*(os.environ.get(name) or None for name in ("ACCOUNT", "PARTITION", "CONTAINER", "MOUNTS")))
+
+
 class Executor(Protocol):
     name: str
     address: str
     """The cluster's address. Empty if it is this machine's default."""
+    has_containers: bool
+    """Whether jobs can run in a container."""
+    outlives: bool
+    """Whether submitted jobs go on after the process that submitted them has ended."""
     slowest_poll: float
     """The longest interval in seconds between two queries of a job."""
 

@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 
 from rlcanary.jobs.in_order import InOrder
-from rlcanary.jobs.job import LOST, Job, State, write_script
+from rlcanary.jobs.job import LOST, Cluster, Job, State, write_script
 from rlcanary.system.sessions import end_marked, end_session, is_marked_running
 
 JOB_VARIABLE = "RLCANARY_JOB"
@@ -18,11 +18,10 @@ class LocalExecutor(InOrder):
     """
 
     name = "local"
-    address = ""
     slowest_poll = 0.5
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, cluster: Cluster | None = None) -> None:
+        super().__init__(cluster)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, identity: str, job: Job) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcanary.jobs.in_order import InOrder
-from rlcanary.jobs.job import LOST, Job, QueryFailed, Rejected, State, write_script
+from rlcanary.jobs.job import LOST, Cluster, Job, QueryFailed, Rejected, State, write_script
 
+DASHBOARD = "http://127.0.0.1:8265"
+"""The default address. Ray's own command reads the same variable for another one."""
 STATES = {
     "PENDING": State("PENDING", False),
     "RUNNING": State("RUNNING", False),
@@ -37,10 +39,10 @@ class RayExecutor(InOrder):
     name = "ray"
     slowest_poll = 10.0
 
-    def __init__(self, address: str) -> None:
-        super().__init__()
-        self.address = address
-        self._jobs = f"{address.rstrip('/')}/api/jobs/"
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.address = self.address or os.environ.get("RAY_API_SERVER_ADDRESS") or DASHBOARD
+        self._jobs = f"{self.address.rstrip('/')}/api/jobs/"
 
     def start(self, identity: str, job: Job) -> None:
         # The cluster has its own environment, and Ray's dashboard would show ours.

@@ -6,11 +6,10 @@ import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from rlcanary.jobs.job import LOST, Job, QueryFailed, Rejected, Resources, State, write_script
+from rlcanary.jobs.job import LOST, Cluster, Job, QueryFailed, Rejected, Resources, State, write_script
 
 UNFINISHED = {
     "COMPLETING",
@@ -43,20 +42,6 @@ ATTEMPTS = 5
 ANSWER_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class SlurmOptions:
-    account: str | None = None
-    partition: str | None = None
-    container: str | None = None
-    """A container image for `srun --container-image` (Pyxis)."""
-    mounts: str | None = None
-
-    @classmethod
-    def of_environment(cls) -> "SlurmOptions":
-        """Read ACCOUNT, PARTITION, CONTAINER and MOUNTS from the environment."""
-        return cls(*(os.environ.get(name) or None for name in ("ACCOUNT", "PARTITION", "CONTAINER", "MOUNTS")))
-
-
 class SlurmExecutor:
     """Submits one Slurm job per `Job`. Jobs with the same resources and environment form an array.
 
@@ -65,10 +50,12 @@ class SlurmExecutor:
 
     name = "slurm"
     address = ""
+    has_containers = True  # through `srun --container-image` (Pyxis)
+    outlives = True
     slowest_poll = 30.0
 
-    def __init__(self, options: SlurmOptions | None = None) -> None:
-        self._options = options or SlurmOptions()
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
         ids: list[str] = []
@@ -129,8 +116,8 @@ class SlurmExecutor:
         ]
         command += [f"--chdir={job.directory}", *_resource_options(job.resources), *options]
         for option, value in (
-            ("account", self._options.account),
-            ("partition", self._options.partition),
+            ("account", self._cluster.account),
+            ("partition", self._cluster.partition),
             ("dependency", None if job.after is None else f"afterany:{job.after}"),
         ):
             if value is not None:
@@ -161,11 +148,11 @@ class SlurmExecutor:
         return {row[0].strip(): row[1].split()[0].rstrip("+") for row in rows if row[1].strip()}
 
     def _container(self, job: Job) -> list[str]:
-        if self._options.container is None:
+        if self._cluster.container is None:
             return []
-        words = ["srun", "--nodes=1", "--ntasks=1", f"--container-image={self._options.container}"]
+        words = ["srun", "--nodes=1", "--ntasks=1", f"--container-image={self._cluster.container}"]
         mounts = [f"{place}:{place}" for place in (job.directory, job.folder.parent)]
-        words.append(f"--container-mounts={','.join(filter(None, [self._options.mounts, *mounts]))}")
+        words.append(f"--container-mounts={','.join(filter(None, [self._cluster.mounts, *mounts]))}")
         return [*words, f"--container-workdir={job.directory}"]
 
 
