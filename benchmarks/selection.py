@@ -78,12 +78,12 @@ def unstable(folder: Path, datafile: str) -> set[str]:
     return set(data.unstable_test_names)
 
 
-def by_rlcanary(folder: Path, edit: Edit) -> set[str]:
+def by_rlcanary(folder: Path, _edit: Edit) -> set[str]:
     with testmon_data.own_source_tree():
         return unstable(folder, ".testmondata-ours")
 
 
-def by_testmon(folder: Path, edit: Edit) -> set[str]:
+def by_testmon(folder: Path, _edit: Edit) -> set[str]:
     return unstable(folder, ".testmondata-plain")
 
 

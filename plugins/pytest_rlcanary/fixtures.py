@@ -22,7 +22,7 @@ HEADROOM = 2
 RAY_WAS_SLOW = "timed out during startup"
 
 
-def cluster_scope(fixture_name: str, config: pytest.Config) -> Any:
+def cluster_scope(fixture_name: str, config: pytest.Config) -> Any:  # noqa: ARG001 - pytest gives both by name
     """Read the scope of `ray_cluster` from the ini file."""
     scope = config.getini("rlcanary_ray_scope")
     if scope not in ("module", "session"):

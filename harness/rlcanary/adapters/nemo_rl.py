@@ -154,7 +154,7 @@ class NemoRlAdapter(Adapter):
             dynamic_sampling_max_gen_batches=2,
             deduplicate_multimodal_data=False,
         )
-        timer = SimpleNamespace(time=lambda name: contextlib.nullcontext())
+        timer = SimpleNamespace(time=lambda _: contextlib.nullcontext())
         # Its first entry gives the size of a batch, and the reward is not cut to the kept groups.
         batch = BatchedDataDict({"idx": torch.arange(len(rewards)), "total_reward": rewards})
         with _quiet():

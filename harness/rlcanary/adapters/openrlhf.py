@@ -223,7 +223,7 @@ class OpenrlhfAdapter(Adapter):
             ring_attn_group=None,
             backward=lambda loss, *_: losses.append(loss),
             optimizer_step=lambda *_, **__: None,
-            get_grad_norm=lambda model: 0.0,
+            get_grad_norm=lambda _: 0.0,
         )
         trainer.actor_optim = None
         trainer.actor_scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])

@@ -188,7 +188,7 @@ class TrlAdapter(Adapter):
         # No request is sent to an engine.
         trainer._last_loaded_step = trainer.state.global_step
         trainer._get_per_token_logps_and_entropies = lambda *_, **__: (trainer_logprobs, None, None)
-        trainer.rollout_func = lambda prompts, _: {
+        trainer.rollout_func = lambda *_: {
             "prompt_ids": [[5]] * rows,
             "completion_ids": [[6] * mask.shape[1]] * rows,
             "logprobs": sampler_logprobs.tolist(),
@@ -244,7 +244,7 @@ class TrlAdapter(Adapter):
 
         from rlcanary.tiny_models import tiny_llama, tiny_tokenizer
 
-        def sample(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        def sample(prompts: list[str], _trainer: Any) -> dict[str, Any]:
             return {"prompt_ids": [[5]] * len(prompts), "completion_ids": [[6]] * len(prompts), "logprobs": None}
 
         def given(given_reward: list[float], **_: Any) -> list[float]:

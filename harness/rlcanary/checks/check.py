@@ -123,8 +123,8 @@ def check(
     *,
     needs: tuple[str, ...],
     cases: Cases = one_case,
-    applies: Callable[[Conventions], str | None] = lambda conventions: None,
-    alternatives: Alternatives = lambda conventions: (),
+    applies: Callable[[Conventions], str | None] = lambda _: None,
+    alternatives: Alternatives = lambda _: (),
 ) -> Callable[[Body], Check]:
     """Decorate the body of a check. Its docstring explains the property to a user whose code fails it."""
 

@@ -42,7 +42,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 def _by_signal(seconds: float) -> Iterator[None]:
     is_inside = True
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         if is_inside:
             raise TookTooLong
 

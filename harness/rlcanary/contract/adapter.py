@@ -202,7 +202,7 @@ class Adapter:
         import torch
 
         optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
-        return TrainState(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0), ref_model)
+        return TrainState(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0), ref_model)
 
     def new_engine(self, model: Any) -> Any:
         """Create an engine with a copy of this model's weights, by default `rlcanary.contract.engine.InProcessEngine`."""

@@ -42,7 +42,7 @@ class Outcome:
     account: Account
 
 
-def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda step, metrics: None) -> Outcome:
+def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda *_: None) -> Outcome:
     """Run a plan.
 
     Args:

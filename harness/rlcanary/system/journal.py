@@ -178,7 +178,7 @@ class Journal:
 
 
 def read_journal(
-    path: Path, kind: str, version: int, problem_of: Callable[[Record], str | None] = lambda record: None
+    path: Path, kind: str, version: int, problem_of: Callable[[Record], str | None] = lambda _: None
 ) -> Contents:
     """Read all records of a journal, and list the unusable lines.
 
@@ -198,7 +198,7 @@ def read_journal(
 
 
 def parse_records(
-    path: Path, text: bytes, first_line: int, problem_of: Callable[[Record], str | None] = lambda record: None
+    path: Path, text: bytes, first_line: int, problem_of: Callable[[Record], str | None] = lambda _: None
 ) -> Contents:
     """Parse the records in a part of a journal that begins at this line."""
     records: list[Record] = []

@@ -152,7 +152,7 @@ class VerlAdapter(Adapter):
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         """Run the trainer's step: old and reference logprobs, advantages, the actor's update, the schedule."""
         metrics: dict[str, float]
-        (metrics,) = on_ranks(1, lambda rank, group: self._step(group, state, batch))
+        (metrics,) = on_ranks(1, lambda _, group: self._step(group, state, batch))
         return metrics
 
     def _step(self, group: Any, state: Any, batch: CollatedBatch) -> dict[str, float]:
@@ -220,7 +220,7 @@ class VerlAdapter(Adapter):
                 max_off_policy_threshold=None,
                 max_off_policy_strategy="drop",
                 sampler_kwargs=None,
-                refill_fn=lambda prompts: None,
+                refill_fn=lambda _: None,
                 filter_groups_metric="reward",
             )
         buffer.partitions["train"] = {key: {} for key in keys}
@@ -240,11 +240,11 @@ class VerlAdapter(Adapter):
         )
         scored = []
 
-        def read(model_output: dict[str, Tensor], data: Any, dp_group: Any) -> tuple[Tensor, dict[str, Any]]:
+        def read(model_output: dict[str, Tensor], data: Any, **_: Any) -> tuple[Tensor, dict[str, Any]]:
             scored.append(no_padding_2_padding(model_output["log_probs"], data))
             return scored[0].sum(), {}
 
-        def on_rank(rank: int, group: Any) -> None:
+        def on_rank(_: int, group: Any) -> None:
             new_engine(self._actor_config, group, model).forward_step(data, loss_function=read, forward_only=False)
 
         on_ranks(1, on_rank)

@@ -76,7 +76,7 @@ class _PackingEngine(InProcessEngine):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         packed = self.model.lm_head.weight.clone()
-        self.model.lm_head.register_forward_hook(lambda layer, inputs, output: inputs[0] @ packed.T)
+        self.model.lm_head.register_forward_hook(lambda _layer, inputs, _output: inputs[0] @ packed.T)
 
 
 class DerivedWeightsNotMadeAgain(Bug):

@@ -35,7 +35,7 @@ def shuffled(ids: Sequence[Hashable], seed: int = 0) -> Order:
 
 def fixed(ids: Sequence[Hashable]) -> Order:
     """The same ids in the same order in every epoch; they may be some of the items only."""
-    return lambda epoch: ids
+    return lambda _: ids
 
 
 class ItemIterator(Generic[ItemType]):

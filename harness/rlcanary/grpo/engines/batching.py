@@ -56,7 +56,7 @@ class Batcher(Generic[Item, Result]):
         min_batch_size: int = 1,
         max_batch_size: int | None = None,
         timeout: float = 0.1,
-        key: Callable[[Item], Hashable] = lambda item: None,
+        key: Callable[[Item], Hashable] = lambda _: None,
     ) -> None:
         """Start without work.
 

@@ -72,7 +72,7 @@ class Monitoring:
                 watch(code, offset)
             return not_again
 
-        def watch(code: CodeType, offset: int) -> None:
+        def watch(code: CodeType, _offset: int) -> None:
             if recorder.hit(code):
                 monitoring.set_local_events(WATCHER, code, 0)
                 self.resting.append(code)
@@ -147,7 +147,7 @@ class Profile(Hook):
         super().__init__(recorder)
         is_project_file, hit, is_project = recorder.is_project_file, recorder.hit, recorder.is_project
 
-        def profile(frame: FrameType, event: str, argument: object) -> None:
+        def profile(frame: FrameType, event: str, _argument: object) -> None:
             if event == "call":
                 code = frame.f_code
                 known = is_project_file.get(code.co_filename)
@@ -206,7 +206,7 @@ class CTracer(Hook):
         tracer.data, tracer.file_tracers, tracer.trace_arcs = {}, {}, False
         tracer.should_trace, tracer.should_trace_cache = self.disposition, self.dispositions
         tracer.concur_id_func = tracer.should_start_context = tracer.switch_context = None
-        tracer.warn = tracer.check_include = tracer.disable_plugin = lambda *arguments, **options: False
+        tracer.warn = tracer.check_include = tracer.disable_plugin = lambda *_, **__: False
         tracer.lock_data = tracer.unlock_data = lambda: None
         return tracer
 

@@ -262,7 +262,7 @@ def patch_functions(recorder: Recorder, function_manager: Any) -> None:
 
 
 def constructing(
-    recorder: Recorder, worker: Any, execute: Callable[..., Any], method: Callable[..., Any]
+    recorder: Recorder, worker: Any, execute: Callable[..., Any], _method: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Assign the constructor to the actor's process, and thus to every context that uses it."""
 
@@ -328,7 +328,7 @@ def patch_compiled_graphs(recorder: Recorder, compiled_dag_node: ModuleType) -> 
     graph.execute, graph.execute_async = using(graph.execute), using(graph.execute_async)
 
 
-def patch_names(recorder: Recorder, runtime_context: ModuleType) -> None:
+def patch_names(_recorder: Recorder, runtime_context: ModuleType) -> None:
     """Hide the context from code that asks for the name of its task."""
     context_class = runtime_context.RuntimeContext
     read: Callable[[Any], str | None] = context_class.get_task_name

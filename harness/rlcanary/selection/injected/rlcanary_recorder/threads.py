@@ -12,7 +12,7 @@ from .core import Recorder, current
 NOT_WORK = {"ray", "grpc", "execnet", "rlcanary_recorder", "rlcanary", "pytest_rlcanary"}
 
 
-def patch_threading(recorder: Recorder, module: Any) -> None:
+def patch_threading(recorder: Recorder, _module: Any) -> None:
     start = threading.Thread.start
 
     def start_in_context(thread: threading.Thread) -> None:
