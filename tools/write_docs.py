@@ -12,7 +12,7 @@ from rlcanary.checks.pages import pages
 from rlcanary.contract.adapter import Item, TrainState
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 from rlcanary.contract.conventions import PAPERS, Conventions
-from rlcanary.contract.engine import Sampling
+from rlcanary.contract.sampling import Sampling
 
 ROOT = Path(__file__).parents[1]
 COUNTS = {r"\d+( properties)": len(all_checks()), r"\d+( silent bugs)": len(all_bugs())}

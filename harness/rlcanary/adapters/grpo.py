@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import Item, NotProvided
+from rlcanary.contract.sampling import Sampling
 
 if TYPE_CHECKING:
     from rlcanary.contract.batch import CollatedBatch, Completion, Group
@@ -82,11 +83,9 @@ class GrpoAdapter(ReferenceAdapter):
         sync_weights(state.model, [InProcessEndpoint(engine)], CopyTransport())
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
-        from rlcanary.grpo.plan.sampling import GenerationParameters
-
         try:
-            parameters = GenerationParameters.of(sampling).with_ends(())
+            request = Sampling.of(sampling).with_ends(())
         except ValueError as error:
             raise NotProvided(str(error)) from error
-        completions: list[list[Completion]] = engine.generate(prompts, parameters.for_in_process())
+        completions: list[list[Completion]] = engine.generate(prompts, asdict(request))
         return completions

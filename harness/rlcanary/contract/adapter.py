@@ -190,7 +190,7 @@ class Adapter:
         """Sample completions for prompts -> one list of completions per prompt, in order.
 
         `sampling` has temperature, top_p, top_k, max_new_tokens, n, seed and eos_token_ids, as
-        `rlcanary.contract.engine` names them.
+        `rlcanary.contract.sampling.Sampling` names them.
         """
         raise NotProvided
 

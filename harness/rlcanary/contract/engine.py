@@ -9,54 +9,16 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcanary.contract.batch import Completion
+from rlcanary.contract.sampling import Sampling
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 # Tokens per block of the prefix cache; only whole blocks are shared between requests, as in vLLM.
 BLOCK = 16
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling parameters of a request.
-
-    Attributes:
-        temperature: 0 is greedy.
-        top_k: only the k likeliest tokens can be drawn; 0 is off.
-        top_p: only the likeliest tokens that hold this probability together can be drawn; 1 is off.
-        max_new_tokens: a completion of this length without an end is truncated, with finish reason "length".
-        n: completions per prompt.
-        seed: makes the request repeatable; None draws anew each time.
-        eos_token_ids: each of them ends a completion and is part of it.
-        logprobs: "raw" are those of the model at temperature 1, "processed" those of the distribution that was drawn from.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    max_new_tokens: int = 16
-    n: int = 1
-    seed: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    logprobs: Literal["raw", "processed"] = "processed"
-
-    def __post_init__(self) -> None:
-        wrong = {
-            "temperature": not self.temperature >= 0,
-            "top_k": self.top_k < 0,
-            "top_p": not 0 < self.top_p <= 1,
-            "max_new_tokens": self.max_new_tokens < 1,
-            "n": self.n < 1,
-            "logprobs": self.logprobs not in ("raw", "processed"),
-        }
-        for field in fields(self):
-            if wrong.get(field.name):
-                raise ValueError(f"{field.name}={getattr(self, field.name)!r} is out of range for sampling")
 
 
 class Engine(Protocol):
@@ -119,9 +81,9 @@ class InProcessEngine:
 
         Raises:
             TypeError: `sampling` has a field that `Sampling` does not have.
-            ValueError: a field's value is out of range, or a prompt is empty.
+            ValueError: a field's value is out of range or not supported here, or a prompt is empty.
         """
-        requests = [_Request(self, prompt, Sampling(**sampling)) for prompt in prompts]
+        requests = [_Request(self, prompt, _parameters(sampling)) for prompt in prompts]
         for request in requests:
             while not request.is_done:
                 request.step()
@@ -129,7 +91,7 @@ class InProcessEngine:
 
     async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
         """Sample the completions of one prompt. Other requests and weight syncs run between any two tokens."""
-        request = _Request(self, prompt, Sampling(**sampling))
+        request = _Request(self, prompt, _parameters(sampling))
         while not request.is_done:
             request.step()
             await asyncio.sleep(0)
@@ -225,6 +187,13 @@ def load_parameters(model: Any, weights: Iterable[tuple[str, Tensor]], owner: st
     return loaded
 
 
+def _parameters(given: Mapping[str, Any]) -> Sampling:
+    sampling = Sampling(**given).with_ends(())
+    if sampling.repetition_penalty != 1 or sampling.stop_sequences:
+        raise ValueError("the in-process engine has neither repetition_penalty nor stop_sequences")
+    return sampling
+
+
 class _Request:
     """One prompt with its n completions under way. Shapes: N unfinished completions, V vocabulary entries."""
 
@@ -264,8 +233,8 @@ class _Request:
         return [
             Completion(
                 token_ids=token_ids,
-                logprobs=logprobs,
-                finish_reason="stop" if token_ids[-1] in self.sampling.eos_token_ids else "length",
+                logprobs=logprobs if self.sampling.logprobs else None,
+                finish_reason="stop" if token_ids[-1] in self.sampling.ends else "length",
                 token_versions=versions,
                 text=self.engine.decode(token_ids),
             )
@@ -291,7 +260,7 @@ class _Request:
 
     def _has_ended(self, row: int) -> bool:
         token_ids = self.token_ids[row]
-        return token_ids[-1] in self.sampling.eos_token_ids or len(token_ids) == self.sampling.max_new_tokens
+        return token_ids[-1] in self.sampling.ends or len(token_ids) == self.sampling.max_new_tokens
 
 
 def processed_logprobs(logits_NV: Tensor, sampling: Sampling) -> Tensor:

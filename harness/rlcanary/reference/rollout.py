@@ -27,7 +27,7 @@ def rollout(engine: AsyncEngine, items: Sequence[RewardedItem], sampling: Mappin
     Args:
         items: the items to sample for, in the order of the result.
         engine: the inference engine; its completions carry their text.
-        sampling: the fields of `rlcanary.contract.engine.Sampling`, passed to the engine as they are.
+        sampling: the fields of `rlcanary.contract.sampling.Sampling`, passed to the engine as they are.
 
     Raises:
         ValueError: the engine returned another number of completions than n, or a completion without text.

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rlcanary.checks.worlds.samples import gap, trainer_logprobs
+from rlcanary.contract.sampling import Sampling
 from rlcanary.grpo.engines.containers import Tokens
 from rlcanary.grpo.engines.transformers_policy import TransformersPolicy
 from rlcanary.grpo.engines.vllm_policy import VllmPolicy, engine_options
-from rlcanary.grpo.plan.sampling import GenerationParameters
 from rlcanary.tiny_models import EOS_ID, PAD_ID, tiny_qwen2
 
 pytestmark = pytest.mark.vllm
@@ -70,7 +70,7 @@ def test_ends_are_those_of_the_model(policy: VllmPolicy, local: TransformersPoli
 def test_one_request_object_gets_the_same_completions_from_both_backends(
     policy: VllmPolicy, local: TransformersPolicy, request_: dict[str, Any]
 ) -> None:
-    parameters = GenerationParameters.of(request_)
+    parameters = Sampling.of(request_)
     for (theirs,), (ours,) in zip(
         policy.generate(PROMPTS, parameters), local.generate(PROMPTS, parameters), strict=True
     ):

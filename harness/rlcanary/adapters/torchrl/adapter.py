@@ -17,7 +17,7 @@ from rlcanary.adapters.frameworks import usable
 from rlcanary.adapters.torchrl.data import completion_of, full_length, generate_kwargs, given_actor, quiet, ragged_rows
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Aggregation, Conventions
-from rlcanary.contract.engine import Sampling
+from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class TorchrlAdapter(Adapter):
 
         if not hasattr(engine, "generation_config"):
             raise NotProvided("torchrl samples from a transformers model in this process")
-        request = Sampling(**sampling)
+        request = Sampling(**sampling).with_ends(())
         if request.temperature == 0 and request.n > 1:
             raise NotProvided("greedy sampling gives one completion")
         wrapper = self._wrapped(engine, generate=True, generate_kwargs=generate_kwargs(request))

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.contract.batch import Completion
-from rlcanary.contract.engine import Sampling
+from rlcanary.contract.sampling import Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,8 +87,8 @@ def full_length(values: Tensor, batch: CollatedBatch) -> list[Tensor]:
 def generate_kwargs(request: Sampling) -> dict[str, Any]:
     """Translate sampling parameters to torchrl's, which accept neither temperature 0 for greedy nor top_k 0 for off."""
     kwargs: dict[str, Any] = {"max_new_tokens": request.max_new_tokens, "num_return_sequences": request.n}
-    if request.eos_token_ids:
-        kwargs["eos_token_id"] = list(request.eos_token_ids)
+    if request.ends:
+        kwargs["eos_token_id"] = list(request.ends)
     if request.temperature == 0:
         return kwargs | {"do_sample": False}
     kwargs |= {"do_sample": True, "temperature": request.temperature, "top_p": request.top_p}
@@ -101,7 +101,7 @@ def completion_of(row: Any, request: Sampling) -> Completion:
     return Completion(
         ids,
         logprobs=row["log_probs", "response"].tolist(),
-        finish_reason="stop" if ids and ids[-1] in request.eos_token_ids else "length",
+        finish_reason="stop" if ids and ids[-1] in request.ends else "length",
     )
 
 

@@ -4,7 +4,6 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,12 +11,12 @@ from torch import Tensor
 
 from rlcanary.checks.worlds.states import precision
 from rlcanary.contract.batch import Completion
-from rlcanary.contract.engine import Sampling
 
 
 def sampling(**changes: Any) -> dict[str, Any]:
-    """Return a request with all its fields: by default one completion of at most 4 tokens at temperature 1."""
-    return asdict(Sampling(**{"max_new_tokens": 4, **changes}))
+    """Return a request of the fields that every engine has: by default one completion of at most 4 tokens."""
+    fields = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 4, "n": 1, "seed": None}
+    return {**fields, "eos_token_ids": (), "logprobs": "processed", **changes}
 
 
 def scored(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.checks.literal import Written, literal, written
+from rlcanary.checks.worlds.samples import sampling
 from rlcanary.contract.batch import Completion
-from rlcanary.contract.engine import Sampling
 from rlcanary.tiny_models import BOS_ID, EOS_ID, tiny_chat_tokenizer
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def scripted_items(n_items: int, n: int) -> list[ScriptedItem]:
 
 def sampling_of(**changes: Any) -> dict[str, Any]:
     """Return the sampling parameters of a rollout, with these changes."""
-    return {**asdict(Sampling(eos_token_ids=(EOS_ID,))), **changes}
+    return sampling(**{"max_new_tokens": 16, "eos_token_ids": (EOS_ID,), **changes})
 
 
 def arguments_of(scripted: list[ScriptedItem], sampling: Mapping[str, Any], **options: Any) -> list[Any]:

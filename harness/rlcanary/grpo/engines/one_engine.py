@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcanary.contract.engine import Engine, InProcessEngine
+from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 from rlcanary.grpo.plan.plan import SamplerRole
-from rlcanary.grpo.plan.sampling import GenerationParameters
 from rlcanary.grpo.sync.sync import Endpoint, Expected, InProcessEndpoint
 from rlcanary.grpo.sync.transports import Transport
 from rlcanary.system import processes
@@ -21,9 +21,7 @@ VLLM_CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND":
 
 
 @contextmanager
-def start_engine(
-    role: SamplerRole, sampling: GenerationParameters, dtype: str, folder: Path
-) -> Iterator[tuple[Engine, Endpoint]]:
+def start_engine(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path) -> Iterator[tuple[Engine, Endpoint]]:
     """Start one engine of a role in this process, with the model in a folder, and its endpoint."""
     if role.engine == "vllm":
         with _vllm(role, sampling, dtype, folder) as started:
@@ -72,9 +70,7 @@ class VllmEndpoint:
 
 
 @contextmanager
-def _vllm(
-    role: SamplerRole, sampling: GenerationParameters, dtype: str, folder: Path
-) -> Iterator[tuple[Engine, Endpoint]]:
+def _vllm(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path) -> Iterator[tuple[Engine, Endpoint]]:
     try:
         import vllm
     except ImportError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlcanary.grpo.plan.sampling import GenerationParameters
+from rlcanary.contract.sampling import Sampling
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlcanary.grpo.engines.batching import Batcher
     from rlcanary.grpo.engines.containers import LogProbs, Masks, MaskStrategy, Tokens
 
-Options = Mapping[str, Any] | GenerationParameters
+Options = Mapping[str, Any] | Sampling
 
 
 class Policy(Protocol):
@@ -33,7 +33,7 @@ class Policy(Protocol):
     batcher: Batcher[Any, list[Completion]]
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
-        """Sample completions per prompt, in order; `sampling` as `GenerationParameters.of` takes it.
+        """Sample completions per prompt, in order; `sampling` as `Sampling.of` takes it.
 
         Raises:
             ValueError: a parameter is unknown, out of range or not supported here, or a prompt is empty.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.engine import Engine
+from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 from rlcanary.grpo.engines.engine_pool import EngineDied
 from rlcanary.grpo.plan.plan import Runtime, SamplerRole
-from rlcanary.grpo.plan.sampling import GenerationParameters
 from rlcanary.grpo.sync.sync import Endpoint, Expected
 from rlcanary.grpo.sync.transports import Transport
 
@@ -27,7 +27,7 @@ SPARE_CALLS = 8
 class EngineActor:
     """Runs one engine, and its endpoint, in a Ray actor."""
 
-    def __init__(self, role: SamplerRole, sampling: GenerationParameters, dtype: str, folder: Path) -> None:
+    def __init__(self, role: SamplerRole, sampling: Sampling, dtype: str, folder: Path) -> None:
         from rlcanary.grpo.engines.one_engine import start_engine
 
         self._stack = ExitStack()
@@ -166,7 +166,7 @@ def connected(role: SamplerRole, address: str | None) -> Iterator[None]:
 
 @contextmanager
 def start_on_ray(
-    role: SamplerRole, runtime: Runtime, sampling: GenerationParameters, dtype: str, folder: Path
+    role: SamplerRole, runtime: Runtime, sampling: Sampling, dtype: str, folder: Path
 ) -> Iterator[tuple[Sequence[Engine], Sequence[Endpoint]]]:
     """Start one actor per replica of the sampler, on the cluster that this process is connected to.
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcanary.contract.engine import Engine
+from rlcanary.contract.sampling import Sampling
 from rlcanary.grpo.engines.one_engine import start_engine
 from rlcanary.grpo.plan.models import save_model
 from rlcanary.grpo.plan.plan import Runtime, SamplerRole
-from rlcanary.grpo.plan.sampling import GenerationParameters
 from rlcanary.grpo.sync.sync import Endpoint
 from rlcanary.grpo.sync.transports import Transport, transport_of
 
@@ -41,7 +41,7 @@ class Samplers:
 
 @contextmanager
 def start_samplers(
-    role: SamplerRole, runtime: Runtime, sampling: GenerationParameters, folder: Path, model: Any, tokenizer: Any
+    role: SamplerRole, runtime: Runtime, sampling: Sampling, folder: Path, model: Any, tokenizer: Any
 ) -> Iterator[Samplers]:
     """Start the samplers of a plan with the model's weights; end them afterwards, whatever happened.
 

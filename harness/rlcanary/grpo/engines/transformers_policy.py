@@ -18,14 +18,14 @@ from torch import Tensor
 
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.engine import load_parameters
+from rlcanary.contract.sampling import Sampling
 from rlcanary.grpo.engines.batching import Batcher
 from rlcanary.grpo.engines.containers import LogProbs, Masks, MaskStrategy, Tokens
 from rlcanary.grpo.engines.policy import Options, check_prompts
 from rlcanary.grpo.engines.transformers_sampling import Draw, Ends
-from rlcanary.grpo.plan.sampling import GenerationParameters
 from rlcanary.reference.logprobs import token_logprobs
 
-Request = tuple[Sequence[int], GenerationParameters]
+Request = tuple[Sequence[int], Sampling]
 
 
 class TransformersPolicy:
@@ -84,9 +84,9 @@ class TransformersPolicy:
 
         With a seed each prompt has a generator of its own, so that the prompts beside it change nothing but roundings.
         """
-        parameters = GenerationParameters.of(sampling).with_ends(self.eos_token_ids)
+        parameters = Sampling.of(sampling).with_ends(self.eos_token_ids)
         check_prompts(prompts, self._vocabulary)
-        at_once = max(1, self._max_batch_size // parameters.num_return_sequences)
+        at_once = max(1, self._max_batch_size // parameters.n)
         groups: list[list[Completion]] = []
         with self._lock:
             for first in range(0, len(prompts), at_once):
@@ -95,7 +95,7 @@ class TransformersPolicy:
 
     def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
         """Queue one prompt -> its future completions, for callers in threads. Equal parameters share a batch."""
-        parameters = GenerationParameters.of(sampling)
+        parameters = Sampling.of(sampling)
         check_prompts([prompt], self._vocabulary)
         return self.batcher.submit((prompt, parameters))
 
@@ -137,10 +137,10 @@ class TransformersPolicy:
     def _answer(self, requests: Sequence[Request]) -> list[list[Completion]]:
         return self.generate([prompt for prompt, _ in requests], requests[0][1])
 
-    def _sample(self, prompts: Sequence[Sequence[int]], parameters: GenerationParameters) -> list[list[Completion]]:
+    def _sample(self, prompts: Sequence[Sequence[int]], parameters: Sampling) -> list[list[Completion]]:
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-        n, device = parameters.num_return_sequences, self.model.device
+        n, device = parameters.n, self.model.device
         tokens = Tokens.of(prompts)
         # Any id will do for padding, 0 included: it is masked by position and never told by its id.
         pad = self.tokenizer.pad_token_id or 0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.contract.batch import Completion
-from rlcanary.grpo.plan.sampling import GenerationParameters
+from rlcanary.contract.sampling import Sampling
 from rlcanary.reference.logprobs import token_logprobs
 
 # Tokens that a character of a stop sequence can take, in byte-level vocabularies.
@@ -25,15 +25,13 @@ TOKENS_PER_CHARACTER = 4
 class Draw:
     """The logits processor that draws the next token of each row and leaves no other. Greedy requests draw the likeliest."""
 
-    def __init__(
-        self, attended_BP: Tensor, parameters: GenerationParameters, generators: Sequence[torch.Generator]
-    ) -> None:
+    def __init__(self, attended_BP: Tensor, parameters: Sampling, generators: Sequence[torch.Generator]) -> None:
         """Start rows without drawn tokens.
 
         Args:
             attended_BP: [B, P] bool, false on the padding on the left.
             parameters: parameters of all rows.
-            generators: one per prompt, for its `num_return_sequences` rows.
+            generators: one per prompt, for its `n` rows.
         """
         self.parameters = parameters
         self.logprobs: list[Tensor] = []
@@ -61,7 +59,7 @@ class Draw:
         return torch.full_like(logits_BV, -torch.inf).scatter(1, next_B.unsqueeze(1), 0.0)
 
     def _drawn(self, probabilities_BV: Tensor) -> Tensor:
-        per_prompt = probabilities_BV.split(self.parameters.num_return_sequences)
+        per_prompt = probabilities_BV.split(self.parameters.n)
         return torch.cat(
             [
                 torch.multinomial(part_NV, 1, generator=generator).squeeze(1)
@@ -77,7 +75,7 @@ class Ends:
         lengths: tokens of each row that have ended, None for the others.
     """
 
-    def __init__(self, n_rows: int, prompt_width: int, parameters: GenerationParameters, tokenizer: Any) -> None:
+    def __init__(self, n_rows: int, prompt_width: int, parameters: Sampling, tokenizer: Any) -> None:
         self.lengths: list[int | None] = [None] * n_rows
         self._prompt_width = prompt_width
         self._parameters = parameters
@@ -117,7 +115,7 @@ class Ends:
         return any(stop in text for stop in self._parameters.stop_sequences)
 
 
-def _processors(parameters: GenerationParameters) -> tuple[Any, Any]:
+def _processors(parameters: Sampling) -> tuple[Any, Any]:
     """Build the processors: the repetition penalty, then temperature, top_k and top_p, in the order of all backends."""
     from transformers import LogitsProcessorList
     from transformers.generation.logits_process import (

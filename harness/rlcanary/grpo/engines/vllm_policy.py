@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlcanary.contract.batch import Completion
+from rlcanary.contract.sampling import Sampling
 from rlcanary.grpo.engines.batching import Batcher
 from rlcanary.grpo.engines.containers import LogProbs, Masks, MaskStrategy, Tokens
 from rlcanary.grpo.engines.policy import Options, check_prompts
 from rlcanary.grpo.engines.vllm_liveness import while_alive
 from rlcanary.grpo.engines.vllm_worker import checkpoint_shapes, load_into
-from rlcanary.grpo.plan.sampling import GenerationParameters
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Request = tuple[Sequence[int], GenerationParameters]
+Request = tuple[Sequence[int], Sampling]
 WORKER = "rlcanary.grpo.engines.vllm_worker.WeightReceiver"
 
 
@@ -44,6 +44,29 @@ def engine_options(model: str, *, processed_logprobs: bool = True, **options: An
         "logprobs_mode": "processed_logprobs" if processed_logprobs else "raw_logprobs",
         "enforce_eager": True,
         **options,
+    }
+
+
+def arguments(sampling: Sampling) -> dict[str, Any]:
+    """Build the arguments of `vllm.SamplingParams`, the same names in all versions. `eos_token_ids` have to be set.
+
+    Raw or processed logprobs are a setting of vLLM's engine: `VllmPolicy` refuses requests that differ from it.
+    """
+    return {
+        "n": sampling.n,
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": float(sampling.temperature),
+        "top_p": float(sampling.top_p),
+        "top_k": sampling.top_k or -1,
+        "repetition_penalty": float(sampling.repetition_penalty),
+        "stop": list(sampling.stop_sequences),
+        "include_stop_str_in_output": True,
+        # The model's own end would otherwise be added to those of the request.
+        "ignore_eos": True,
+        "stop_token_ids": list(sampling.ends),
+        "seed": sampling.seed,
+        "logprobs": None if sampling.logprobs is None else 0,
+        "skip_special_tokens": sampling.skip_special_tokens,
     }
 
 
@@ -176,8 +199,8 @@ class VllmPolicy:
         with self._lock:
             self.llm.wake_up()
 
-    def _parameters(self, sampling: Options) -> GenerationParameters:
-        parameters = GenerationParameters.of(sampling).with_ends(self.eos_token_ids)
+    def _parameters(self, sampling: Options) -> Sampling:
+        parameters = Sampling.of(sampling).with_ends(self.eos_token_ids)
         is_unfiltered = (parameters.temperature, parameters.top_p, parameters.top_k) == (1, 1, 0)
         is_raw = parameters.repetition_penalty == 1 and (is_unfiltered or not parameters.do_sample)
         mode = self.llm.llm_engine.model_config.logprobs_mode
@@ -199,14 +222,14 @@ class VllmPolicy:
             self._require_awake()
             version = self.version
             prompts = [{"prompt_token_ids": list(prompt)} for prompt, _ in requests]
-            asked = [SamplingParams(**parameters.for_vllm()) for _, parameters in requests]
+            asked = [SamplingParams(**arguments(parameters)) for _, parameters in requests]
             outputs = while_alive(self.llm, lambda: self.llm.generate(prompts, asked, use_tqdm=False))
         return [
             [self._completion(output, parameters, version) for output in request.outputs]
             for request, (_, parameters) in zip(outputs, requests, strict=True)
         ]
 
-    def _completion(self, output: Any, parameters: GenerationParameters, version: int) -> Completion:
+    def _completion(self, output: Any, parameters: Sampling, version: int) -> Completion:
         token_ids = list(output.token_ids)
         if output.finish_reason not in ("stop", "length", "abort"):
             raise ValueError(

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcanary.contract.conventions import PRESETS, Conventions
+from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 from rlcanary.grpo.plan.models import ModelSettings
 from rlcanary.grpo.plan.optimizer import OptimizerSettings
-from rlcanary.grpo.plan.sampling import GenerationParameters
 from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.grpo.plan.sections import read_section
 
@@ -190,7 +190,7 @@ class Plan:
     schedule: Schedule
     environment: EnvironmentSettings | None = None
     evaluation: EvaluationSettings | None = None
-    sampling: GenerationParameters = field(default_factory=GenerationParameters)
+    sampling: Sampling = field(default_factory=Sampling)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     conventions: Conventions = field(default_factory=Conventions)
     roles: Roles = field(default_factory=Roles)
@@ -228,10 +228,9 @@ class Plan:
                 "but conventions.old_logprobs is trainer and importance_level none, which takes all rows for the "
                 "trainer's own: set old_logprobs to sampler"
             )
-        if self.sampling.seed is not None or self.sampling.num_return_sequences != 1:
+        if self.sampling.seed is not None or self.sampling.n != 1:
             raise UserError(
-                "sampling.seed and sampling.num_return_sequences are not set here: they follow from run.seed and "
-                "schedule.group_size"
+                "sampling.seed and sampling.n are not set here: they follow from run.seed and schedule.group_size"
             )
 
 
@@ -272,7 +271,7 @@ def plan_of(given: Any) -> Plan:
     if not isinstance(given, Mapping):
         raise UserError("the plan is empty, it has to be a mapping of sections")
     try:
-        sampling = GenerationParameters.of(_mapping(given, "sampling"))
+        sampling = Sampling.of(_mapping(given, "sampling"))
     except (ValueError, TypeError) as error:
         raise UserError(f"sampling: {error}") from error
     conventions = _conventions(_mapping(given, "conventions"), sampling.temperature)

@@ -54,7 +54,7 @@ class Collector:
         Args:
             engines: the engine's replicas, see `EnginePool`.
             items: an iterator whose epoch was started.
-            sampling: the fields of `rlcanary.contract.engine.Sampling`, `n` among them. A seed is that of the run: each
+            sampling: the fields of `rlcanary.contract.sampling.Sampling`, `n` among them. A seed is that of the run: each
                 request gets one of its own, made from it, the epoch, the item and the attempt.
             slots: requests that a replica takes at once.
             ahead: items that are drawn and not yet handed to the consumer; None is as many as there are slots.

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlcanary.contract.engine import Engine
+from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 from rlcanary.grpo.data.data import evaluation_iterator, item_iterator
 from rlcanary.grpo.data.items import ItemIterator
 from rlcanary.grpo.engines.samplers import Samplers, eos_ids, start_samplers
 from rlcanary.grpo.plan.models import load_model, pad_id
 from rlcanary.grpo.plan.plan import Plan, SamplerRole, VerifierRole
-from rlcanary.grpo.plan.sampling import GenerationParameters
 from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.rollout.buffer import GroupBuffer, RemoteBuffer, start_buffer
@@ -168,7 +168,7 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         role = plan.roles.sampler
         sampling = replace(plan.sampling, seed=plan.run.seed).with_ends(eos_ids(model, tokenizer))
         samplers = stack.enter_context(start_samplers(role, plan.runtime, sampling, folder, model, tokenizer))
-        grouped = replace(sampling, num_return_sequences=plan.schedule.group_size)
+        grouped = replace(sampling, n=plan.schedule.group_size)
         collector = _collector(role, samplers.engines, data, grouped)
         alone = replace(sampling, temperature=plan.conventions.evaluation_temperature)
         evaluation = _collector(role, samplers.engines, held_out[0], alone) if held_out else None
@@ -227,12 +227,12 @@ def _data(plan: Plan, tokenizer: Any, verifiers: VerifiersByName) -> list[Data]:
     return [(items, chat_environment(environment, items, tokenizer, verifiers, prompt)) for items in opened]
 
 
-def _collector(role: SamplerRole, engines: Sequence[Engine], data: Data, sampling: GenerationParameters) -> Collector:
+def _collector(role: SamplerRole, engines: Sequence[Engine], data: Data, sampling: Sampling) -> Collector:
     items, environment = data
     settings: dict[str, Any] = {"slots": role.slots, "request_timeout_s": role.request_timeout_s}
     if environment is None:
-        return Collector(engines, items, sampling.for_in_process(), **settings)
-    return ConversationCollector(environment, engines, items, sampling.for_in_process(), **settings)
+        return Collector(engines, items, asdict(sampling), **settings)
+    return ConversationCollector(environment, engines, items, asdict(sampling), **settings)
 
 
 def _verifiers(role: VerifierRole, workers: int) -> VerifiersByName:

@@ -60,6 +60,6 @@ def test_worker_that_reloads_from_files_only_says_so_and_loads_nothing() -> None
 
 def test_engine_without_the_worker_extension_says_what_to_start_it_with() -> None:
     with pytest.raises(
-        RuntimeError, match=r"without worker_extension_cls='rlcanary\.grpo\.vllm_worker\.WeightReceiver'"
+        RuntimeError, match=r"without worker_extension_cls='rlcanary\.grpo\.engines\.vllm_worker\.WeightReceiver'"
     ):
         receive(policy("raw_logprobs").llm, [])

@@ -1,17 +1,19 @@
-"""Generation parameters: one set of names, nothing dropped, nothing overruled in silence."""
+"""Sampling parameters: one set of names, nothing dropped, nothing overruled in silence."""
 
 import math
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from rlcanary.contract.engine import Sampling
-from rlcanary.grpo.plan.sampling import GenerationParameters
+from rlcanary.checks.worlds.samples import sampling
+from rlcanary.contract.engine import InProcessEngine
+from rlcanary.contract.sampling import Sampling
+from rlcanary.grpo.engines.vllm_policy import arguments
+from rlcanary.tiny_models import tiny_llama
 
 ALL = {
     "max_new_tokens": 7,
-    "num_return_sequences": 3,
+    "n": 3,
     "temperature": 0.6,
     "top_p": 0.9,
     "top_k": 5,
@@ -28,7 +30,7 @@ ALL = {
     ("name", "spelling", "value"),
     [
         ("max_new_tokens", "max_tokens", 5),
-        ("num_return_sequences", "n", 4),
+        ("n", "num_return_sequences", 4),
         ("stop_sequences", "stop", ["a"]),
         ("stop_sequences", "stop_strings", "a"),
         ("eos_token_ids", "eos_token_id", 2),
@@ -36,26 +38,25 @@ ALL = {
     ],
 )
 def test_other_spellings_are_understood_and_two_at_once_refused(name: str, spelling: str, value: Any) -> None:
-    known = GenerationParameters.of({spelling: value})
-    assert known == GenerationParameters.of({name: value}) != GenerationParameters()
+    known = Sampling.of({spelling: value})
+    assert known == Sampling.of({name: value}) != Sampling()
     # torchrl: {max_tokens: 5, max_new_tokens: 9} samples 5.
     with pytest.raises(ValueError, match=rf"{spelling}=.* and {name}=.* are two spellings"):
-        GenerationParameters.of({spelling: value, name: ALL[name]})
+        Sampling.of({spelling: value, name: ALL[name]})
 
 
 @pytest.mark.parametrize("off", [0, -1])
 def test_top_k_of_0_or_minus_1_is_off(off: int) -> None:
-    parameters = GenerationParameters.of({"top_k": off, "eos_token_ids": []})
+    parameters = Sampling.of({"top_k": off, "eos_token_ids": []})
     assert parameters.top_k == 0
-    assert parameters.for_vllm()["top_k"] == -1
-    assert parameters.for_in_process()["top_k"] == 0
+    assert arguments(parameters)["top_k"] == -1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"max_new_token": 5}, "did you mean max_new_tokens"),
-        ({"presence_of_mind": 1}, "known are max_new_tokens"),
+        ({"presence_of_mind": 1}, "known are temperature"),
         ({"num_beams": 4}, "beam search draws nothing from the policy"),
         ({"temperature": -0.1}, "temperature=-0.1 has to be 0 or more"),
         ({"temperature": math.nan}, "temperature=nan"),
@@ -65,7 +66,7 @@ def test_top_k_of_0_or_minus_1_is_off(off: int) -> None:
         ({"top_k": -2}, "top_k=-2 has to be above 0, or 0 or -1 for off"),
         ({"top_k": 1.5}, r"top_k=1\.5"),
         ({"max_new_tokens": 0}, "max_new_tokens=0 has to be above 0"),
-        ({"n": True}, "num_return_sequences=True"),
+        ({"n": True}, "n=True"),
         ({"repetition_penalty": 0}, "repetition_penalty=0"),
         ({"stop": [""]}, "stop_sequences"),
         ({"eos_token_ids": [-1]}, "eos_token_ids"),
@@ -74,51 +75,51 @@ def test_top_k_of_0_or_minus_1_is_off(off: int) -> None:
         ({"do_sample": False, "temperature": 0.7}, "contradict each other"),
         ({"do_sample": True, "temperature": 0}, "contradict each other"),
         ({"do_sample": "no"}, "do_sample='no' has to be True or False"),
-        ({"temperature": 0, "n": 4}, "the same completion num_return_sequences=4 times"),
+        ({"temperature": 0, "n": 4}, "the same completion n=4 times"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GenerationParameters.of(options)
+        Sampling.of(options)
 
 
 def test_do_sample_false_is_temperature_0() -> None:
-    greedy = GenerationParameters.of({"do_sample": False})
-    assert greedy == GenerationParameters.of({"temperature": 0}) == GenerationParameters(temperature=0.0)
+    greedy = Sampling.of({"do_sample": False})
+    assert greedy == Sampling.of({"temperature": 0}) == Sampling(temperature=0.0)
     assert not greedy.do_sample
-    assert GenerationParameters.of({"do_sample": True}) == GenerationParameters()
+    assert Sampling.of({"do_sample": True}) == Sampling()
 
 
 def test_logprobs_flag_is_those_of_the_distribution_drawn_from() -> None:
-    assert GenerationParameters.of({"logprobs": True}).logprobs == "processed"
-    assert GenerationParameters.of({"logprobs": False}).logprobs is None
+    assert Sampling.of({"logprobs": True}).logprobs == "processed"
+    assert Sampling.of({"logprobs": False}).logprobs is None
 
 
 def test_policy_fills_in_its_ends_only_where_none_are_named() -> None:
-    assert GenerationParameters().with_ends([2]).eos_token_ids == (2,)
-    assert GenerationParameters(eos_token_ids=()).with_ends([2]).eos_token_ids == ()
+    assert Sampling().with_ends([2]).eos_token_ids == (2,)
+    assert Sampling(eos_token_ids=()).with_ends([2]).eos_token_ids == ()
     with pytest.raises(ValueError, match="with_ends"):
-        GenerationParameters().for_vllm()
+        arguments(Sampling())
 
 
 def test_vllm_takes_every_parameter_as_it_is_meant() -> None:
     vllm = pytest.importorskip("vllm")
-    taken = vllm.SamplingParams(**GenerationParameters.of(ALL).for_vllm())
+    taken = vllm.SamplingParams(**arguments(Sampling.of(ALL)))
     assert (taken.n, taken.max_tokens, taken.seed, taken.logprobs) == (3, 7, 4, 0)
     assert (taken.temperature, taken.top_p, taken.top_k, taken.repetition_penalty) == (0.6, 0.9, 5, 1.3)
     assert (taken.stop, taken.stop_token_ids, taken.ignore_eos) == (["###"], [2, 3], True)
-    assert vllm.SamplingParams(**GenerationParameters(eos_token_ids=()).for_vllm()).top_k in (0, -1)
+    assert vllm.SamplingParams(**arguments(Sampling(eos_token_ids=()))).top_k in (0, -1)
 
 
 def test_in_process_engine_takes_what_it_has_and_refuses_the_rest() -> None:
     simple = {name: value for name, value in ALL.items() if name not in ("repetition_penalty", "stop_sequences")}
-    taken = Sampling(**GenerationParameters.of(simple).for_in_process())
-    assert (taken.n, taken.max_new_tokens, taken.top_k, taken.seed) == (3, 7, 5, 4)
+    engine = InProcessEngine(tiny_llama())
+    (group,) = engine.generate([[5, 6]], simple)
+    assert len(group) == 3
     for name in ("repetition_penalty", "stop_sequences"):
         with pytest.raises(ValueError, match="neither repetition_penalty nor stop_sequences"):
-            GenerationParameters.of({**simple, name: ALL[name]}).for_in_process()
+            engine.generate([[5, 6]], {**simple, name: ALL[name]})
 
 
-def test_fields_of_the_in_process_engine_are_spellings_of_ours() -> None:
-    options = {field.name: field.default for field in fields(Sampling)}
-    assert GenerationParameters.of(options) == GenerationParameters(eos_token_ids=())
+def test_requests_of_the_checks_are_spelled_as_the_record_is() -> None:
+    assert Sampling.of(sampling()) == Sampling(max_new_tokens=4, eos_token_ids=())
