@@ -30,6 +30,7 @@ __all__ = [
     "assert_true",
     "assert_unchanged",
     "gradient",
+    "leave_out",
     "tallied",
     "unless_raised",
 ]
@@ -180,6 +181,12 @@ def unless_raised(function: Callable[..., Any], *arguments: Any) -> Any | None:
     except Exception:  # noqa: BLE001 - the adapter is foreign code, and any exception is the right answer here
         _count(1)
         return None
+
+
+def leave_out(reason: str) -> None:
+    """Report a part of the case that cannot be judged; the body goes on with the others."""
+    if tally := _tally.get():
+        tally.declined.append(reason)
 
 
 def _count(number: int) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from rlcanary import reference
+from rlcanary import reference, tiny_models
 from rlcanary.checks.literal import Written
 from rlcanary.checks.subject import Subject
 from rlcanary.checks.worlds.states import own_logprobs, seeded
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.conventions import Conventions
-from rlcanary.tiny_models import tiny_llama
 
 # The same length throughout, so that both completions have the same weight under every aggregation.
 PAIR = [Group([5, 6, 7], [Completion([8, 9]), Completion([10, 11])], [1.0, 0.0])]
@@ -57,7 +56,6 @@ NAMES = {
     **dict.fromkeys(
         ("tossed_otherwise", "with_graded_items", "with_items", "with_tossed_items"), "rlcanary.checks.worlds.items"
     ),
-    **dict.fromkeys(("breaking_off", "disturb", "is_kept"), "rlcanary.checks.areas.sync"),
     **dict.fromkeys(
         ("distribution", "gap", "p_value", "sampling", "shortfall", "trainer_logprobs", "wrong_ending"),
         "rlcanary.checks.worlds.samples",
@@ -138,7 +136,7 @@ def tiny_policy(**options: Any) -> Any:
         NotProvided: transformers is not installed.
     """
     try:
-        return tiny_llama(**options)
+        return tiny_models.tiny_llama(**options)
     except ModuleNotFoundError as error:
         raise NotProvided(f"{error.name} is not installed") from error
 
