@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"torch", "ray", "vllm", "transformers", "trl", "verl", "torchrl", "datasets"}
+HEAVY = {"torch", "ray", "vllm", "transformers", "trl", "verl", "torchrl", "datasets", "pydantic"}
 
 contracts = configparser.ConfigParser()
 contracts.read(ROOT / ".importlinter")

@@ -1,8 +1,11 @@
 """Train with the bundled GRPO from a YAML plan."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -11,7 +14,9 @@ from rich.table import Table
 
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
-from rlcanary.grpo.plan.plan import Plan, read_plan
+
+if TYPE_CHECKING:
+    from rlcanary.grpo.plan.plan import Plan
 
 SHOWN = ("reward", "entropy", "grad_norm", "mult_prob_error", "completion_tokens", "policy_version")
 # Without a terminal, a line is printed about this often.
@@ -28,12 +33,14 @@ def train(plan: Path, overrides: tuple[str, ...], resume: bool, check: bool) -> 
 
     The run's folder gets metrics.jsonl (`rlcanary dump-logs` reads it), trace.ndjson and the checkpoints.
     """
-    chosen = read_plan(plan, overrides)
     try:
+        from rlcanary.grpo.plan.plan import read_plan
+
+        chosen = read_plan(plan, overrides)
         import torch  # noqa: F401
         import transformers  # noqa: F401 - asked for here, so that a missing package is named in one line
     except ImportError as error:
-        raise UserError(f"training needs torch and transformers ({error}); pip install 'rlcanary[grpo]'") from error
+        raise UserError(f"training needs the packages of its extra ({error}); pip install 'rlcanary[grpo]'") from error
     if check:
         from rlcanary.grpo.training.run import check_plan
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import yaml
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic.dataclasses import dataclass
 
 from rlcanary.contract.conventions import PRESETS, Conventions
 from rlcanary.contract.sampling import Sampling
@@ -13,10 +20,22 @@ from rlcanary.errors import UserError
 from rlcanary.grpo.plan.models import ModelSettings
 from rlcanary.grpo.plan.optimizer import OptimizerSettings
 from rlcanary.grpo.plan.schedule import Schedule
-from rlcanary.grpo.plan.sections import read_section
+
+STRICT = ConfigDict(strict=True, extra="forbid")
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True)
+def _named(dataset: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(dataset.get("name"), str):
+        raise ValueError("name is missing")
+    return dataset
+
+
+Datasets = Annotated[tuple[Annotated[Mapping[str, Any], AfterValidator(_named)], ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, config=STRICT)
 class RunSettings:
     """The folder and length of a run.
 
@@ -31,20 +50,15 @@ class RunSettings:
     """
 
     folder: Path
-    steps: int
+    steps: Positive
     seed: int = 0
-    threads: int = 1
-    checkpoint_every: int = 0
-    keep_checkpoints: int = 2
+    threads: Positive = 1
+    checkpoint_every: Count = 0
+    keep_checkpoints: Positive = 2
     tensorboard: bool = False
 
-    def __post_init__(self) -> None:
-        for name, least in {"steps": 1, "threads": 1, "checkpoint_every": 0, "keep_checkpoints": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, it has to be at least {least}")
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DataSettings:
     """The training data.
 
@@ -56,25 +70,14 @@ class DataSettings:
         chat_template: render prompts with the tokenizer's template; false encodes their bare text.
     """
 
-    datasets: tuple[Mapping[str, Any], ...]
+    datasets: Datasets
     mixing: Literal["weighted", "sequence"] = "weighted"
     weights: Mapping[str, Any] | None = None
     system_prompt: str = ""
     chat_template: bool = True
 
-    def __post_init__(self) -> None:
-        _check_datasets(self.datasets)
 
-
-def _check_datasets(datasets: Sequence[Mapping[str, Any]]) -> None:
-    if not datasets:
-        raise ValueError("datasets is empty")
-    for index, dataset in enumerate(datasets):
-        if not isinstance(dataset.get("name"), str):
-            raise ValueError(f"datasets[{index}].name is missing")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class EvaluationSettings:
     """Evaluation as the policy trains, once per prompt, at the temperature of `conventions.evaluation_temperature`.
 
@@ -83,16 +86,11 @@ class EvaluationSettings:
         every: steps between two evaluations; the first one is before the first update.
     """
 
-    datasets: tuple[Mapping[str, Any], ...]
-    every: int = 10
-
-    def __post_init__(self) -> None:
-        _check_datasets(self.datasets)
-        if self.every < 1:
-            raise ValueError(f"every is {self.every}, it has to be at least 1")
+    datasets: Datasets
+    every: Positive = 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class EnvironmentSettings:
     """Multi-turn conversations instead of single answers.
 
@@ -107,7 +105,7 @@ class EnvironmentSettings:
     tool_role: str = "tool"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SamplerRole:
     """The engines that sample.
 
@@ -121,20 +119,14 @@ class SamplerRole:
     """
 
     engine: Literal["in_process", "vllm"] = "in_process"
-    replicas: int = 1
-    cpus: float = 1.0
-    slots: int = 64
+    replicas: Positive = 1
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    slots: Positive = 64
     request_timeout_s: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.replicas < 1 or self.slots < 1 or self.cpus < 0:
-            raise ValueError(
-                f"replicas is {self.replicas}, slots {self.slots} (at least 1 each) and cpus {self.cpus} (at least 0)"
-            )
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class VerifierRole:
     """The verifiers that judge completions; each row of a dataset names its verifier.
 
@@ -144,16 +136,12 @@ class VerifierRole:
         options: arguments of verifiers, by name.
     """
 
-    workers: int = 0
-    timeout_s: float = 10.0
+    workers: Count = 0
+    timeout_s: Annotated[float, Field(gt=0)] = 10.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.workers < 0 or not self.timeout_s > 0:
-            raise ValueError(f"workers is {self.workers} (at least 0) and timeout_s {self.timeout_s} (above 0)")
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Roles:
     """The roles of a run."""
 
@@ -161,7 +149,7 @@ class Roles:
     verifier: VerifierRole = field(default_factory=VerifierRole)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Runtime:
     """The place where the roles run.
 
@@ -180,7 +168,7 @@ class Runtime:
     sync_timeout_s: float = 120.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Plan:
     """The whole plan of a run. Each section is described by its own class."""
 
@@ -196,42 +184,67 @@ class Plan:
     roles: Roles = field(default_factory=Roles)
     runtime: Runtime = field(default_factory=Runtime)
 
-    def __post_init__(self) -> None:
-        """Refuse settings that contradict each other across sections.
+    @field_validator("sampling", mode="before")
+    @classmethod
+    def _spell_out(cls, given: Any) -> Any:
+        try:
+            return Sampling.of(given) if isinstance(given, dict) else given
+        except TypeError as error:
+            raise ValueError(str(error)) from error
 
-        Raises:
-            UserError: naming the keys.
-        """
+    @field_validator("conventions", mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any, info: ValidationInfo) -> Any:
+        """Start from the preset, at the temperature that completions are drawn at."""
+        if not isinstance(given, dict) or "sampling" not in info.data:
+            return given
+        preset, temperature = given.pop("preset", "grpo"), info.data["sampling"].temperature
+        if str(preset) not in PRESETS:
+            raise ValueError(f"preset is {preset!r}, it has to be one of {', '.join(PRESETS)}")
+        if given.setdefault("temperature", temperature) != temperature:
+            raise ValueError(
+                f"temperature is {given['temperature']}, but sampling.temperature is {temperature}: completions are "
+                "scored at what they were drawn at; leave it out"
+            )
+        return asdict(PRESETS[preset]) | given
+
+    def __post_init__(self) -> None:
+        """Refuse settings that contradict each other across sections."""
+        sampling, conventions, ahead = self.sampling, self.conventions, self.schedule.versions_ahead
+        sampler, workers, transport = self.roles.sampler, self.roles.verifier.workers, self.runtime.transport
         local = self.runtime.kind == "local"
-        if local and self.runtime.transport == "ray":
-            raise UserError("runtime.transport is ray, which needs runtime.kind ray")
-        if self.runtime.transport == "copy" and (not local or self.roles.sampler.engine != "in_process"):
-            raise UserError(
-                "runtime.transport is copy, which reaches an in_process engine in the trainer's own process only"
-            )
-        if local and self.roles.sampler.replicas > 1:
-            raise UserError(
-                f"roles.sampler.replicas is {self.roles.sampler.replicas}, which needs runtime.kind ray: one process has one"
-            )
-        if local and self.roles.verifier.workers:
-            raise UserError(f"roles.verifier.workers is {self.roles.verifier.workers}, which needs runtime.kind ray")
+        if local and transport == "ray":
+            raise ValueError("runtime.transport is ray, which needs runtime.kind ray")
+        if transport == "copy" and not (local and sampler.engine == "in_process"):
+            raise ValueError("runtime.transport is copy, which needs runtime.kind local and an in_process engine")
+        if local and sampler.replicas > 1:
+            raise ValueError(f"roles.sampler.replicas is {sampler.replicas}, which needs runtime.kind ray")
+        if local and workers:
+            raise ValueError(f"roles.verifier.workers is {workers}, which needs runtime.kind ray")
         if self.environment and not self.data.chat_template:
-            raise UserError("environment is set, which needs data.chat_template: conversations are written by it")
-        if self.sampling.temperature == 0:
-            raise UserError("sampling.temperature is 0: a greedy group has one completion and nothing to learn from")
-        if self.sampling.logprobs is None and self.conventions.old_logprobs == "sampler":
-            raise UserError("sampling.logprobs is empty, but conventions.old_logprobs takes the ratio against them")
-        is_uncorrected = self.conventions.old_logprobs == "trainer" and self.conventions.importance_level == "none"
-        if self.schedule.versions_ahead and is_uncorrected:
-            raise UserError(
-                f"schedule.max_staleness lets sampling run {self.schedule.versions_ahead} versions ahead of the trainer, "
-                "but conventions.old_logprobs is trainer and importance_level none, which takes all rows for the "
-                "trainer's own: set old_logprobs to sampler"
+            raise ValueError("environment is set, which needs data.chat_template: conversations are written by it")
+        if sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0: a greedy group has one completion and nothing to learn from")
+        if sampling.logprobs is None and conventions.old_logprobs == "sampler":
+            raise ValueError("sampling.logprobs is empty, but conventions.old_logprobs takes the ratio against them")
+        if ahead and conventions.old_logprobs == "trainer" and conventions.importance_level == "none":
+            raise ValueError(
+                f"schedule.max_staleness lets sampling run {ahead} versions ahead of the trainer, but "
+                "conventions.old_logprobs is trainer and importance_level none: set old_logprobs to sampler"
             )
-        if self.sampling.seed is not None or self.sampling.n != 1:
-            raise UserError(
-                "sampling.seed and sampling.n are not set here: they follow from run.seed and schedule.group_size"
+        if sampling.seed is not None or sampling.n != 1:
+            raise ValueError(
+                "sampling.seed and sampling.n follow from run.seed and schedule.group_size: leave them out"
             )
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads 1e-3 as a number, as YAML 1.2 does; for YAML 1.1 it is a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+\.?\d*[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 def read_plan(path: Path, overrides: Sequence[str] = ()) -> Plan:
@@ -245,13 +258,9 @@ def read_plan(path: Path, overrides: Sequence[str] = ()) -> Plan:
         UserError: the file cannot be read, is not YAML, or holds settings that a plan refuses; nothing has started then.
     """
     try:
-        import yaml
-    except ImportError as error:
-        raise UserError(f"a plan needs PyYAML ({error}); pip install 'rlcanary[grpo]'") from error
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = yaml.load(path.read_text(encoding="utf-8"), _Loader)
         for override in overrides:
-            _override(given, override, yaml.safe_load)
+            _override(given, override)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the plan {path}: {error}") from error
     except yaml.YAMLError as error:
@@ -262,54 +271,57 @@ def read_plan(path: Path, overrides: Sequence[str] = ()) -> Plan:
         raise UserError(f"{path}: {error}") from error
 
 
+def _override(given: Any, override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"{override!r} is not key=value, such as roles.sampler.engine=vllm")
+    *parents, last = key.split(".")
+    for parent in parents:
+        given = given.setdefault(parent, {}) if isinstance(given, dict) else None
+    if not isinstance(given, dict):
+        raise UserError(f"{key} cannot be set: what stands above it is not a mapping")
+    given[last] = yaml.load(value, _Loader)
+
+
 def plan_of(given: Any) -> Plan:
     """Read the plan from nested mappings. Conventions and sampling have keys of their own, see there.
 
     Raises:
         UserError: naming the key that is wrong.
     """
-    if not isinstance(given, Mapping):
-        raise UserError("the plan is empty, it has to be a mapping of sections")
+    if isinstance(given, dict):
+        given = {"conventions": {}, **given}
     try:
-        sampling = Sampling.of(_mapping(given, "sampling"))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"sampling: {error}") from error
-    conventions = _conventions(_mapping(given, "conventions"), sampling.temperature)
-    return read_section(Plan, {**given, "sampling": sampling, "conventions": conventions}, "")
+        # In JSON a list is a tuple and a text is a path, while a strict number is neither a text nor a truth value.
+        return TypeAdapter(Plan).validate_json(json.dumps(given, default=str))
+    except ValidationError as error:
+        raise UserError(_first_mistake(error)) from error
 
 
-def _conventions(given: Mapping[str, Any], temperature: float) -> Conventions:
-    changes = dict(given)
-    preset = changes.pop("preset", "grpo")
-    if preset not in PRESETS:
-        raise UserError(f"conventions.preset is {preset!r}, it has to be one of {', '.join(PRESETS)}")
-    if changes.setdefault("temperature", temperature) != temperature:
-        raise UserError(
-            f"conventions.temperature is {changes['temperature']}, but sampling.temperature is {temperature}: completions "
-            "are scored at what they were drawn at; leave it out"
-        )
-    try:
-        return PRESETS[preset].replace(**changes)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"conventions: {error}") from error
+def _first_mistake(error: ValidationError) -> str:
+    """Describe the first mistake in a line; an unknown key comes before the one that is missing in its place."""
+    mistakes = error.errors()
+    unknown = [mistake for mistake in mistakes if mistake["type"] == "unexpected_keyword_argument"]
+    mistake = (unknown or mistakes)[0]
+    *section, name = place = mistake["loc"] or ("",)
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    if unknown:
+        names = _keys(section)
+        close = get_close_matches(str(name), names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+        return f"{key} is not a key of a plan: {hint}"
+    if mistake["type"] == "missing":
+        return f"{key} is missing"
+    if mistake["type"] == "value_error":
+        return f"{key}: {mistake['ctx']['error']}".removeprefix(": ")
+    given = "empty" if mistake["input"] is None else repr(mistake["input"])
+    expected = re.sub("^(Input|Tuple) should", "it has to", mistake["msg"]).replace("an object", "a mapping")
+    return f"{key or 'the plan'} is {given}, {expected}"
 
 
-def _mapping(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    section = given.get(key, {})
-    if not isinstance(section, Mapping):
-        raise UserError(f"{key} is {section!r}, it has to be a mapping of keys to values")
-    return section
-
-
-def _override(given: Any, override: str, parse: Callable[[str], Any]) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise UserError(f"{override!r} is not key=value, such as roles.sampler.engine=vllm")
-    *parents, last = key.split(".")
-    for parent in parents:
-        if not isinstance(given, dict):
-            break
-        given = given.setdefault(parent, {})
-    if not isinstance(given, dict):
-        raise UserError(f"{key} cannot be set: what stands above it is not a mapping")
-    given[last] = parse(value)
+def _keys(path: Sequence[int | str]) -> list[str]:
+    section: Any = Plan
+    for name in path:
+        kind = get_type_hints(section)[str(name)]
+        section = next(each for each in (kind, *get_args(kind)) if is_dataclass(each))
+    return [each.name for each in fields(section)]

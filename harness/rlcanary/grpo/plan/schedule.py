@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from rlcanary.errors import UserError
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -38,7 +36,7 @@ class Schedule:
         """Refuse numbers that do not divide.
 
         Raises:
-            UserError: a number is out of range or does not divide another, named as in the plan.
+            ValueError: a number is out of range or does not divide another, named as in the plan.
         """
         for name in ("prompts_per_step", "group_size", "sync_every"):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}, it has to be at least 1")
@@ -125,4 +123,4 @@ class Schedule:
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise UserError(message)
+        raise ValueError(message)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from rlcanary.errors import UserError
 from rlcanary.grpo.plan.schedule import Schedule
 
 
@@ -53,5 +52,5 @@ def test_staleness_beyond_what_the_schedule_takes_is_used_to_sample_ahead(
     ],
 )
 def test_what_does_not_divide_is_refused_by_its_key(changes: dict[str, int], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(ValueError, match=said):
         Schedule(**({"prompts_per_step": 6, "group_size": 4} | changes))
