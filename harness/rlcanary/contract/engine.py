@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcanary.contract.batch import Completion
-from rlcanary.contract.sampling import Sampling
+from rlcanary.contract.sampling import Options, Sampling
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 # Tokens per block of the prefix cache; only whole blocks are shared between requests, as in vLLM.
 BLOCK = 16
+# Tokens that a character of a stop sequence can take, in byte-level vocabularies.
+TOKENS_PER_CHARACTER = 4
 
 
 class Engine(Protocol):
@@ -49,53 +52,87 @@ class Engine(Protocol):
 
 
 class InProcessEngine:
-    """`Engine` on a copy of a causal language model, on the CPU.
+    """`Engine` on a causal language model of transformers, by default on a copy of it on the CPU.
 
     Greedy requests always report raw logprobs, because temperature 0 leaves no distribution to report.
 
     Attributes:
-        model: the engine's own copy, in evaluation mode.
+        model: the engine's model.
         version: number of completed weight syncs, counted by the code that syncs.
         decode: ids to text.
+        eos_token_ids: ids that end a completion, unless the request names its own.
     """
 
-    def __init__(self, model: Any, decode: Callable[[Sequence[int]], str] | None = None) -> None:
-        """Copy the model.
+    def __init__(
+        self,
+        model: Any,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        copies: bool = True,
+        max_batch_size: int = 1,
+    ) -> None:
+        """Take the model.
 
         Args:
             model: a transformers causal language model.
             decode: ids to text; None writes the ids down, separated by spaces.
+            eos_token_ids: ids that end a completion, unless the request names its own.
+            copies: sample from a copy. Without one training the model changes the samples, and no prefixes are cached.
+            max_batch_size: rows per forward pass; the completions of one prompt always share theirs.
+
+        Raises:
+            ValueError: `max_batch_size` is below 1.
         """
         import torch
 
-        self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+        if max_batch_size < 1:
+            raise ValueError(f"max_batch_size={max_batch_size} has to be at least 1")
+        self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False) if copies else model
         self.version = 0
         self.decode = decode or (lambda token_ids: " ".join(map(str, token_ids)))
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._caches_prefixes = copies
+        self._max_batch_size = max_batch_size
         # A generator of its own: sampling leaves the trainer's random state as it is.
         self._random = torch.Generator()
         self._random.seed()
         self._blocks: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
         """Sample completions for each prompt, in order.
+
+        With a seed each prompt has a generator of its own, so that the prompts beside it change nothing but roundings.
 
         Raises:
             TypeError: `sampling` has a field that `Sampling` does not have.
-            ValueError: a field's value is out of range or not supported here, or a prompt is empty.
+            ValueError: a field's value is out of range, or a prompt is empty.
         """
-        requests = [_Request(self, prompt, _parameters(sampling)) for prompt in prompts]
-        for request in requests:
-            while not request.is_done:
-                request.step()
-        return [request.completions() for request in requests]
+        accepted = self.accepted(prompts, sampling)
+        at_once = max(1, self._max_batch_size // accepted.n)
+        groups = []
+        for first in range(0, len(prompts), at_once):
+            batch = _Batch(self, prompts[first : first + at_once], accepted)
+            while not batch.is_done:
+                batch.step()
+            groups += batch.completions()
+        return groups
 
-    async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+    async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
         """Sample the completions of one prompt. Other requests and weight syncs run between any two tokens."""
-        request = _Request(self, prompt, _parameters(sampling))
-        while not request.is_done:
-            request.step()
+        batch = _Batch(self, [prompt], self.accepted([prompt], sampling))
+        while not batch.is_done:
+            batch.step()
             await asyncio.sleep(0)
-        return request.completions()
+        return batch.completions()[0]
+
+    def accepted(self, prompts: Sequence[Sequence[int]], sampling: Options) -> Sampling:
+        """Check a request -> its parameters, as `generate` does."""
+        for row, prompt in enumerate(prompts):
+            if len(prompt) == 0:
+                raise ValueError(f"prompt {row} is empty: there is nothing to continue")
+        parameters = sampling if isinstance(sampling, Sampling) else Sampling(**sampling)
+        return parameters.with_ends(self.eos_token_ids)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Replace the named parameters -> the names that were loaded. The prefix cache is kept.
@@ -106,25 +143,52 @@ class InProcessEngine:
             KeyError: the model has no parameter of that name.
             ValueError: a tensor's shape is not the parameter's.
         """
-        return load_parameters(self.model, weights, "engine")
+        import torch
+
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        loaded = set()
+        with torch.no_grad():
+            for name, weight in weights:
+                if name not in parameters:
+                    raise KeyError(f"the engine's model has no parameter {name!r}")
+                if parameters[name].shape != weight.shape:
+                    raise ValueError(
+                        f"{name} of shape {tuple(weight.shape)} does not fit the engine's {tuple(parameters[name].shape)}"
+                    )
+                parameters[name].copy_(weight.detach())
+                loaded.add(name)
+        return loaded
 
     def reset_prefix_cache(self) -> None:
         """Drop the cached keys and values of all prefixes. Requests under way keep theirs."""
         self._blocks.clear()
 
-    def next_logits(self, token_ids: Tensor, cache: Any) -> Tensor:
-        """Run the model on [N, L] further ids -> [N, V] next-token logits. The cache grows by L positions."""
+    def next_logits(self, token_ids: Tensor, cache: Any, padding_N1: Tensor | None = None) -> Tensor:
+        """Run the model on [N, L] further ids -> [N, V] next-token logits on the CPU. The cache grows by L positions.
+
+        Args:
+            token_ids: the ids.
+            cache: keys and values of the positions before.
+            padding_N1: number of positions on the left of the cache that hold no token; None where there are none.
+        """
         import torch
 
+        device = next(self.model.parameters()).device
+        positions = torch.arange(cache.get_seq_length(), cache.get_seq_length() + token_ids.shape[1])
+        options: dict[str, Any] = {}
+        if padding_N1 is not None:
+            attended = torch.arange(int(positions[-1]) + 1) >= padding_N1
+            options["attention_mask"] = attended.long().to(device)
+            positions = positions - padding_N1
         with torch.no_grad():
-            positions = torch.arange(cache.get_seq_length(), cache.get_seq_length() + token_ids.shape[1])
             output = self.model(
-                input_ids=token_ids,
-                position_ids=positions.expand(token_ids.shape),
+                input_ids=token_ids.to(device),
+                position_ids=positions.expand(token_ids.shape).to(device),
                 past_key_values=cache,
                 use_cache=True,
+                **options,
             )
-        logits_NV: Tensor = output.logits[:, -1].float()
+        logits_NV: Tensor = output.logits[:, -1].float().cpu()
         return logits_NV
 
     def read_prompt(self, prompt: Sequence[int]) -> tuple[Tensor, Any]:
@@ -133,8 +197,6 @@ class InProcessEngine:
         from transformers import DynamicCache
 
         ids = tuple(int(token) for token in prompt)
-        if not ids:
-            raise ValueError("an empty prompt has nothing to continue")
         cached = 0
         # At least one token is computed, because the cache holds no logits.
         while cached + BLOCK < len(ids) and ids[: cached + BLOCK] in self._blocks:
@@ -144,7 +206,7 @@ class InProcessEngine:
             for layer, (keys, values) in enumerate(self._blocks[ids[:end]]):
                 cache.update(keys, values, layer)
         logits_1V = self.next_logits(torch.tensor([ids[cached:]]), cache)
-        for end in range(cached + BLOCK, len(ids) + 1, BLOCK):
+        for end in range(cached + BLOCK, len(ids) + 1, BLOCK) if self._caches_prefixes else ():
             block = slice(end - BLOCK, end)
             self._blocks[ids[:end]] = [
                 (layer.keys[:, :, block].clone(), layer.values[:, :, block].clone()) for layer in cache.layers
@@ -157,100 +219,95 @@ class InProcessEngine:
 
         return self._random if seed is None else torch.Generator().manual_seed(seed)
 
-
-def load_parameters(model: Any, weights: Iterable[tuple[str, Tensor]], owner: str) -> set[str]:
-    """Copy weights into the named parameters -> the names that were loaded. Those before an error stay loaded.
-
-    Args:
-        model: a torch module.
-        weights: names and tensors.
-        owner: the model's owner, for error messages.
-
-    Raises:
-        KeyError: the model has no parameter of that name.
-        ValueError: a tensor's shape is not the parameter's.
-    """
-    import torch
-
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    loaded = set()
-    with torch.no_grad():
-        for name, weight in weights:
-            if name not in parameters:
-                raise KeyError(f"the {owner}'s model has no parameter {name!r}")
-            if parameters[name].shape != weight.shape:
-                raise ValueError(
-                    f"{name} of shape {tuple(weight.shape)} does not fit the {owner}'s {tuple(parameters[name].shape)}"
-                )
-            parameters[name].copy_(weight.detach())
-            loaded.add(name)
-    return loaded
+    def text(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Return the ids as text; `decode` decides about special tokens."""
+        return self.decode(token_ids)
 
 
-def _parameters(given: Mapping[str, Any]) -> Sampling:
-    sampling = Sampling(**given).with_ends(())
-    if sampling.repetition_penalty != 1 or sampling.stop_sequences:
-        raise ValueError("the in-process engine has neither repetition_penalty nor stop_sequences")
-    return sampling
+class _Batch:
+    """Prompts with their n completions each under way. Shapes: N unfinished rows, V vocabulary entries."""
 
-
-class _Request:
-    """One prompt with its n completions under way. Shapes: N unfinished completions, V vocabulary entries."""
-
-    def __init__(self, engine: InProcessEngine, prompt: Sequence[int], sampling: Sampling) -> None:
-        self.engine = engine
-        self.prompt = prompt
-        self.sampling = sampling
-        self.random = engine.generator(sampling.seed)
-        self.token_ids: list[list[int]] = [[] for _ in range(sampling.n)]
-        self.logprobs: list[list[float]] = [[] for _ in range(sampling.n)]
-        self.versions: list[list[int]] = [[] for _ in range(sampling.n)]
-        self.unfinished = list(range(sampling.n))
+    def __init__(self, engine: InProcessEngine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
+        self.engine, self.prompts, self.sampling = engine, prompts, sampling
+        self.random = [engine.generator(sampling.seed) for _ in prompts]
+        n_rows = len(prompts) * sampling.n
+        self.token_ids: list[list[int]] = [[] for _ in range(n_rows)]
+        self.logprobs: list[list[float]] = [[] for _ in range(n_rows)]
+        self.versions: list[list[int]] = [[] for _ in range(n_rows)]
+        self.has_stopped = [False] * n_rows
+        self.unfinished = list(range(n_rows))
         self.cache: Any = None
+        self.padding_N1: Tensor | None = None
+        self.window = TOKENS_PER_CHARACTER * max((len(stop) + 1 for stop in sampling.stop_sequences), default=0)
 
     @property
     def is_done(self) -> bool:
         return not self.unfinished
 
     def step(self) -> None:
-        """Sample the next token of every unfinished completion."""
+        """Sample the next token of every unfinished row."""
         import torch
 
         if self.cache is None:
-            logits_1V, self.cache = self.engine.read_prompt(self.prompt)
-            self.cache.batch_repeat_interleave(self.sampling.n)
-            logits_NV = logits_1V.expand(self.sampling.n, -1)
+            logits_NV = self._read_prompts()
         else:
             last_N1 = torch.tensor([[self.token_ids[row][-1]] for row in self.unfinished])
-            logits_NV = self.engine.next_logits(last_N1, self.cache)
+            logits_NV = self.engine.next_logits(last_N1, self.cache, self.padding_N1)
         self._draw(logits_NV)
         kept = [index for index, row in enumerate(self.unfinished) if not self._has_ended(row)]
         if len(kept) < len(self.unfinished):
             self.unfinished = [self.unfinished[index] for index in kept]
+            self.padding_N1 = None if self.padding_N1 is None else self.padding_N1[kept]
             self.cache.batch_select_indices(torch.tensor(kept, dtype=torch.long))
 
-    def completions(self) -> list[Completion]:
-        return [
+    def completions(self) -> list[list[Completion]]:
+        rows = [
             Completion(
                 token_ids=token_ids,
                 logprobs=logprobs if self.sampling.logprobs else None,
-                finish_reason="stop" if token_ids[-1] in self.sampling.ends else "length",
+                finish_reason="stop" if has_stopped else "length",
                 token_versions=versions,
-                text=self.engine.decode(token_ids),
+                text=self.engine.text(token_ids, self.sampling.skip_special_tokens),
             )
-            for token_ids, logprobs, versions in zip(self.token_ids, self.logprobs, self.versions, strict=True)
+            for token_ids, logprobs, has_stopped, versions in zip(
+                self.token_ids, self.logprobs, self.has_stopped, self.versions, strict=True
+            )
         ]
+        return [rows[first : first + self.sampling.n] for first in range(0, len(rows), self.sampling.n)]
+
+    def _read_prompts(self) -> Tensor:
+        """Read each prompt alone, and join their keys and values, padded on the left."""
+        import torch
+        from transformers import DynamicCache
+
+        logits, caches = zip(*map(self.engine.read_prompt, self.prompts), strict=True)
+        lengths = [len(prompt) for prompt in self.prompts]
+        padding = [max(lengths) - length for length in lengths]
+        self.cache = caches[0]
+        if len(caches) > 1:
+            self.cache = DynamicCache()
+            for index, layers in enumerate(zip(*(cache.layers for cache in caches), strict=True)):
+                parts = [layer.keys for layer in layers], [layer.values for layer in layers]
+                self.cache.update(*map(_joined, parts), index)
+        self.cache.batch_repeat_interleave(self.sampling.n)
+        if any(padding):
+            self.padding_N1 = torch.tensor(padding).unsqueeze(1).repeat_interleave(self.sampling.n, dim=0)
+        return torch.cat(logits).repeat_interleave(self.sampling.n, dim=0)
 
     def _draw(self, logits_NV: Tensor) -> None:
         import torch
 
         raw_NV = logits_NV.log_softmax(dim=-1)
-        if self.sampling.temperature == 0:
-            processed_NV = raw_NV
-            drawn_N = raw_NV.argmax(dim=-1)
+        scores_NV = self._penalised(logits_NV)
+        if self.sampling.do_sample:
+            processed_NV = processed_logprobs(scores_NV, self.sampling)
+            rows_of = Counter(row // self.sampling.n for row in self.unfinished)
+            parts = zip(rows_of, processed_NV.exp().split(list(rows_of.values())), strict=True)
+            drawn = [torch.multinomial(part, 1, generator=self.random[prompt]) for prompt, part in parts]
+            drawn_N = torch.cat(drawn).squeeze(1)
         else:
-            processed_NV = processed_logprobs(logits_NV, self.sampling)
-            drawn_N = torch.multinomial(processed_NV.exp(), 1, generator=self.random).squeeze(1)
+            processed_NV = raw_NV
+            drawn_N = scores_NV.argmax(dim=-1)
         reported_NV = raw_NV if self.sampling.logprobs == "raw" else processed_NV
         reported_N = reported_NV.gather(1, drawn_N.unsqueeze(1)).squeeze(1)
         for row, token, logprob in zip(self.unfinished, drawn_N.tolist(), reported_N.tolist(), strict=True):
@@ -258,9 +315,34 @@ class _Request:
             self.logprobs[row].append(logprob)
             self.versions[row].append(self.engine.version)
 
+    def _penalised(self, logits_NV: Tensor) -> Tensor:
+        """Make the tokens that a row has seen, in its prompt or since, less likely."""
+        import torch
+
+        penalty = float(self.sampling.repetition_penalty)
+        if penalty == 1:
+            return logits_NV
+        penalised_NV = logits_NV.clone()
+        for index, row in enumerate(self.unfinished):
+            seen = [*self.prompts[row // self.sampling.n], *self.token_ids[row]]
+            logits = logits_NV[index, seen]
+            penalised_NV[index, seen] = torch.where(logits < 0, logits * penalty, logits / penalty)
+        return penalised_NV
+
     def _has_ended(self, row: int) -> bool:
-        token_ids = self.token_ids[row]
-        return token_ids[-1] in self.sampling.ends or len(token_ids) == self.sampling.max_new_tokens
+        token_ids, stops = self.token_ids[row], self.sampling.stop_sequences
+        # Of a stop sequence that began in the prompt only the rest is here.
+        text = self.engine.text(token_ids[-self.window :], False) if stops else ""
+        self.has_stopped[row] = token_ids[-1] in self.sampling.ends or any(stop in text for stop in stops)
+        return self.has_stopped[row] or len(token_ids) == self.sampling.max_new_tokens
+
+
+def _joined(parts_1HLD: Sequence[Tensor]) -> Tensor:
+    """Join keys or values of several prompts -> [B, heads, longest, features], zeros on the left of short ones."""
+    from torch.nn.utils.rnn import pad_sequence
+
+    rows_LHD = [part[0].transpose(0, 1) for part in parts_1HLD]
+    return pad_sequence(rows_LHD, batch_first=True, padding_side="left").transpose(1, 2)
 
 
 def processed_logprobs(logits_NV: Tensor, sampling: Sampling) -> Tensor:

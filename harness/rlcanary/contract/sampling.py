@@ -168,3 +168,6 @@ def _is_int(value: Any) -> bool:
 
 def _is_finite(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
+Options = Mapping[str, Any] | Sampling

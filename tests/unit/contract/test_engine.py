@@ -183,7 +183,7 @@ def test_sampling_out_of_range_is_refused(engine: InProcessEngine, options: dict
 def test_unknown_sampling_option_and_empty_prompt_are_refused(engine: InProcessEngine) -> None:
     with pytest.raises(TypeError, match="max_tokens"):
         engine.generate([SHORT], {"max_tokens": 3})
-    with pytest.raises(ValueError, match="empty prompt"):
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
         engine.generate([[]], {})
 
 

@@ -111,14 +111,10 @@ def test_vllm_takes_every_parameter_as_it_is_meant() -> None:
     assert vllm.SamplingParams(**arguments(Sampling(eos_token_ids=()))).top_k in (0, -1)
 
 
-def test_in_process_engine_takes_what_it_has_and_refuses_the_rest() -> None:
-    simple = {name: value for name, value in ALL.items() if name not in ("repetition_penalty", "stop_sequences")}
-    engine = InProcessEngine(tiny_llama())
-    (group,) = engine.generate([[5, 6]], simple)
-    assert len(group) == 3
-    for name in ("repetition_penalty", "stop_sequences"):
-        with pytest.raises(ValueError, match="neither repetition_penalty nor stop_sequences"):
-            engine.generate([[5, 6]], {**simple, name: ALL[name]})
+def test_in_process_engine_takes_every_parameter() -> None:
+    (group,) = InProcessEngine(tiny_llama()).generate([[5, 6]], ALL)
+    assert len(group) == ALL["n"]
+    assert InProcessEngine(tiny_llama()).generate([[5, 6]], Sampling.of(ALL)) == [group]
 
 
 def test_requests_of_the_checks_are_spelled_as_the_record_is() -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlcanary.contract.engine import Engine, InProcessEngine
+from rlcanary.contract.engine import Engine
 from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 from rlcanary.grpo.plan.plan import SamplerRole
@@ -30,9 +30,11 @@ def start_engine(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from rlcanary.grpo.engines.transformers_policy import TransformersPolicy
+
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
-    engine = InProcessEngine(model, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
+    engine = TransformersPolicy(model, tokenizer, eos_token_ids=sampling.ends, copies=True)
     yield engine, InProcessEndpoint(engine)
 
 

@@ -1,49 +1,45 @@
-"""The protocol of a policy: it samples completions, as every engine does, and scores given tokens."""
+"""A policy: an engine that also scores given tokens, and runs the requests of many threads together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
-from rlcanary.contract.sampling import Sampling
+from rlcanary.contract.batch import Completion
+from rlcanary.contract.sampling import Options, Sampling
+from rlcanary.grpo.engines.batching import Batcher
+from rlcanary.grpo.engines.containers import LogProbs, Masks, MaskStrategy, Tokens
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from torch import Tensor
 
-    from rlcanary.contract.batch import Completion
-    from rlcanary.grpo.engines.batching import Batcher
-    from rlcanary.grpo.engines.containers import LogProbs, Masks, MaskStrategy, Tokens
-
-Options = Mapping[str, Any] | Sampling
+Request = tuple[Sequence[int], Sampling]
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """A `rlcanary.contract.engine.Engine` that can also score. The same calls give the same on every backend.
 
     Attributes:
-        version: number of completed weight syncs; the caller that syncs counts.
-        eos_token_ids: ids that end a completion, unless the request names its own.
-        batcher: runs the requests of `submit` and `agenerate`.
+        batcher: runs the requests of `submit`.
     """
 
-    version: int
-    eos_token_ids: tuple[int, ...]
-    batcher: Batcher[Any, list[Completion]]
+    batcher: Batcher[Request, list[Completion]]
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
-        """Sample completions per prompt, in order; `sampling` as `Sampling.of` takes it.
+    @abstractmethod
+    def accepted(self, prompts: Sequence[Sequence[int]], sampling: Options) -> Sampling:
+        """Check a request -> its parameters, with the policy's end-of-sequence ids where it names none.
 
         Raises:
-            ValueError: a parameter is unknown, out of range or not supported here, or a prompt is empty.
+            ValueError: a parameter is unknown, out of range or not supported here, or a prompt is empty or has an id
+                outside the vocabulary.
         """
 
     def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
         """Queue one prompt -> its future completions; callers in many threads share batches."""
-
-    async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
-        """Sample the completions of one prompt, as `submit` does."""
+        return self.batcher.submit((prompt, self.accepted([prompt], sampling)))
 
     def logprobs(
         self,
@@ -63,20 +59,22 @@ class Policy(Protocol):
         Raises:
             ValueError: masks do not fit the tokens, or the temperature is not supported here.
         """
+        masks = Masks.of(tokens) if masks is None else masks
+        masks.check_like(tokens)
+        selected = masks.select(strategy)
+        rows = [
+            row.masked_fill(~mask, math.nan)
+            for row, mask in zip(self.score(tokens.full, temperature), selected, strict=True)
+        ]
+        pairs = list(zip(rows, tokens.lengths, strict=True))
+        return LogProbs([row[:prompt] for row, (prompt, _) in pairs], [row[prompt:] for row, (prompt, _) in pairs])
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Replace the parameters of these names -> the names that were loaded.
-
-        Raises:
-            KeyError: the model has no parameter of a name.
-            ValueError: a tensor's shape is not the parameter's.
-        """
-
-    def reset_prefix_cache(self) -> None:
-        """Forget the keys and values of all prefixes."""
+    @abstractmethod
+    def score(self, rows: Sequence[Tensor], temperature: float) -> list[Tensor]:
+        """Score every token of each row -> one tensor per row, NaN at its first token."""
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
+def check_ids(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
     """Check that a model can continue these prompts, so that an error names the prompt and stays with its request.
 
     Raises:
@@ -88,3 +86,22 @@ def check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
         wrong = [token for token in prompt if not 0 <= token < vocabulary]
         if wrong:
             raise ValueError(f"prompt {row} has the id {wrong[0]}, outside the vocabulary of {vocabulary}")
+
+
+def eos_ids(configured: int | Sequence[int] | None, tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that end a completion: those of a model's generation config and that of its tokenizer, if any."""
+    ids = [configured] if isinstance(configured, int) else list(configured or ())
+    return tuple(dict.fromkeys([*ids, *([] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)])]))
+
+
+def ends_of(given: Sequence[int] | None, configured: int | Sequence[int] | None, tokenizer: Any) -> tuple[int, ...]:
+    """Return the given ids or, for None, `eos_ids`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if given is not None:
+        return tuple(given)
+    if not (found := eos_ids(configured, tokenizer)):
+        raise ValueError("neither the model nor the tokenizer has an end-of-sequence id: give eos_token_ids")
+    return found

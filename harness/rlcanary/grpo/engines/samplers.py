@@ -65,10 +65,3 @@ def start_samplers(
     default = "copy" if role.engine == "in_process" else "bytes"
     with start_engine(role, sampling, dtype, folder / MODEL) as (engine, endpoint):
         yield Samplers([engine], [endpoint], transport_of(runtime.transport or default, folder))
-
-
-def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids that end a completion: those of the model's generation config and of the tokenizer."""
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [configured] if isinstance(configured, int) else list(configured or ())
-    return tuple(dict.fromkeys([*ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]))

@@ -10,23 +10,20 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlcanary.contract.batch import Completion
-from rlcanary.contract.sampling import Sampling
+from rlcanary.contract.sampling import Options, Sampling
 from rlcanary.grpo.engines.batching import Batcher
-from rlcanary.grpo.engines.containers import LogProbs, Masks, MaskStrategy, Tokens
-from rlcanary.grpo.engines.policy import Options, check_prompts
+from rlcanary.grpo.engines.policy import Policy, Request, check_ids, ends_of
 from rlcanary.grpo.engines.vllm_liveness import while_alive
 from rlcanary.grpo.engines.vllm_worker import checkpoint_shapes, load_into
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Request = tuple[Sequence[int], Sampling]
 WORKER = "rlcanary.grpo.engines.vllm_worker.WeightReceiver"
 
 
@@ -70,7 +67,7 @@ def arguments(sampling: Sampling) -> dict[str, Any]:
     }
 
 
-class VllmPolicy:
+class VllmPolicy(Policy):
     """A `Policy` on a `vllm.LLM`. One call runs at a time; concurrent requests share it.
 
     Attributes:
@@ -101,58 +98,63 @@ class VllmPolicy:
             ValueError: no end-of-sequence id is known.
         """
         self.llm, self.tokenizer, self.version = llm, llm.get_tokenizer(), 0
-        self.eos_token_ids = tuple(_ends(llm, self.tokenizer) if eos_token_ids is None else eos_token_ids)
+        configured = llm.llm_engine.model_config.try_get_generation_config().get("eos_token_id")
+        self.eos_token_ids = ends_of(eos_token_ids, configured, self.tokenizer)
         self._vocabulary = int(llm.llm_engine.model_config.get_vocab_size())
         self._lock = threading.RLock()
         self.batcher: Batcher[Request, list[Completion]] = Batcher(
             self._answer, min_batch_size=min_batch_size, timeout=batching_timeout
         )
 
+    def accepted(self, prompts: Sequence[Sequence[int]], sampling: Options) -> Sampling:
+        """Check a request as `Policy.accepted` does.
+
+        Raises:
+            ValueError: as there; or the engine reports raw logprobs where processed ones are asked for and differ from
+                them, or the other way round.
+        """
+        check_ids(prompts, self._vocabulary)
+        parameters = Sampling.of(sampling).with_ends(self.eos_token_ids)
+        is_unfiltered = (parameters.temperature, parameters.top_p, parameters.top_k) == (1, 1, 0)
+        is_raw = parameters.repetition_penalty == 1 and (is_unfiltered or not parameters.do_sample)
+        mode = self.llm.llm_engine.model_config.logprobs_mode
+        # An enumeration before 0.11.
+        mode = getattr(mode, "value", mode)
+        # For an unchanged distribution and for greedy requests, vLLM's logprobs are raw in either mode.
+        if parameters.logprobs is None or is_raw or mode == f"{parameters.logprobs}_logprobs":
+            return parameters
+        raise ValueError(
+            f"logprobs={parameters.logprobs!r}, but the engine was started with logprobs_mode={mode!r}: they would be those "
+            "of another distribution"
+        )
+
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Options) -> list[list[Completion]]:
-        """Sample completions per prompt, in order: see `Policy.generate`.
+        """Sample completions per prompt, in order.
 
         Raises:
             RuntimeError: the engine is asleep, where vLLM would wait for ever.
-            ValueError: as for `Policy.generate`; or the engine reports raw logprobs where processed ones are asked for and
-                differ from them, or the other way round.
+            ValueError: as for `accepted`.
         """
-        parameters = self._parameters(sampling)
-        return self._answer([(prompt, parameters) for prompt in prompts])
-
-    def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
-        """Queue one prompt -> its future completions, for callers in threads. Any parameters share a batch."""
-        parameters = self._parameters(sampling)
-        check_prompts([prompt], self._vocabulary)
-        return self.batcher.submit((prompt, parameters))
+        accepted = self.accepted(prompts, sampling)
+        return self._answer([(prompt, accepted) for prompt in prompts])
 
     async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
-        """Sample the completions of one prompt, as `submit` does."""
+        """Sample the completions of one prompt, as `submit` does. Requests of any parameters share a batch."""
         return await asyncio.wrap_future(self.submit(prompt, sampling))
 
-    def logprobs(
-        self,
-        tokens: Tokens,
-        masks: Masks | None = None,
-        strategy: MaskStrategy | Sequence[Tensor] = "response",
-        temperature: float = 1.0,
-    ) -> LogProbs:
-        """Score tokens, see `Policy.logprobs`. Without gradient.
+    def score(self, rows: Sequence[Tensor], temperature: float) -> list[Tensor]:
+        """Score rows as `Policy.score` does. Without gradient.
 
         Raises:
             RuntimeError: the engine is asleep.
-            ValueError: the temperature is not 1, but vLLM scores at 1 always; or masks do not fit.
+            ValueError: the temperature is not 1, but vLLM scores at 1 always.
         """
         if temperature != 1:
             raise ValueError(
                 f"temperature={temperature!r}: vLLM scores given tokens at temperature 1 whatever it is told; "
                 "TransformersPolicy scores at others"
             )
-        masks = Masks.of(tokens) if masks is None else masks
-        masks.check_like(tokens)
-        scored = self._score([row.tolist() for row in tokens.full])
-        rows = [row.masked_fill(~mask, math.nan) for row, mask in zip(scored, masks.select(strategy), strict=True)]
-        pairs = list(zip(rows, tokens.lengths, strict=True))
-        return LogProbs([row[:prompt] for row, (prompt, _) in pairs], [row[prompt:] for row, (prompt, _) in pairs])
+        return self._score([row.tolist() for row in rows])
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Replace all parameters, by the names of the checkpoint that the engine was started from -> these names.
@@ -199,25 +201,9 @@ class VllmPolicy:
         with self._lock:
             self.llm.wake_up()
 
-    def _parameters(self, sampling: Options) -> Sampling:
-        parameters = Sampling.of(sampling).with_ends(self.eos_token_ids)
-        is_unfiltered = (parameters.temperature, parameters.top_p, parameters.top_k) == (1, 1, 0)
-        is_raw = parameters.repetition_penalty == 1 and (is_unfiltered or not parameters.do_sample)
-        mode = self.llm.llm_engine.model_config.logprobs_mode
-        # An enumeration before 0.11.
-        mode = getattr(mode, "value", mode)
-        # For an unchanged distribution and for greedy requests, vLLM's logprobs are raw in either mode.
-        if parameters.logprobs is None or is_raw or mode == f"{parameters.logprobs}_logprobs":
-            return parameters
-        raise ValueError(
-            f"logprobs={parameters.logprobs!r}, but the engine was started with logprobs_mode={mode!r}: they would be those "
-            "of another distribution"
-        )
-
     def _answer(self, requests: Sequence[Request]) -> list[list[Completion]]:
         from vllm import SamplingParams
 
-        check_prompts([prompt for prompt, _ in requests], self._vocabulary)
         with self._lock:
             self._require_awake()
             version = self.version
@@ -269,13 +255,3 @@ def _reported(token_ids: Sequence[int], positions: Sequence[Any] | None) -> list
         math.nan if at is None or token not in at else min(float(at[token].logprob), 0.0)
         for token, at in zip(token_ids, positions, strict=True)
     ]
-
-
-def _ends(llm: Any, tokenizer: Any) -> list[int]:
-    configured = llm.llm_engine.model_config.try_get_generation_config().get("eos_token_id")
-    ends = [] if configured is None else [configured] if isinstance(configured, int) else list(configured)
-    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
-        ends.append(int(tokenizer.eos_token_id))
-    if not ends:
-        raise ValueError("neither the model nor the tokenizer has an end-of-sequence id: give eos_token_ids")
-    return ends

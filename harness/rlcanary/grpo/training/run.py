@@ -15,7 +15,8 @@ from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 from rlcanary.grpo.data.data import evaluation_iterator, item_iterator
 from rlcanary.grpo.data.items import ItemIterator
-from rlcanary.grpo.engines.samplers import Samplers, eos_ids, start_samplers
+from rlcanary.grpo.engines.policy import eos_ids
+from rlcanary.grpo.engines.samplers import Samplers, start_samplers
 from rlcanary.grpo.plan.models import load_model, pad_id
 from rlcanary.grpo.plan.plan import Plan, SamplerRole, VerifierRole
 from rlcanary.grpo.plan.schedule import Schedule
@@ -166,7 +167,9 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         stack.callback(verifiers.close)
         data, *held_out = _data(plan, tokenizer, verifiers)
         role = plan.roles.sampler
-        sampling = replace(plan.sampling, seed=plan.run.seed).with_ends(eos_ids(model, tokenizer))
+        sampling = replace(plan.sampling, seed=plan.run.seed).with_ends(
+            eos_ids(model.generation_config.eos_token_id, tokenizer)
+        )
         samplers = stack.enter_context(start_samplers(role, plan.runtime, sampling, folder, model, tokenizer))
         grouped = replace(sampling, n=plan.schedule.group_size)
         collector = _collector(role, samplers.engines, data, grouped)

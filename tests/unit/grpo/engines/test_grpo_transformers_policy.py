@@ -30,6 +30,15 @@ def policy(model: Any) -> TransformersPolicy:
     return TransformersPolicy(model, tiny_tokenizer())
 
 
+def batch_sizes(model: Any) -> list[int]:
+    """Note the rows of each forward pass from now on."""
+    sizes: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, inputs, options: sizes.append(len(options["input_ids"])), with_kwargs=True
+    )
+    return sizes
+
+
 def far(completions: list[Any], model: Any, prompt: list[int], temperature: float = 1.0) -> float:
     """How far the reported logprobs are from the model's, in nats."""
     return max(
@@ -227,37 +236,39 @@ def test_masks_of_other_rows_are_refused(policy: TransformersPolicy) -> None:
 
 
 def test_concurrent_requests_share_batches_and_come_back_to_their_callers(
-    policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
+    policy: TransformersPolicy,
 ) -> None:
     request = {"do_sample": False, "max_new_tokens": 4, "eos_token_ids": []}
     prompts = [[3 + index, 4] for index in range(40)]
     expected = [policy.generate([prompt], request)[0] for prompt in prompts]
-    sizes = []
-    generate = policy.model.generate
-    monkeypatch.setattr(policy.model, "generate", lambda **kw: sizes.append(len(kw["inputs"])) or generate(**kw))
+    sizes = batch_sizes(policy.model)
+    together = [future.result(HANG_S) for future in [policy.submit(prompt, request) for prompt in prompts]]
+    assert [[each.token_ids for each in group] for group in together] == [
+        [each.token_ids for each in group] for group in expected
+    ]
+    # One pass over each prompt, and three per batch over their completions.
+    assert len(sizes) < len(prompts) + 3 * 10
 
     async def all_at_once() -> Any:
         return await asyncio.gather(*(policy.agenerate(prompt, request) for prompt in prompts))
 
-    together = asyncio.run(all_at_once())
-    assert [[each.token_ids for each in group] for group in together] == [
+    in_turns = asyncio.run(all_at_once())
+    assert [[each.token_ids for each in group] for group in in_turns] == [
         [each.token_ids for each in group] for group in expected
     ]
-    assert len(sizes) < 10
 
 
-def test_threads_share_a_batch_once_there_are_enough_of_them(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_a_batch_once_there_are_enough_of_them(model: Any) -> None:
     policy = TransformersPolicy(model, tiny_tokenizer(), min_batch_size=4, batching_timeout=HANG_S)
     request = {"do_sample": False, "max_new_tokens": 4, "eos_token_ids": []}
     prompts = [[3 + index, 4] for index in range(4)]
     expected = [group[0].token_ids for group in policy.generate(prompts, request)]
-    sizes = []
-    generate = model.generate
-    monkeypatch.setattr(model, "generate", lambda **kw: sizes.append(len(kw["inputs"])) or generate(**kw))
+    sizes = batch_sizes(model)
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda prompt: policy.submit(prompt, request).result(HANG_S), prompts))
     assert [group[0].token_ids for group in together] == expected
-    assert sizes == [4]
+    # The first token follows from the pass over the prompt.
+    assert sizes == [1, 1, 1, 1, 4, 4, 4]
     left = policy.submit(prompts[0], request)
     assert policy.batcher.state().waiting == 1
     policy.batcher.cleanup(flush=True)
@@ -276,7 +287,7 @@ def test_a_failing_request_does_not_break_others(policy: TransformersPolicy, mon
     assert "prompt 0 is empty" in str(empty)
     assert len(good) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(policy.model, "generate", lambda **options: 1 / 0)
+        patch.setattr(policy.model, "forward", lambda **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             asyncio.run(ask(SHORT))
     assert len(asyncio.run(ask(SHORT))) == 1
