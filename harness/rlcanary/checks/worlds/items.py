@@ -1,4 +1,4 @@
-"""Items for evaluations, whose reward functions tell texts apart. Snippets import these names."""
+"""Items for evaluations, whose reward functions tell texts apart."""
 
 import math
 import zlib
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from rlcanary.checks.asserts import assert_true
 from rlcanary.contract.adapter import Item
 
 
@@ -63,20 +64,22 @@ class Kept:
         return 0.0
 
 
-def tossed_otherwise(texts: Sequence[str], temperature: float, bias: float) -> str | None:
-    """Describe texts of `coin(…, bias)` that come from another temperature; None if they may be from this one.
+def assert_tossed(texts: Sequence[str], temperature: float, bias: float) -> None:
+    """Assert that texts of `coin(…, bias)` may be sampled at this temperature.
 
     A correct sampler is accused once in a million times.
+
+    Raises:
+        Finding: they come from another temperature.
     """
     share, count = 1 / (1 + math.exp(-bias / temperature)), len(texts)
     heads = max(Counter(texts).values(), default=0)
     chances = [math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(count + 1)]
-    if 2 * min(sum(chances[heads:]), sum(chances[: heads + 1])) > 1e-6:
-        return None
-    return (
+    told = (
         f"of {count} completions {heads} are the likelier one of two, where about {share * count:.0f} are at the declared "
         f"evaluation_temperature {temperature:g}"
     )
+    assert_true(2 * min(sum(chances[heads:]), sum(chances[: heads + 1])) > 1e-6, told, compared=count)
 
 
 def _evaluating(state: Any, items: list[Item]) -> Any:

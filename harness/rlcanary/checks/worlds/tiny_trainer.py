@@ -3,6 +3,7 @@
 Snippets import these names, so that a counterexample reads like the check.
 """
 
+import copy
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from rlcanary import reference, tiny_models
 from rlcanary.checks.literal import Written
 from rlcanary.checks.subject import Subject
-from rlcanary.checks.worlds.states import own_logprobs, seeded
+from rlcanary.checks.worlds.states import nudged, own_logprobs, seeded
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.conventions import Conventions
@@ -54,13 +55,9 @@ NAMES = {
         "rlcanary.checks.worlds.states",
     ),
     **dict.fromkeys(
-        ("tossed_otherwise", "with_graded_items", "with_items", "with_tossed_items"), "rlcanary.checks.worlds.items"
-    ),
-    **dict.fromkeys(
         ("distribution", "gap", "p_value", "sampling", "shortfall", "trainer_logprobs", "wrong_ending"),
         "rlcanary.checks.worlds.samples",
     ),
-    **dict.fromkeys(("changed", "lasting", "modes", "random_states", "snapshot"), "rlcanary.checks.areas.evaluation"),
     **dict.fromkeys(("Watch", "declared", "gradients_of"), "rlcanary.checks.worlds.updates"),
 }
 
@@ -148,6 +145,13 @@ def state_of(adapter: Adapter, model: Any = None, ref_model: Any = None, learnin
         NotProvided: the adapter has no such state, or transformers is not installed.
     """
     return seeded(adapter.new_state, tiny_policy() if model is None else model, ref_model, learning_rate)
+
+
+def reference_near(model: Any, conventions: Conventions, other: bool = True) -> Any:
+    """Make a reference model near this model, or equal to it; None if the conventions have no KL."""
+    if conventions.kl_coef == 0:
+        return None
+    return nudged(copy.deepcopy(model)) if other else copy.deepcopy(model)
 
 
 def reference_model(subject: Subject, policy: str = "tiny_llama()", other: bool = True) -> str:
