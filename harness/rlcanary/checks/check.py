@@ -212,6 +212,7 @@ def _run_cases(check: Check, adapter: Adapter, declared: Conventions, spec: str,
         observed = Observed(adapter, tally, declared)
         given = {"conventions": declared, "rng": rng}
         for case in check.cases(**{name: given[name] for name in inspect.signature(check.cases).parameters}):
+            case.changes = {name: value for name, value in case.changes.items() if getattr(declared, name) != value}
             with tally.case(case.label, partial(program, check.run, case, spec)), tallied(tally):
                 check.run(observed.configured(**case.changes), **copy.deepcopy(case.inputs))
 

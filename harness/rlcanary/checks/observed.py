@@ -24,15 +24,14 @@ class Observed:
         self.conventions = conventions
 
     def configured(self, **changes: Any) -> Observed:
-        """Return the same codebase under other conventions; itself if they are already set.
+        """Return the same codebase under other conventions; itself without changes.
 
         Raises:
             NotProvided: the codebase has no such setting.
         """
-        wanted = {name: value for name, value in changes.items() if getattr(self.conventions, name) != value}
-        if not wanted:
+        if not changes:
             return self
-        return Observed(self._adapter.configured(**wanted), self._tally, self.conventions.replace(**wanted))
+        return Observed(self._adapter.configured(**changes), self._tally, self.conventions.replace(**changes))
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._adapter, name)

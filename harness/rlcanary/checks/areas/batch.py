@@ -1,13 +1,15 @@
 """Collating: every token, reward and logprob arrives in the row it belongs to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
+from rlcanary.checks.asserts import assert_equal, assert_true
+from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.subject import Call, Finding, Subject
-from rlcanary.contract.batch import CollatedBatch, Completion, Group
+from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.batch import Completion, Group
 
 GROUPS = [
     Group(
@@ -30,164 +32,121 @@ GROUPS = [
 ]
 
 
-def _rows() -> list[tuple[Group, Completion, float]]:
+def rows_of(groups: list[Group]) -> list[tuple[Group, Completion, float]]:
+    """Return the group, the completion and the reward of each row."""
     return [
         (group, completion, reward)
-        for group in GROUPS
+        for group in groups
         for completion, reward in zip(group.completions, group.rewards, strict=True)
     ]
 
 
-def _expect_rows(call: Call, name: str, got: Sequence[object], expected: Sequence[object], expression: str) -> None:
-    call.subject.compared(len(expected))
-    for row, (found, wanted) in enumerate(zip(got, expected, strict=True)):
-        if found != wanted:
-            lines = [
-                f"batch = adapter.make_batch(*arguments); row = {row}",
-                f"got = {expression}",
-                f"assert got == {wanted!r}, got",
-            ]
-            told = f"row {row} has {name} {found}, expected {wanted}"
-            share = [one == other for one, other in zip(got, expected, strict=True)].count(False) / len(expected)
-            raise Finding(told, call.snippet(lines), name, share)
-
-
-def _masked(values_BT: Tensor, mask_BT: Tensor) -> list[list[float]]:
+def masked(values_BT: Tensor, mask_BT: Tensor) -> list[list[float]]:
+    """Return the entries of each row where the mask is true, rounded."""
     return [
-        [round(float(value), 4) for value in row[keep.bool()]] for row, keep in zip(values_BT, mask_BT, strict=True)
+        [round(value, 4) for value in row[keep.bool()].tolist()] for row, keep in zip(values_BT, mask_BT, strict=True)
     ]
 
 
-@check("batch.tokens", needs=("make_batch",))
-def tokens(subject: Subject, rng: Generator) -> None:
+def assert_rows(name: str, got: Sequence[object], expected: Sequence[object]) -> None:
+    """Assert that each row has the expected value."""
+    wrong = [row for row, (found, wanted) in enumerate(zip(got, expected, strict=True)) if found != wanted]
+    told = "".join(f"row {row} has {name} {got[row]}, expected {expected[row]}" for row in wrong[:1])
+    assert_true(not wrong, told, quantity=name, magnitude=len(wrong) / len(expected), compared=len(expected))
+
+
+def _padded() -> Iterator[Case]:
+    for pad_token_id in (0, 2, 21):
+        yield Case(f"padding id {pad_token_id}", groups=GROUPS, pad_token_id=pad_token_id)
+
+
+@check("batch.tokens", needs=("make_batch",), cases=_padded)
+def tokens(adapter: Adapter, groups: list[Group], pad_token_id: int) -> None:
     """Each row holds its own prompt and completion exactly as sampled, for any padding id.
 
     Silent because a row of other tokens is scored and trained like any other. The padding id may equal an EOS id or an
     ordinary token: masks come from lengths. Look for `ids != pad`, and for trimming at the first padding id.
     """
-    for pad_token_id in (0, 2, 21):
-        with subject.case(f"padding id {pad_token_id}"):
-            call = subject.call("make_batch", GROUPS, pad_token_id)
-            batch: CollatedBatch = call.output
-            completions = [
-                [int(token) for token in row] for row in _masked(batch.completion_ids, batch.completion_mask)
-            ]
-            _expect_rows(
-                call,
-                f"with pad id {pad_token_id} the completion",
-                completions,
-                [list(completion.token_ids) for _, completion, _ in _rows()],
-                "batch.completion_ids[row][batch.completion_mask[row].bool()].tolist()",
-            )
-            sequences = [[int(token) for token in row] for row in _masked(batch.input_ids, batch.attention_mask)]
-            _expect_rows(
-                call,
-                f"with pad id {pad_token_id} the sequence",
-                sequences,
-                [[*group.prompt_ids, *completion.token_ids] for group, completion, _ in _rows()],
-                "batch.input_ids[row][batch.attention_mask[row].bool()].tolist()",
-            )
-            at_start = [
-                int(batch.input_ids[row, int(start)]) for row, start in enumerate(batch.completion_starts.tolist())
-            ]
-            _expect_rows(
-                call,
-                "at completion_starts the token",
-                at_start,
-                [completion.token_ids[0] for _, completion, _ in _rows()],
-                "int(batch.input_ids[row, int(batch.completion_starts[row])])",
-            )
+    batch, rows = adapter.make_batch(groups, pad_token_id), rows_of(groups)
+    told = f"with pad id {pad_token_id} the"
+    completions = [list(completion.token_ids) for _, completion, _ in rows]
+    assert_rows(f"{told} completion", masked(batch.completion_ids, batch.completion_mask), completions)
+    sequences = [[*group.prompt_ids, *completion.token_ids] for group, completion, _ in rows]
+    assert_rows(f"{told} sequence", masked(batch.input_ids, batch.attention_mask), sequences)
+    at_start = [int(ids[int(start)]) for ids, start in zip(batch.input_ids, batch.completion_starts, strict=True)]
+    first = [completion.token_ids[0] for _, completion, _ in rows]
+    assert_rows("at completion_starts the token", at_start, first)
 
 
-@check("batch.positions", needs=("make_batch",))
-def positions(subject: Subject, rng: Generator) -> None:
+def _unpadded() -> Iterator[Case]:
+    yield Case(groups=GROUPS)
+
+
+@check("batch.positions", needs=("make_batch",), cases=_unpadded)
+def positions(adapter: Adapter, groups: list[Group]) -> None:
     """Position ids count the tokens of each row from 0, with padding on either side.
 
     Silent because a model accepts any positions: if padding is counted, the same text has different logprobs in every
     batch and the trainer drifts from the sampler. Look for `arange` over a left-padded row.
     """
-    call = subject.call("make_batch", GROUPS, 0)
-    got = [[int(value) for value in row] for row in _masked(call.output.position_ids, call.output.attention_mask)]
-    wanted = [list(range(len(group.prompt_ids) + len(completion.token_ids))) for group, completion, _ in _rows()]
-    expression = "batch.position_ids[row][batch.attention_mask[row].bool()].tolist()"
-    _expect_rows(call, "positions", got, wanted, expression)
+    batch = adapter.make_batch(groups, 0)
+    wanted = [list(range(len(group.prompt_ids) + len(row.token_ids))) for group, row, _ in rows_of(groups)]
+    assert_rows("positions", masked(batch.position_ids, batch.attention_mask), wanted)
 
 
-@check("batch.rewards_and_identity", needs=("make_batch",))
-def rewards_and_identity(subject: Subject, rng: Generator) -> None:
+@check("batch.rewards_and_identity", needs=("make_batch",), cases=_unpadded)
+def rewards_and_identity(adapter: Adapter, groups: list[Group]) -> None:
     """Each row carries the reward, the group and the sampler's logprobs of its own completion.
 
     Silent because a neighbour's reward is a plausible reward. In a group of identical completions, as here, only the
     reward tells rows apart. Look for dictionaries keyed by text, sorting, and lists of different origin zipped
     together.
     """
-    call = subject.call("make_batch", GROUPS, 0)
-    batch: CollatedBatch = call.output
-    rewards = [float(reward) for reward in batch.rewards]
-    _expect_rows(call, "reward", rewards, [reward for _, _, reward in _rows()], "float(batch.rewards[row])")
-    same_group = [(batch.group_ids[row] == batch.group_ids[0]).item() for row in range(len(rewards))]
-    _expect_rows(
-        call,
-        "membership in the first group",
-        same_group,
-        [group is GROUPS[0] for group, _, _ in _rows()],
-        "(batch.group_ids[row] == batch.group_ids[0]).item()",
-    )
-    if batch.old_logprobs is None and subject.conventions.old_logprobs == "sampler":
-        subject.compared(len(rewards))
-        raise Finding(
+    batch, rows = adapter.make_batch(groups, 0), rows_of(groups)
+    assert_rows("reward", [float(reward) for reward in batch.rewards], [reward for _, _, reward in rows])
+    in_first = [bool(group_id == batch.group_ids[0]) for group_id in batch.group_ids]
+    assert_rows("membership in the first group", in_first, [group is groups[0] for group, _, _ in rows])
+    if batch.old_logprobs is None:
+        told = (
             "each completion has its sampler's logprobs, the batch has none; if the trainer computes its own, declare "
-            "old_logprobs='trainer'",
-            call.snippet(["assert adapter.make_batch(*arguments).old_logprobs is not None"]),
-            "sampler logprobs",
-            1.0,
         )
-    if batch.old_logprobs is not None:
-        _expect_rows(
-            call,
-            "sampler logprobs",
-            _masked(batch.old_logprobs, batch.completion_mask),
-            [[round(value, 4) for value in completion.logprobs or ()] for _, completion, _ in _rows()],
-            "[round(value, 4) for value in batch.old_logprobs[row][batch.completion_mask[row].bool()].tolist()]",
-        )
+        is_recomputed = adapter.conventions.old_logprobs != "sampler"
+        assert_true(is_recomputed, f"{told}old_logprobs='trainer'", quantity="sampler logprobs", magnitude=1.0)
+    else:
+        sampled = [[round(value, 4) for value in completion.logprobs or ()] for _, completion, _ in rows]
+        assert_rows("sampler logprobs", masked(batch.old_logprobs, batch.completion_mask), sampled)
 
 
-@check("batch.nothing_lost", needs=("make_batch",))
-def nothing_lost(subject: Subject, rng: Generator) -> None:
+@check("batch.nothing_lost", needs=("make_batch",), cases=_unpadded)
+def nothing_lost(adapter: Adapter, groups: list[Group]) -> None:
     """The number of trained completion tokens is the number sampled.
 
     Silent because no logged number shows a dropped row or an extra token. Look for `zip` over lists of unequal
     length, and for masks that were built before truncation.
     """
-    call = subject.call("make_batch", GROUPS, 2)
-    sampled = sum(len(completion.token_ids) for _, completion, _ in _rows())
-    trained = int(torch.as_tensor(call.output.completion_mask).sum())
-    subject.compared()
-    if trained != sampled:
-        lines = [f"assert int(adapter.make_batch(*arguments).completion_mask.sum()) == {sampled}"]
-        told = f"{sampled} completion tokens were sampled, {trained} are trained"
-        raise Finding(told, call.snippet(lines), "number of tokens", abs(trained - sampled) / sampled)
+    sampled = sum(len(completion.token_ids) for _, completion, _ in rows_of(groups))
+    trained = int(torch.as_tensor(adapter.make_batch(groups, 2).completion_mask).sum())
+    told = f"{sampled} completion tokens were sampled, {trained} are trained"
+    assert_true(trained == sampled, told, quantity="number of tokens", magnitude=abs(trained - sampled) / sampled)
 
 
-@check("batch.only_sampled_tokens_are_trained", needs=("make_batch",))
-def only_sampled_tokens_are_trained(subject: Subject, rng: Generator) -> None:
+def _marked() -> Iterator[Case]:
+    for sampled in ([True, False, True], [False, True, True], [True, True, False]):
+        marked = Completion([21, 22, 23], logprobs=[-0.1, -0.2, -0.3], sampled=sampled)
+        group = Group(prompt_ids=[11, 12], completions=[marked, Completion([24, 2], [-0.4, -0.5])], rewards=[1.0, 0.0])
+        yield Case(sampled, group=group, sampled=sampled)
+
+
+@check("batch.only_sampled_tokens_are_trained", needs=("make_batch",), cases=_marked)
+def only_sampled_tokens_are_trained(adapter: Adapter, group: Group, sampled: list[bool]) -> None:
     """Tokens of a completion that the policy did not sample stay in the sequence but are not trained.
 
     Silent because a tool's reply in the middle of a completion is good text: trained, it teaches the policy to write the
     replies itself. Look for masks that are made from the lengths alone, where `Completion.sampled` says more.
     """
-    for sampled in ([True, False, True], [False, True, True], [True, True, False]):
-        marked = Completion([21, 22, 23], logprobs=[-0.1, -0.2, -0.3], sampled=sampled)
-        group = Group(prompt_ids=[11, 12], completions=[marked, Completion([24, 2], [-0.4, -0.5])], rewards=[1.0, 0.0])
-        with subject.case(sampled):
-            call = subject.call("make_batch", [group], 0)
-            call.expect_equal(
-                "[row[keep.bool()].tolist() for row, keep in zip(output.completion_ids, output.completion_mask)]",
-                [[token for token, kept in zip((21, 22, 23), sampled, strict=True) if kept], [24, 2]],
-                f"the policy sampled {sampled} of the first completion, other tokens are trained",
-            )
-            call.expect_equal(
-                "[row[keep.bool()].tolist() for row, keep in zip(output.input_ids, output.attention_mask)]",
-                [[11, 12, 21, 22, 23], [11, 12, 24, 2]],
-                "tokens that others wrote are not in the sequence",
-            )
+    batch = adapter.make_batch([group], 0)
+    kept = [token for token, is_sampled in zip((21, 22, 23), sampled, strict=True) if is_sampled]
+    told = f"the policy sampled {sampled} of the first completion, other tokens are trained"
+    assert_equal(masked(batch.completion_ids, batch.completion_mask), [kept, [24, 2]], told)
+    whole = masked(batch.input_ids, batch.attention_mask)
+    assert_equal(whole, [[11, 12, 21, 22, 23], [11, 12, 24, 2]], "tokens that others wrote are not in the sequence")
