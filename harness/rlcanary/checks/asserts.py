@@ -26,7 +26,7 @@ __all__ = [
     "NothingToCompare",
     "assert_close",
     "assert_equal",
-    "assert_metric",
+    "assert_metrics",
     "assert_true",
     "assert_unchanged",
     "gradient",
@@ -123,23 +123,23 @@ def assert_true(
         raise Finding(message, quantity=quantity, magnitude=magnitude)
 
 
-def assert_metric(output: LossOutput, name: str, expected: float, told: str) -> None:
-    """Assert a logged metric to a thousandth; NaN equals NaN.
+def assert_metrics(output: LossOutput, expected: dict[str, float], told: str) -> None:
+    """Assert to a thousandth each metric that is both logged and expected; NaN equals NaN.
 
     Args:
-        output: the loss that logged it.
-        name: the metric's name.
-        expected: the value that it must have.
+        output: the loss that logged them.
+        expected: the values that they must have.
         told: the origin of `expected`, in words.
 
     Raises:
-        Finding: the two differ.
+        Finding: one of them differs.
     """
-    got = float(output.metrics[name])
-    same = math.isclose(got, expected, rel_tol=1e-3, abs_tol=1e-5) or (math.isnan(got) and math.isnan(expected))
-    message = f"the metric {name} is {got:.6g}, {told} it is {expected:.6g}"
-    magnitude = deviation(torch.tensor(got), torch.tensor(expected))
-    assert_true(same, message, quantity=f"metric {name}", magnitude=magnitude)
+    for name in sorted(set(expected) & set(output.metrics)):
+        got, wanted = float(output.metrics[name]), float(expected[name])
+        same = math.isclose(got, wanted, rel_tol=1e-3, abs_tol=1e-5) or (math.isnan(got) and math.isnan(wanted))
+        message = f"the metric {name} is {got:.6g}, {told} it is {wanted:.6g}"
+        magnitude = deviation(torch.tensor(got), torch.tensor(wanted))
+        assert_true(same, message, quantity=f"metric {name}", magnitude=magnitude)
 
 
 def assert_unchanged(now: Any, before: Any, message: str) -> None:

@@ -13,7 +13,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.literal import imports_for, literal
 
 
-def program(body: Callable[..., None], case: Case, spec: str) -> str:
+def program(body: Callable[..., object], case: Case, spec: str) -> str:
     """Write a program that runs a check's body on one case.
 
     It holds the source of the body and of the functions of its own module that it uses, and imports the other names.

@@ -13,13 +13,16 @@ class Case:
     """One case of a check: a label, the inputs of the body by name, and changed conventions.
 
     Attributes:
-        label: identifies the case among those of its check, stable across runs.
+        label: identifies the case among those of its check, stable across runs: the cases `within` which it belongs, and
+            its own parts.
         inputs: the body's arguments besides the adapter. Each has to have a literal (`rlcanary.checks.literal`).
         changes: conventions that the case changes from the adapter's own.
     """
 
-    def __init__(self, *label: object, changes: dict[str, Any] | None = None, **inputs: Any) -> None:
-        self.label = ", ".join(filter(None, map(_label, label)))
+    def __init__(
+        self, *label: object, within: object = "", changes: dict[str, Any] | None = None, **inputs: Any
+    ) -> None:
+        self.label = "; ".join(filter(None, [_label(within), ", ".join(filter(None, map(_label, label)))]))
         self.inputs = inputs
         self.changes = changes or {}
 

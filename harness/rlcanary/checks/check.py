@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ SHOWN = 12
 Status = Literal["pass", "fail", "not-compared", "not-provided", "error"]
 
 
-Body = Callable[..., None]
+Body = Callable[..., object]
 Cases = Callable[..., Iterable[Case]]
 Alternatives = Callable[[Conventions], Iterable[dict[str, Any]]]
 
@@ -55,6 +55,7 @@ class Check:
             generator).
         applies: returns the reason why it does not apply under some conventions, or None if it applies.
         alternatives: changed conventions that may explain a failure. The report names those under which every case passes.
+        explains: the body that an alternative has to pass, if it demands more than `run`.
     """
 
     id: str
@@ -63,6 +64,7 @@ class Check:
     cases: Cases
     applies: Callable[[Conventions], str | None]
     alternatives: Alternatives
+    explains: Body | None = None
 
     @property
     def area(self) -> str:
@@ -125,11 +127,12 @@ def check(
     cases: Cases = one_case,
     applies: Callable[[Conventions], str | None] = lambda _: None,
     alternatives: Alternatives = lambda _: (),
+    explains: Body | None = None,
 ) -> Callable[[Body], Check]:
     """Decorate the body of a check. Its docstring explains the property to a user whose code fails it."""
 
     def decorate(body: Body) -> Check:
-        return Check(check_id, needs, body, cases, applies, alternatives)
+        return Check(check_id, needs, body, cases, applies, alternatives, explains)
 
     return decorate
 
@@ -212,6 +215,7 @@ def _run_cases(check: Check, adapter: Adapter, declared: Conventions, spec: str,
         observed = Observed(adapter, tally, declared)
         given = {"conventions": declared, "rng": rng}
         for case in check.cases(**{name: given[name] for name in inspect.signature(check.cases).parameters}):
+            # What is declared already needs no setting, which the adapter may not have.
             case.changes = {name: value for name, value in case.changes.items() if getattr(declared, name) != value}
             with tally.case(case.label, partial(program, check.run, case, spec)), tallied(tally):
                 check.run(observed.configured(**case.changes), **copy.deepcopy(case.inputs))
@@ -225,10 +229,10 @@ def _explanations(check: Check, adapter: Adapter, spec: str, seed: int, tally: T
     """Return the alternative declarations under which every case of a failed check passes."""
     if any(found.is_error for found in tally.found):
         return []
-    told = []
+    told, judge = [], replace(check, run=check.explains or check.run)
     for other in check.alternatives(adapter.conventions):
         again = Tally()
-        _run_cases(check, adapter, adapter.conventions.replace(**other), spec, seed, again)
+        _run_cases(judge, adapter, adapter.conventions.replace(**other), spec, seed, again)
         if again.compared and not again.found:
             told.append(", ".join(f"{name}={value!r}" for name, value in other.items()))
     return told

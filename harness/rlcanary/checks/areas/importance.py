@@ -1,60 +1,60 @@
 """The correction for a sampler whose probabilities differ from the trainer's."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from rlcanary import reference
-from rlcanary.checks.check import check
-from rlcanary.checks.subject import Subject
-from rlcanary.checks.worlds import inputs as cases
+from rlcanary.checks.asserts import assert_close, gradient
+from rlcanary.checks.case import Case
+from rlcanary.checks.check import Cases, check
+from rlcanary.checks.worlds import inputs
+from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.conventions import Conventions
 
 
-@check("importance.declared_weights", needs=("importance_weights",))
-def declared_weights(subject: Subject, rng: Generator) -> None:
+def _logprobs(*shapes: inputs.Shape) -> Cases:
+    """Make cases under the declared correction or, if none is declared, under every kind that the adapter can be set to."""
+
+    def cases(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+        bounds = {"importance_low": 0.5, "importance_high": 1.2}
+        kinds: dict[str, dict[str, Any]] = {
+            f"{level}, {mode}": {"importance_level": level, "importance_mode": mode, **bounds}
+            for level in ("token", "sequence")
+            for mode in ("truncate", "mask")
+        }
+        for kind, changes in (kinds if conventions.importance_level == "none" else {"": {}}).items():
+            for shape in shapes:
+                batch = inputs.policy_batch(rng, *shape)
+                label = shape[:2] if len(shapes) > 1 else ()
+                pair = {"trainer_BT": batch.old_logprobs.requires_grad_(), "sampler_BT": batch.sampler_logprobs}
+                yield Case(*label, within=kind, changes=changes, **pair, mask_BT=batch.mask)
+
+    return cases
+
+
+@check("importance.declared_weights", needs=("importance_weights",), cases=_logprobs(*inputs.SHAPES))
+def declared_weights(adapter: Adapter, trainer_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor) -> None:
     """Each trained token's weight is trainer over sampler probability, at the declared level and with the declared bound.
 
     Silent because the inverse of a weight near one is also near one. Look at which logprob is subtracted from which,
     and at truncation although masking is declared.
     """
-    for corrected in _corrections(subject):
-        for rows, width, lengths in cases.SHAPES:
-            with subject.case(rows, width):
-                batch = cases.policy_batch(rng, rows, width, lengths)
-                assert batch.sampler_logprobs is not None
-                call = corrected.call("importance_weights", batch.old_logprobs, batch.sampler_logprobs, batch.mask)
-                expected_BT = reference.importance_weights(
-                    batch.old_logprobs.double(), batch.sampler_logprobs.double(), batch.mask, corrected.conventions
-                )
-                level, mode = corrected.conventions.importance_level, corrected.conventions.importance_mode
-                call.expect(expected_BT, f"weights declared as {level}-level, {mode}, are other ones", where=batch.mask)
+    expected_BT = reference.importance_weights(trainer_BT.double(), sampler_BT.double(), mask_BT, adapter.conventions)
+    weights_BT = adapter.importance_weights(trainer_BT.detach(), sampler_BT, mask_BT.clone())
+    level, mode = adapter.conventions.importance_level, adapter.conventions.importance_mode
+    assert_close(weights_BT, expected_BT, f"weights declared as {level}-level, {mode}, are other ones", where=mask_BT)
 
 
-@check("importance.no_gradient", needs=("importance_weights",))
-def no_gradient(subject: Subject, rng: Generator) -> None:
+@check("importance.no_gradient", needs=("importance_weights",), cases=_logprobs((2, 2, (2, 1))))
+def no_gradient(adapter: Adapter, trainer_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor) -> None:
     """The weights carry no gradient.
 
     Silent because w · A · log π with a weight that depends on π has gradient w · A · (1 + log π), which vanishes at log
     π = -1 and changes sign below. Look for a missing `detach()`.
     """
-    for corrected in _corrections(subject):
-        with subject.case():
-            batch = cases.policy_batch(rng, 2, 2, (2, 1))
-            trainer_BT = batch.old_logprobs.clone().requires_grad_()
-            call = corrected.call("importance_weights", trainer_BT, batch.sampler_logprobs, batch.mask)
-            zero_BT = torch.zeros_like(trainer_BT)
-            call.expect_gradient(zero_BT, "the importance weights carry a gradient of the trainer's logprobs")
-
-
-def _corrections(subject: Subject) -> Iterator[Subject]:
-    """Yield the declared correction or, if none is declared, every kind that the adapter can be set to."""
-    if subject.conventions.importance_level != "none":
-        yield subject
-        return
-    for level in ("token", "sequence"):
-        for mode in ("truncate", "mask"):
-            with subject.case(f"{level}, {mode}"):
-                yield subject.configured(
-                    importance_level=level, importance_mode=mode, importance_low=0.5, importance_high=1.2
-                )
+    found_BT = gradient(adapter.importance_weights(trainer_BT.clone(), sampler_BT, mask_BT), trainer_BT)
+    told = "the importance weights carry a gradient of the trainer's logprobs"
+    assert_close(found_BT, torch.zeros_like(trainer_BT), told, quantity="gradient")

@@ -1,49 +1,51 @@
 """The KL term: the declared estimator, its gradient, its sign and its weight in the loss."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor
 
 from rlcanary import reference
+from rlcanary.checks.asserts import assert_close, assert_true, gradient
+from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.literal import literal
-from rlcanary.checks.subject import Finding, Subject
-from rlcanary.checks.worlds import inputs as cases
+from rlcanary.checks.worlds import inputs
 from rlcanary.checks.worlds.oracle import exact_loss
-from rlcanary.contract.adapter import NotProvided
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import PolicyBatch
 from rlcanary.contract.conventions import Conventions
 
 
-@check("kl.declared_estimator", needs=("kl",))
-def declared_estimator(subject: Subject, rng: Generator) -> None:
+def _logprobs(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    for shape in ((1, 1), (2, 2), (2, 3)):
+        logprobs_BT = inputs.uniform(rng, *shape, low=-3, high=-0.5)
+        ref_BT = logprobs_BT + inputs.uniform(rng, *shape, low=-1, high=1)
+        yield Case(logprobs_BT, logprobs_BT=logprobs_BT.clone().requires_grad_(), ref_BT=ref_BT, place="")
+    for name, edges in _edges(conventions).items():
+        log_ratio_1T = torch.tensor([[factor * edge for edge in edges for factor in (0.9, 1.1)]])
+        # Neither of the two probabilities is above 1.
+        logprobs_1T = log_ratio_1T.clamp(max=0) - 0.5
+        ref_1T, place = logprobs_1T - log_ratio_1T, f", on both sides of {name}"
+        yield Case(logprobs_1T, place, logprobs_BT=logprobs_1T.clone().requires_grad_(), ref_BT=ref_1T, place=place)
+
+
+@check("kl.declared_estimator", needs=("kl",), cases=_logprobs)
+def declared_estimator(adapter: Adapter, logprobs_BT: Tensor, ref_BT: Tensor, place: str) -> None:
     """Each token's KL is the declared estimator of the declared direction, in value and in gradient.
 
     Silent because every estimator is near zero while the policy is near the reference. With the ratio upside down, k3
     explodes exactly where the policy reinforces; with the wrong gradient, the value on the dashboard is still right.
     Look at which of the two logprobs is subtracted from which, and at clamps, beyond which the gradient is zero.
     """
-    for rows, width in ((1, 1), (2, 2), (2, 3)):
-        logprobs_BT = cases.uniform(rng, rows, width, low=-3, high=-0.5)
-        _expect_declared(subject, logprobs_BT, logprobs_BT + cases.uniform(rng, rows, width, low=-1, high=1))
-    for name, edges in _edges(subject.conventions).items():
-        log_ratio_1T = torch.tensor([[factor * edge for edge in edges for factor in (0.9, 1.1)]])
-        # Neither of the two probabilities is above 1.
-        logprobs_1T = log_ratio_1T.clamp(max=0) - 0.5
-        _expect_declared(subject, logprobs_1T, logprobs_1T - log_ratio_1T, f", on both sides of {name}")
-
-
-def _expect_declared(subject: Subject, logprobs_BT: Tensor, ref_BT: Tensor, case: str = "") -> None:
-    with subject.case(logprobs_BT, case):
-        exact_BT = logprobs_BT.double().requires_grad_()
-        expected_BT = reference.kl(exact_BT, ref_BT.double(), subject.conventions)
-        (gradient_BT,) = torch.autograd.grad(expected_BT.sum(), exact_BT)
-        told = f"the declared estimator {subject.conventions.kl_estimator}{case}"
-        call = subject.call("kl", logprobs_BT.clone().requires_grad_(), ref_BT)
-        call.expect(expected_BT, f"KL differs from {told}")
-        call.expect_gradient(gradient_BT, f"the gradient of the KL is not that of {told}")
+    exact_BT = logprobs_BT.detach().double().requires_grad_()
+    expected_BT = reference.kl(exact_BT, ref_BT.double(), adapter.conventions)
+    kl_BT = adapter.kl(logprobs_BT.clone(), ref_BT)
+    told = f"the declared estimator {adapter.conventions.kl_estimator}{place}"
+    assert_close(kl_BT, expected_BT, f"KL differs from {told}")
+    told = f"the gradient of the KL is not that of {told}"
+    assert_close(gradient(kl_BT, logprobs_BT), gradient(expected_BT, exact_BT), told, quantity="gradient")
 
 
 def _edges(conventions: Conventions) -> dict[str, list[float]]:
@@ -93,15 +95,19 @@ def _reference_near(policy_V: Tensor, far_V: Tensor, conventions: Conventions) -
     raise NotProvided("the clamps of the KL leave next to nothing to estimate")
 
 
-@check("kl.zero_at_reference", needs=("kl",))
-def zero_at_reference(subject: Subject, rng: Generator) -> None:
+def _equal_logprobs(rng: Generator) -> Iterator[Case]:
+    yield Case(logprobs_BT=inputs.uniform(rng, 2, 3, low=-3, high=-0.5))
+
+
+@check("kl.zero_at_reference", needs=("kl",), cases=_equal_logprobs)
+def zero_at_reference(adapter: Adapter, logprobs_BT: Tensor) -> None:
     """The KL is zero when the policy equals the reference.
 
     Silent because a small constant looks like a small KL. Look for logprobs of different precision, temperature or
     position on the two sides.
     """
-    logprobs_BT = cases.uniform(rng, 2, 3, low=-3, high=-0.5)
-    subject.call("kl", logprobs_BT, logprobs_BT.clone()).expect(torch.zeros(2, 3), "KL of equal logprobs is not zero")
+    kl_BT = adapter.kl(logprobs_BT, logprobs_BT.clone())
+    assert_close(kl_BT, torch.zeros_like(logprobs_BT), "KL of equal logprobs is not zero")
 
 
 def _is_biased(conventions: Conventions) -> str | None:
@@ -112,26 +118,29 @@ def _is_biased(conventions: Conventions) -> str | None:
     return None
 
 
-@check("kl.expectation_is_the_divergence", needs=("kl",), applies=_is_biased)
-def expectation_is_the_divergence(subject: Subject, rng: Generator) -> None:
+def _two_distributions(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    policy_V = inputs.uniform(rng, 4, low=-1, high=1).log_softmax(dim=0)
+    far_V = inputs.uniform(rng, 4, low=-1, high=1).log_softmax(dim=0)
+    yield Case(policy_V=policy_V, ref_V=_reference_near(policy_V, far_V, conventions))
+
+
+@check("kl.expectation_is_the_divergence", needs=("kl",), applies=_is_biased, cases=_two_distributions)
+def expectation_is_the_divergence(adapter: Adapter, policy_V: Tensor, ref_V: Tensor) -> None:
     """Averaged over the policy's own distribution, an unbiased estimator gives KL(policy ‖ reference) exactly.
 
     Silent because a KL of the other direction, or with the ratio inverted, is also positive and also small. Look at
     the sign inside the exponential.
     """
-    policy_V = cases.uniform(rng, 4, low=-1, high=1).log_softmax(dim=0)
-    ref_V = cases.uniform(rng, 4, low=-1, high=1).log_softmax(dim=0)
-    ref_V = _reference_near(policy_V, ref_V, subject.conventions)
-    call = subject.call("kl", policy_V.unsqueeze(0), ref_V.unsqueeze(0))
-    exact = float((policy_V.double().exp() * (policy_V.double() - ref_V.double())).sum())
-    got = float((policy_V.double().exp() * call.value.squeeze(0).double()).sum())
-    weights = [round(value, 9) for value in policy_V.double().exp().tolist()]
+    probabilities_V = policy_V.double().exp()
+    exact = float(probabilities_V @ (policy_V.double() - ref_V.double()))
+    kl_V = adapter.kl(policy_V.unsqueeze(0), ref_V.unsqueeze(0)).squeeze(0)
+    got = float(probabilities_V @ kl_V.detach().double())
     # Near the policy KL(policy ‖ reference) and KL(reference ‖ policy) are close to each other.
     rounding = min(1e-5, 1e-6 + 1e-3 * exact)
-    call.expect_true(
+    assert_true(
         abs(got - exact) <= rounding,
         f"the estimates average to {got:.6f} over the policy's distribution, KL(policy ‖ reference) is {exact:.6f}",
-        f"abs(float((torch.tensor([{weights}]) * got).sum()) - {exact:.9f}) <= {rounding:.9f}",
+        quantity="value",
         magnitude=abs(got - exact) / abs(exact),
     )
 
@@ -140,72 +149,62 @@ def _kl_is_in_reward(conventions: Conventions) -> str | None:
     return "the KL is in the reward" if conventions.kl_placement == "reward" else None
 
 
-@check("kl.pulls_towards_reference", needs=("policy_loss",), applies=_kl_is_in_reward)
-def pulls_towards_reference(subject: Subject, rng: Generator) -> None:
+def _without_advantage(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    changes = {} if conventions.kl_coef else {"kl_coef": 0.5}
+    for shape in inputs.SHAPES:
+        batch = inputs.policy_batch(rng, *shape, on_policy=True)
+        yield Case(batch, changes=changes, batch=replace(batch, advantages=torch.zeros_like(batch.advantages)))
+    if reason := _has_no_pull(conventions):
+        raise NotProvided(reason)
+    tokens_B = torch.tensor([0, 0, 0, 0, 1, 1, 2, 3])
+    policy_V = torch.tensor([4, 2, 1, 1]).div(8).log()
+    ref_V = _reference_near(policy_V, policy_V.flip(0), conventions)
+    logprobs_BT, ref_BT = (each_V[tokens_B].unsqueeze(1) for each_V in (policy_V, ref_V))
+    batch = replace(
+        inputs.policy_batch(rng, 8, 1, (1,) * 8),
+        logprobs=logprobs_BT.clone().requires_grad_(),
+        old_logprobs=logprobs_BT,
+        advantages=torch.zeros(8),
+        ref_logprobs=ref_BT,
+        sampler_logprobs=logprobs_BT,
+    )
+    label = "rows of one token, as often as the policy draws it"
+    yield Case(label, changes=changes, batch=batch, tokens_B=tokens_B)
+
+
+@check("kl.pulls_towards_reference", needs=("policy_loss",), applies=_kl_is_in_reward, cases=_without_advantage)
+def pulls_towards_reference(adapter: Adapter, batch: PolicyBatch, tokens_B: Tensor | None = None) -> None:
     """With zero advantages the loss is kl_coef times the aggregated KL, and its gradient descends towards the reference.
 
     Silent because the coefficient is small: with the sign wrong the policy is pushed away from the reference and only
     the KL curve climbs a little faster. Look at the sign of the term in the minimised loss, at the coefficient being
     applied once, and at the aggregation over the same tokens as the policy term.
     """
-    if subject.conventions.kl_coef == 0:
-        subject = subject.configured(kl_coef=0.5)
-    for batch in cases.policy_batches(rng, on_policy=True):
-        batch = replace(batch, advantages=torch.zeros_like(batch.advantages))
-        with subject.case(batch):
-            call = subject.call("policy_loss", batch)
-            loss, gradient_BT = exact_loss(batch, subject.conventions)
-            call.expect(loss, f"with zero advantages the loss is not {subject.conventions.kl_coef} times the KL")
-            call.expect_gradient(
-                gradient_BT, "with zero advantages the gradient is not that of the KL term", "logprobs"
-            )
-    _expect_pull(subject)
+    if tokens_B is not None:
+        _assert_pull(adapter, batch, tokens_B)
+        return
+    expected, expected_BT = exact_loss(batch, adapter.conventions)
+    loss = adapter.policy_loss(batch).loss
+    assert_close(loss, expected, f"with zero advantages the loss is not {adapter.conventions.kl_coef} times the KL")
+    told = "with zero advantages the gradient is not that of the KL term"
+    assert_close(gradient(loss, batch.logprobs), expected_BT, told, quantity="gradient")
 
 
-def _expect_pull(subject: Subject) -> None:
-    """A step down the loss lowers KL(policy ‖ reference), over rows of one token as frequent as the policy draws it."""
-    with subject.case("rows of one token, as often as the policy draws it"):
-        reason = _has_no_pull(subject.conventions)
-        if reason is not None:
-            raise NotProvided(reason)
-        tokens_B = torch.tensor([0, 0, 0, 0, 1, 1, 2, 3])
-        policy_V = torch.tensor([4, 2, 1, 1]).div(8).log()
-        ref_V = _reference_near(policy_V, policy_V.flip(0), subject.conventions)
-        logprobs_BT = policy_V[tokens_B].unsqueeze(1)
-        batch = PolicyBatch(
-            logprobs=logprobs_BT.clone().requires_grad_(),
-            old_logprobs=logprobs_BT,
-            advantages=torch.zeros(len(tokens_B)),
-            mask=torch.ones(len(tokens_B), 1, dtype=torch.bool),
-            ref_logprobs=ref_V[tokens_B].unsqueeze(1),
-            sampler_logprobs=logprobs_BT,
-            entropy=torch.ones(len(tokens_B), 1),
-            group_ids=torch.arange(len(tokens_B)) // 2,
-        )
-        call = subject.call("policy_loss", batch)
-        gradient_BT = call.gradient("logprobs")
-        subject.compared()
-        # Gradient of the logits, whose log softmax the logprobs are.
-        one_hot_BV = torch.nn.functional.one_hot(tokens_B, len(policy_V))
-        loss_V = (gradient_BT * (one_hot_BV - policy_V.exp())).sum(dim=0)
-        log_ratio_V = policy_V - ref_V
-        divergence_V = policy_V.exp() * (log_ratio_V - (policy_V.exp() * log_ratio_V).sum())
-        cosine = float(torch.nn.functional.cosine_similarity(loss_V, divergence_V, dim=0))
-        if not cosine > 0:
-            lines = [
-                "(gradient,) = torch.autograd.grad(adapter.policy_loss(arguments[0]).loss, arguments[0].logprobs)",
-                f"one_hot = torch.nn.functional.one_hot(torch.tensor({tokens_B.tolist()}), {len(policy_V)})",
-                f"policy = torch.tensor({policy_V.exp().tolist()})",
-                "of_loss = (gradient * (one_hot - policy)).sum(dim=0)",
-                f"of_divergence = {literal(divergence_V)}",
-                "cosine = torch.nn.functional.cosine_similarity(of_loss, of_divergence, dim=0)",
-                "assert cosine > 0, (of_loss, of_divergence)",
-            ]
-            raise Finding(
-                "a step down the loss does not bring the policy nearer to the reference: the gradient has cosine "
-                f"{cosine:.4f} with that of KL(policy ‖ reference)",
-                call.snippet(lines),
-            )
+def _assert_pull(adapter: Adapter, batch: PolicyBatch, tokens_B: Tensor) -> None:
+    """Assert that a step down the loss lowers KL(policy ‖ reference), over rows as frequent as the policy draws them."""
+    one_hot_BV = torch.nn.functional.one_hot(tokens_B).float()
+    probabilities_V = one_hot_BV.mean(dim=0)
+    log_ratio_B1 = (batch.logprobs - torch.as_tensor(batch.ref_logprobs)).detach()
+    # Both are gradients with respect to logits, whose log softmax the logprobs are.
+    divergence_V = ((log_ratio_B1 - log_ratio_B1.mean()) * one_hot_BV).mean(dim=0)
+    loss_V = (gradient(adapter.policy_loss(batch).loss, batch.logprobs) * (one_hot_BV - probabilities_V)).sum(dim=0)
+    cosine = float(torch.nn.functional.cosine_similarity(loss_V, divergence_V, dim=0))
+    assert_true(
+        cosine > 0,
+        "a step down the loss does not bring the policy nearer to the reference: the gradient has cosine "
+        f"{cosine:.4f} with that of KL(policy ‖ reference)",
+        quantity="property",
+    )
 
 
 def _has_no_pull(conventions: Conventions) -> str | None:

@@ -1,16 +1,21 @@
 """Splitting an update over micro-batches or ranks changes nothing."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from torch import Generator
 
+from rlcanary.checks.asserts import assert_close, assert_metrics, assert_true, gradient
+from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.subject import Subject
-from rlcanary.checks.worlds import inputs as cases
+from rlcanary.checks.worlds import inputs
 from rlcanary.checks.worlds.oracle import exact_loss, exact_output
-from rlcanary.contract.batch import PolicyBatch
+from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.batch import LossOutput, PolicyBatch
+from rlcanary.contract.conventions import Conventions
+
+Split = Callable[[PolicyBatch, int], LossOutput]
 
 # Trained tokens of each row. Pieces of as many rows differ in tokens, and pieces of as many tokens differ in rows, so that
 # a mean of the pieces' means is not the mean, by whichever of the two an implementation cuts.
@@ -22,102 +27,98 @@ PROFILES: dict[str, tuple[int, ...]] = {
 }
 
 
-@check("split.micro_batches", needs=("accumulated_loss",))
-def micro_batches(subject: Subject, rng: Generator) -> None:
+def _batches(rng: Generator) -> Iterator[tuple[str, PolicyBatch]]:
+    for profile, lengths in PROFILES.items():
+        yield profile, inputs.policy_batch(rng, len(lengths), max(lengths), lengths)
+
+
+def _pieces(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    """Split each batch under the declared aggregation and, if settable, the two common ones."""
+    for profile, batch in _batches(rng):
+        for name in dict.fromkeys((conventions.aggregation, "token_mean", "sequence_mean")):
+            for n in (1, 2, 4):
+                told, changes = f"{name}, {profile}", {"aggregation": name}
+                yield Case(profile, name, f"{n} pieces", changes=changes, batch=batch, n_pieces=n, told=told)
+
+
+@check("split.micro_batches", needs=("accumulated_loss",), cases=_pieces)
+def micro_batches(adapter: Adapter, batch: PolicyBatch, n_pieces: int, told: str) -> None:
     """Micro-batches of uneven token counts give the loss and the gradient of the whole batch.
 
     Silent because the mean of means is also a mean: short micro-batches count as much as long ones, or the sum of means
     multiplies the learning rate by their number, and the logged loss is right. Look at what each piece is divided by, and
     whether the division comes before backward.
     """
-    _expect_whole(subject, rng, "accumulated_loss", "in {} micro-batches")
+    _assert_whole(adapter, adapter.accumulated_loss, batch, n_pieces, f"in {n_pieces} micro-batches ({told})")
 
 
-@check("split.ranks", needs=("sharded_loss",))
-def ranks(subject: Subject, rng: Generator) -> None:
+@check("split.ranks", needs=("sharded_loss",), cases=_pieces)
+def ranks(adapter: Adapter, batch: PolicyBatch, n_pieces: int, told: str) -> None:
     """The reduced gradient over ranks with uneven token counts equals that of the whole batch on one rank.
 
     Silent because each rank normalises by its own tokens and the average over ranks looks like a mean: the same config
     trains differently on one node and on eight. Look at the token count that each rank divides by, and at what the
     framework averages on top.
     """
-    _expect_whole(subject, rng, "sharded_loss", "over {} ranks")
+    _assert_whole(adapter, adapter.sharded_loss, batch, n_pieces, f"over {n_pieces} ranks ({told})")
 
 
-def _batches(rng: Generator) -> Iterator[tuple[str, PolicyBatch]]:
-    for name, lengths in PROFILES.items():
-        yield name, cases.policy_batch(rng, len(lengths), max(lengths), lengths)
+def _assert_whole(adapter: Adapter, split: Split, batch: PolicyBatch, n_pieces: int, place: str) -> None:
+    expected, expected_BT = exact_loss(batch, adapter.conventions)
+    loss = split(batch, n_pieces).loss
+    assert_close(loss, expected, f"the loss {place} is not that of the whole batch")
+    told = f"the gradient {place} is not that of the whole batch"
+    assert_close(gradient(loss, batch.logprobs), expected_BT, told, quantity="gradient")
 
 
-def _expect_whole(subject: Subject, rng: Generator, capability: str, told: str) -> None:
-    """Compare the split update with the whole under the declared aggregation and, if settable, the two common ones."""
-    declared = subject.conventions.aggregation
+def _several_pieces(rng: Generator) -> Iterator[Case]:
     for profile, batch in _batches(rng):
-        for aggregation in dict.fromkeys((declared, "token_mean", "sequence_mean")):
-            for n_pieces in (1, 2, 4):
-                with subject.case(profile, aggregation, f"{n_pieces} pieces"):
-                    option = subject.configured(aggregation=aggregation)
-                    loss, gradient_BT = exact_loss(batch, option.conventions)
-                    call = option.call(capability, batch, n_pieces)
-                    where = f"{told.format(n_pieces)} ({aggregation}, {profile})"
-                    call.expect(loss, f"the loss {where} is not that of the whole batch")
-                    call.expect_gradient(
-                        gradient_BT, f"the gradient {where} is not that of the whole batch", "logprobs"
-                    )
+        for n in (2, 4):
+            yield Case(profile, f"{n} pieces", batch=batch, n_pieces=n, profile=profile)
 
 
-@check("split.metrics_over_micro_batches", needs=("accumulated_loss",))
-def metrics_over_micro_batches(subject: Subject, rng: Generator) -> None:
+@check("split.metrics_over_micro_batches", needs=("accumulated_loss",), cases=_several_pieces)
+def metrics_over_micro_batches(adapter: Adapter, batch: PolicyBatch, n_pieces: int, profile: str) -> None:
     """Metrics logged for an update in micro-batches equal those for the whole batch.
 
     Silent because metrics affect only people's decisions: a mean of means favours micro-batches with short completions,
     the metrics of the last micro-batch look plausible, and a sum of means grows with their number. Look at how the
     numbers of the micro-batches are put together, and at those that overwrite each other in a dictionary.
     """
-    _expect_metrics_of_whole(subject, rng, "accumulated_loss", "in {} micro-batches")
+    expected = exact_output(batch, adapter.conventions).metrics
+    told = f"in {n_pieces} micro-batches ({profile}); of all the data"
+    assert_metrics(adapter.accumulated_loss(batch, n_pieces), expected, told)
 
 
-@check("split.metrics_over_ranks", needs=("sharded_loss",))
-def metrics_over_ranks(subject: Subject, rng: Generator) -> None:
+@check("split.metrics_over_ranks", needs=("sharded_loss",), cases=_several_pieces)
+def metrics_over_ranks(adapter: Adapter, batch: PolicyBatch, n_pieces: int, profile: str) -> None:
     """Metrics logged over several ranks equal those of one rank with all the data.
 
     Silent because metrics affect only people's decisions: a mean of per-rank means favours ranks with short
     completions, and a numerator over all ranks with a denominator from one goes above 1. Look at gathers that cover
     only half of a ratio, and at minima and maxima that are averaged.
     """
-    _expect_metrics_of_whole(subject, rng, "sharded_loss", "over {} ranks")
+    expected = exact_output(batch, adapter.conventions).metrics
+    told = f"over {n_pieces} ranks ({profile}); of all the data"
+    assert_metrics(adapter.sharded_loss(batch, n_pieces), expected, told)
 
 
-def _expect_metrics_of_whole(subject: Subject, rng: Generator, capability: str, told: str) -> None:
-    for profile, batch in _batches(rng):
-        expected = exact_output(batch, subject.conventions).metrics
-        for n_pieces in (2, 4):
-            with subject.case(profile, f"{n_pieces} pieces"):
-                call = subject.call(capability, batch, n_pieces)
-                for name in sorted(set(expected) & set(call.output.metrics)):
-                    where = f"{told.format(n_pieces)} ({profile}); of all the data"
-                    call.expect_metric(name, expected[name], where)
+def _first_profile(rng: Generator) -> Iterator[Case]:
+    _, batch = next(_batches(rng))
+    for n in (1, 2, 4):
+        yield Case(f"{n} ranks", batch=batch, n_ranks=n)
 
 
-@check("split.extremes_are_ordered", needs=("sharded_loss",))
-def extremes_are_ordered(subject: Subject, rng: Generator) -> None:
+@check("split.extremes_are_ordered", needs=("sharded_loss",), cases=_first_profile)
+def extremes_are_ordered(adapter: Adapter, batch: PolicyBatch, n_ranks: int) -> None:
     """Each logged minimum is at most its mean and each mean at most its maximum, over any number of ranks.
 
     Silent because two curves of one dashboard are rarely compared. Look for reductions that treat all metrics alike.
     """
-    _, batch = next(_batches(rng))
-    for n_ranks in (1, 2, 4):
-        with subject.case(f"{n_ranks} ranks"):
-            call = subject.call("sharded_loss", batch, n_ranks)
-            metrics = call.output.metrics
-            for family in sorted({name.removesuffix("_mean") for name in metrics if name.endswith("_mean")}):
-                names = [f"{family}_{part}" for part in ("min", "mean", "max") if f"{family}_{part}" in metrics]
-                values = [float(metrics[name]) for name in names]
-                if len(names) == 1 or any(map(math.isnan, values)):
-                    continue
-                ordered = all(low <= high + 1e-6 for low, high in pairwise(values))
-                condition = (
-                    f"(lambda values: values == sorted(values))([round(float(adapter.sharded_loss(*arguments)"
-                    f".metrics[name]), 5) for name in {names!r}])"
-                )
-                call.expect_true(ordered, f"{names} are logged as {values}", condition)
+    metrics = adapter.sharded_loss(batch, n_ranks).metrics
+    for family in sorted({name.removesuffix("_mean") for name in metrics if name.endswith("_mean")}):
+        names = [f"{family}_{part}" for part in ("min", "mean", "max") if f"{family}_{part}" in metrics]
+        values = [float(metrics[name]) for name in names]
+        if len(names) > 1 and not any(map(math.isnan, values)):
+            is_ordered = all(low <= high + 1e-6 for low, high in pairwise(values))
+            assert_true(is_ordered, f"{names} are logged as {values}")

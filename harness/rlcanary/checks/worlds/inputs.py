@@ -5,22 +5,26 @@ ratios on both sides of the clipping bounds. Numbers are rounded so that a count
 exactly enough.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from rlcanary.checks.case import Case
 from rlcanary.contract.batch import PolicyBatch
 
-# [B, T] of the batches, and the number of trained tokens of each row; None is a mask with holes, as tool turns leave.
-SHAPES: tuple[tuple[int, int, tuple[int, ...] | None], ...] = (
+# [B, T] of a batch, and the number of trained tokens of each row; None is a mask with holes, as tool turns leave.
+Shape = tuple[int, int, tuple[int, ...] | None]
+
+SHAPES: tuple[Shape, ...] = (
     (1, 1, (1,)),
     (2, 2, (2, 1)),
     (2, 3, (3, 1)),
     (4, 4, (4, 2, 1, 3)),
     (4, 6, None),
 )
-WITH_EMPTY_ROW = (4, 5, (5, 0, 2, 3))
+WITH_EMPTY_ROW: Shape = (4, 5, (5, 0, 2, 3))
 
 
 def uniform(rng: Generator, *shape: int, low: float, high: float, decimals: int = 2) -> Tensor:
@@ -69,10 +73,15 @@ def policy_batch(
     )
 
 
-def policy_batches(rng: Generator, *, on_policy: bool = False, empty_row: bool = False) -> Iterator[PolicyBatch]:
-    """Batches of growing size; with `empty_row` the last has a row without a trained token."""
-    for rows, width, lengths in SHAPES + ((WITH_EMPTY_ROW,) if empty_row else ()):
-        yield policy_batch(rng, rows, width, lengths, on_policy=on_policy)
+def batches(*shapes: Shape, on_policy: bool = False, **changes: Any) -> Callable[[Generator], Iterator[Case]]:
+    """Make the cases of a check: a batch of each of these shapes, under conventions with these changes."""
+
+    def cases(rng: Generator) -> Iterator[Case]:
+        for shape in shapes:
+            batch = policy_batch(rng, *shape, on_policy=on_policy)
+            yield Case(batch if len(shapes) > 1 else "", changes=changes, batch=batch)
+
+    return cases
 
 
 def reward_groups(rng: Generator) -> Iterator[tuple[Tensor, Tensor]]:
