@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from rlcanary.bisect.plan import Request
 from rlcanary.bisect.record.journal import Journal
+from rlcanary.bisect.request import Request
 from rlcanary.bisect.runs.places import Checkout, Place
 from rlcanary.bisect.runs.worktree import Worktree
 from rlcanary.bisect.view.progress import Display
@@ -17,7 +17,7 @@ def open_places(request: Request, repository: Repository, journal: Journal, disp
     places: list[Place] = []
     with ExitStack() as stack:
         for _ in range(request.jobs):
-            place: Place = (Checkout if request.in_place else Worktree)(repository, request.submodules)
+            place: Place = (Checkout if request.in_place else Worktree)(repository, not request.no_submodules)
             facts = {"home": place.home} if isinstance(place, Checkout) else {"path": str(place.path)}
             name = "checkout" if request.in_place else "worktree"
             journal.append(name, **facts)

@@ -3,11 +3,11 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlcanary.bisect.record.git_log import BisectLog, Mark, read_log
+from rlcanary.bisect.request import Request
 from rlcanary.bisect.runs.environments import Builder, choose_builder, environment_keys
 from rlcanary.bisect.runs.pinned_files import in_virtual_environment, script_of
 from rlcanary.bisect.runs.submodules import submodules_left_out
@@ -15,85 +15,6 @@ from rlcanary.bisect.settings import BisectSettings
 from rlcanary.errors import UserError
 from rlcanary.jobs.outcomes import OutcomeTable
 from rlcanary.system.git import Commit, Repository
-
-
-@dataclass(frozen=True)
-class Request:
-    """The options of the command line, by name."""
-
-    command: tuple[str, ...]
-    good: str | None = None
-    bad: str | None = None
-    good_when_added: str | None = None
-    timeout: float | None = None
-    skip_good_check: bool = False
-    save_dir: Path | None = None
-    replay: Path | None = None
-    pin: tuple[str, ...] = ()
-    automatic_pins: bool = True
-    keep_worktree: bool = False
-    fresh: bool = False
-    jobs: int = 1
-    confidence: float = 0.95
-    deterministic: bool = False
-    first_parent: bool = False
-    in_place: bool = False
-    on_timeout: str | None = None
-    budget_runs: int | None = None
-    budget_minutes: float | None = None
-    env: str = "auto"
-    env_dir: Path | None = None
-    metric: str | None = None
-    worse: str | None = None
-    executor: str = "local"
-    submodules: bool = True
-
-    def options(self) -> list[str]:
-        """Format the request as command-line options, without GOOD and BAD."""
-        words: list[str] = []
-        for name, value in (
-            ("timeout", self.timeout),
-            ("save-dir", self.save_dir),
-            ("on-timeout", self.on_timeout),
-            ("env-dir", self.env_dir),
-            ("metric", self.metric),
-            ("worse", self.worse),
-            ("executor", None if self.executor == "local" else self.executor),
-            ("env", None if self.env == "auto" else self.env),
-            ("jobs", None if self.jobs == 1 else self.jobs),
-            ("confidence", None if self.confidence == Request.confidence else self.confidence),
-        ):
-            if value is not None:
-                words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
-        for path in self.pin:
-            words += ["--pin", path]
-        for name, given in (
-            ("no-pin", not self.automatic_pins),
-            ("no-submodules", not self.submodules),
-            ("skip-good-check", self.skip_good_check),
-            ("keep-worktree", self.keep_worktree),
-            ("deterministic", self.deterministic),
-            ("first-parent", self.first_parent),
-            ("in-place", self.in_place),
-        ):
-            if given:
-                words.append(f"--{name}")
-        return words
-
-
-OTHER_OPTIONS = ("--save-dir", "--jobs", "--confidence", "--keep-worktree", "--first-parent")
-"""Options that do not change the outcome of a run."""
-
-
-def test_options(options: Sequence[str]) -> frozenset[tuple[str, ...]]:
-    """Select the options that change the outcome of a run, each with its value, from `Request.options()`."""
-    grouped: list[list[str]] = []
-    for word in options:
-        if word.startswith("--") or not grouped:
-            grouped.append([word])
-        else:
-            grouped[-1].append(word)
-    return frozenset(tuple(words) for words in grouped if words[0] not in OTHER_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -178,7 +99,7 @@ def _trusted(request: Request, good: str, log: BisectLog) -> frozenset[str]:
 
 
 def _name_submodules(request: Request, repository: Repository, good: str, bad: str, notices: list[str]) -> None:
-    if not request.submodules:
+    if request.no_submodules:
         notices.append("submodules are left out (--no-submodules)")
     elif left_out := submodules_left_out(repository, good, bad):
         notices.append(

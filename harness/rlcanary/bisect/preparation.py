@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rlcanary.bisect.plan import Plan, Request
+from rlcanary.bisect.plan import Plan
 from rlcanary.bisect.record.journal import Journal
+from rlcanary.bisect.request import Request
 from rlcanary.bisect.resume import mark_of
 from rlcanary.bisect.runs.environments import EnvironmentCache
 from rlcanary.bisect.runs.pinned_files import Command, prepare_command
@@ -58,7 +59,7 @@ def prepare(request: Request, plan: Plan, copies: Path) -> Preparation:
     """
     repository = plan.repository
     command = prepare_command(
-        request.command, repository, plan.bad.sha, copies, also=request.pin, automatic=request.automatic_pins
+        request.command, repository, plan.bad.sha, copies, also=request.pin, automatic=not request.no_pin
     )
     notices: list[str] = []
     if command.pinned:

@@ -6,9 +6,10 @@ from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 
-from rlcanary.bisect.plan import Plan, Request, test_options
+from rlcanary.bisect.plan import Plan
 from rlcanary.bisect.record.git_log import format_log
 from rlcanary.bisect.record.journal import Header, Journal, Observation, now, open_idle
+from rlcanary.bisect.request import Request
 from rlcanary.bisect.runs.outputs import KEPT_SEARCHES, delete_outputs
 from rlcanary.bisect.runs.probe import DRIVER_VARIABLE
 from rlcanary.bisect.runs.worktree import remove_worktree
@@ -53,7 +54,7 @@ def open_journal(
         journal.close()
     if same is None:
         journal = Journal.create(store, header, plan.repository.toplevel)
-        journal.record_options(request.options(), trusted, repr(plan.table))
+        journal.record_request(request.document(), trusted, repr(plan.table))
         for mark in plan.marks:
             journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
         return journal
@@ -64,7 +65,7 @@ def open_journal(
         )
     elif known > 0:
         display.notice(f"continuing the search that was cut short, {known} outcomes known (--fresh starts anew)")
-    same.record_options(request.options(), trusted, repr(plan.table))
+    same.record_request(request.document(), trusted, repr(plan.table))
     for text in same.damage:
         display.notice(f"warning: {text}")
     return same
@@ -72,11 +73,10 @@ def open_journal(
 
 def _is_result(journal: Journal, request: Request, plan: Plan) -> bool:
     """Whether the search has a result that this command, these options and this outcome table would give as well."""
-    end, given = journal.last("end"), journal.last("options")
+    end, given = journal.last("end"), journal.last("request")
     if not journal.is_finished or end is None or given is None or end["status"] not in RESULTS:
         return False
-    is_same_table = given.get("table") == repr(plan.table)
-    return is_same_table and test_options(given["options"]) == test_options(request.options())
+    return given["table"] == repr(plan.table) and request.is_same_test(Request.of(given["request"]))
 
 
 def mark_of(journal: Journal) -> dict[str, str]:
@@ -137,7 +137,7 @@ def save_log(plan: Plan, header: Header, journal: Journal) -> Path:
 def resume_line(request: Request, log: Path) -> str:
     """Return a shell command that continues from a saved log."""
     driver = os.environ.get(DRIVER_VARIABLE)
-    options = request.options()
+    options = request.words()
     if driver:
         settings = {"BISECT_REPLAY_LOG": str(log)}
         words = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]

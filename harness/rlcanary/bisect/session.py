@@ -11,9 +11,10 @@ from rlcanary.bisect.line.descent import Descent
 from rlcanary.bisect.line.merges import Inside, why_not_searched
 from rlcanary.bisect.line.stage import make_stage
 from rlcanary.bisect.open_places import open_places
-from rlcanary.bisect.plan import Plan, Request
+from rlcanary.bisect.plan import Plan
 from rlcanary.bisect.preparation import prepare
 from rlcanary.bisect.record.journal import Header, Lock, Observation, set_test_variables
+from rlcanary.bisect.request import Request
 from rlcanary.bisect.resume import open_journal, resume_line, save_log
 from rlcanary.bisect.runs.environments import EnvironmentCache, default_cache_folder, environment_keys
 from rlcanary.bisect.runs.places import Place

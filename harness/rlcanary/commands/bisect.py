@@ -69,9 +69,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--keep-worktree", is_flag=True, help="Keep the worktree (or the checkout) at the culprit.")
 @click.option("--fresh", is_flag=True, help="Search anew: do not continue a search, nor show its result again.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def search(
-    json_file: Path | None, dry_run: bool, no_pin: bool, no_submodules: bool, command: tuple[str, ...], **options: Any
-) -> int:
+def search(json_file: Path | None, dry_run: bool, **options: Any) -> int:
     """Find the commit that broke COMMAND.
 
     COMMAND runs on commits between GOOD and BAD in a worktree of its own; your checkout is not touched. Its exit code
@@ -82,7 +80,8 @@ def search(
 
     `rlcanary bisect status|log|undo|mark|visualize` look at the last search of this checkout and correct it.
     """
-    from rlcanary.bisect.plan import Request, make_plan
+    from rlcanary.bisect.plan import make_plan
+    from rlcanary.bisect.request import Request
     from rlcanary.bisect.session import Session
     from rlcanary.bisect.settings import read_settings
     from rlcanary.bisect.view.forecast import forecast_lines, make_forecast
@@ -93,7 +92,7 @@ def search(
     from rlcanary.system.sessions import Interrupts
 
     repository = Repository.around(Path.cwd())
-    request = Request(command=command, automatic_pins=not no_pin, submodules=not no_submodules, **options)
+    request = Request(**options)
     if json_file is not None:
         require_writable(json_file)
     plan = make_plan(request, repository, read_settings(repository.toplevel))
@@ -106,7 +105,7 @@ def search(
             display.notice(line)
         report = Session(request, plan, display, interrupts).run()
     if json_file is not None:
-        write_whole(json_file, result_json(report, plan, command).encode())
+        write_whole(json_file, result_json(report, plan, request.command).encode())
     if report.status in ("refused", "aborted"):
         raise UserError(report.message)
     if report.status == "interrupted":

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from rlcanary.bisect.line.merges import Inside, look_inside
 from rlcanary.bisect.line.stage import Stage, make_stage_inside
-from rlcanary.bisect.plan import Request
 from rlcanary.bisect.record.journal import Observation
+from rlcanary.bisect.request import Request
 from rlcanary.bisect.search.verdict import Refusal, Verdict
 from rlcanary.system.git import Commit, Repository
 

@@ -7,8 +7,8 @@ from functools import cached_property
 
 from rlcanary.bisect.line.merges import Inside
 from rlcanary.bisect.line.past_runs import past_runs
-from rlcanary.bisect.plan import Request
 from rlcanary.bisect.record.journal import Observation
+from rlcanary.bisect.request import Request
 from rlcanary.bisect.search.bayesian import Bayesian
 from rlcanary.bisect.search.likelihood import BAD, GOOD, Likelihood
 from rlcanary.bisect.search.metric_noise import Levels

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,7 +76,7 @@ class Header:
 
 NEEDED = {
     "start": ("root", "good", "bad", "directory", "metric", "command", "pinned", "checkout"),
-    "options": ("options", "trusted"),
+    "request": ("request", "trusted", "table"),
     "observation": tuple(field.name for field in fields(Observation)),
     "run": ("commit", "run"),
     "worktree": ("path",),
@@ -237,15 +237,15 @@ class Journal:
         journal.append("start", schema=SCHEMA, pid=os.getpid(), checkout=str(checkout), **asdict(header))
         return journal
 
-    def record_options(self, options: Sequence[str], trusted: Collection[str], table: str) -> None:
-        """Record the options that do not make it another search, for `rlcanary bisect status` and for resuming.
+    def record_request(self, request: Mapping[str, Any], trusted: Collection[str], table: str) -> None:
+        """Record a start of the search, for `rlcanary bisect status` and for resuming.
 
         Args:
-            options: The command line's options.
+            request: The options as JSON.
             trusted: The SHAs of the ends that need no run.
             table: The outcome table as text.
         """
-        self.append("options", options=options, trusted=sorted(trusted), table=table)
+        self.append("request", request=request, trusted=sorted(trusted), table=table)
 
     def append(self, event: str, **details: Any) -> None:
         """Write one event and wait until it is on disk."""

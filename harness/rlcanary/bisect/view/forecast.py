@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from rlcanary.bisect.line.stage import make_stage
-from rlcanary.bisect.plan import Plan, Request
+from rlcanary.bisect.plan import Plan
 from rlcanary.bisect.record.journal import readable_records
+from rlcanary.bisect.request import Request
 from rlcanary.bisect.runs.environments import EnvironmentCache, default_cache_folder
 from rlcanary.bisect.view.progress import duration
 from rlcanary.jobs.outcomes import Outcome

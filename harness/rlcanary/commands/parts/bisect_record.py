@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,8 @@ from rlcanary.errors import UserError
 if TYPE_CHECKING:
     from rlcanary.bisect.line.descent import Descent
     from rlcanary.bisect.line.stage import Stage
-    from rlcanary.bisect.plan import Request
     from rlcanary.bisect.record.journal import Header, Journal, Record
+    from rlcanary.bisect.request import Request
     from rlcanary.system.git import Repository
 
 
@@ -160,7 +159,6 @@ class LastSearch:
     request: "Request"
     trusted: Sequence[str]
     """The SHAs of the ends that need no run."""
-    options: tuple[str, ...]
     refused: str | None
     """The reason why the newest start was refused, or None."""
 
@@ -198,8 +196,8 @@ def _refusal(record: "Record") -> str | None:
 
 def _last_search() -> LastSearch:
     """Load the newest search. One that could not start is used only if there is no other."""
-    from rlcanary.bisect.plan import Request
     from rlcanary.bisect.record.journal import readable_records
+    from rlcanary.bisect.request import Request
     from rlcanary.system.git import Repository
 
     repository = Repository.around(Path.cwd())
@@ -215,18 +213,9 @@ def _last_search() -> LastSearch:
     assert header is not None
     for text in record.damage:
         _warn(text)
-    given = record.last("options") or {"options": (), "trusted": ()}  # A search may be killed between the two.
-    options = tuple(given["options"])
-    metric, _, worse = header.metric.rpartition(" ")
-    request = Request(
-        header.command,
-        metric=metric or None,
-        worse=worse or None,
-        deterministic="--deterministic" in options,
-        first_parent="--first-parent" in options,
-        confidence=float(dict(pairwise(options)).get("--confidence", Request.confidence)),
-    )
-    return LastSearch(repository, record, header, request, given["trusted"], options, refused)
+    # A search may be killed between the two lines.
+    given = record.last("request") or {"request": {"command": header.command}, "trusted": ()}
+    return LastSearch(repository, record, header, Request.of(given["request"]), given["trusted"], refused)
 
 
 def _warn(text: str) -> None:
@@ -260,7 +249,7 @@ def _unpaged() -> Iterator[None]:
 
 def _how_to_go_on(last: LastSearch) -> str:
     ends = ["--good", last.header.good[:10], "--bad", last.header.bad[:10]]
-    words = ["rlcanary", "bisect", *ends, *last.options, "--", *last.header.command]
+    words = ["rlcanary", "bisect", *ends, *last.request.words(), "--", *last.header.command]
     place = Path(os.path.relpath(last.repository.toplevel / last.header.directory))
     there = "" if place == Path() else f"cd {shlex.quote(str(place))} && "
     return f"go on with: {there}{shlex.join(words)}"
