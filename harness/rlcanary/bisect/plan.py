@@ -84,7 +84,7 @@ def make_plan(request: Request, repository: Repository, settings: BisectSettings
         commits,
         repository.root(bad),
         marks,
-        _trusted(request, start, log),
+        _trusted(request, start, log) & {start, bad},
         _writable(request.save_dir, repository),
         settings.outcomes.timing_out_as(request.on_timeout),
         builder,

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 
@@ -25,9 +24,7 @@ RESULTS = ("found", "range", "relapse")
 """The statuses of a search with a result."""
 
 
-def open_journal(
-    store: Path, header: Header, request: Request, plan: Plan, trusted: Collection[str], display: Display
-) -> Journal:
+def open_journal(store: Path, header: Header, request: Request, plan: Plan, display: Display) -> Journal:
     """Open the journal of the same search, to resume it or to show its result again. Otherwise create one.
 
     Killed searches are cleaned up first.
@@ -54,7 +51,7 @@ def open_journal(
         journal.close()
     if same is None:
         journal = Journal.create(store, header, plan.repository.toplevel)
-        journal.record_request(request.document(), trusted, repr(plan.table))
+        journal.record_request(request.document(), plan.trusted, repr(plan.table))
         for mark in plan.marks:
             journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
         return journal
@@ -65,7 +62,7 @@ def open_journal(
         )
     elif known > 0:
         display.notice(f"continuing the search that was cut short, {known} outcomes known (--fresh starts anew)")
-    same.record_request(request.document(), trusted, repr(plan.table))
+    same.record_request(request.document(), plan.trusted, repr(plan.table))
     for text in same.damage:
         display.notice(f"warning: {text}")
     return same

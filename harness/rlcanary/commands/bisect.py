@@ -82,7 +82,7 @@ def search(json_file: Path | None, dry_run: bool, **options: Any) -> int:
     """
     from rlcanary.bisect.plan import make_plan
     from rlcanary.bisect.request import Request
-    from rlcanary.bisect.session import Session
+    from rlcanary.bisect.session import run_search
     from rlcanary.bisect.settings import read_settings
     from rlcanary.bisect.view.forecast import forecast_lines, make_forecast
     from rlcanary.bisect.view.progress import Display
@@ -103,7 +103,7 @@ def search(json_file: Path | None, dry_run: bool, **options: Any) -> int:
     with Interrupts() as interrupts, Display() as display:
         for line in forecast:
             display.notice(line)
-        report = Session(request, plan, display, interrupts).run()
+        report = run_search(request, plan, display, interrupts)
     if json_file is not None:
         write_whole(json_file, result_json(report, plan, request.command).encode())
     if report.status in ("refused", "aborted"):

@@ -240,9 +240,7 @@ def test_search_without_a_budget_stops_after_many_runs_with_a_word(history: Path
     """The limit is lowered here to save time; the command passes and fails whatever the commit."""
     counter = tmp_path / "runs"
     coin = counting(counter, f"[ $(( $(wc -l < '{counter}') % 2 )) = 0 ]")
-    program = (
-        "import rlcanary.bisect.session as session, sys; session.MOST_RUNS = 12; from rlcanary.cli import main; main()"
-    )
+    program = "import rlcanary.bisect.loop as loop, sys; loop.MOST_RUNS = 12; from rlcanary.cli import main; main()"
     arguments = [sys.executable, "-c", program, "bisect", *ENDS[1:], "--", *coin]
     result = subprocess.run(arguments, cwd=history, capture_output=True, text=True, timeout=HANG_S)
     assert result.returncode == 1, result.stderr

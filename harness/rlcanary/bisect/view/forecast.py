@@ -53,8 +53,7 @@ def make_forecast(request: Request, plan: Plan) -> Forecast:
 
 def _play(request: Request, plan: Plan, culprit: int, built: set[str]) -> tuple[int, int, int]:
     """Simulate a search whose culprit has this index. Returns its runs, rounds and builds."""
-    ends = {plan.good.sha, plan.bad.sha}
-    stage = make_stage(request, plan.repository, plan.good, plan.good_name, plan.commits, trusted=plan.trusted & ends)
+    stage = make_stage(request, plan.repository, plan.good, plan.good_name, plan.commits, trusted=plan.trusted)
     position = {commit.sha: index for index, commit in enumerate(plan.commits)} | {plan.good.sha: -1}
     ready = {plan.keys[sha] for sha in built}
     runs = rounds = builds = 0

@@ -3,7 +3,7 @@
 from rlcanary.bisect.line.merges import Inside
 from rlcanary.bisect.record.journal import Journal, Observation
 from rlcanary.bisect.runs.measured_value import NO_VALUE
-from rlcanary.bisect.search.verdict import Contradiction, Refusal
+from rlcanary.bisect.search.verdict import Refusal
 from rlcanary.jobs.outcomes import Outcome
 from rlcanary.system.git import Commit
 
@@ -12,16 +12,6 @@ NOT_FOUND = ("exit 126", "exit 127")
 
 class Refused(Exception):
     """The search cannot start from these ends."""
-
-
-class Contradicted(Refused):
-    """Two runs contradict each other in a search that believes every run."""
-
-    @classmethod
-    def by(cls, contradiction: Contradiction) -> "Contradicted":
-        return cls(
-            f"the runs contradict each other: {contradiction}; leave --deterministic out, or edit the log and replay it"
-        )
 
 
 def explain(
