@@ -53,6 +53,13 @@ def test_the_same_plan_gives_the_same_numbers(tmp_path: Path) -> None:
     assert log_of(tmp_path / "one") == log_of(tmp_path / "two")
 
 
+def test_groups_of_completions_requested_one_by_one_are_trained_on(tmp_path: Path) -> None:
+    outcome = train(a_plan(tmp_path, 2, roles={"sampler": {"requests": "completion"}}))
+    assert outcome.account.fates["used"] == outcome.account.entered == 8
+    assert [line["policy_version"] for line in log_of(tmp_path)] == [1, 2]
+    assert all(abs(line[name] - 1) < 1e-4 for line in log_of(tmp_path) for name in ("ratio_min", "ratio_max"))
+
+
 SETTINGS = {
     "float32": {},
     "bfloat16": {"model__dtype": "bfloat16"},

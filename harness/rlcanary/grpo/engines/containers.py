@@ -1,4 +1,4 @@
-"""Containers that policies and environments exchange: ids, logprobs, masks, texts and messages of B rows.
+"""Containers that policies and environments exchange: ids, logprobs and masks of B rows.
 
 Rows are ragged: one tensor per row without padding, so that no id has to be given up to mean "nothing here". Padding is
 made on demand, on the left of prompts and on the right of responses, which puts every response at the same column.
@@ -68,16 +68,6 @@ class _Rows:
     def _padded(self, value: float) -> tuple[Tensor, Tensor]:
         return _pad(self.prompt, value, on_the_left=True), _pad(self.response, value)
 
-    @classmethod
-    def _unpadded(cls, values: tuple[Tensor, Tensor], attention: tuple[Tensor, Tensor]) -> Self:
-        for part, kept, side in zip(values, attention, ("left", "right"), strict=True):
-            _check_side(part, kept.bool(), side)
-        prompt, response = (
-            [row[kept.bool()] for row, kept in zip(part, mask, strict=True)]
-            for part, mask in zip(values, attention, strict=True)
-        )
-        return cls(prompt, response)
-
 
 @dataclass(frozen=True)
 class Tokens(_Rows):
@@ -100,15 +90,6 @@ class Tokens(_Rows):
         """Pad to ([B, P] on the left, [B, R] on the right). `Masks` tells which positions hold a token."""
         return self._padded(pad_token_id)
 
-    @classmethod
-    def from_padded(cls, ids: tuple[Tensor, Tensor], attention: tuple[Tensor, Tensor]) -> Self:
-        """Select the rows of ([B, P], [B, R]) ids where the masks of these shapes are true.
-
-        Raises:
-            ValueError: a prompt is not padded on the left alone or a response not on the right alone.
-        """
-        return cls._unpadded(ids, attention)
-
 
 @dataclass(frozen=True)
 class LogProbs(_Rows):
@@ -120,19 +101,9 @@ class LogProbs(_Rows):
         if (row > 0).any():
             raise ValueError(f"a logprob of {float(row[row > 0][0])} is above 0")
 
-    @classmethod
-    def unscored(cls, tokens: Tokens) -> Self:
-        """Fill every token with NaN."""
-        return cls(*([torch.full(row.shape, torch.nan) for row in part] for part in (tokens.prompt, tokens.response)))
-
     def padded(self) -> tuple[Tensor, Tensor]:
         """Pad to ([B, P] on the left, [B, R] on the right), with NaN."""
         return self._padded(torch.nan)
-
-    @classmethod
-    def from_padded(cls, logprobs: tuple[Tensor, Tensor], attention: tuple[Tensor, Tensor]) -> Self:
-        """Select rows as `Tokens.from_padded` does."""
-        return cls._unpadded(logprobs, attention)
 
 
 @dataclass(frozen=True)
@@ -192,66 +163,6 @@ class Masks(_Rows):
         widths = [int(part.max()) if len(part) else 0 for part in (prompts, responses)]
         return lengths_to_mask(prompts, widths[0]).flip(1), lengths_to_mask(responses, widths[1])
 
-    @classmethod
-    def from_padded(cls, assistant: tuple[Tensor, Tensor], attention: tuple[Tensor, Tensor]) -> Self:
-        """Select rows as `Tokens.from_padded` does.
-
-        Raises:
-            ValueError: padding is marked as written by the assistant.
-        """
-        for written, kept in zip(assistant, attention, strict=True):
-            if (written.bool() & ~kept.bool()).any():
-                raise ValueError("the assistant mask is true on padding")
-        return cls._unpadded((assistant[0].bool(), assistant[1].bool()), attention)
-
-
-@dataclass(frozen=True)
-class Text:
-    """Texts of B rows: the model's prompt and its answer."""
-
-    prompt: Sequence[str]
-    response: Sequence[str]
-
-    def __post_init__(self) -> None:
-        if len(self.prompt) != len(self.response):
-            raise ValueError(f"{len(self.prompt)} prompts and {len(self.response)} responses: each row has one of each")
-
-    @property
-    def full(self) -> list[str]:
-        """Join each prompt with its response."""
-        return [prompt + response for prompt, response in zip(self.prompt, self.response, strict=True)]
-
-    @classmethod
-    def of(cls, tokens: Tokens, tokenizer: Any, skip_special_tokens: bool = False) -> Self:
-        """Decode ids; ragged ids hold no padding, so that none is decoded."""
-        return cls(
-            *(
-                [tokenizer.decode(row.tolist(), skip_special_tokens=skip_special_tokens) for row in part]
-                for part in (tokens.prompt, tokens.response)
-            )
-        )
-
-
-@dataclass(frozen=True)
-class ChatHistory:
-    """Conversations of B rows: the messages that were given, and those that this rollout added, tool results included."""
-
-    prompt: Sequence[Messages]
-    response: Sequence[Messages]
-
-    def __post_init__(self) -> None:
-        if len(self.prompt) != len(self.response):
-            raise ValueError(f"{len(self.prompt)} prompts and {len(self.response)} responses: each row has one of each")
-        for row, messages in enumerate(self.full):
-            for message in messages:
-                if not {"role", "content"} <= set(message):
-                    raise ValueError(f"row {row}: a message of {sorted(message)}: it needs a role and a content")
-
-    @property
-    def full(self) -> list[list[Mapping[str, Any]]]:
-        """Join each row's whole conversation."""
-        return [[*prompt, *response] for prompt, response in zip(self.prompt, self.response, strict=True)]
-
 
 def _pad(rows: Sequence[Tensor], value: float, on_the_left: bool = False) -> Tensor:
     if not rows:
@@ -261,13 +172,3 @@ def _pad(rows: Sequence[Tensor], value: float, on_the_left: bool = False) -> Ten
         list(rows), batch_first=True, padding_value=value, padding_side=side
     )
     return padded_BL
-
-
-def _check_side(values_BL: Tensor, kept_BL: Tensor, side: str) -> None:
-    """Check that padding stands on one side only, so that removing it moves no token."""
-    if values_BL.shape != kept_BL.shape:
-        raise ValueError(f"values of shape {tuple(values_BL.shape)} and a mask of shape {tuple(kept_BL.shape)}")
-    steps_BL = kept_BL.long().diff(dim=1)
-    wrong_BL = steps_BL < 0 if side == "left" else steps_BL > 0
-    if wrong_BL.any():
-        raise ValueError(f"row {int(wrong_BL.nonzero()[0, 0])} is not padded on the {side} alone")

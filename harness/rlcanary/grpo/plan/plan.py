@@ -114,6 +114,8 @@ class SamplerRole:
         replicas: engines beside each other; more than one needs the runtime "ray".
         cpus: CPUs that Ray sets aside for each.
         slots: requests that a replica takes at once.
+        requests: "group" asks for all completions of a prompt at once; "completion" for each alone, so that replicas share
+            a group. Conversations are always sampled each alone.
         request_timeout_s: a request that takes longer has failed and is tried again; None waits for ever.
         options: passed to vLLM's engine as they are.
     """
@@ -122,6 +124,7 @@ class SamplerRole:
     replicas: Positive = 1
     cpus: Annotated[float, Field(ge=0)] = 1.0
     slots: Positive = 64
+    requests: Literal["group", "completion"] = "group"
     request_timeout_s: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 

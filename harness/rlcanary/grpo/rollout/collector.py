@@ -17,6 +17,7 @@ from rlcanary.contract.adapter import Item
 from rlcanary.contract.batch import Group
 from rlcanary.grpo.data.items import ItemIterator, ItemType
 from rlcanary.grpo.engines.engine_pool import EnginePool, RequestFailed
+from rlcanary.grpo.rollout.group_assembler import GroupAssembler, Trajectory
 from rlcanary.reference.rollout import AsyncEngine
 from rlcanary.reference.scoring import score
 
@@ -48,6 +49,7 @@ class Collector:
         ahead: int | None = None,
         request_timeout_s: float | None = None,
         patience: int = 3,
+        one_by_one: bool = False,
     ) -> None:
         """Take the parts; nothing is sampled before a method is called.
 
@@ -60,6 +62,7 @@ class Collector:
             ahead: items that are drawn and not yet handed to the consumer; None is as many as there are slots.
             request_timeout_s: a request that takes longer has failed; None waits for ever.
             patience: failures in a row after which a replica is given up.
+            one_by_one: `collect` and `feed` request each completion alone and assemble the groups, rows in order of arrival.
         """
         self.items = items
         self.counts: Counter[str] = Counter()
@@ -69,6 +72,7 @@ class Collector:
         )
         self._sampling = {"n": 1, **sampling}
         self._ahead = slots * len(engines) if ahead is None else ahead
+        self._one_by_one = one_by_one
 
     @property
     def is_paused(self) -> bool:
@@ -120,7 +124,7 @@ class Collector:
         Raises:
             EnginesLost: there is no replica left.
         """
-        async with aclosing(self.groups(limit=count)) as stream:
+        async with aclosing(self._whole_groups(count)) as stream:
             groups = [group async for group in stream]
         return sorted(groups, key=lambda group: self.items.place(group.item_id))
 
@@ -131,9 +135,17 @@ class Collector:
             EnginesLost: there is no replica left.
         """
         while await self.items.wait_pending():
-            async with aclosing(self.groups()) as stream:
+            async with aclosing(self._whole_groups()) as stream:
                 async for group in stream:
                     await put(group)
+
+    async def _whole_groups(self, limit: int | None = None) -> AsyncGenerator[Group, None]:
+        assembler = GroupAssembler(self._sampling["n"])
+        async with aclosing(self.groups(limit, yield_completed_trajectories=self._one_by_one)) as stream:
+            async for group in stream:
+                assembled = assembler.add(Trajectory.of(group, self.items.epoch)) if self._one_by_one else None
+                if assembled or not self._one_by_one:
+                    yield assembled.group if assembled else group
 
     async def _group(self, item: Item, index: int) -> Group:
         return await self._sample(item, self._sampling["n"], self.items.attempt(item.id), index)

@@ -16,7 +16,6 @@ from rlcanary.contract.batch import Completion, Group
 from rlcanary.errors import UserError
 from rlcanary.grpo.data import datasets
 from rlcanary.grpo.data.datasets import Row
-from rlcanary.grpo.engines.containers import ChatHistory
 from rlcanary.grpo.rewards.verifier import Score, Verifier, judge
 from rlcanary.grpo.rollout.chat import prompt_ids, render_chats, require_chat_template, sampled_message
 from rlcanary.grpo.rollout.group_assembler import GroupAssembler, Trajectory
@@ -230,8 +229,3 @@ def trajectory(conversation: Conversation, tokenizer: Any, epoch: int = 0, polic
         conversation.row.dataset,
         min(versions),
     )
-
-
-def histories(conversations: Sequence[Conversation]) -> ChatHistory:
-    """Collect the messages of conversations into one container, one row for each."""
-    return ChatHistory([each.opened for each in conversations], [each.added for each in conversations])

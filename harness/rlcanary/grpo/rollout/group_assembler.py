@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 
@@ -54,6 +54,13 @@ class Trajectory:
                 f"item {self.item_id!r}: step_lengths {list(lengths)} do not give {len(self.step_rewards)} rewards to "
                 f"{len(self.completion.token_ids)} tokens"
             )
+
+    @classmethod
+    def of(cls, group: Group, epoch: int) -> Self:
+        """Convert a group of one completion."""
+        (completion,) = group.completions
+        identity = group.item_id, group.prompt_ids, completion
+        return cls(*identity, group.rewards, epoch=epoch, dataset=group.dataset, policy_version=group.policy_version)
 
     @property
     def lengths(self) -> Sequence[int]:

@@ -234,7 +234,7 @@ def _collector(role: SamplerRole, engines: Sequence[Engine], data: Data, samplin
     items, environment = data
     settings: dict[str, Any] = {"slots": role.slots, "request_timeout_s": role.request_timeout_s}
     if environment is None:
-        return Collector(engines, items, asdict(sampling), **settings)
+        return Collector(engines, items, asdict(sampling), one_by_one=role.requests == "completion", **settings)
     return ConversationCollector(environment, engines, items, asdict(sampling), **settings)
 
 

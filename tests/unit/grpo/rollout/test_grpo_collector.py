@@ -397,6 +397,16 @@ def test_completed_trajectories_come_without_waiting_for_their_group():
     assert len({sent_seed for _, sent_seed in engine.sent}) == 9
 
 
+def test_completions_requested_one_by_one_come_together_as_groups():
+    engine = FakeEngine()
+    collector = Collector([engine], iterator_of(3), {"n": 3, "seed": 1}, slots=9, one_by_one=True)
+    groups = run(collector.collect(3))
+    assert ids(groups) == ["i0", "i1", "i2"]
+    assert [len(group.completions) for group in groups] == [3] * 3
+    assert [len(group.rewards) for group in groups] == [3] * 3
+    assert len({sent_seed for _, sent_seed in engine.sent}) == 9
+
+
 def test_failed_trajectory_is_tried_again_without_the_others_of_its_item():
     engine = Flaky(lambda prompt, tries: prompt == 1 and tries == 2)
     items = iterator_of(2, retries=1)

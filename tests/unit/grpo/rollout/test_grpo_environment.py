@@ -15,7 +15,7 @@ from rlcanary.grpo.engines.transformers_policy import TransformersPolicy
 from rlcanary.grpo.rewards.gsm8k import GSM8KVerifier
 from rlcanary.grpo.rewards.ifeval import IFEvalVerifier
 from rlcanary.grpo.rollout.chat import render_chats
-from rlcanary.grpo.rollout.environment import ChatEnvironment, Conversation, histories, trajectory
+from rlcanary.grpo.rollout.environment import ChatEnvironment, Conversation, trajectory
 from rlcanary.grpo.tools.python_tool import PythonTool
 from rlcanary.tiny_models import EOS_ID, tiny_chat_tokenizer, tiny_llama
 
@@ -91,7 +91,6 @@ def test_what_the_policy_saw_and_drew_is_what_is_rendered_for_training() -> None
         seen = [*prompt, *completion.token_ids]
         assert whole[: len(seen)] == seen
     assert int(chats.masks.full[0].sum()) == sum(len(each.token_ids) for each in engine.completions)
-    assert histories([conversation]).full == [conversation.messages]
 
 
 def test_trajectory_has_one_step_per_turn_and_no_logprob_for_what_tools_wrote() -> None:
