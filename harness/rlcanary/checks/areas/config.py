@@ -42,9 +42,7 @@ def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
 def _advantage_choices(conventions: Conventions) -> Iterator[Case]:
     rewards_B, group_ids_B = torch.tensor([1.0, 0.0, 1.0, 0.0, 10.0, 0.0, 0.0, 0.0]), torch.arange(8) // 4
     choices: tuple[dict[str, Any], ...] = (
-        {"advantage_scale": "group"},
-        {"advantage_scale": "batch"},
-        {"advantage_scale": "none"},
+        *({"advantage_scale": name} for name in ("group", "batch", "none")),
         {"advantage_baseline": "leave_one_out", "advantage_scale": "none"},
         {"advantage_ddof": 1 - conventions.advantage_ddof},
         {"reward_clip": 0.5},
@@ -86,8 +84,7 @@ def aggregation_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None
     {"clip_low": 0.4, "clip_high": 0.1},
     {"clip_low": None, "clip_high": None},
     {"dual_clip": 1.5},
-    {"ratio_level": "sequence"},
-    {"ratio_level": "token"},
+    *({"ratio_level": level} for level in ("sequence", "token")),
 )
 def clip_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     """Both clipping bounds, the dual clip and the ratio level take effect, each on its own side.
@@ -107,8 +104,7 @@ def clip_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": False},
     {"kl_coef": 0.5, "kl_score_term": True, "kl_ratio_weighted": False},
     {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": True},
-    {"kl_coef": 0.0},
-    {"kl_coef": 0.05},
+    *({"kl_coef": weight} for weight in (0.0, 0.05)),
     {"kl_coef": 0.5, "kl_placement": "reward"},
 )
 def kl_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
@@ -126,8 +122,7 @@ def _entropy_choices(rng: Generator) -> Iterator[Case]:
         batch = inputs.policy_batch(rng, 2, 3, (3, 1))
         assert batch.entropy is not None
         leaf_BT, told = batch.entropy.clone().requires_grad_(), Case(choice).label
-        label = "gradient of the entropy"
-        yield Case(label, within=choice, changes=choice, batch=batch, told=told, entropy_BT=leaf_BT)
+        yield Case("gradient of the entropy", within=choice, changes=choice, batch=batch, told=told, entropy_BT=leaf_BT)
 
 
 @check("config.entropy_option", needs=("policy_loss",), cases=_entropy_choices)

@@ -186,6 +186,12 @@ def precision(model: Any) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
+def in_precision_of(state: Any, ref_model: Any) -> Any:
+    """Round a reference model as the state rounds its own; None stays None."""
+    dtype = precision(state.model if state.ref_model is None else state.ref_model)
+    return None if ref_model is None else ref_model.to(dtype)
+
+
 def nats(model: Any) -> float:
     """Return the allowed difference in nats of logprobs computed from the same weights by other kernels.
 
