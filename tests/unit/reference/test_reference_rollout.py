@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rlcanary.checks.worlds.scripted_engine import ScriptedEngine, arguments_of, sampling_of, scripted_items
+from rlcanary.checks.worlds.scripted_engine import ScriptedEngine, engine_of, items_of, sampling_of, scripted_items
 from rlcanary.contract.adapter import Item
 from rlcanary.contract.batch import Completion
 from rlcanary.reference.rollout import rollout, sample_group
@@ -13,8 +13,7 @@ from rlcanary.tiny_models import EOS_ID
 
 def test_groups_follow_items_although_the_first_prompt_ends_last():
     items = scripted_items(7, 3)
-    engine, given, sampling = arguments_of(items, sampling_of(n=3))
-    groups = rollout(engine.value, given.value, sampling)
+    groups = rollout(engine_of(items), items_of(items), sampling_of(n=3))
     assert [group.item_id for group in groups] == list("abcdefg")
     for group, item in zip(groups, items, strict=True):
         assert list(group.completions) == item.completions
@@ -23,34 +22,35 @@ def test_groups_follow_items_although_the_first_prompt_ends_last():
 
 def test_scripted_engine_ends_the_first_prompt_last():
     items = scripted_items(3, 1)
-    engine, given, sampling = arguments_of(items, sampling_of())
+    engine = engine_of(items)
 
     async def as_they_end():
-        tasks = [asyncio.create_task(sample_group(engine.value, item, sampling)) for item in given.value]
+        tasks = [asyncio.create_task(sample_group(engine, item, sampling_of())) for item in items_of(items)]
         return [(await task).item_id for task in asyncio.as_completed(tasks)]
 
     assert asyncio.run(as_they_end()) == ["c", "b", "a"]
 
 
 def test_prompts_are_under_way_together():
-    engine, given, sampling = arguments_of(scripted_items(3, 1), sampling_of(), syncing=True)
-    rollout(engine.value, given.value, sampling)
-    assert [request.version for request in engine.value.requests] == [0, 0, 0]
+    items = scripted_items(3, 1)
+    engine = engine_of(items, syncing=True)
+    rollout(engine, items_of(items), sampling_of())
+    assert [request.version for request in engine.requests] == [0, 0, 0]
 
 
 def test_group_is_tagged_with_the_version_at_the_start_of_sampling():
-    engine, given, sampling = arguments_of(scripted_items(2, 1), sampling_of(), version=3, syncing=True)
-    groups = rollout(engine.value, given.value, sampling)
-    assert engine.value.version == 5
+    items = scripted_items(2, 1)
+    engine = engine_of(items, version=3, syncing=True)
+    groups = rollout(engine, items_of(items), sampling_of())
+    assert engine.version == 5
     assert [group.policy_version for group in groups] == [3, 3]
     assert groups[0].completions[0].token_versions == [3, 4, 4]
 
 
 def test_failing_request_fails_the_rollout():
     items = scripted_items(2, 1)
-    engine, given, sampling = arguments_of(items, sampling_of(), fails=[items[1].prompt])
     with pytest.raises(RuntimeError, match="the engine died"):
-        rollout(engine.value, given.value, sampling)
+        rollout(engine_of(items, fails=[items[1].prompt]), items_of(items), sampling_of())
 
 
 def test_missing_completion_is_refused():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.checks.literal import Written, literal, written
 from rlcanary.checks.worlds.samples import sampling
-from rlcanary.contract.batch import Completion
+from rlcanary.contract.adapter import Item
+from rlcanary.contract.batch import Completion, Group
 from rlcanary.tiny_models import BOS_ID, EOS_ID, tiny_chat_tokenizer
 
 if TYPE_CHECKING:
@@ -173,22 +175,24 @@ def sampling_of(**changes: Any) -> dict[str, Any]:
     return sampling(**{"max_new_tokens": 16, "eos_token_ids": (EOS_ID,), **changes})
 
 
-def arguments_of(scripted: list[ScriptedItem], sampling: Mapping[str, Any], **options: Any) -> list[Any]:
-    """Return engine, items and sampling parameters, as `rollout` takes them; options go to the engine."""
+def engine_of(scripted: Sequence[ScriptedItem], **options: Any) -> ScriptedEngine:
+    """Make an engine that hands out copies of the items' completions; the options are those of the engine."""
     script: dict[Prompt, list[Completion]] = {}
-    for item in scripted:
+    for item in copy.deepcopy(scripted):
         script[item.prompt] = script.get(item.prompt, []) + item.completions
-    keywords = "".join(f", {name}={literal(value)}" for name, value in options.items())
-    engine = written(
-        f"ScriptedEngine({literal(script)}{keywords})",
-        "from rlcanary.contract.batch import Completion\nfrom rlcanary.checks.worlds.scripted_engine import ScriptedEngine",
-    )
-    return [engine, _items(scripted), dict(sampling)]
+    return ScriptedEngine(script, **options)
 
 
-def _items(scripted: list[ScriptedItem]) -> Written:
-    lines = [
-        f"    Item({literal(item.id)}, {literal(item.prompt_ids)}, {literal(item.rewards)}.__getitem__),"
-        for item in scripted
-    ]
-    return written("\n".join(["[", *lines, "]"]), "from rlcanary.contract.adapter import Item")
+def items_of(scripted: Sequence[ScriptedItem]) -> list[Item]:
+    """Make the items as a rollout takes them. A reward function raises for a text that is not in the script."""
+    return [Item(item.id, list(item.prompt_ids), item.rewards.__getitem__) for item in scripted]
+
+
+def groups_of(scripted: Sequence[ScriptedItem]) -> list[Group]:
+    """Return the groups that a rollout of the items has to give, with NaN where a reward is None."""
+    groups = []
+    for item in scripted:
+        rewards = (item.rewards[completion.text or ""] for completion in item.completions)
+        known = [math.nan if reward is None else reward for reward in rewards]
+        groups.append(Group(item.prompt_ids, item.completions, known, item_id=item.id))
+    return groups

@@ -18,14 +18,14 @@ from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.reference.step import forward_mode
 
 
-def seeded(make: Callable[..., Any], *arguments: Any) -> Any:
+def seeded(make: Callable[..., Any], *arguments: Any, seed: int = 0) -> Any:
     """Call a function under a fixed seed, and restore the random generators."""
     before = random.getstate(), np.random.get_state()
-    random.seed(0)
-    np.random.seed(0)
+    random.seed(seed)
+    np.random.seed(seed)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             return make(*arguments)
     finally:
         random.setstate(before[0])
