@@ -1,82 +1,86 @@
 """Ends of completions: a sampled EOS is trained, a truncated completion is kept whole, and padding does not count."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from torch import Generator
-
+from rlcanary.checks.asserts import assert_equal, unless_raised
+from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.subject import Subject
-from rlcanary.contract.batch import Completion, Group
+from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.batch import CollatedBatch, Completion, Group
 
 EOS_IDS = (2, 5)
-TRAINED = "[row[keep.bool()].tolist() for row, keep in zip(output.completion_ids, output.completion_mask)]"
 
 
 def _group(*completions: Sequence[int]) -> Group:
-    """A group of these completions, with rewards 1, 2, … so that rows can be told apart."""
-    return Group(
-        prompt_ids=[11, 12],
-        completions=[
-            Completion(
-                list(ids),
-                logprobs=[-0.5] * len(ids),
-                finish_reason="stop" if ids and ids[-1] in EOS_IDS else "length",
-            )
-            for ids in completions
-        ],
-        rewards=[float(row) for row in range(1, len(completions) + 1)],
-    )
+    """Make a group of these completions, with rewards 1, 2, … so that rows can be told apart."""
+    rows = [
+        Completion(list(ids), [-0.5] * len(ids), "stop" if ids and ids[-1] in EOS_IDS else "length")
+        for ids in completions
+    ]
+    return Group([11, 12], rows, [float(row) for row in range(1, len(rows) + 1)])
 
 
-@check("eos.truncated_completion_is_whole", needs=("make_batch",))
-def truncated_completion_is_whole(subject: Subject, rng: Generator) -> None:
+def _trained(batch: CollatedBatch) -> list[list[int]]:
+    """Return the ids that each row trains."""
+    return [row[keep.bool()].tolist() for row, keep in zip(batch.completion_ids, batch.completion_mask, strict=False)]
+
+
+def _truncated() -> Iterator[Case]:
+    for completions in ([[21, 22, 23]], [[21, 22], [23]], [[21, 22, 23, 24], [25], [26, 27]]):
+        for pad in (0, 2, completions[-1][-1]):
+            yield Case(completions, f"padding id {pad}", completions=completions, pad_token_id=pad)
+
+
+@check("eos.truncated_completion_is_whole", needs=("make_batch",), cases=_truncated)
+def truncated_completion_is_whole(adapter: Adapter, completions: list[list[int]], pad_token_id: int) -> None:
     """A completion cut off by the token limit is trained on all of its tokens and on no EOS.
 
     Silent because dropping or shortening a truncated completion, or adding an EOS, changes only its length: the policy
     learns to stop where it was cut. Look for an EOS that is appended, for masks that search for one, and for a last
     token that happens to be the padding id.
     """
-    for completions in ([[21, 22, 23]], [[21, 22], [23]], [[21, 22, 23, 24], [25], [26, 27]]):
-        for pad_token_id in (0, 2, completions[-1][-1]):
-            with subject.case(completions, f"padding id {pad_token_id}"):
-                call = subject.call("make_batch", [_group(*completions)], pad_token_id)
-                told = f"with padding id {pad_token_id}, other tokens of the truncated completions are trained"
-                call.expect_equal(TRAINED, completions, told)
+    batch = adapter.make_batch([_group(*completions)], pad_token_id)
+    told = f"with padding id {pad_token_id}, other tokens of the truncated completions are trained"
+    assert_equal(_trained(batch), completions, told)
 
 
-@check("eos.end_is_trained", needs=("make_batch",))
-def end_is_trained(subject: Subject, rng: Generator) -> None:
+def _ended() -> Iterator[Case]:
+    for completions in ([[21, 2]], [[21, 2], [22, 23, 5]], [[2], [21, 22, 5], [21, 22, 23, 24]]):
+        for pad in (0, 2, 5):
+            yield Case(completions, f"padding id {pad}", completions=completions, pad_token_id=pad)
+
+
+@check("eos.end_is_trained", needs=("make_batch",), cases=_ended)
+def end_is_trained(adapter: Adapter, completions: list[list[int]], pad_token_id: int) -> None:
     """The EOS that ended a completion is trained, for each of the EOS ids and any padding id.
 
     Silent because a policy that gets no gradient for stopping writes longer and longer. Look for `ids != pad` where the
     padding is the EOS, and for one EOS id where the sampler stops at several.
     """
-    for completions in ([[21, 2]], [[21, 2], [22, 23, 5]], [[2], [21, 22, 5], [21, 22, 23, 24]]):
-        for pad_token_id in (0, 2, 5):
-            with subject.case(completions, f"padding id {pad_token_id}"):
-                call = subject.call("make_batch", [_group(*completions)], pad_token_id)
-                told = (
-                    f"with padding id {pad_token_id}, the completions do not end in training as they ended in sampling"
-                )
-                call.expect_equal(TRAINED, completions, told)
+    batch = adapter.make_batch([_group(*completions)], pad_token_id)
+    told = f"with padding id {pad_token_id}, the completions do not end in training as they ended in sampling"
+    assert_equal(_trained(batch), completions, told)
 
 
-@check("eos.end_within_a_completion", needs=("make_batch",))
-def end_within_a_completion(subject: Subject, rng: Generator) -> None:
+def _paddings(*ids: int) -> Iterator[Case]:
+    for pad in ids:
+        yield Case(f"padding id {pad}", pad_token_id=pad)
+
+
+@check("eos.end_within_a_completion", needs=("make_batch",), cases=lambda: _paddings(0, 2))
+def end_within_a_completion(adapter: Adapter, pad_token_id: int) -> None:
     """Tokens sampled after an EOS id are trained too: the completion is as long as the sampler says.
 
     Silent because an EOS in the middle is rare: it takes an `ignore_eos` option, a minimum length, or several turns in
     one completion. Look for a mask derived from ids although the lengths are known.
     """
     completions = [[21, 2, 22, 2], [21, 5, 23]]
-    for pad_token_id in (0, 2):
-        with subject.case(f"padding id {pad_token_id}"):
-            call = subject.call("make_batch", [_group(*completions)], pad_token_id)
-            call.expect_equal(TRAINED, completions, "tokens that were sampled behind an EOS id are missing")
+    batch = adapter.make_batch([_group(*completions)], pad_token_id)
+    assert_equal(_trained(batch), completions, "tokens that were sampled behind an EOS id are missing")
 
 
-@check("eos.masks_agree", needs=("make_batch", "completion_mask"))
-def masks_agree(subject: Subject, rng: Generator) -> None:
+@check("eos.masks_agree", needs=("make_batch", "completion_mask"), cases=lambda: _paddings(0, 2, 21))
+def masks_agree(adapter: Adapter, pad_token_id: int) -> None:
     """The mask derived from the ids equals the batch's mask derived from the lengths.
 
     Silent because each looks right alone: the loss uses one, and the metrics, the KL or the reward model the other.
@@ -85,22 +89,15 @@ def masks_agree(subject: Subject, rng: Generator) -> None:
     """
     completions = [[21, 22, 23, 2], [24, 5], [25, 26, 27, 28], [2]]
     expected = [[position < len(ids) for position in range(4)] for ids in completions]
-    for pad_token_id in (0, 2, 21):
-        with subject.case(f"padding id {pad_token_id}"):
-            call = subject.call("make_batch", [_group(*completions)], pad_token_id)
-            call.expect_equal(
-                "output.completion_mask.bool().tolist()", expected, "the batch's mask is not that of the lengths"
-            )
-            searched = (
-                f"adapter.completion_mask(output.completion_ids, {list(EOS_IDS)}, {pad_token_id}).bool().tolist()"
-            )
-            call.expect_equal(
-                searched, expected, "the mask that is searched in the batch's ids is not that of the lengths"
-            )
+    batch = adapter.make_batch([_group(*completions)], pad_token_id)
+    got = batch.completion_mask.bool().tolist()
+    assert_equal(got, expected, "the batch's mask is not that of the lengths")
+    searched = adapter.completion_mask(batch.completion_ids, list(EOS_IDS), pad_token_id).bool().tolist()
+    assert_equal(searched, expected, "the mask that is searched in the batch's ids is not that of the lengths")
 
 
 @check("eos.empty_completion", needs=("make_batch",))
-def empty_completion(subject: Subject, rng: Generator) -> None:
+def empty_completion(adapter: Adapter) -> None:
     """A completion without tokens is rejected, or keeps its row and reward with no trained token.
 
     Silent because a row that disappears shifts every later reward to another completion, and a row with a made-up token
@@ -108,8 +105,8 @@ def empty_completion(subject: Subject, rng: Generator) -> None:
     instead of each row.
     """
     completions = [[21, 2], [], [22, 23, 2]]
-    call = subject.call_unless_raised("make_batch", [_group(*completions)], 0)
-    if call is not None:
-        call.expect_equal(TRAINED, completions, "with an empty completion, the rows are other ones", may_raise=True)
-        rewards = "[float(reward) for reward in output.rewards]"
-        call.expect_equal(rewards, [1.0, 2.0, 3.0], "with an empty completion, the rewards moved", may_raise=True)
+    batch = unless_raised(adapter.make_batch, [_group(*completions)], 0)
+    if batch is not None:
+        assert_equal(_trained(batch), completions, "with an empty completion, the rows are other ones")
+        rewards = [float(reward) for reward in batch.rewards]
+        assert_equal(rewards, [1.0, 2.0, 3.0], "with an empty completion, the rewards moved")
