@@ -1,6 +1,7 @@
 """Python expressions for values, so that a counterexample can be pasted and run."""
 
 import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import partial
@@ -49,23 +50,28 @@ def literal(value: Any) -> str:
             keywords = [f"{name}={literal(item)}" for name, item in value.keywords.items()]
             return f"partial({', '.join([*map(literal, [value.func, *value.args]), *keywords])})"
         case list():
-            return f"[{', '.join(map(literal, value))}]"
+            return _joined("[", list(map(literal, value)), "]")
         case tuple():
             return f"({', '.join(map(literal, value))}{',' if len(value) == 1 else ''})"
         case dict():
             return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
     if is_dataclass(value) and not isinstance(value, type):
-        lines = [
-            f"    {field.name}={literal(getattr(value, field.name))},"
-            for field in fields(value)
-            if field.init and not _is_default(field, getattr(value, field.name))
-        ]
-        return "\n".join([f"{type(value).__name__}(", *lines, ")"])
+        given = [field for field in fields(value) if field.init and not _is_default(field, getattr(value, field.name))]
+        parts = [f"{field.name}={literal(getattr(value, field.name))}" for field in given]
+        return _joined(f"{type(value).__name__}(", parts, ")")
     raise TypeError(f"no literal for {type(value).__name__}")
 
 
 def _is_default(field: Field[Any], value: Any) -> bool:
-    return value is None and field.default is None
+    return isinstance(value, bool | int | float | str | None) and value == field.default
+
+
+def _joined(opening: str, parts: list[str], closing: str) -> str:
+    """Join parts on one line, or one on each line if they are long and more than plain values."""
+    line = f"{opening}{', '.join(parts)}{closing}"
+    if "\n" not in line and (len(line) <= 100 or not any("(" in part or "=" in part for part in parts)):
+        return line
+    return "\n".join([opening, *(textwrap.indent(f"{part},", "    ") for part in parts), closing])
 
 
 def short(tensor: Tensor) -> str:
