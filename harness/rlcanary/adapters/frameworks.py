@@ -1,8 +1,11 @@
-"""Import of the framework that an adapter drives, with a one-line error if it cannot be used."""
+"""Import the framework that an adapter drives, with a one-line error if it cannot be used, and silence its messages."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -37,6 +40,25 @@ def usable(package: str, install: str, written_for: str, at_least: str | None = 
         raise
     except Exception as error:
         raise UserError(f"{cannot}: {_cause(error, package)}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence a framework's warnings, log messages and progress bars, which would clutter the report."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    bars = sys.modules.get("transformers.utils.logging")
+    had_bars = bars is not None and bars.is_progress_bar_enabled()
+    if bars and had_bars:
+        bars.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if bars and had_bars:
+            bars.enable_progress_bar()
+        logging.disable(level)
 
 
 def _is_found(package: str) -> bool:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
-from rlcanary.adapters.frameworks import usable
+from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
@@ -56,7 +54,7 @@ class NemoRlAdapter(Adapter):
         self.loss = dict(loss or {})
         self.advantage = dict(advantage or {})
         install = "run this in the environment in which NeMo RL trains, with rlcanary installed there"
-        with usable("nemo_rl", install, "NeMo RL of August 2026"), _quiet():
+        with usable("nemo_rl", install, "NeMo RL of August 2026"), quiet(), contextlib.redirect_stdout(io.StringIO()):
             import nemo_rl.algorithms.advantage_estimator
             import nemo_rl.algorithms.loss  # noqa: F401
 
@@ -157,7 +155,7 @@ class NemoRlAdapter(Adapter):
         timer = SimpleNamespace(time=lambda _: contextlib.nullcontext())
         # Its first entry gives the size of a batch, and the reward is not cut to the kept groups.
         batch = BatchedDataDict({"idx": torch.arange(len(rewards)), "total_reward": rewards})
-        with _quiet():
+        with quiet(), contextlib.redirect_stdout(io.StringIO()):
             kept, *_ = dynamic_sampling(batch, std, baseline, 1, SimpleNamespace(grpo=grpo), timer)
         return kept.size == len(rewards)  # type: ignore[no-any-return]
 
@@ -316,11 +314,3 @@ def _correction_for(wanted: Conventions) -> dict[str, Any]:
         "truncated_importance_sampling_ratio": wanted.importance_high,
         "truncated_importance_sampling_ratio_min": wanted.importance_low if is_mask else None,
     }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence NeMo RL's log messages, which would clutter the report."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield

@@ -5,16 +5,13 @@ Written for OpenRLHF of mid-2026, whose options have dotted names.
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
-from rlcanary.adapters.frameworks import usable
+from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Aggregation, Baseline, Conventions, Scale
 from rlcanary.errors import UserError
@@ -69,7 +66,7 @@ class OpenrlhfAdapter(Adapter):
         Raises:
             UserError: OpenRLHF is not installed, or the conventions cannot express a setting.
         """
-        with usable("openrlhf", "pip install openrlhf, beside rlcanary", "OpenRLHF of mid-2026"), _quiet():
+        with usable("openrlhf", "pip install openrlhf, beside rlcanary", "OpenRLHF of mid-2026"), quiet():
             import openrlhf.trainer.ppo_utils.experience_maker
             import openrlhf.trainer.ray.ppo_actor  # noqa: F401
         self.settings = dict(settings or {})
@@ -144,7 +141,7 @@ class OpenrlhfAdapter(Adapter):
         maker.args = maker.strategy.args
         maker.advantage_estimator = maker.args.algo.advantage.estimator
         maker.kl_ctl = SimpleNamespace(value=0.0)
-        with _quiet():
+        with quiet():
             (made,) = maker.compute_advantages_and_returns([experience])
         return made.advantages.squeeze(1)  # type: ignore[no-any-return]
 
@@ -368,16 +365,3 @@ def settings_for(settings: Mapping[str, Any], conventions: Conventions, changes:
             case _:
                 raise NotProvided(f"this adapter has no setting of OpenRLHF for {name}={changes[name]!r}")
     return result
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence log messages of OpenRLHF and DeepSpeed, which would clutter the report."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

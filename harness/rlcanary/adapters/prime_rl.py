@@ -7,15 +7,13 @@ the conventions cannot express. Both are options. This adapter switches both off
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
-from rlcanary.adapters.frameworks import usable
+from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
 
@@ -52,7 +50,7 @@ class PrimeRlAdapter(Adapter):
             UserError: prime-rl is not installed.
         """
         install = "run this in the environment in which prime-rl trains, with rlcanary installed there"
-        with usable("prime_rl", install, "prime-rl of mid-2026"), _quiet():
+        with usable("prime_rl", install, "prime-rl of mid-2026"), quiet():
             import prime_rl.orchestrator.algo.grpo
             import prime_rl.orchestrator.curriculum.gates.adv
             import prime_rl.trainer.rl.loss  # noqa: F401
@@ -122,7 +120,7 @@ class PrimeRlAdapter(Adapter):
         if whole.global_tokens is not None or whole.global_sequences is not None:
             raise NotProvided("the trainer counts the tokens of the whole update itself")
         advantages = piece.advantages.unsqueeze(1) if piece.advantages.ndim == 1 else piece.advantages
-        with _quiet():
+        with quiet():
             loss, _ = compute_loss(
                 trainer_logprobs=list(piece.logprobs),
                 inference_logprobs=list(piece.old_logprobs),
@@ -155,10 +153,3 @@ def _trace(reward: float) -> Any:
 def _traces(episodes: list[Any]) -> Iterator[Any]:
     for episode in episodes:
         yield from episode.traces
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

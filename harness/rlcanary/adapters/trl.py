@@ -7,16 +7,13 @@ given rewards, tokens and logprobs instead of retyping their formulas. Written f
 from __future__ import annotations
 
 import copy
-import logging
 import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.adapters.frameworks import usable
+from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Aggregation, Conventions
@@ -42,7 +39,7 @@ class TrlAdapter(Adapter):
     name = "trl"
 
     def __init__(self, **settings: Any) -> None:
-        with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.16", at_least="1.16"), _quiet():
+        with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.16", at_least="1.16"), quiet():
             import trl.trainer.grpo_trainer  # noqa: F401
         # The trainer is built without its engine: the correction by the engine's logprobs is switched on afterwards.
         self.use_vllm = bool(settings.pop("use_vllm", False))
@@ -140,7 +137,7 @@ class TrlAdapter(Adapter):
         trainer.num_generations = int(counts[0])
         trainer.model.train()
         items = [{"prompt": "t5", "given_reward": float(reward)} for reward in rewards]
-        with _quiet():
+        with quiet():
             scored = trainer._generate_and_score_completions(items)
         return scored["advantages"]  # type: ignore[no-any-return]
 
@@ -250,7 +247,7 @@ class TrlAdapter(Adapter):
         def given(given_reward: list[float], **_: Any) -> list[float]:
             return given_reward
 
-        with tempfile.TemporaryDirectory() as folder, _quiet():
+        with tempfile.TemporaryDirectory() as folder, quiet():
             # The trainer reads its reference model from the folder that the model came from.
             model = tiny_llama()
             model.save_pretrained(folder)
@@ -295,28 +292,6 @@ def _loss_inputs(batch: PolicyBatch, tokens_of_update: Tensor) -> dict[str, Tens
 
 def _or_infinite(bound: float | None) -> float:
     return float("inf") if bound is None else bound
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings and progress bars of TRL and transformers, which would clutter the report."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        # Importing transformers already prints messages.
-        from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
-
-        had_bars = is_progress_bar_enabled()
-        disable_progress_bar()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                yield
-        finally:
-            if had_bars:
-                enable_progress_bar()
-    finally:
-        logging.disable(level)
 
 
 @cache

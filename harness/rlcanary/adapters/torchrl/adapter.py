@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
-from rlcanary.adapters.frameworks import usable
-from rlcanary.adapters.torchrl.data import completion_of, full_length, generate_kwargs, given_actor, quiet, ragged_rows
+from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.torchrl.data import completion_of, full_length, generate_kwargs, given_actor, ragged_rows
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Aggregation, Conventions
 from rlcanary.contract.sampling import Sampling

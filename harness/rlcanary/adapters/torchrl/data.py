@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -103,16 +99,3 @@ def completion_of(row: Any, request: Sampling) -> Completion:
         logprobs=row["log_probs", "response"].tolist(),
         finish_reason="stop" if ids and ids[-1] in request.ends else "length",
     )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence log messages of torchrl and torch, which would clutter the report."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

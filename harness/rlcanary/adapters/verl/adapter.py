@@ -12,13 +12,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.base import Adapter, NotProvided
-from rlcanary.adapters.frameworks import usable
+from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.adapters.verl.engine import (
     given_outputs,
     jagged,
     new_engine,
     on_ranks,
-    quiet,
     replay_buffer_module,
     sequences,
     tensordict,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from rlcanary.adapters.frameworks import quiet
 from rlcanary.contract.adapter import NotProvided
 
 if TYPE_CHECKING:
@@ -166,16 +165,3 @@ def replay_buffer_module() -> ModuleType:
         if installed is not None:
             sys.modules["transfer_queue"] = installed
     return module
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence verl's log messages on missing GPUs and engines, which would clutter the report."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
