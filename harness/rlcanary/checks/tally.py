@@ -109,6 +109,7 @@ class Tally:
     found: list[Found] = field(default_factory=list)
     calling: str = ""
     _case: str = ""
+    _program: Callable[[], str] = str
     _labels: list[str] = field(default_factory=list)
     _seen: Counter[str] = field(default_factory=Counter)
     _expected: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -122,9 +123,9 @@ class Tally:
             label: identifies the case, "" for none.
             program: writes the program that shows a finding of the block again.
         """
-        around = self._case
+        around = self._case, self._program
         self._labels.append(label)
-        self._case = _numbered("; ".join(filter(None, self._labels)), self._seen)
+        self._case, self._program = _numbered("; ".join(filter(None, self._labels)), self._seen), program
         try:
             yield
         except NotProvided as reason:
@@ -132,7 +133,6 @@ class Tally:
         except NothingToCompare as reason:
             self.empty.append(str(reason))
         except Finding as finding:
-            finding.snippet = finding.snippet or program()
             self.note(finding)
         except Exception as error:  # noqa: BLE001 - the adapter is foreign code; any exception is a result
             frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -144,12 +144,12 @@ class Tally:
             )
         finally:
             self._labels.pop()
-            self._case = around
+            self._case, self._program = around
 
     def note(self, finding: Finding) -> None:
         """Add a finding to the current case."""
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
-        self.found.append(Found(fingerprint, finding.message, finding.snippet, is_error=False))
+        self.found.append(Found(fingerprint, finding.message, finding.snippet or self._program(), is_error=False))
 
     def stopped(self, what: str, message: str, snippet: str = "") -> None:
         """Add the exception that ended the current case early."""

@@ -84,7 +84,7 @@ def test_inverted_weights_are_red_behind_an_expected_crash(tmp_path: Path) -> No
     # What is shown is the new finding, with a program that reproduces it.
     assert comparison.unexpected[0].status == "fail"
     assert "weights declared as token-level" in comparison.unexpected[0].message
-    assert "torch.testing.assert_close" in comparison.unexpected[0].snippet
+    assert "assert_close(weights_BT" in comparison.unexpected[0].snippet
 
 
 def test_gradient_is_red_behind_an_expected_value(tmp_path: Path) -> None:

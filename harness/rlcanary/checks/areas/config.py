@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from rlcanary import reference
-from rlcanary.checks.asserts import assert_close, gradient
+from rlcanary.checks.asserts import assert_close, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import Body, Check, check
 from rlcanary.checks.worlds import inputs
@@ -34,7 +34,8 @@ def _loss_under(check_id: str, *choices: dict[str, Any]) -> Callable[[Body], Che
 def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     expected, expected_BT = exact_loss(batch, adapter.conventions)
     loss = adapter.policy_loss(batch).loss
-    assert_close(loss, expected, f"with {told} the loss is another one")
+    with soft():
+        assert_close(loss, expected, f"with {told} the loss is another one")
     told = f"with {told} the gradient is another one"
     assert_close(gradient(loss, batch.logprobs), expected_BT, told, quantity="gradient")
 
@@ -179,6 +180,7 @@ def zero_is_off(adapter: Adapter, batch: PolicyBatch, name: str) -> None:
     getattr(changed, name).sub_(3.0)
     before, after = adapter.policy_loss(batch).loss, adapter.policy_loss(changed).loss
     told = f"with its coefficient at 0, 3 nats less in {name} changed the"
-    assert_close(after, before, f"{told} loss")
+    with soft():
+        assert_close(after, before, f"{told} loss")
     before_BT, after_BT = gradient(before, batch.logprobs), gradient(after, changed.logprobs)
     assert_close(after_BT, before_BT, f"{told} gradient", quantity="gradient")

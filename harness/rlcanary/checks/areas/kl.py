@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from rlcanary import reference
-from rlcanary.checks.asserts import assert_close, assert_true, gradient
+from rlcanary.checks.asserts import assert_close, assert_true, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs
@@ -43,7 +43,8 @@ def declared_estimator(adapter: Adapter, logprobs_BT: Tensor, ref_BT: Tensor, pl
     expected_BT = reference.kl(exact_BT, ref_BT.double(), adapter.conventions)
     kl_BT = adapter.kl(logprobs_BT.clone(), ref_BT)
     told = f"the declared estimator {adapter.conventions.kl_estimator}{place}"
-    assert_close(kl_BT, expected_BT, f"KL differs from {told}")
+    with soft():
+        assert_close(kl_BT, expected_BT, f"KL differs from {told}")
     told = f"the gradient of the KL is not that of {told}"
     assert_close(gradient(kl_BT, logprobs_BT), gradient(expected_BT, exact_BT), told, quantity="gradient")
 
@@ -185,7 +186,8 @@ def pulls_towards_reference(adapter: Adapter, batch: PolicyBatch, tokens_B: Tens
         return
     expected, expected_BT = exact_loss(batch, adapter.conventions)
     loss = adapter.policy_loss(batch).loss
-    assert_close(loss, expected, f"with zero advantages the loss is not {adapter.conventions.kl_coef} times the KL")
+    with soft():
+        assert_close(loss, expected, f"with zero advantages the loss is not {adapter.conventions.kl_coef} times the KL")
     told = "with zero advantages the gradient is not that of the KL term"
     assert_close(gradient(loss, batch.logprobs), expected_BT, told, quantity="gradient")
 
@@ -199,12 +201,8 @@ def _assert_pull(adapter: Adapter, batch: PolicyBatch, tokens_B: Tensor) -> None
     divergence_V = ((log_ratio_B1 - log_ratio_B1.mean()) * one_hot_BV).mean(dim=0)
     loss_V = (gradient(adapter.policy_loss(batch).loss, batch.logprobs) * (one_hot_BV - probabilities_V)).sum(dim=0)
     cosine = float(torch.nn.functional.cosine_similarity(loss_V, divergence_V, dim=0))
-    assert_true(
-        cosine > 0,
-        "a step down the loss does not bring the policy nearer to the reference: the gradient has cosine "
-        f"{cosine:.4f} with that of KL(policy ‖ reference)",
-        quantity="property",
-    )
+    told = f"a step down the loss does not lower KL(policy ‖ reference): the cosine of their gradients is {cosine:.4f}"
+    assert_true(cosine > 0, told, quantity="property")
 
 
 def _has_no_pull(conventions: Conventions) -> str | None:
