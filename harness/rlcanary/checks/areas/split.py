@@ -100,9 +100,8 @@ def metrics_over_ranks(adapter: Adapter, batch: PolicyBatch, n_pieces: int, prof
     only half of a ratio, and at minima and maxima that are averaged.
     """
     expected = exact_output(batch, adapter.conventions).metrics
-    assert_metrics(
-        adapter.sharded_loss(batch, n_pieces), expected, f"over {n_pieces} ranks ({profile}); of all the data"
-    )
+    told = f"over {n_pieces} ranks ({profile}); of all the data"
+    assert_metrics(adapter.sharded_loss(batch, n_pieces), expected, told)
 
 
 def _first_profile(rng: Generator) -> Iterator[Case]:
