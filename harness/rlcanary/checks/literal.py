@@ -22,13 +22,6 @@ class Written:
     imports: str
 
 
-def written(expression: str, imports: str) -> Written:
-    """Evaluate an expression and keep it with its value, so that check and snippet use the same one."""
-    names: dict[str, Any] = {}
-    exec(imports, names)
-    return Written(eval(expression, names), expression, imports)
-
-
 def literal(value: Any) -> str:
     """Write a value as Python: numbers, strings, containers, tensors, dataclasses, functions of a module and their partials.
 
