@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import closing
 
 import pytest
 from waiting import HANG_S, QUICK_S
@@ -112,7 +113,7 @@ async def run(ray, verifier, engines, buffer):
 def test_each_item_ends_once_although_an_engine_dies_and_verifiers_break(ray):
     engines = [InProcessEngine(tiny_llama()) for _ in range(2)]
     buffer = start_buffer(capacity=8, max_staleness=1)
-    with VerifierPool(sometimes_broken(), workers=2, timeout_s=QUICK_S) as pool:
+    with closing(VerifierPool(sometimes_broken(), workers=2, timeout_s=QUICK_S)) as pool:
         tallied = Tallied(pool)
         items, collector, trained, evicted = asyncio.run(asyncio.wait_for(run(ray, tallied, engines, buffer), HANG_S))
     broken = {5, 6, 7}
@@ -123,7 +124,7 @@ def test_each_item_ends_once_although_an_engine_dies_and_verifiers_break(ray):
     assert account.fates["stale"] == evicted.total()
     assert account.entered == account.fates["used"] + account.fates["stale"] == collector.counts["yielded"]
     assert account.waiting == 0
-    problems = tallied.tally().problems
+    problems = tallied.tally.problems
     assert problems.keys() >= {"timeout", "worker died", "exception"}
-    assert tallied.tally().calls == tallied.tally().scored + sum(problems.values())
+    assert tallied.tally.calls == tallied.tally.scored + sum(problems.values())
     assert collector.counts["failed request"] >= 2

@@ -3,6 +3,7 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -62,13 +63,13 @@ def obedient():
 @pytest.fixture(scope="module")
 def shared(ray_cluster):
     """For tests that cost no worker: what a test starts, the replacements too, is ended behind it."""
-    with VerifierPool(obedient(), workers=2, timeout_s=HANG_S) as pool:
+    with closing(VerifierPool(obedient(), workers=2, timeout_s=HANG_S)) as pool:
         yield pool
 
 
 @pytest.fixture
 def pool(ray_cluster):
-    with VerifierPool(obedient(), workers=2, timeout_s=QUICK_S) as pool:
+    with closing(VerifierPool(obedient(), workers=2, timeout_s=QUICK_S)) as pool:
         yield pool
 
 

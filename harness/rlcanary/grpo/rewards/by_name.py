@@ -77,13 +77,11 @@ class VerifiersByName(Mapping[str, Verifier]):
 
     def tallies(self) -> dict[str, Tally]:
         """Return the tally of each verifier so far: zeros apart from timeouts, exceptions and the like."""
-        return {name: verifier.tally() for name, verifier in self._made.items()}
+        return {name: verifier.tally for name, verifier in self._made.items()}
 
     def take_problems(self) -> Counter[str]:
         """Return how often each problem came up since the last call, over all verifiers."""
-        total: Counter[str] = Counter()
-        for tally in self.tallies().values():
-            total.update(tally.problems)
+        total = sum((verifier.tally.problems for verifier in self._made.values()), Counter[str]())
         since, self._told = total - self._told, total
         return since
 

@@ -26,69 +26,7 @@ def _paragraphs(text: str, separator: str) -> list[str]:
     return [part.strip() for part in re.split(separator, text) if part.strip()]
 
 
-def has_keywords(text: str, keywords: list[str]) -> bool:
-    return all(_occurrences(keyword, text) for keyword in keywords)
-
-
-def has_keyword_often(text: str, keyword: str, frequency: int, relation: str) -> bool:
-    return _compare(_occurrences(keyword, text), relation, frequency)
-
-
-def has_no_forbidden_word(text: str, forbidden_words: list[str]) -> bool:
-    return not any(_occurrences(word, text) for word in forbidden_words)
-
-
-def has_letter_often(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
-    return _compare(text.lower().count(letter.lower()), let_relation, let_frequency)
-
-
-def has_sentences(text: str, num_sentences: int, relation: str) -> bool:
-    sentences = [part for part in re.split(r"(?<=[.!?])[\"')\]]*\s+", text.strip()) if re.search(r"\w", part)]
-    return _compare(len(sentences), relation, num_sentences)
-
-
-def has_words(text: str, num_words: int, relation: str) -> bool:
-    return _compare(len(re.findall(r"\w+(?:['’-]\w+)*", text)), relation, num_words)  # noqa: RUF001
-
-
-def has_divided_paragraphs(text: str, num_paragraphs: int) -> bool:
-    return len(_paragraphs(text, r"\s?\*\*\*\s?")) == num_paragraphs
-
-
-def has_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    paragraphs = _paragraphs(text, r"\n\n")
-    if len(paragraphs) != num_paragraphs or not 1 <= nth_paragraph <= len(paragraphs):
-        return False
-    words = re.findall(r"\w+", paragraphs[nth_paragraph - 1])
-    return bool(words) and words[0].lower() == first_word.lower()
-
-
-def has_placeholders(text: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[[^\[\]]+\]", text)) >= num_placeholders
-
-
-def has_postscript(text: str, postscript_marker: str) -> bool:
-    return re.search(rf"^\s*{re.escape(postscript_marker)}", text, re.MULTILINE | re.IGNORECASE) is not None
-
-
-def has_bullets(text: str, num_bullets: int) -> bool:
-    return len(re.findall(r"^\s*(?:\*(?!\*)|-)\s*\S", text, re.MULTILINE)) == num_bullets
-
-
-def is_one_of_the_options(text: str) -> bool:
-    return text.strip() in ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-
-
-def has_highlights(text: str, num_highlights: int) -> bool:
-    highlighted = re.findall(r"\*\*[^\n*]*\*\*|\*[^\n*]+\*", text)
-    return sum(bool(part.strip("* ")) for part in highlighted) >= num_highlights
-
-
-def has_sections(text: str, section_spliter: str, num_sections: int) -> bool:
-    return len(re.findall(rf"^\s*{re.escape(section_spliter)}\s*\d+", text, re.MULTILINE)) >= num_sections
-
-
-def is_json(text: str) -> bool:
+def _is_json(text: str) -> bool:
     bare = re.sub(r"^\s*```(?:json)?\s*\n|\n\s*```\s*$", "", text, flags=re.IGNORECASE)
     try:
         json.loads(bare)
@@ -97,55 +35,83 @@ def is_json(text: str) -> bool:
     return True
 
 
-def has_title(text: str) -> bool:
-    return any(title.strip() for title in re.findall(r"<<([^\n<>]+)>>", text))
+def _has_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+    paragraphs = _paragraphs(text, r"\n\n")
+    if len(paragraphs) != num_paragraphs or not 1 <= nth_paragraph <= len(paragraphs):
+        return False
+    words = re.findall(r"\w+", paragraphs[nth_paragraph - 1])
+    return bool(words) and words[0].lower() == first_word.lower()
 
 
-def is_two_responses(text: str) -> bool:
+def _words(text: str) -> int:
+    return len(re.findall(r"\w+(?:['’-]\w+)*", text))  # noqa: RUF001
+
+
+def _sentences(text: str) -> int:
+    return sum(bool(re.search(r"\w", part)) for part in re.split(r"(?<=[.!?])[\"')\]]*\s+", text.strip()))
+
+
+def _highlights(text: str) -> int:
+    return sum(bool(part.strip("* ")) for part in re.findall(r"\*\*[^\n*]*\*\*|\*[^\n*]+\*", text))
+
+
+def _capital_words(text: str) -> int:
+    return sum(word.isupper() for word in re.findall(r"\w+(?:['-]\w+)*", text))
+
+
+def _are_two_responses(text: str) -> bool:
     parts = [part.strip() for part in text.split("******")]
     return len(parts) == 2 and all(parts) and parts[0] != parts[1]
 
 
-def repeats_prompt(text: str, prompt_to_repeat: str) -> bool:
-    return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
-
-
-def ends_with(text: str, end_phrase: str) -> bool:
-    return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
-
-
-def is_quoted(text: str) -> bool:
-    bare = text.strip()
-    return len(bare) > 1 and bare[0] == bare[-1] == '"'
-
-
-def has_capital_words(text: str, capital_frequency: int, capital_relation: str) -> bool:
-    capital = [word for word in re.findall(r"\w+(?:['-]\w+)*", text) if word.isupper()]
-    return _compare(len(capital), capital_relation, capital_frequency)
-
-
 CONSTRAINTS: dict[str, Callable[..., bool]] = {
-    "keywords:existence": has_keywords,
-    "keywords:frequency": has_keyword_often,
-    "keywords:forbidden_words": has_no_forbidden_word,
-    "keywords:letter_frequency": has_letter_often,
-    "length_constraints:number_sentences": has_sentences,
-    "length_constraints:number_words": has_words,
-    "length_constraints:number_paragraphs": has_divided_paragraphs,
-    "length_constraints:nth_paragraph_first_word": has_first_word,
-    "detectable_content:number_placeholders": has_placeholders,
-    "detectable_content:postscript": has_postscript,
-    "detectable_format:number_bullet_lists": has_bullets,
-    "detectable_format:constrained_response": is_one_of_the_options,
-    "detectable_format:number_highlighted_sections": has_highlights,
-    "detectable_format:multiple_sections": has_sections,
-    "detectable_format:json_format": is_json,
-    "detectable_format:title": has_title,
-    "combination:two_responses": is_two_responses,
-    "combination:repeat_prompt": repeats_prompt,
-    "startend:end_checker": ends_with,
-    "startend:quotation": is_quoted,
-    "change_case:capital_word_frequency": has_capital_words,
+    "keywords:existence": lambda text, keywords: all(_occurrences(word, text) for word in keywords),
+    "keywords:frequency": lambda text, keyword, frequency, relation: _compare(
+        _occurrences(keyword, text), relation, frequency
+    ),
+    "keywords:forbidden_words": lambda text, forbidden_words: (
+        not any(_occurrences(word, text) for word in forbidden_words)
+    ),
+    "keywords:letter_frequency": lambda text, letter, let_frequency, let_relation: _compare(
+        text.lower().count(letter.lower()), let_relation, let_frequency
+    ),
+    "length_constraints:number_sentences": lambda text, num_sentences, relation: _compare(
+        _sentences(text), relation, num_sentences
+    ),
+    "length_constraints:number_words": lambda text, num_words, relation: _compare(_words(text), relation, num_words),
+    "length_constraints:number_paragraphs": lambda text, num_paragraphs: (
+        len(_paragraphs(text, r"\s?\*\*\*\s?")) == num_paragraphs
+    ),
+    "length_constraints:nth_paragraph_first_word": _has_first_word,
+    "detectable_content:number_placeholders": lambda text, num_placeholders: (
+        len(re.findall(r"\[[^\[\]]+\]", text)) >= num_placeholders
+    ),
+    "detectable_content:postscript": lambda text, postscript_marker: (
+        re.search(rf"^\s*{re.escape(postscript_marker)}", text, re.MULTILINE | re.IGNORECASE) is not None
+    ),
+    "detectable_format:number_bullet_lists": lambda text, num_bullets: (
+        len(re.findall(r"^\s*(?:\*(?!\*)|-)\s*\S", text, re.MULTILINE)) == num_bullets
+    ),
+    "detectable_format:constrained_response": lambda text: (
+        text.strip() in ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+    ),
+    "detectable_format:number_highlighted_sections": lambda text, num_highlights: _highlights(text) >= num_highlights,
+    "detectable_format:multiple_sections": lambda text, section_spliter, num_sections: (
+        len(re.findall(rf"^\s*{re.escape(section_spliter)}\s*\d+", text, re.MULTILINE)) >= num_sections
+    ),
+    "detectable_format:json_format": _is_json,
+    "detectable_format:title": lambda text: any(title.strip() for title in re.findall(r"<<([^\n<>]+)>>", text)),
+    "combination:two_responses": _are_two_responses,
+    "combination:repeat_prompt": lambda text, prompt_to_repeat: (
+        text.strip().lower().startswith(prompt_to_repeat.strip().lower())
+    ),
+    "startend:end_checker": lambda text, end_phrase: (
+        text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+    ),
+    "startend:quotation": lambda text: len(text.strip()) > 1 and text.strip()[0] == text.strip()[-1] == '"',
+    "change_case:capital_word_frequency": lambda text, capital_frequency, capital_relation: _compare(
+        _capital_words(text), capital_relation, capital_frequency
+    ),
     "change_case:english_capital": lambda text: text.isupper(),
     "change_case:english_lowercase": lambda text: text.islower(),
     "punctuation:no_comma": lambda text: "," not in text,

@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rlcanary.errors import UserError
 from rlcanary.grpo.rewards.verifier import Problem, Score, Verifier, judge
@@ -85,14 +84,6 @@ class VerifierPool:
         for worker in self._workers.values():
             self._free.put(worker)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def verify(self, completion: str, target: Any) -> Score:
         """Return the verifier's score, from the next worker that is free.
 
@@ -109,9 +100,10 @@ class VerifierPool:
             if why_not:
                 worker = self._replace(worker)
                 return Score(None, "worker died", detail=f"it did not start: {why_not}")
-            score, began_s, seconds = self._call(worker, completion, target)
+            began_s, began = time.time(), time.perf_counter()
+            score = self._call(worker, completion, target)
             with self._lock:
-                self._spans.append(Span(worker.number, began_s, seconds, score.problem))
+                self._spans.append(Span(worker.number, began_s, time.perf_counter() - began, score.problem))
             if score.problem in ("timeout", "worker died"):
                 worker = self._replace(worker)
             return score
@@ -135,17 +127,16 @@ class VerifierPool:
             self._workers.clear()
         self._free.put(None)
 
-    def _call(self, worker: _Worker, completion: str, target: Any) -> tuple[Score, float, float]:
+    def _call(self, worker: _Worker, completion: str, target: Any) -> Score:
         import ray
 
-        began_s, began = time.time(), time.perf_counter()
         try:
             score: Score = ray.get(worker.actor.verify.remote(completion, target), timeout=self._timeout_s)
         except ray.exceptions.GetTimeoutError:
-            score = Score(None, "timeout", self._timeout_s, f"no score within {self._timeout_s:g} seconds")
+            return Score(None, "timeout", detail=f"no score within {self._timeout_s:g} seconds")
         except ray.exceptions.RayActorError as error:
-            score = Score(None, "worker died", time.perf_counter() - began, str(error).partition("\n")[0])
-        return score, began_s, time.perf_counter() - began
+            return Score(None, "worker died", detail=str(error).partition("\n")[0])
+        return score
 
     def _start(self, number: int) -> _Worker:
         import ray

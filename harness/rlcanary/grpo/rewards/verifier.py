@@ -6,8 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from rlcanary.errors import UserError
@@ -77,7 +76,7 @@ def judge(verifier: Verifier, completion: str, target: Any) -> Score:
     return replace(score, seconds=time.perf_counter() - began)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tally:
     """Counts of a verifier's calls and scores.
 
@@ -89,11 +88,11 @@ class Tally:
         seconds: sum over the calls.
     """
 
-    calls: int
-    scored: int
-    zeros: int
-    problems: dict[str, int]
-    seconds: float
+    calls: int = 0
+    scored: int = 0
+    zeros: int = 0
+    problems: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
 
 
 class Reward:
@@ -110,31 +109,19 @@ class Reward:
 class Tallied:
     """Counts the scores of another verifier; it may be called from several threads."""
 
-    def __init__(self, verifier: Verifier, on_score: Callable[[Score], None] | None = None) -> None:
-        """Wrap a verifier; `on_score` sees every score, in the caller's thread."""
+    def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
         self.bounds = verifier.bounds
-        self._on_score = on_score
+        self.tally = Tally()
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._problems: Counter[str] = Counter()
-        self._seconds = 0.0
 
     def verify(self, completion: str, target: Any) -> Score:
         """Return the other verifier's score, as `judge` gives it."""
         score = judge(self.verifier, completion, target)
         with self._lock:
-            self._counts["calls"] += 1
-            self._counts["scored"] += score.value is not None
-            self._counts["zeros"] += score.value == 0
-            self._problems.update([score.problem] if score.problem else [])
-            self._seconds += score.seconds
-        if self._on_score:
-            self._on_score(score)
+            self.tally.calls += 1
+            self.tally.scored += score.value is not None
+            self.tally.zeros += score.value == 0
+            self.tally.problems.update([score.problem] if score.problem else [])
+            self.tally.seconds += score.seconds
         return score
-
-    def tally(self) -> Tally:
-        """Return the counts since the start."""
-        with self._lock:
-            calls, scored, zeros = (self._counts[name] for name in ("calls", "scored", "zeros"))
-            return Tally(calls, scored, zeros, dict(self._problems), self._seconds)

@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from rlcanary.grpo.plan.optimizer import OptimizerSettings
 from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.reference import completion_logprobs, completion_scores, policy_loss, split
 from rlcanary.reference.step import forward_mode, with_advantages
+
+Record = TypeVar("Record", CollatedBatch, PolicyBatch)
 
 
 class MasterWeights:
@@ -149,11 +151,8 @@ def accumulate_gradients(
     state.model.zero_grad()
     masters = getattr(state, "masters", None)
     n_pieces = -(-len(batch.rewards) // schedule.micro_batch_rows)
-    logprobs_BT, old_logprobs_BT, entropy_BT = (
-        given.logprobs.clone(),
-        given.old_logprobs.clone(),
-        given.logprobs.clone(),
-    )
+    logprobs_BT, old_logprobs_BT = given.logprobs.clone(), given.old_logprobs.clone()
+    entropy_BT = given.logprobs.clone()
     losses = []
     for rows, piece in _pieces(given, n_pieces, conventions):
         micro = trimmed(batch, rows, schedule)
@@ -220,32 +219,19 @@ def score(model: Any, batch: CollatedBatch, conventions: Conventions, schedule: 
 
 def select(batch: CollatedBatch, rows: Tensor) -> CollatedBatch:
     """Select rows of a batch, unchanged. `rows` is [n] long."""
-    changes: dict[str, Any] = {}
-    for field in fields(batch):
-        value = getattr(batch, field.name)
-        if isinstance(value, Tensor):
-            changes[field.name] = value[rows]
-    if batch.item_ids:
-        changes["item_ids"] = [batch.item_ids[row] for row in rows.tolist()]
-    return replace(batch, **changes)
+    changes: dict[str, Any] = {
+        field.name: value[rows] for field in fields(batch) if isinstance(value := getattr(batch, field.name), Tensor)
+    }
+    item_ids = [batch.item_ids[row] for row in rows.tolist()] if batch.item_ids else []
+    return replace(batch, item_ids=item_ids, **changes)
 
 
 def trimmed(batch: CollatedBatch, rows: Tensor, schedule: Schedule) -> CollatedBatch:
     """Select rows of a batch without the padding that only longer rows needed, up to the next bucket."""
     chosen = select(batch, rows)
-    positions_S = torch.arange(1, chosen.input_ids.shape[1] + 1, device=chosen.input_ids.device)
-    length = int((positions_S * chosen.attention_mask).max())
-    places_T = torch.arange(1, chosen.completion_ids.shape[1] + 1, device=chosen.input_ids.device)
-    width = int((places_T * chosen.completion_mask).max())
-    length = _bucket(length, schedule.seq_len_buckets, chosen.input_ids.shape[1])
-    width = _bucket(width, schedule.completion_len_buckets, chosen.completion_ids.shape[1])
-    changes: dict[str, Any] = {}
-    for field in fields(chosen):
-        value = getattr(chosen, field.name)
-        if isinstance(value, Tensor) and value.ndim == 2:
-            is_sequence = field.name in ("input_ids", "attention_mask", "position_ids")
-            changes[field.name] = value[:, : length if is_sequence else width]
-    return replace(chosen, **changes)
+    length = _bucket(chosen.attention_mask, schedule.seq_len_buckets)
+    width = _bucket(chosen.completion_mask, schedule.completion_len_buckets)
+    return _narrowed(chosen, width, length)
 
 
 def _pieces(given: PolicyBatch, n_pieces: int, conventions: Conventions) -> Iterator[tuple[Tensor, PolicyBatch]]:
@@ -265,16 +251,18 @@ def _by_length(mask_BT: Tensor) -> Tensor:
     return mask_BT.sum(dim=1).argsort(stable=True)
 
 
-def _narrowed(piece: PolicyBatch, width: int) -> PolicyBatch:
-    """Keep the first `width` completion positions."""
+def _narrowed(record: Record, width: int, length: int = 0) -> Record:
+    """Keep the first `width` completion positions and, in whole sequences, the first `length` positions."""
     changes: dict[str, Any] = {
-        field.name: value[:, :width]
-        for field in fields(piece)
-        if isinstance(value := getattr(piece, field.name), Tensor) and value.ndim == 2
+        field.name: value[:, : length if field.name in ("input_ids", "attention_mask", "position_ids") else width]
+        for field in fields(record)
+        if isinstance(value := getattr(record, field.name), Tensor) and value.ndim == 2
     }
-    return replace(piece, **changes)
+    return replace(record, **changes)
 
 
-def _bucket(needed: int, buckets: Sequence[int], available: int) -> int:
-    """Find the smallest bucket that holds `needed`, at most the present width."""
+def _bucket(mask_BL: Tensor, buckets: Sequence[int]) -> int:
+    """Find the smallest bucket that holds every marked position, at most the present width."""
+    available = mask_BL.shape[1]
+    needed = int((torch.arange(1, available + 1, device=mask_BL.device) * mask_BL).max())
     return min(min((bucket for bucket in buckets if bucket >= needed), default=needed), available) or available

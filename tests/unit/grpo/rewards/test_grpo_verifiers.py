@@ -9,7 +9,6 @@ from rlcanary.errors import UserError
 from rlcanary.grpo.rewards.exact import ExactVerifier
 from rlcanary.grpo.rewards.gsm8k import GSM8KVerifier
 from rlcanary.grpo.rewards.math import MathVerifier
-from rlcanary.grpo.rewards.multi import MultiVerifier, TypedTarget
 from rlcanary.grpo.rewards.numbers import numbers
 from rlcanary.grpo.rewards.verifier import Reward, Score, Tallied, judge
 
@@ -67,11 +66,11 @@ def test_reward_of_an_item_is_none_where_the_verifier_failed():
 def test_tally_counts_problems_apart_from_zeros():
     seen = []
     verifier = Scripted(None)
-    tallied = Tallied(verifier, seen.append)
+    tallied = Tallied(verifier)
     for said in (Score(0.0), Score(1.0), Score(0.0, "no answer"), RuntimeError(), Score(None, "timeout")):
         verifier.said = said
-        tallied.verify("", "")
-    tally = tallied.tally()
+        seen.append(tallied.verify("", ""))
+    tally = tallied.tally
     assert (tally.calls, tally.scored, tally.zeros) == (5, 3, 2)
     assert tally.problems == {"no answer": 1, "exception": 1, "timeout": 1}
     assert tally.seconds == pytest.approx(sum(score.seconds for score in seen))
@@ -178,35 +177,3 @@ def test_exact_verifier_pays_for_letters_in_place_only_if_asked():
     assert judge(ExactVerifier(partial=True), "abd", "abc").value == pytest.approx(2 / 3)
     assert judge(ExactVerifier(partial=True), "abcabc", "abc").value == 0.5
     assert judge(ExactVerifier(), "", "abc").problem == "no answer"
-
-
-@pytest.fixture(scope="module")
-def several():
-    return MultiVerifier({"exact": ExactVerifier(), "gsm8k": GSM8KVerifier("strict", format_weight=0.1)})
-
-
-def test_multi_verifier_asks_the_verifier_of_the_type_with_its_settings(several):
-    assert judge(several, "#### 4", TypedTarget("gsm8k", 5)).value == 0.1
-    assert judge(several, "#### 4", TypedTarget("exact", "5")).value == 0.0
-
-
-@pytest.mark.parametrize("target", ["5", TypedTarget("code", "5")])
-def test_multi_verifier_scores_nothing_without_a_type_that_it_knows(several, target):
-    with pytest.raises(UserError, match=r"names its verifier|no verifier for code; there are exact, gsm8k"):
-        judge(several, "5", target)
-
-
-def test_multi_verifier_refuses_a_dataset_before_the_run(several):
-    several.require(["exact", "gsm8k"])
-    with pytest.raises(UserError, match="no verifier for code, sql"):
-        several.require(["sql", "exact", "code"])
-
-
-def test_multi_verifier_keeps_the_bounds_of_each():
-    class Declares(Scripted):
-        bounds = (-1.0, 2.0)
-
-    several = MultiVerifier({"wide": Declares(Score(2.0)), "narrow": Scripted(Score(2.0))})
-    assert several.bounds == (-1.0, 2.0)
-    assert judge(several, "", TypedTarget("wide", "")).value == 2.0
-    assert judge(several, "", TypedTarget("narrow", "")).problem == "out of bounds"

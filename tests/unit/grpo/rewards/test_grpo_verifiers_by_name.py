@@ -6,9 +6,11 @@ import sys
 import pytest
 
 from rlcanary.errors import UserError
+from rlcanary.grpo.data.data import item_iterator
+from rlcanary.grpo.plan.plan import DataSettings
 from rlcanary.grpo.rewards.by_name import VERIFIERS, VerifiersByName
-from rlcanary.grpo.rewards.multi import MultiVerifier, TypedTarget
-from rlcanary.grpo.rewards.verifier import judge
+from rlcanary.grpo.rewards.verifier import Score, judge
+from rlcanary.tiny_models import tiny_tokenizer
 
 RIGHT = {
     "exact": ("7", "7"),
@@ -19,18 +21,49 @@ RIGHT = {
 }
 
 
-def test_every_name_has_a_verifier_and_together_they_make_a_multi_verifier():
+def test_every_name_has_a_verifier_that_is_made_once():
     verifiers = VerifiersByName()
     assert set(verifiers) == set(VERIFIERS) == set(RIGHT)
-    several = MultiVerifier(verifiers)
     for name, (completion, target) in RIGHT.items():
-        assert judge(several, completion, TypedTarget(name, target)).value == 1.0
+        assert judge(verifiers[name], completion, target).value == 1.0
         assert verifiers[name] is verifiers[name]
 
 
 def test_options_reach_their_verifier():
     verifiers = VerifiersByName({"gsm8k": {"mode": "strict", "format_weight": 0.2}})
     assert judge(verifiers["gsm8k"], "#### 8", 7).value == 0.2
+    assert judge(verifiers["exact"], "#### 8", "8").value == 0.0
+
+
+def test_a_name_without_a_verifier_scores_nothing():
+    assert "sql" not in VerifiersByName()
+    with pytest.raises(KeyError, match="sql"):
+        VerifiersByName()["sql"]
+
+
+def test_a_dataset_with_a_name_without_a_verifier_is_refused_before_the_run(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": "a", "prompt": "1=", "target": "1", "verifier": "sql"}\n')
+    data = DataSettings(datasets=({"name": str(path)},), chat_template=False)
+    with pytest.raises(UserError, match="asks for the verifier 'sql', there are code, exact"):
+        item_iterator(data, tiny_tokenizer(), VerifiersByName(), seed=0)
+
+
+def test_each_verifier_keeps_its_own_bounds(monkeypatch):
+    class Narrow:
+        bounds = (0.0, 1.0)
+
+        def verify(self, completion, target):
+            return Score(2.0)
+
+    class Wide(Narrow):
+        bounds = (-1.0, 2.0)
+
+    monkeypatch.setitem(VERIFIERS, "narrow", Narrow)
+    monkeypatch.setitem(VERIFIERS, "wide", Wide)
+    verifiers = VerifiersByName()
+    assert verifiers["wide"].verify("", "").value == 2.0
+    assert verifiers["narrow"].verify("", "").problem == "out of bounds"
 
 
 def test_what_verifiers_say_is_counted_by_name():
