@@ -31,7 +31,6 @@ READING_ORDER = (
     "filter",
     "schedule",
     "step",
-    "step_movement",
     "metrics",
     "evaluation",
     "sync",

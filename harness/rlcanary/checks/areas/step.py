@@ -1,55 +1,69 @@
-"""One optimizer update as a whole: the declared gradient reaches every parameter, once, at the scheduled learning rate."""
+"""One optimizer update as a whole: the declared gradient reaches every parameter, once, at the scheduled learning rate.
 
+Each parameter moves by the optimizer's full step, and nothing else moves.
+"""
+
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Generator
 
+from rlcanary.checks.asserts import assert_close, assert_true, assert_unchanged
+from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.literal import literal
-from rlcanary.checks.subject import Finding, Subject
-from rlcanary.checks.worlds.descent import expect_gradients, scene, sides, take_step
-from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, build, new_state, reference_model, sampled, script
-from rlcanary.checks.worlds.updates import declared
+from rlcanary.checks.worlds.descent import (
+    Scene,
+    assert_gradients,
+    scene,
+    sides,
+    some,
+    step_gradients,
+    terms,
+    twin,
+    watched,
+)
+from rlcanary.checks.worlds.states import decaying, lead, named, nats, policy_gap, precision, scheduled_rates
+from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, state_of, tiny_policy
+from rlcanary.checks.worlds.updates import Watch, declared
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Group
 from rlcanary.contract.conventions import Conventions
 
 
-def _expect_declared(subject: Subject, groups: list[Group], message: str, **options: Any) -> None:
-    """Train on a batch and compare the gradients with those of the objective on the state's own model, in float64."""
-    start = scene(subject, groups, **options)
-    model, ref_model = start.state.value.model, build(start.ref_model)
-    expected = declared(model, ref_model, start.batch, subject.conventions).gradients
-    call, update = take_step(subject, start.state, start.batch)
-    source = [
-        f"expected = declared(arguments[0].model, {start.ref_model}, arguments[1], adapter.conventions).gradients"
-    ]
-    expect_gradients(call, update.gradients, expected, f"{message} ({_terms(subject)})", source)
+def _expect_declared(adapter: Adapter, start: Scene, message: str) -> None:
+    expected = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).gradients
+    got = step_gradients(adapter, start)
+    assert_gradients(got, expected, start.state.model, f"{message} ({terms(adapter.conventions)})")
 
 
-def _terms(subject: Subject) -> str:
-    conventions = subject.conventions
-    terms = [f"temperature {conventions.temperature:g}", conventions.aggregation]
-    terms += [f"kl_coef {conventions.kl_coef:g} in the {conventions.kl_placement}"] if conventions.kl_coef else []
-    terms += [f"ratio against the {conventions.old_logprobs}'s logprobs"]
-    return ", ".join(terms)
+def _each_side(conventions: Conventions) -> Iterator[Case]:
+    for told, is_clipped in sides(conventions):
+        yield Case(told, is_clipped=is_clipped)
 
 
-@check("step.declared_gradient", needs=("train_step",))
-def declared_gradient(subject: Subject, rng: Generator) -> None:
+def _off_policy(conventions: Conventions) -> Iterator[Case]:
+    for groups in (PAIR, GROUPS):
+        for told, is_clipped in sides(conventions):
+            yield Case(f"{len(groups)} prompts", told, groups=groups, is_clipped=is_clipped)
+
+
+def _on_policy(conventions: Conventions) -> Iterator[Case]:
+    for choice in ({}, {"temperature": 0.6}, {"kl_coef": 0.3}, {"temperature": 0.6, "kl_coef": 0.3}):
+        for case in _off_policy(conventions):
+            yield Case(choice, case.label, changes=choice, **case.inputs)
+
+
+@check("step.declared_gradient", needs=("train_step",), cases=_on_policy)
+def declared_gradient(adapter: Adapter, groups: list[Group], is_clipped: bool | None) -> None:
     """On policy, the gradient that reaches the optimizer is that of the declared objective, at any temperature.
 
     Silent because the step can be wrong although each part is right: a temperature that one path omits, micro-batches
     whose gradients are weighted wrongly, a division after backward, a loss in half precision. The logged loss is finite
     and falls. Look at everything between the batch and `optimizer.step()`.
     """
-    for choice in ({}, {"temperature": 0.6}, {"kl_coef": 0.3}, {"temperature": 0.6, "kl_coef": 0.3}):
-        for groups in (PAIR, GROUPS):
-            with subject.case(choice, f"{len(groups)} prompts"):
-                option = subject.configured(**choice)
-                for side in sides(option):
-                    message = "on policy, the gradient is not the declared one"
-                    _expect_declared(option, groups, message, is_clipped=side)
+    start = scene(adapter, groups, is_clipped=is_clipped)
+    _expect_declared(adapter, start, "on policy, the gradient is not the declared one")
 
 
 def _kl_in_reward(conventions: Conventions) -> str | None:
@@ -58,19 +72,16 @@ def _kl_in_reward(conventions: Conventions) -> str | None:
     return None
 
 
-@check("step.off_policy_gradient", needs=("train_step",), applies=_kl_in_reward)
-def off_policy_gradient(subject: Subject, rng: Generator) -> None:
+@check("step.off_policy_gradient", needs=("train_step",), cases=_off_policy, applies=_kl_in_reward)
+def off_policy_gradient(adapter: Adapter, groups: list[Group], is_clipped: bool | None) -> None:
     """On samples of an older policy, ratios use the declared old logprobs and are clipped as declared.
 
     Silent because a ratio of 1 looks healthy: a ratio against logprobs that the trainer has just computed corrects for
     nothing, and clipping at other bounds trains on other tokens. Look at which logprobs the loss is given as old ones,
     and declare `old_logprobs` if they are the trainer's.
     """
-    for groups in (PAIR, GROUPS):
-        with subject.case(f"{len(groups)} prompts"):
-            message = "with samples of an older policy the gradient is not the declared one"
-            for side in sides(subject):
-                _expect_declared(subject, groups, message, drift=0.5, is_clipped=side)
+    start = scene(adapter, groups, drift=0.5, is_clipped=is_clipped)
+    _expect_declared(adapter, start, "with samples of an older policy the gradient is not the declared one")
 
 
 def _drops_out(conventions: Conventions) -> str | None:
@@ -78,15 +89,16 @@ def _drops_out(conventions: Conventions) -> str | None:
 
 
 @check("step.dropout_is_off", needs=("train_step",), applies=_drops_out)
-def dropout_is_off(subject: Subject, rng: Generator) -> None:
+def dropout_is_off(adapter: Adapter) -> None:
     """The update of a model with dropout, in training mode, is computed without dropout, as it was sampled.
 
     Silent because the sampler has no dropout: logprobs under a random mask make every ratio differ from 1, tokens are
     clipped by chance, and only a LoRA config mentions the 0.1. Look for a missing `eval()` before old and reference
     logprobs, and declare `training_dropout` if the loss keeps it on purpose.
     """
+    start = scene(adapter, model=tiny_policy(dropout=0.3).train())
     message = "with dropout 0.3 in the model, the gradient is not that of the policy that sampled"
-    _expect_declared(subject, PAIR, message, model="tiny_llama(dropout=0.3).train()")
+    _expect_declared(adapter, start, message)
 
 
 def _drops_nothing(conventions: Conventions) -> str | None:
@@ -94,7 +106,7 @@ def _drops_nothing(conventions: Conventions) -> str | None:
 
 
 @check("step.dropout_is_on", needs=("train_step",), applies=_drops_nothing)
-def dropout_is_on(subject: Subject, rng: Generator) -> None:
+def dropout_is_on(adapter: Adapter) -> None:
     """Dropout is on in updates if `training_dropout` is declared: updates of equal states differ with the random state.
 
     Silent because a policy trains well without its dropout, only not as configured. Look for an `eval()` before old
@@ -102,119 +114,79 @@ def dropout_is_on(subject: Subject, rng: Generator) -> None:
     """
     gradients = []
     for seed in (1, 2):
-        start = scene(subject, model="tiny_llama(dropout=0.3).train()")
+        start = scene(adapter, model=tiny_policy(dropout=0.3).train())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            call, update = take_step(subject, start.state, start.batch)
-        gradients.append(torch.cat([gradient.double().flatten() for gradient in update.gradients.values()]))
-    subject.compared()
+            by_parameter = step_gradients(adapter, start)
+        gradients.append(torch.cat([gradient.double().flatten() for gradient in by_parameter.values()]))
     difference = float((gradients[0] - gradients[1]).norm() / gradients[0].norm())
-    if not difference > 1e-2:
-        lines = script(
-            f"other = {start.state.expression}",
-            "torch.manual_seed(1)",
-            "first = gradients_of(adapter, *arguments)",
-            "torch.manual_seed(2)",
-            "second = gradients_of(adapter, other, arguments[1])",
-            "assert any(not torch.allclose(first[name], second[name], rtol=1e-2) for name in first)",
-        )
-        raise Finding(
-            "with dropout 0.3 in the model and training_dropout declared, two random states gave gradients that differ by "
-            f"{difference:.2g} of their length",
-            call.snippet(lines),
-            "gradients",
-        )
+    told = (
+        "with dropout 0.3 in the model and training_dropout declared, two random states gave gradients that differ by "
+        f"{difference:.2g} of their length"
+    )
+    assert_true(difference > 1e-2, told, quantity="gradients")
 
 
-@check("step.gradient_norm_is_clipped", needs=("train_step",))
-def gradient_norm_is_clipped(subject: Subject, rng: Generator) -> None:
+def _bounds(conventions: Conventions) -> Iterator[Case]:
+    for limit in (0.1, conventions.max_grad_norm):
+        if limit is not None:
+            for told, is_clipped in (("above", True), ("below", False)):
+                label = f"{told} max_grad_norm {limit:g}"
+                yield Case(label, changes={"max_grad_norm": limit}, told=label, is_clipped=is_clipped)
+
+
+@check("step.gradient_norm_is_clipped", needs=("train_step",), cases=_bounds)
+def gradient_norm_is_clipped(adapter: Adapter, told: str, is_clipped: bool) -> None:
     """A gradient above max_grad_norm is scaled to exactly that norm; a smaller one is not changed.
 
     Silent because a gradient that is clipped by parts, by rank or by parameter group points elsewhere, and one that is not
     clipped matters only on the one batch in a thousand. Look at the tensors that the norm is taken over, and at when it
     is taken.
     """
-    for limit in (0.1, subject.conventions.max_grad_norm):
-        if limit is not None:
-            for is_clipped in (True, False):
-                side = "above" if is_clipped else "below"
-                with subject.case(f"{side} max_grad_norm {limit:g}"):
-                    option = subject.configured(max_grad_norm=limit)
-                    message = f"{side} max_grad_norm {limit:g} the gradient is not the declared one"
-                    _expect_declared(option, GROUPS, message, is_clipped=is_clipped)
+    start = scene(adapter, GROUPS, is_clipped=is_clipped)
+    _expect_declared(adapter, start, f"{told} the gradient is not the declared one")
 
 
 @check("step.gradients_start_anew", needs=("train_step",))
-def gradients_start_anew(subject: Subject, rng: Generator) -> None:
+def gradients_start_anew(adapter: Adapter) -> None:
     """An update's gradient comes from its own batch alone.
 
     Silent because the sum of old gradients acts like momentum: training goes on, only with growing steps.
     Look for `zero_grad`, where it stands, and which optimizer or model it is called on.
     """
     # The step is so small that the policy is still the one that sampled.
-    start = scene(subject, learning_rate=1e-7)
-    state, batch = start.state, start.batch
-    take_step(subject, state, batch)
-    expected = declared(state.value.model, build(start.ref_model), batch, subject.conventions).gradients
-    call, update = take_step(subject, state, batch)
-    source = [
-        "adapter.train_step(*arguments)",
-        f"expected = declared(arguments[0].model, {start.ref_model}, arguments[1], adapter.conventions).gradients",
-    ]
-    message = "the gradient of the second update is not that of its batch"
-    expect_gradients(call, update.gradients, expected, message, source)
+    start = scene(adapter, learning_rate=1e-7)
+    step_gradients(adapter, start)
+    _expect_declared(adapter, start, "the gradient of the second update is not that of its batch")
 
 
-def _expect_same(
-    subject: Subject,
-    message: str,
-    groups: list[Group],
-    others: list[Group] | None = None,
-    between: list[str] | None = None,
-    **layout: Any,
-) -> None:
-    """Train equal states on the same completions in two layouts, and demand equal gradients.
-
-    Args:
-        subject: the subject that makes the states.
-        message: the property in the words of this case.
-        groups: the sampled groups.
-        others: the same in another order.
-        between: Python that runs between the two, over `before`, the first state and batch.
-        layout: options for `sampled` for the second batch.
-    """
-    for side in sides(subject):
-        start = scene(subject, groups, is_clipped=side)
-        first_call, first = take_step(subject, start.state, start.batch)
-        for line in between or []:
-            exec(line, {"torch": torch, "adapter": subject.adapter, "before": first_call.given})
-        second_state = new_state(subject, start.policy, reference_model(subject, start.policy))
-        batch = sampled(second_state.value.model, subject.conventions, others or groups, **layout)
-        call, second = take_step(subject, second_state, batch)
-        source = [
-            "before = [",
-            f"    {literal(start.state)},",
-            f"    {literal(start.batch)},",
-            "]",
-            "expected = gradients_of(adapter, *before)",
-            *(between or []),
-        ]
-        expect_gradients(call, second.gradients, first.gradients, message, source)
-
-
-@check("step.repeatable", needs=("train_step",))
-def repeatable(subject: Subject, rng: Generator) -> None:
+@check("step.repeatable", needs=("train_step",), cases=_each_side)
+def repeatable(adapter: Adapter, is_clipped: bool | None) -> None:
     """The same state and batch give the same update, regardless of training or random draws in between.
 
     Silent because a step that depends on earlier calls, through a cache, a running mean or the random state, only looks
     noisy. Look for attributes that survive a step, and for random numbers in scoring.
     """
-    between = ["adapter.train_step(*before)", "torch.rand(7)"]
-    _expect_same(subject, "the same state and batch gave another gradient after other work", PAIR, between=between)
+    start = scene(adapter, is_clipped=is_clipped)
+    first = step_gradients(adapter, start)
+    step_gradients(adapter, start)
+    torch.rand(7)
+    second = step_gradients(adapter, twin(adapter, start, PAIR))
+    message = "the same state and batch gave another gradient after other work"
+    assert_gradients(second, first, start.state.model, message)
 
 
-@check("step.row_order", needs=("train_step",))
-def row_order(subject: Subject, rng: Generator) -> None:
+def _expect_same(
+    adapter: Adapter, is_clipped: bool | None, groups: list[Group], message: str, layout: dict[str, Any]
+) -> None:
+    start = scene(adapter, GROUPS, is_clipped=is_clipped)
+    first = step_gradients(adapter, start)
+    second = step_gradients(adapter, twin(adapter, start, groups, **layout))
+    assert_gradients(second, first, start.state.model, message)
+
+
+@check("step.row_order", needs=("train_step",), cases=_each_side)
+def row_order(adapter: Adapter, is_clipped: bool | None) -> None:
     """The order of the groups in a batch, and of the completions in a group, does not change the update.
 
     Silent because rows are shuffled anyway. Look for a tensor that is sorted, filtered or balanced over workers while the
@@ -223,31 +195,180 @@ def row_order(subject: Subject, rng: Generator) -> None:
     backwards = [
         Group(group.prompt_ids, list(group.completions)[::-1], list(group.rewards)[::-1]) for group in GROUPS[::-1]
     ]
-    _expect_same(subject, "the order of the rows changed the gradient", GROUPS, backwards)
+    _expect_same(adapter, is_clipped, backwards, "the order of the rows changed the gradient", {})
 
 
-@check("step.padding", needs=("train_step",))
-def padding(subject: Subject, rng: Generator) -> None:
+def _paddings(conventions: Conventions) -> Iterator[Case]:
+    layouts: dict[str, dict[str, Any]] = {
+        "more padding": {"completion_len_buckets": [9], "seq_len_buckets": [16]},
+        # The id 11 is also an ordinary token of these completions.
+        "another padding id": {"pad_token_id": 11},
+        "padding on the left": {"prompt_padding": "left"},
+    }
+    for told, layout in layouts.items():
+        for side, is_clipped in sides(conventions):
+            yield Case(told, side, told=told, layout=layout, is_clipped=is_clipped)
+
+
+@check("step.padding", needs=("train_step",), cases=_paddings)
+def padding(adapter: Adapter, told: str, layout: dict[str, Any], is_clipped: bool | None) -> None:
     """The amount, id and side of the padding do not change the update.
 
     Silent because the longest rows of a batch set its padding: a dependence on it looks like noise between batches.
     Look for means over positions, attention to padding, and masks that compare ids with the padding id.
     """
-    message = "more padding changed the gradient"
-    _expect_same(subject, message, GROUPS, completion_len_buckets=[9], seq_len_buckets=[16])
-    # The id 11 is also an ordinary token of these completions.
-    _expect_same(subject, "another padding id changed the gradient", GROUPS, pad_token_id=11)
-    with subject.case("padding on the left"):
-        _expect_same(subject, "padding on the left changed the gradient", GROUPS, prompt_padding="left")
+    _expect_same(adapter, is_clipped, GROUPS, f"{told} changed the gradient", layout)
 
 
 @check("step.batch_untouched", needs=("train_step",))
-def batch_untouched(subject: Subject, rng: Generator) -> None:
+def batch_untouched(adapter: Adapter) -> None:
     """Training on a batch does not modify its tensors.
 
     Silent because the first epoch is right; the second, or the metrics computed later, see normalised rewards or
     shifted ids. Look for operations in place on rewards, masks and logprobs.
     """
-    start = scene(subject)
-    call = subject.call("train_step", start.state, start.batch)
-    call.expect_inputs_untouched("train_step changed its batch in place")
+    start = scene(adapter)
+    before = copy.deepcopy(start.batch)
+    adapter.train_step(start.state, start.batch)
+    assert_unchanged(start.batch, before, "train_step changed its batch in place")
+
+
+@check("step.every_parameter_moves", needs=("train_step",))
+def every_parameter_moves(adapter: Adapter) -> None:
+    """The first update moves every parameter that has a gradient.
+
+    Silent because the loss still falls through the other parameters: a head that is in no optimizer stays at its random
+    start, and a first learning rate of zero wastes a batch. Look at the parameters and the model that the optimizer was
+    built from, and at the schedule's value at step 0.
+    """
+    start = scene(adapter, learning_rate=1e-2)
+    gradients = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).gradients
+    watch = Watch(start.state)
+    adapter.train_step(start.state, start.batch)
+    still = watch.standing_still(gradients)
+    rate = f"learning rate {watch.updates[0].learning_rates[0]:g}" if watch.updates else "no optimizer step"
+    told = f"{len(still)} of {len(gradients)} parameters have a gradient and did not move ({rate}): {some(still)}"
+    share = len(still) / max(len(gradients), 1)
+    holds = watch.updates and not still
+    assert_true(holds, told, quantity="parameters that stand still", magnitude=share, compared=len(gradients))
+
+
+def _train(adapter: Adapter, learning_rate: float) -> Watch:
+    start = scene(adapter, learning_rate=learning_rate)
+    watch = watched(start.state)
+    for _ in range(4):
+        adapter.train_step(start.state, copy.deepcopy(start.batch))
+    return watch
+
+
+@check("step.small_learning_rate", needs=("train_step",))
+def small_learning_rate(adapter: Adapter) -> None:
+    """At a learning rate of 1e-6 the parameters move by the optimizer's full step.
+
+    Silent because an update below the resolution of bfloat16 rounds to nothing: the loss is finite, the gradient norm
+    normal, the reward flat. Look for weights that are held in half precision without a float32 master copy.
+    """
+    watch = _train(adapter, learning_rate=1e-6)
+    share = watch.share_moved()
+    told = f"four updates at learning rate 1e-6 moved the parameters {share:.1%} of the way that the optimizer asks for"
+    assert_true(share > 0.9, told, quantity="way moved", magnitude=abs(1 - share), compared=len(watch.held))
+
+
+@check("step.only_the_optimizer_moves", needs=("train_step",))
+def only_the_optimizer_moves(adapter: Adapter) -> None:
+    """Only the optimizer, with its moments, moves parameters over several updates.
+
+    Silent because weights that are also rounded, averaged or reloaded still roughly follow the gradient, and so does an
+    optimizer that loses its moments at each step. Look for casts and copies of weights after `optimizer.step()`, and
+    for an optimizer that is made or emptied inside the loop.
+    """
+    watch = _train(adapter, learning_rate=1e-2)
+    astray, total = watch.astray(), len(watch.before)
+    told = (
+        f"after four updates {len(astray)} of {total} parameters are not where the optimizer takes them: {some(astray)}"
+    )
+    share = len(astray) / total
+    assert_true(not astray, told, quantity="parameters astray", magnitude=share, compared=len(watch.held))
+
+
+@check(
+    "step.learning_rate_schedule",
+    needs=("train_step",),
+    cases=lambda: [Case("its own schedule", decays=False), Case("1 / (k + 1)", decays=True)],
+)
+def learning_rate_schedule(adapter: Adapter, decays: bool) -> None:
+    """Update k has the schedule's learning rate for k, and the schedule advances once per update.
+
+    Silent because a schedule that runs too fast, too slow or one step ahead still looks plausible. Look at how often
+    `scheduler.step()` is called per `optimizer.step()`, and whether warm-up is counted in updates, batches or samples.
+    """
+    start = scene(adapter)
+    state = decaying(start.state) if decays else start.state
+    expected = scheduled_rates(state, 4)
+    watch = Watch(state)
+    for _ in range(4):
+        adapter.train_step(state, copy.deepcopy(start.batch))
+    got = [list(update.learning_rates) for update in watch.updates]
+    told = "four updates had other learning rates than their schedule gives"
+    assert_close(got, torch.tensor(expected), told, within=(1e-3, 0.0), quantity="learning rates")
+
+
+def _with_reference(conventions: Conventions) -> Iterator[Case]:
+    yield Case(changes={"kl_coef": conventions.kl_coef or 0.3})
+
+
+@check("step.reference_model_stays", needs=("train_step",), cases=_with_reference)
+def reference_model_stays(adapter: Adapter) -> None:
+    """Training does not change the reference model's weights.
+
+    Silent because a reference that follows the policy makes the KL small, which looks healthy. Look for a
+    reference that shares tensors with the policy, or that is in the optimizer or in the weight sync.
+    """
+    start = scene(adapter, learning_rate=1e-2)
+    if start.state.ref_model is None:
+        raise NotProvided("the state keeps no reference model")
+    before = copy.deepcopy(named(start.state.ref_model))
+    for _ in range(2):
+        adapter.train_step(start.state, copy.deepcopy(start.batch))
+    after = named(start.state.ref_model)
+    changed = [name for name in after if name not in before or not torch.equal(before[name], after[name])]
+    told = f"two updates changed {some(changed)} of the reference model"
+    assert_true(not changed, told, quantity="reference model", compared=len(after))
+
+
+@check("step.direction", needs=("train_step",), cases=lambda: [Case(changes={"entropy_coef": 0.0})])
+def direction(adapter: Adapter) -> None:
+    """An update makes the completion with positive advantage likelier relative to the other one.
+
+    Silent because a policy that is pushed the wrong way moves as fast as one that is not. Look at the sign of the loss,
+    of the advantages, and at the optimizer's `maximize` option.
+    """
+    # In half precision a smaller step rounds to nothing.
+    rate = 1e-4 if precision(state_of(adapter).model) in (torch.float32, torch.float64) else 2e-3
+    start = scene(adapter, learning_rate=rate, other_reference=False)
+    before = lead(start.state.model, start.batch)
+    adapter.train_step(start.state, copy.deepcopy(start.batch))
+    after = lead(start.state.model, start.batch)
+    told = (
+        f"the completion that earned 1 led the one that earned 0 by {before:.4f} nats before the update and by "
+        f"{after:.4f} after it"
+    )
+    assert_true(after > before, told, quantity="lead", magnitude=before - after)
+
+
+@check("step.same_policy", needs=("train_step",))
+def same_policy(adapter: Adapter) -> None:
+    """A new state scores completions like the model it was made from, also after negligibly small updates.
+
+    Silent because a policy that starts from other weights, or is reloaded wrongly after its first update, still trains:
+    its gradients are right for its wrong weights. Look for loading by name that ignores missing weights, for wrappers,
+    and for changes to frozen weights between updates.
+    """
+    start = scene(adapter, learning_rate=1e-9)
+    for told in ("a new state", "after one update at learning rate 1e-9 a state", "after two such updates a state"):
+        distance = policy_gap(start.state, start.policy, start.batch)
+        told += (
+            f" gives a completion's token a logprob that is {distance:.3g} nats off that of the model it was made from"
+        )
+        assert_true(distance < nats(start.state.model), told, quantity="nats", magnitude=distance)
+        adapter.train_step(start.state, copy.deepcopy(start.batch))

@@ -1,4 +1,4 @@
-"""Comparison of an engine's samples with the trainer's model. Snippets import these names."""
+"""Comparison of an engine's samples with the trainer's model."""
 
 import copy
 import math

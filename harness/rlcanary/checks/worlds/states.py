@@ -1,4 +1,4 @@
-"""States and their models: seeded, perturbed, rounded and scored. Snippets import these names."""
+"""States and their models: seeded, perturbed, rounded and scored."""
 
 import copy
 import math

@@ -1,10 +1,6 @@
-"""A small trainer for the checks: its models, states and batches.
-
-Snippets import these names, so that a counterexample reads like the check.
-"""
+"""A small trainer for the checks: its models, states and batches."""
 
 import copy
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,8 +8,6 @@ from typing import Any
 import torch
 
 from rlcanary import reference, tiny_models
-from rlcanary.checks.literal import Written
-from rlcanary.checks.subject import Subject
 from rlcanary.checks.worlds.states import nudged, own_logprobs, seeded
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
@@ -34,96 +28,6 @@ GROUPS = [
         [0.0, 2.0, 0.0, 1.0],
     ),
 ]
-
-# Names that snippets use, and their modules.
-NAMES = {
-    "tiny_llama": "rlcanary.tiny_models",
-    **dict.fromkeys(
-        (
-            "coin",
-            "decaying",
-            "lead",
-            "named",
-            "nudged",
-            "policy_gap",
-            "scheduled_rates",
-            "seeded",
-            "shaken",
-            "started",
-            "toned",
-        ),
-        "rlcanary.checks.worlds.states",
-    ),
-    **dict.fromkeys(
-        ("distribution", "gap", "p_value", "sampling", "shortfall", "trainer_logprobs", "wrong_ending"),
-        "rlcanary.checks.worlds.samples",
-    ),
-    **dict.fromkeys(("Watch", "declared", "gradients_of"), "rlcanary.checks.worlds.updates"),
-}
-
-
-def script(*lines: str) -> list[str]:
-    """Put the imports that the lines of a snippet need in front of them."""
-    return [*_imports("\n".join(lines)), *lines]
-
-
-def build(expression: str, **names: Any) -> Any:
-    """Evaluate an expression over the names that snippets import and these names.
-
-    Raises:
-        NotProvided: transformers is not installed.
-    """
-    try:
-        exec("\n".join(["import torch", *_imports(expression)]), names)
-        return eval(expression, names)
-    except ModuleNotFoundError as error:
-        raise NotProvided(f"{error.name} is not installed") from error
-
-
-def _imports(code: str) -> list[str]:
-    modules: dict[str, list[str]] = {}
-    for name, module in NAMES.items():
-        if re.search(rf"\b{name}\(", code):
-            modules.setdefault(module, []).append(name)
-    return [f"from {module} import {', '.join(found)}" for module, found in sorted(modules.items())]
-
-
-def new_state(
-    subject: Subject,
-    model: str = "tiny_llama()",
-    ref_model: str = "None",
-    learning_rate: float = 1e-3,
-    dressed: str = "{}",
-) -> Written:
-    """Make the adapter's own state to train a model from, under a fixed seed.
-
-    Args:
-        subject: the subject whose `new_state` is called.
-        model: Python that makes the policy.
-        ref_model: Python that makes the reference model.
-        learning_rate: the optimizer's learning rate.
-        dressed: Python that modifies the state, with {} in its place.
-
-    Raises:
-        NotProvided: the adapter has no such state, or transformers is not installed.
-    """
-    expression = dressed.format(f"seeded(adapter.new_state, {model}, {ref_model}, {learning_rate!r})")
-    return Written(build(expression, adapter=subject.adapter), expression, "\n".join(_imports(expression)))
-
-
-def new_engine(subject: Subject, model: str = "tiny_llama()", dressed: str = "{}") -> Written:
-    """Make the adapter's own engine with a model's weights.
-
-    Args:
-        subject: the subject whose `new_engine` is called.
-        model: Python that makes the model.
-        dressed: Python that modifies the engine, with {} in its place.
-
-    Raises:
-        NotProvided: the adapter has no such engine, or transformers is not installed.
-    """
-    expression = dressed.format(f"adapter.new_engine({model})")
-    return Written(build(expression, adapter=subject.adapter), expression, "\n".join(_imports(expression)))
 
 
 def tiny_policy(**options: Any) -> Any:
@@ -152,13 +56,6 @@ def reference_near(model: Any, conventions: Conventions, other: bool = True) -> 
     if conventions.kl_coef == 0:
         return None
     return nudged(copy.deepcopy(model)) if other else copy.deepcopy(model)
-
-
-def reference_model(subject: Subject, policy: str = "tiny_llama()", other: bool = True) -> str:
-    """Write Python for a reference model near the policy, or equal to it; none if the conventions have no KL."""
-    if subject.conventions.kl_coef == 0:
-        return "None"
-    return f"nudged({policy})" if other else policy
 
 
 def sampled(

@@ -1,4 +1,4 @@
-"""Declared and observed optimizer updates. Snippets import these names."""
+"""Declared and observed optimizer updates."""
 
 import copy
 import math
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlcanary import reference
-from rlcanary.checks.subject import close
+from rlcanary.checks.closeness import close
 from rlcanary.checks.worlds.states import held, named, own_logprobs, precision, unwrapped
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.conventions import Conventions
@@ -168,13 +168,6 @@ class Watch:
             for name, tensor in given.items()
         }
         self.updates.append(Update(gradients, tuple(float(group["lr"]) for group in optimizer.param_groups)))
-
-
-def gradients_of(adapter: Any, state: Any, batch: CollatedBatch) -> dict[str, Tensor]:
-    """Return the gradients that the optimizer gets when the adapter trains on a batch."""
-    watch = Watch(state)
-    adapter.train_step(state, batch)
-    return watch.updates[-1].gradients
 
 
 def _moved(optimizer: Any) -> list[Tensor]:
