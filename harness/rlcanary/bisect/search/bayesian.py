@@ -12,6 +12,7 @@ from itertools import combinations
 import numpy as np
 
 from rlcanary.bisect.search.ends import Ends
+from rlcanary.bisect.search.information import entropy, information
 from rlcanary.bisect.search.likelihood import BAD, GOOD, Array, Likelihood, Prediction
 from rlcanary.bisect.search.untestable import chance_testable
 from rlcanary.bisect.search.verdict import Contradiction, Refusal, Verdict
@@ -46,8 +47,6 @@ WORTHLESS_SHARE = 0.05
 """A running probe below this share of the best information is cancelled."""
 LEAST_INFORMATION = 1e-6
 """The least information, in bits, for which a run is started."""
-SCENARIOS = 16
-"""The number of joint outcomes of the running probes that are considered."""
 RELAPSE_ODDS = 20.0
 """The odds of several breakages against one above which the result names a relapse."""
 HOPELESS_ODDS = 1000.0
@@ -376,54 +375,6 @@ class Bayesian:
         return good, bad
 
     def _information(self, running: Sequence[int]) -> Array:
-        """Compute the expected information, in bits, of a run of each candidate about the identity of the culprit.
-
-        With other runs in progress, it is the information added to theirs: the mean over their joint outcomes.
-        """
         chances_H2K = self._prediction.chances_S2K[self._place_H]
-        alike_K = self._prediction.chances_alike_K
-        joint_XZ = self._scenarios(running, chances_H2K, alike_K)
-        weight_X = joint_XZ.sum(axis=1)
-        reading_XCK = _mixture(joint_XZ, chances_H2K, alike_K) / weight_X[:, None, None]
-        surprise_C = weight_X @ entropy(reading_XCK)
-        ambiguity_H21, ambiguity_1 = entropy(chances_H2K)[..., None], entropy(alike_K)[None]
-        given_C = _mixture(joint_XZ.sum(axis=0)[None], ambiguity_H21, ambiguity_1)[0, :, 0]
-        information_C: Array = np.maximum(surprise_C - given_C, 0.0)
-        return information_C
-
-    def _scenarios(self, running: Sequence[int], chances_H2K: Array, alike_K: Array) -> Array:
-        """Compute the joint probability of each hypothesis and each likely outcome of the running commits.
-
-        A hypothesis is a position of the culprit; the last one is that there is none.
-        """
-        joint_XZ: Array = np.append(self._belief_H, self._alike)[None]
-        if not running:
-            return joint_XZ
-        # Only the side that a metric's value supports matters here.
-        mean_2K = np.tensordot(self._belief_H, chances_H2K, axes=1)
-        speaks_bad_K = mean_2K[1] >= mean_2K[0]
-        bad_H2 = chances_H2K @ speaks_bad_K
-        place_H = np.arange(len(self._belief_H))
-        for candidate in running:
-            bad_H = np.where(candidate >= place_H, bad_H2[:, 1], bad_H2[:, 0])
-            bad_Z = np.append(bad_H, alike_K @ speaks_bad_K)
-            joint_XZ = np.concatenate([joint_XZ * bad_Z, joint_XZ * (1 - bad_Z)])
-            likeliest = np.argsort(-joint_XZ.sum(axis=1), kind="stable")[:SCENARIOS]
-            joint_XZ = joint_XZ[likeliest]
-        possible_XZ: Array = joint_XZ[joint_XZ.sum(axis=1) > 0]
-        return possible_XZ
-
-
-def entropy(chances: Array) -> Array:
-    """Compute the entropy in bits over the last axis."""
-    result: Array = -(chances * np.log2(np.maximum(chances, 1e-300))).sum(axis=-1)
-    return result
-
-
-def _mixture(weight_XZ: Array, values_H2K: Array, alike_K: Array) -> Array:
-    """Sum the values of a run of each candidate over the weighted hypotheses, each on its good or bad side."""
-    weight_XH1 = weight_XZ[:, :-1, None]
-    bad_XCK = np.cumsum(weight_XH1 * values_H2K[:, 1], axis=1)[:, :-1]
-    good_XHK = np.cumsum(weight_XH1 * values_H2K[:, 0], axis=1)
-    result: Array = bad_XCK + good_XHK[:, -1:] - good_XHK[:, :-1] + weight_XZ[:, -1, None, None] * alike_K
-    return result
+        belief_Z = np.append(self._belief_H, self._alike)
+        return information(belief_Z, chances_H2K, self._prediction.chances_alike_K, running)
