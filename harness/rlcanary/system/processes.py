@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
 DEAD = (b"Z", b"X")
@@ -168,33 +172,64 @@ def end(processes: Collection[ProcessId], grace_seconds: float = GRACE_SECONDS) 
     import psutil
 
     named: list[tuple[psutil.Process, str]] = []
-    tree: list[psutil.Process] = []
+    tree: set[psutil.Process] = set()
     for process in processes:
         try:
             child = psutil.Process(process.pid)
             if sys.platform == "linux" and identify(process.pid) != process:
                 continue
             named.append((child, shortened(command_line(process.pid))))
-            tree += [child, *child.children(recursive=True)]
+            tree |= {child, *child.children(recursive=True)}
         except psutil.NoSuchProcess:
             continue
-    for member in tree:
-        _signal(member, "terminate")
-    alive = wait_until_gone([member.pid for member in tree], grace_seconds)
-    for member in tree:
-        if member.pid in alive:
-            _signal(member, "kill")
-    wait_until_gone(alive, grace_seconds)
-    return [LeftProcess(child.pid, command, child.pid in alive) for child, command in named]
+    killed = end_found(lambda: tree, grace_seconds)
+    wait_until_gone([member.pid for member in tree], 0)
+    return [LeftProcess(child.pid, command, child in killed) for child, command in named]
 
 
-def _signal(process: object, method: str) -> None:
+def end_found(
+    find: Callable[[], set[psutil.Process]], grace_seconds: float, spared: int | None = None
+) -> set[psutil.Process]:
+    """End processes: SIGTERM, SIGKILL after the grace period, and give up after as long again.
+
+    A process that was found once is ended even if a later `find` no longer returns it.
+
+    Args:
+        find: Returns the processes to end. It is called until all have ended.
+        grace_seconds: The time between SIGTERM and SIGKILL.
+        spared: The id of a process to leave.
+
+    Returns:
+        The processes that had to be killed.
+    """
+    import psutil
+
+    began = time.monotonic()
+    asked: set[psutil.Process] = set()
+    killed: set[psutil.Process] = set()
+    while members := {process for process in find() | asked if process.pid != spared and is_alive(process)}:
+        waited = time.monotonic() - began
+        if waited > 2 * grace_seconds:
+            break
+        for process in members:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if waited > grace_seconds:
+                    process.kill()
+                    killed.add(process)
+                elif process not in asked:
+                    process.terminate()
+        asked |= members
+        time.sleep(0.02)
+    return killed
+
+
+def is_alive(process: psutil.Process) -> bool:
     import psutil
 
     try:
-        getattr(process, method)()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def shortened(command: str, width: int = 90) -> str:

@@ -18,6 +18,7 @@ import psutil
 
 from rlcanary.system import run_guardian as guardian
 from rlcanary.system.ending import Ending
+from rlcanary.system.processes import end_found, is_alive
 
 GRACE_SECONDS = 2.0
 LOOK_SECONDS = 0.2
@@ -195,7 +196,7 @@ class _Guarded:
     def end(self, mark: Mapping[str, str]) -> None:
         """End the command and every process that it started."""
         own = self._process.pid
-        _end(lambda: _marked(mark) | _descendants(own), spared=own)
+        end_found(lambda: _marked(mark) | _descendants(own), GRACE_SECONDS, spared=own)
         self.wait(0)
         with contextlib.suppress(BrokenPipeError):
             os.write(self._hold, b"x")
@@ -216,12 +217,14 @@ def end_session(session: int, mark: Mapping[str, str] = types.MappingProxyType({
     A session is identified by the process id of its leader. The leader must be a child of this process, because
     otherwise the id may be reused.
     """
-    _end(lambda: _running(lambda pid: os.getsid(pid) == session) | _marked(mark))
+    end_found(lambda: _running(lambda pid: os.getsid(pid) == session) | _marked(mark), GRACE_SECONDS)
 
 
 def end_marked(mark: Mapping[str, str]) -> None:
     """End every process with all of `mark` in its environment, and its descendants, regardless of their parent."""
-    _end(lambda: {process for marked in _marked(mark) for process in (marked, *_descendants(marked.pid))})
+    end_found(
+        lambda: {process for marked in _marked(mark) for process in (marked, *_descendants(marked.pid))}, GRACE_SECONDS
+    )
 
 
 def is_marked_running(mark: Mapping[str, str]) -> bool:
@@ -240,35 +243,6 @@ def _descendants(pid: int) -> set[psutil.Process]:
         return set()
 
 
-def _end(find: Callable[[], set[psutil.Process]], spared: int = 0) -> None:
-    """Terminate the processes, kill them after GRACE_SECONDS, and give up after as long again.
-
-    A process that was found once is ended even if a later `find` no longer returns it. `spared` is a process id to
-    leave.
-    """
-    began = time.monotonic()
-    asked: set[psutil.Process] = set()
-    while members := {process for process in find() | asked if process.pid != spared and _is_alive(process)}:
-        waited = time.monotonic() - began
-        if waited > 2 * GRACE_SECONDS:
-            return
-        for process in members:
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if waited > GRACE_SECONDS:
-                    process.kill()
-                elif process not in asked:
-                    process.terminate()
-        asked |= members
-        time.sleep(0.02)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _running(is_meant: Callable[[int], bool]) -> set[psutil.Process]:
     """Return the matching processes, without zombies and this process."""
     found: set[psutil.Process] = set()
@@ -276,4 +250,4 @@ def _running(is_meant: Callable[[int], bool]) -> set[psutil.Process]:
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess, psutil.AccessDenied):
             if pid != os.getpid() and is_meant(pid):
                 found.add(psutil.Process(pid))
-    return {process for process in found if _is_alive(process)}
+    return {process for process in found if is_alive(process)}
