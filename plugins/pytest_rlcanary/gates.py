@@ -93,8 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not found and not has_only:
             continue
         first += [item] if any(mark.name == "run_first" for mark in found) else []
-        machine = machine or Machine.here()
         try:
+            machine = machine or Machine.here()
             reasons = held_back(found, active, on, machine)
         except UserError as error:
             raise pytest.UsageError(f"{item.nodeid}: {error}") from error

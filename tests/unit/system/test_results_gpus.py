@@ -1,14 +1,14 @@
-"""Which GPUs count and how their memory is read, on a stand-in for the driver's library: test machines have no GPU."""
+"""Which GPUs count and how their memory is read, on a stand-in for the driver: test machines have no GPU."""
 
-import ctypes
+import sys
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
 from rlcanary.errors import UserError
 from rlcanary.recording.memory import BYTES_PER_GB, MemorySampler
-from rlcanary.system.gpus import Gpus
+from rlcanary.system.gpus import Gpus, open_gpus
 
 
 @dataclass
@@ -19,33 +19,30 @@ class Gpu:
 
 
 class FakeNvml:
-    """Answers as libnvidia-ml does: status codes, results through pointers."""
+    """The part of the module pynvml that is used, without a driver."""
+
+    class NVMLError(Exception): ...
 
     def __init__(self, *gpus: Gpu) -> None:
         self.gpus = gpus
 
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = len(self.gpus)
-        return 0
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, device: Any) -> int:
-        device._obj.value = index.value + 1  # a null handle would be None
-        return 0
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
+        return self.gpus[index]
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, device: Any) -> int:
-        positions = [position for position, gpu in enumerate(self.gpus, start=1) if gpu.uuid.encode() == uuid]
-        if not positions:
-            return 6  # NVML_ERROR_NOT_FOUND
-        device._obj.value = positions[0]
-        return 0
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:
+        found = [gpu for gpu in self.gpus if gpu.uuid == uuid]
+        if not found:
+            raise self.NVMLError("Not Found")
+        return found[0]
 
-    def nvmlDeviceGetName(self, device: ctypes.c_void_p, buffer: Any, size: ctypes.c_uint) -> int:
-        buffer.value = self.gpus[(device.value or 0) - 1].name.encode()
-        return 0
+    def nvmlDeviceGetName(self, gpu: Gpu) -> str:
+        return gpu.name
 
-    def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, memory: Any) -> int:
-        memory._obj.used = int(self.gpus[(device.value or 0) - 1].used_gb * BYTES_PER_GB)
-        return 0
+    def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> SimpleNamespace:
+        return SimpleNamespace(used=int(gpu.used_gb * BYTES_PER_GB))
 
 
 @pytest.fixture
@@ -72,9 +69,18 @@ def test_only_visible_gpus_count(nvml: FakeNvml, visible: str | None, names: lis
 
 def test_unknown_gpu_is_an_error_and_not_zero(nvml: FakeNvml) -> None:
     with pytest.raises(
-        UserError, match="nvmlDeviceGetHandleByUUID with error 6; check nvidia-smi and CUDA_VISIBLE_DEVICES"
+        UserError, match="nvmlDeviceGetHandleByUUID with: Not Found; check nvidia-smi and CUDA_VISIBLE_DEVICES"
     ):
         Gpus(nvml, {"CUDA_VISIBLE_DEVICES": "GPU-x"})
+
+
+def test_driver_without_nvidia_ml_py_is_an_error_and_not_a_machine_without_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(nvmlInit_v2=lambda: 0))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(UserError, match="pip install nvidia-ml-py"):
+        open_gpus({})
 
 
 def test_maximum_on_a_gpu_outlasts_the_moment(nvml: FakeNvml) -> None:
