@@ -38,13 +38,6 @@ def connected() -> bool:
     return ray is not None and hasattr(ray, "is_initialized") and bool(ray.is_initialized())
 
 
-def started_here() -> bool:
-    """Tell if this process started the cluster rather than attached to it."""
-    worker = sys.modules.get("ray._private.worker")
-    node = getattr(worker, "_global_node", None)
-    return node is not None and bool(node.is_head())
-
-
 def actors() -> dict[str, Actor]:
     """List the live actors of this process's job by id. Needs a connection."""
     import ray._private.state

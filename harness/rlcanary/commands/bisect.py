@@ -7,10 +7,20 @@ from typing import Any
 
 import click
 
+from rlcanary.bisect.plan import make_plan
+from rlcanary.bisect.request import Request
+from rlcanary.bisect.session import run_search
+from rlcanary.bisect.settings import read_settings
+from rlcanary.bisect.view.forecast import forecast_lines, make_forecast
+from rlcanary.bisect.view.progress import Display
+from rlcanary.bisect.view.report import result_json
+from rlcanary.bisect.view.summary import print_summary
 from rlcanary.commands.parts.bisect_record import log, mark, status, undo, visualize
 from rlcanary.errors import UserError
 from rlcanary.jobs.choose import EXECUTORS
 from rlcanary.system.files import require_writable, write_whole
+from rlcanary.system.git import GitError, Repository, git
+from rlcanary.system.sessions import Interrupts
 
 PATH = click.Path(path_type=Path)
 POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -80,17 +90,6 @@ def search(json_file: Path | None, dry_run: bool, **options: Any) -> int:
 
     `rlcanary bisect status|log|undo|mark|visualize` look at the last search of this checkout and correct it.
     """
-    from rlcanary.bisect.plan import make_plan
-    from rlcanary.bisect.request import Request
-    from rlcanary.bisect.session import run_search
-    from rlcanary.bisect.settings import read_settings
-    from rlcanary.bisect.view.forecast import forecast_lines, make_forecast
-    from rlcanary.bisect.view.progress import Display
-    from rlcanary.bisect.view.report import result_json
-    from rlcanary.bisect.view.summary import print_summary
-    from rlcanary.system.git import Repository
-    from rlcanary.system.sessions import Interrupts
-
     repository = Repository.around(Path.cwd())
     request = Request(**options)
     if json_file is not None:
@@ -133,9 +132,6 @@ class BisectGroup(click.Group):
 
 def _defaults() -> dict[str, Any]:
     """Read the options that the checkout's pyproject.toml sets."""
-    from rlcanary.bisect.settings import read_settings
-    from rlcanary.system.git import GitError, git
-
     try:
         toplevel = git(Path.cwd(), "rev-parse", "--show-toplevel").strip()
     except (GitError, FileNotFoundError):

@@ -92,26 +92,29 @@ def print_next_steps(experiments: Sequence[Experiment]) -> None:
 
 
 def print_verdicts(readings: Mapping[Experiment, Reading]) -> None:
-    table = Table(title="Launched")
-    for column in ("Outcome", "Script", "Reason"):
-        table.add_column(column, overflow="fold")
-    for experiment, reading in readings.items():
-        table.add_row(_styled(reading.outcome), experiment.script, Text(reading.reason))
-    report_console(highlight=False).print(table)
+    _print_table(
+        "Launched", "Script", [(_styled(own.outcome), run.script, own.reason) for run, own in readings.items()]
+    )
 
 
 def print_launches(
     experiments: Sequence[Experiment], readings: Mapping[Experiment, Reading], still: Mapping[Experiment, str]
 ) -> None:
     """Print a table of launches. `still` describes the progress of those that have not ended."""
-    table = Table(title="Launches")
-    for column in ("Outcome", "Launch", "Reason"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for own in experiments:
-        ended = own in readings
-        outcome = _styled(readings[own].outcome) if ended else Text("none yet")
-        reason = readings[own].reason if ended else still[own]
-        table.add_row(outcome, Text(_relative(own.folder)), Text(reason))
+        reading = readings.get(own)
+        outcome = Text("none yet") if reading is None else _styled(reading.outcome)
+        rows.append((outcome, _relative(own.folder), still[own] if reading is None else reading.reason))
+    _print_table("Launches", "Launch", rows)
+
+
+def _print_table(title: str, column: str, rows: Sequence[tuple[Text, str, str]]) -> None:
+    table = Table(title=title)
+    for name in ("Outcome", column, "Reason"):
+        table.add_column(name, overflow="fold")
+    for outcome, name, reason in rows:
+        table.add_row(outcome, Text(name), Text(reason))
     report_console(highlight=False).print(table)
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlcanary.jobs.outcomes import Outcome, OutcomeTable, Reading
@@ -16,15 +15,8 @@ EXIT_CODES = {Outcome.GOOD: 0, Outcome.BAD: 1, Outcome.UNTESTABLE: 125, Outcome.
 """Exit codes of `rlcanary launch`. `rlcanary bisect` reruns a commit after 137, and `git bisect run` stops."""
 
 
-@dataclass(frozen=True)
-class Judged:
-    """One call of `rlcanary check-metrics` in the script."""
-
-    passed: bool
-
-
-def read_checks(file: Path) -> list[Judged]:
-    """Read the results of `rlcanary check-metrics` in order. An absent file means none.
+def read_checks(file: Path) -> list[bool]:
+    """Read whether each `rlcanary check-metrics` passed, in order. An absent file means none.
 
     Raises:
         ValueError: The file is cut short, or is not a list of check results.
@@ -34,12 +26,12 @@ def read_checks(file: Path) -> list[Judged]:
     text = file.read_text(encoding="utf-8")
     if text and not text.endswith("\n"):
         raise ValueError(f"{file.name} is cut short")
-    judged: list[Judged] = []
+    judged: list[bool] = []
     for line in text.splitlines():
         passed = json.loads(line).get("passed")
         if not isinstance(passed, bool):
             raise ValueError(f"{file.name} holds {line[:60]!r}")
-        judged.append(Judged(passed))
+        judged.append(passed)
     return judged
 
 
@@ -59,7 +51,7 @@ def read_verdict(end: JobEnd, checks: Path) -> Reading:
         return Reading(Outcome.INFRA, f"the record of the metric checks cannot be read: {error}")
     if not judged:
         return Reading(Outcome.UNTESTABLE, f"{reading.reason}: the metrics were not judged")
-    passed = all(call.passed for call in judged)
+    passed = all(judged)
     if end.result.exit_code == 0 and passed:
         return Reading(Outcome.GOOD, "the metric checks pass")
     if not passed:

@@ -18,26 +18,18 @@ class CheckError(Exception):
     """The reason why a check cannot be answered; the check fails."""
 
 
-def minimum(
-    data: object,
-    range_start: int | None = None,
-    range_end: int = 0,
-    *,
-    last: int | None = None,
-    allow_nonfinite: bool = False,
-) -> float:
-    return min(window(data, range_start, range_end, last, allow_nonfinite))
+def over_window(reduce: Callable[[list[float]], float]) -> Callable[..., float]:
+    def function(
+        data: object,
+        range_start: int | None = None,
+        range_end: int = 0,
+        *,
+        last: int | None = None,
+        allow_nonfinite: bool = False,
+    ) -> float:
+        return reduce(window(data, range_start, range_end, last, allow_nonfinite))
 
-
-def maximum(
-    data: object,
-    range_start: int | None = None,
-    range_end: int = 0,
-    *,
-    last: int | None = None,
-    allow_nonfinite: bool = False,
-) -> float:
-    return max(window(data, range_start, range_end, last, allow_nonfinite))
+    return function
 
 
 def mean(
@@ -58,17 +50,6 @@ def mean(
     return math.fsum(values[:kept]) / kept
 
 
-def median(
-    data: object,
-    range_start: int | None = None,
-    range_end: int = 0,
-    *,
-    last: int | None = None,
-    allow_nonfinite: bool = False,
-) -> float:
-    return statistics.median(window(data, range_start, range_end, last, allow_nonfinite))
-
-
 def ratio_above(
     data: object,
     threshold: float,
@@ -86,10 +67,10 @@ def ratio_above(
 
 
 FUNCTIONS: dict[str, Callable[..., float]] = {
-    "min": minimum,
-    "max": maximum,
+    "min": over_window(min),
+    "max": over_window(max),
     "mean": mean,
-    "median": median,
+    "median": over_window(statistics.median),
     "ratio_above": ratio_above,
 }
 

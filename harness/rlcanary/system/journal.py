@@ -262,26 +262,44 @@ def try_lock(descriptor: int, path: Path, locking: Locking = fcntl.lockf) -> Non
 
 
 @contextmanager
+def locked(path: Path, wait: Callable[[], object], locking: Locking = fcntl.flock) -> Iterator[None]:
+    """Hold the lock of a file, which is created if it is missing.
+
+    Args:
+        path: The file.
+        wait: Called before each new attempt. It raises to give up.
+        locking: `fcntl.flock` also excludes other threads; `fcntl.lockf` excludes other hosts on a shared disk.
+
+    Raises:
+        OSError: The file cannot be created or locked.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        while True:
+            try:
+                try_lock(descriptor, path, locking)
+                break
+            except BlockingIOError:
+                wait()
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def file_lock(path: Path, patience_s: float = 60.0) -> Iterator[None]:
-    """Hold the lock of a file for milliseconds or seconds. The file is created if it is missing.
+    """Hold the lock of a file for milliseconds or seconds, against other processes.
 
     Raises:
         UserError: Another process has held the lock for `patience_s` seconds.
         OSError: The file cannot be created or locked.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     deadline = time.monotonic() + patience_s
-    try:
-        while True:
-            try:
-                try_lock(descriptor, path)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"another process has held {path} for {patience_s:.0f} s; end it and start again"
-                    ) from None
-                time.sleep(0.02)
+
+    def wait() -> None:
+        if time.monotonic() > deadline:
+            raise UserError(f"another process has held {path} for {patience_s:.0f} s; end it and start again")
+
+    with locked(path, wait, fcntl.lockf):
         yield
-    finally:
-        os.close(descriptor)

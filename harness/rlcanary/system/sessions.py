@@ -10,6 +10,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Protocol
@@ -110,69 +111,70 @@ class Cancellation:
             raise Cancelled
 
 
-def run(
-    command: Sequence[str],
-    *,
-    directory: Path,
-    environment: Mapping[str, str],
-    mark: Mapping[str, str],
-    output: Path,
-    timeout: float | None,
-    stop: Stop,
-) -> Ending:
-    """Run `command` below a guardian and end every process that it started, even after an error.
+@dataclass(frozen=True)
+class Call:
+    """A command to run, with its standard output and error in a file."""
 
-    The output goes to the file `output`. The variables in `mark` are added to the environment and are unique to this
-    run.
+    command: Sequence[str]
+    directory: Path
+    environment: Mapping[str, str]
+    mark: Mapping[str, str]
+    """Environment variables that no other run has."""
+    output: Path
+    timeout: float | None = None
+
+
+def run(call: Call, stop: Stop) -> Ending:
+    """Run a command below a guardian and end every process that it started, even after an error.
 
     Raises:
         Stopped: A stop was requested. The processes have ended within about GRACE_SECONDS.
     """
     began = time.monotonic()
     try:
-        guarded = _Guarded(command, directory, {**environment, **mark}, output)
+        guarded = _Guarded(call)
     except OSError as error:
-        return _not_started(command, error.errno or 0, output)
+        return _not_started(call, error.errno or 0)
     try:
         timed_out = False
         while guarded.status is None:
             stop.check()
-            left = LOOK_SECONDS if timeout is None else began + timeout - time.monotonic()
+            left = LOOK_SECONDS if call.timeout is None else began + call.timeout - time.monotonic()
             if left <= 0:
                 timed_out = True
                 break
             guarded.wait(min(left, LOOK_SECONDS))
     finally:
         # End a run that timed out or was interrupted, and any process that the command left behind.
-        guarded.end(mark)
+        guarded.end(call.mark)
     word, number = guarded.status or ("ended", int(signal.SIGKILL))
     if word == "error":
-        return _not_started(command, number, output)
+        return _not_started(call, number)
     # A process that the kernel cannot end (a hung device) is left behind, so that the search can go on.
     return Ending(os.waitstatus_to_exitcode(number), time.monotonic() - began, timed_out)
 
 
-def _not_started(command: Sequence[str], number: int, output: Path) -> Ending:
-    why = f"{command[0]}: {os.strerror(number)}"
-    output.write_text(f"{why}\n", encoding="utf-8")
+def _not_started(call: Call, number: int) -> Ending:
+    why = f"{call.command[0]}: {os.strerror(number)}"
+    call.output.write_text(f"{why}\n", encoding="utf-8")
     return Ending(127 if number == errno.ENOENT else 126, 0.0, why=why)
 
 
 class _Guarded:
     """A command below its own guardian (run_guardian.py)."""
 
-    def __init__(self, command: Sequence[str], directory: Path, environment: Mapping[str, str], output: Path) -> None:
+    def __init__(self, call: Call) -> None:
         self.status: tuple[str, int] | None = None
         """The word and number from the guardian: `ended` and a wait status, or `error` and an error number."""
         self._report, status = os.pipe()
         hold, self._hold = os.pipe()
         program = sys.executable, "-I", "-S", guardian.__file__, str(status), str(hold)
         try:
-            with output.open("wb") as stream:
+            with call.output.open("wb") as stream:
                 self._process = subprocess.Popen(
-                    [*program, *command],
-                    cwd=directory,
-                    env=environment,
+                    [*program, *call.command],
+                    cwd=call.directory,
+                    env={**call.environment, **call.mark},
                     stdin=subprocess.DEVNULL,
                     stdout=stream,
                     stderr=subprocess.STDOUT,

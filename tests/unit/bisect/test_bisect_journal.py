@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcanary.bisect.record.journal import Header, Journal, Lock, Observation, open_idle
+from rlcanary.bisect.record.journal import Header, Journal, Lock, Observation, Record, open_idle
 from rlcanary.errors import UserError
 from rlcanary.jobs.outcomes import EVIDENCE, Outcome
 from rlcanary.system.files import write_whole
@@ -88,7 +88,7 @@ def test_damaged_line_is_named_and_costs_no_other(tmp_path: Path) -> None:
     lines.insert(5, '{"event": "observation", "commit": "f"}\n[1]\n')
     lines[-1] = lines[-1][:20]
     journal.path.write_text("".join(lines))
-    record = journal.record_of
+    record = Record(journal.path)
     assert [o.commit[0] for o in record.observations()] == ["c", "e"]
     assert [text.split(" (")[0].removeprefix(str(journal.path)) for text in record.damage] == [
         f" line {number} is damaged" for number in (4, 6, 7, 8)

@@ -8,7 +8,7 @@ import pytest
 from waiting import HANG_S, wait_for
 
 from rlcanary.system.ending import Ending
-from rlcanary.system.sessions import Cancelled, Interrupts, end_marked, run
+from rlcanary.system.sessions import Call, Cancelled, Interrupts, end_marked, run
 
 SLEEP = "import time; time.sleep(9999)"
 
@@ -39,9 +39,7 @@ def test_daemon_that_left_the_session_of_its_run_ends_with_the_run(tmp_path: Pat
     command = [sys.executable, "-c", f"{daemon}; print(p.pid)"]
     output = tmp_path / "output"
     mark = {"MARK": str(tmp_path)}
-    ending = run(
-        command, directory=tmp_path, environment=os.environ, mark=mark, output=output, timeout=HANG_S, stop=Interrupts()
-    )
+    ending = run(Call(command, tmp_path, os.environ, mark, output, HANG_S), Interrupts())
     assert ending == Ending(0, ending.seconds)
     pid = int(output.read_text())
     wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
@@ -69,26 +67,18 @@ def test_daemon_without_session_and_environment_ends_with_the_run(tmp_path: Path
     file = tmp_path / "pid"
     (tmp_path / "daemon").write_text(f"trap '' TERM; echo $$ > '{file}'; while true; do sleep 1; done")
     script = f"env -i setsid sh '{tmp_path}/daemon' & while [ ! -s '{file}' ]; do sleep 0.01; done"
-    arguments = {"directory": tmp_path, "environment": os.environ, "mark": {}, "output": tmp_path / "output"}
     if is_stopped:
+        call = Call(["sh", "-c", f"{script}; sleep 60"], tmp_path, os.environ, {}, tmp_path / "output")
         with pytest.raises(Cancelled):
-            run(["sh", "-c", f"{script}; sleep 60"], timeout=None, stop=StopWhen(file), **arguments)
+            run(call, StopWhen(file))
     else:
-        assert run(["sh", "-c", script], timeout=None, stop=Interrupts(), **arguments).code == 0
+        assert ends(tmp_path, "sh", "-c", script).code == 0
     pid = int(file.read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def ends(tmp_path: Path, *command: str) -> Ending:
-    return run(
-        command,
-        directory=tmp_path,
-        environment=os.environ,
-        mark={},
-        output=tmp_path / "output",
-        timeout=None,
-        stop=Interrupts(),
-    )
+    return run(Call(command, tmp_path, os.environ, {}, tmp_path / "output"), Interrupts())
 
 
 def test_ending_of_a_command_is_its_own(tmp_path: Path) -> None:

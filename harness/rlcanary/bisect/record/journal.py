@@ -125,17 +125,7 @@ class Lock:
 
 def lock_holder(path: Path) -> str | None:
     """Return a description of the process that holds the lock, or None."""
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.read(descriptor, 100).decode().strip()
-    finally:
-        os.close(descriptor)
-    return None
+    return path.read_text(encoding="utf-8").strip() if path.exists() and _is_locked(path) else None
 
 
 class Record:
@@ -211,7 +201,7 @@ class Record:
         )
 
 
-class Journal:
+class Journal(Record):
     """An append-only JSONL file in a folder of its own, beside the output of each run."""
 
     def __init__(self, folder: Path) -> None:
@@ -222,8 +212,8 @@ class Journal:
             UnreadableJournal: The file is not the journal of a search.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder / "journal.jsonl")
         self.folder = folder
-        self.path = folder / "journal.jsonl"
         if _is_headless(self.path):
             _add_header(self.path)
         self._lines = AppendOnly(self.path, KIND, VERSION, locking=fcntl.flock)
@@ -257,31 +247,6 @@ class Journal:
     def record_undo(self, observation: Observation) -> None:
         """Undo the latest observation that counts."""
         self.append("undo", commit=observation.commit, run=observation.run)
-
-    @property
-    def record_of(self) -> "Record":
-        return Record(self.path)
-
-    def events(self) -> list[dict[str, Any]]:
-        return self.record_of.events()
-
-    def observations(self) -> list[Observation]:
-        return self.record_of.observations()
-
-    @property
-    def is_finished(self) -> bool:
-        return self.record_of.is_finished
-
-    def last(self, *names: str) -> dict[str, Any] | None:
-        return self.record_of.last(*names)
-
-    @property
-    def damage(self) -> list[str]:
-        return self.record_of.damage
-
-    @property
-    def header(self) -> Header | None:
-        return self.record_of.header
 
     def close(self) -> None:
         self._lines.close()

@@ -1,15 +1,11 @@
 """The environment cache: commits with the same dependencies share one environment."""
 
-import contextlib
-import fcntl
 import json
 import os
 import secrets
 import shutil
 import subprocess
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +16,8 @@ from rlcanary.bisect.runs.worktree import Untestable
 from rlcanary.errors import UserError
 from rlcanary.system.files import write_whole
 from rlcanary.system.git import Commit, Repository, environment_without_repository
-from rlcanary.system.sessions import LOOK_SECONDS, Stop, run
+from rlcanary.system.journal import locked
+from rlcanary.system.sessions import Call, Stop, run
 
 FOLDER_VARIABLE = "RLCANARY_ENV"
 REQUIREMENT_FILES = ("requirements.txt", "requirements-dev.txt", "dev-requirements.txt", "requirements-test.txt")
@@ -181,7 +178,6 @@ class EnvironmentCache:
         self._builder = builder
         self._keys = dict(keys)
         self._failed: dict[str, str] = {}
-        self._locks = {key: threading.Lock() for key in self._keys.values()}
         self.builds = 0
 
     @property
@@ -199,8 +195,6 @@ class EnvironmentCache:
     def add(self, keys: Mapping[str, str]) -> None:
         """Add the keys of more commits, such as those inside a merge."""
         self._keys |= keys
-        for key in keys.values():
-            self._locks.setdefault(key, threading.Lock())
 
     def get(
         self,
@@ -220,7 +214,8 @@ class EnvironmentCache:
             Stopped: The search was asked to stop.
         """
         key = self._keys[sha]
-        with self._turn(key, stop):
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with locked(self._folder / f"{key}.lock", stop.check):
             if (found := self._find(key)) is not None:
                 return found
             if key in self._failed:
@@ -230,15 +225,8 @@ class EnvironmentCache:
             folder = self._folder / f"{key}-{secrets.token_hex(4)}"
             folder.mkdir()
             for command in self._builder.commands(checkout, folder):
-                ending = run(
-                    command,
-                    directory=checkout,
-                    environment={**environment, **self._builder.variables(folder)},
-                    mark=mark,
-                    output=output,
-                    timeout=None,
-                    stop=stop,
-                )
+                variables = {**environment, **self._builder.variables(folder)}
+                ending = run(Call(command, checkout, variables, mark, output), stop)
                 if ending.code != 0:
                     lines = output.read_text(encoding="utf-8", errors="replace").split("\n")
                     last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
@@ -257,29 +245,6 @@ class EnvironmentCache:
             return None
         folder = self._folder / json.loads(marker.read_text(encoding="utf-8"))["folder"]
         return Environment(folder) if folder.is_dir() else None
-
-    @contextlib.contextmanager
-    def _turn(self, key: str, stop: Stop) -> Iterator[None]:
-        """Hold the lock of this key, against other threads and processes."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        lock = self._locks[key]
-        while not lock.acquire(timeout=LOOK_SECONDS):
-            stop.check()
-        try:
-            descriptor = os.open(self._folder / f"{key}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                while True:
-                    try:
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        stop.check()
-                        time.sleep(LOOK_SECONDS)
-                yield
-            finally:
-                os.close(descriptor)
-        finally:
-            lock.release()
 
 
 def default_cache_folder() -> Path:

@@ -3,11 +3,10 @@
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from rlcanary.bisect.record.journal import Observation, now
 from rlcanary.bisect.runs.environments import EnvironmentCache, building_variables
@@ -21,29 +20,15 @@ from rlcanary.jobs.verdict_file import VERDICT_VARIABLE, read_verdict_file
 from rlcanary.system.ending import Ending
 from rlcanary.system.files import read_end
 from rlcanary.system.git import Commit, environment_without_repository
-from rlcanary.system.sessions import Stop
+from rlcanary.system.sessions import Call, Stop
 
 RUN_VARIABLE = "RLCANARY_BISECT_RUN"
 DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"
 READ_BYTES = 4_000_000
+Run = Callable[[Call, Stop], Ending]
+"""The type of `sessions.run` and of `RemoteRun`."""
 MEASURABLE_CODES = (0, 1)
 """Exit codes of a run that completed. A metric from such a run counts."""
-
-
-class Run(Protocol):
-    """The signature of `sessions.run`, which `RemoteRun` shares."""
-
-    def __call__(
-        self,
-        command: Sequence[str],
-        *,
-        directory: Path,
-        environment: Mapping[str, str],
-        mark: Mapping[str, str],
-        output: Path,
-        timeout: float | None,
-        stop: Stop,
-    ) -> Ending: ...
 
 
 @dataclass(frozen=True)
@@ -75,60 +60,47 @@ class Probe:
         """
         stop.check()
         output = self.outputs / f"{datetime.now():%H%M%S}-{number:03d}-{commit.short}.log"
-        key = "" if self.environments is None else self.environments.key(commit.sha)
-
-        def observation(reading: Reading, seconds: float, value: float | None = None) -> Observation:
-            file = str(compress_large(output)) if output.exists() else ""
-            return Observation(
-                commit.sha, reading.outcome, reading.reason, round(seconds, 3), now(), file, value, number, key
-            )
-
-        mark = {**self.mark, RUN_VARIABLE: str(number)}
         began = time.monotonic()
+        value = None
         try:
-            place.prepare(commit.sha, self.command.pinned, stop)
-            directory = place.path / self.directory
-            if not directory.is_dir():
-                raise Untestable(f"the folder {self.directory} does not exist at this commit")
-            variables = self._variables(commit, place, directory, output, stop, mark)
+            call = self._prepare(commit, number, place, output, stop)
         except Untestable as error:
-            return observation(Reading(Outcome.UNTESTABLE, str(error)), time.monotonic() - began)
-        verdict = output.with_suffix(".verdict.json")
-        since = time.time_ns()
-        ending = self.run_command(
-            self.command.inside(place.path, self.toplevel),
-            directory=directory,
-            environment={**variables, VERDICT_VARIABLE: str(verdict)},
-            mark=mark,
-            output=output,
-            timeout=self.timeout,
-            stop=stop,
+            reading, seconds = Reading(Outcome.UNTESTABLE, str(error)), time.monotonic() - began
+        else:
+            reading, seconds, value = self._run(call, place, stop)
+        file = str(compress_large(output)) if output.exists() else ""
+        key = "" if self.environments is None else self.environments.key(commit.sha)
+        return Observation(
+            commit.sha, reading.outcome, reading.reason, round(seconds, 3), now(), file, value, number, key
         )
-        printed = read_end(output, READ_BYTES)
-        reading = read_verdict_file(verdict) or self.table.read(ending, self.runners, printed)
-        if self.metric is None:
-            return observation(reading, ending.seconds)
-        return self._measure(self.metric, ending, reading, place, directory, since, printed, observation)
 
-    def _measure(
-        self,
-        metric: str,
-        ending: Ending,
-        reading: Reading,
-        place: Place,
-        directory: Path,
-        since: int,
-        printed: str,
-        observation: Callable[..., Observation],
-    ) -> Observation:
+    def _prepare(self, commit: Commit, number: int, place: Place, output: Path, stop: Stop) -> Call:
+        place.prepare(commit.sha, self.command.pinned, stop)
+        directory = place.path / self.directory
+        if not directory.is_dir():
+            raise Untestable(f"the folder {self.directory} does not exist at this commit")
+        mark = {**self.mark, RUN_VARIABLE: str(number)}
+        verdict = {VERDICT_VARIABLE: str(output.with_suffix(".verdict.json"))}
+        variables = {**self._variables(commit, place, directory, output, stop, mark), **verdict}
+        return Call(self.command.inside(place.path, self.toplevel), directory, variables, mark, output, self.timeout)
+
+    def _run(self, call: Call, place: Place, stop: Stop) -> tuple[Reading, float, float | None]:
+        """Run the command. Returns its outcome, its duration in seconds and the value of the metric."""
+        since = time.time_ns()
+        ending = self.run_command(call, stop)
+        printed = read_end(call.output, READ_BYTES)
+        reading = read_verdict_file(Path(call.environment[VERDICT_VARIABLE]))
+        reading = reading or self.table.read(ending, self.runners, printed)
+        if self.metric is None:
+            return reading, ending.seconds, None
         if reading.outcome in (Outcome.INFRA, Outcome.ABORT) or ending.code not in MEASURABLE_CODES:
             outcome = Outcome.UNTESTABLE if reading.outcome is Outcome.BAD else reading.outcome
-            return observation(Reading(outcome, reading.reason), ending.seconds)
+            return Reading(outcome, reading.reason), ending.seconds, None
         try:
-            value = read_metric(metric, place.path, directory, since, printed)
+            value = read_metric(self.metric, place.path, call.directory, since, printed)
         except NotMeasured as error:
-            return observation(Reading(Outcome.UNTESTABLE, f"{reading.reason}, and {error}"), ending.seconds)
-        return observation(Reading(Outcome.MEASURED, f"{value:.6g}"), ending.seconds, value)
+            return Reading(Outcome.UNTESTABLE, f"{reading.reason}, and {error}"), ending.seconds, None
+        return Reading(Outcome.MEASURED, f"{value:.6g}"), ending.seconds, value
 
     def _variables(
         self,

@@ -2,13 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from rlcanary.jobs.job import Executor, Job, QueryFailed, Rejected
 from rlcanary.jobs.waiting import JobEnd, NoAnswer, Waiting
 from rlcanary.system.ending import Ending
-from rlcanary.system.sessions import Stop
+from rlcanary.system.sessions import Call, Stop
 
 
 class RemoteRun:
@@ -18,26 +18,16 @@ class RemoteRun:
         self._make_executor = make_executor
         self._name = name
 
-    def __call__(
-        self,
-        command: Sequence[str],
-        *,
-        directory: Path,
-        environment: Mapping[str, str],
-        mark: Mapping[str, str],
-        output: Path,
-        timeout: float | None,
-        stop: Stop,
-    ) -> Ending:
-        """Run `command` as a job that writes to the file `output`. The job is cancelled if it is still open at the end.
+    def __call__(self, call: Call, stop: Stop) -> Ending:
+        """Run a command as a job. It is cancelled if it is still open at the end.
 
-        `timeout` counts from the start of the job. Time in the queue does not count.
+        The timeout counts from the start of the job. Time in the queue does not count.
 
         Raises:
             Stopped: The search was asked to stop.
         """
-        folder = output.with_suffix(".job")
-        job = Job(self._name, command, directory, folder, output, {**environment, **mark})
+        folder = call.output.with_suffix(".job")
+        job = Job(self._name, call.command, call.directory, folder, call.output, {**call.environment, **call.mark})
         executor = self._make_executor()
         began = time.monotonic()
         try:
@@ -47,7 +37,7 @@ class RemoteRun:
         (folder / "id").write_text(f"{identity}\n", encoding="utf-8")
         waiting = Waiting(executor, {identity: job})
         try:
-            end = self._wait(waiting, identity, timeout, stop)
+            end = self._wait(waiting, identity, call.timeout, stop)
         except (NoAnswer, Rejected) as error:
             return Ending(0, time.monotonic() - began, state="UNKNOWN", why=str(error))
         finally:

@@ -1,12 +1,10 @@
 """A detached worktree in a private temporary folder. Probes may change it freely."""
 
-import fcntl
 import os
 import secrets
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 from rlcanary.bisect.runs.pinned_files import PinnedFile
 from rlcanary.bisect.runs.submodules import initialised_submodules, submodule_paths
 from rlcanary.system.git import GitError, Repository, git
+from rlcanary.system.journal import locked
 from rlcanary.system.sessions import Stop
 
 DISK_FULL = "No space left on device"
@@ -111,19 +110,8 @@ def alone_among_worktrees(repository: Repository, stop: Stop | None = None) -> I
     """Hold a lock while a worktree is made or removed, because git fails on the records of half-made worktrees."""
     path = repository.common_dir / "rlcanary" / "worktrees.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if stop is not None:
-                    stop.check()
-                time.sleep(0.02)
+    with locked(path, stop.check if stop is not None else lambda: None):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _delete(folder: Path) -> None:

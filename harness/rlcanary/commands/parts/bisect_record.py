@@ -3,31 +3,42 @@
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 from rich.text import Text
 
+from rlcanary.bisect.line.descent import Descent
+from rlcanary.bisect.line.stage import Stage
+from rlcanary.bisect.record.git_log import format_log
+from rlcanary.bisect.record.journal import (
+    Header,
+    Journal,
+    Lock,
+    Observation,
+    Record,
+    lock_holder,
+    now,
+    readable_records,
+)
+from rlcanary.bisect.request import Request
+from rlcanary.bisect.search.verdict import likeliest
+from rlcanary.bisect.view.posterior_bar import posterior_bar
+from rlcanary.bisect.view.progress import STYLES
+from rlcanary.bisect.view.summary import LISTED_SUSPECTS
+from rlcanary.console import report_console
 from rlcanary.errors import UserError
-
-if TYPE_CHECKING:
-    from rlcanary.bisect.line.descent import Descent
-    from rlcanary.bisect.line.stage import Stage
-    from rlcanary.bisect.record.journal import Header, Journal, Record
-    from rlcanary.bisect.request import Request
-    from rlcanary.system.git import Repository
+from rlcanary.jobs.outcomes import Outcome
+from rlcanary.system.git import Repository
 
 
 @click.command()
 def log() -> None:
     """Print the last search as a `git bisect log`, to edit and go on from with --replay."""
-    from rlcanary.bisect.record.git_log import format_log
-
     last = _last_search()
     click.echo(format_log(last.header, last.record.observations(), last.repository.commit), nl=False)
 
@@ -52,9 +63,6 @@ def undo(count: int) -> None:
 @click.argument("outcome", type=click.Choice(["good", "bad", "skip"]))
 def mark(ref: str, outcome: str) -> None:
     """Say what the commit REF is, as if it had run; the same bisect command then goes on with it."""
-    from rlcanary.bisect.record.journal import Observation, now
-    from rlcanary.jobs.outcomes import Outcome
-
     outcomes = {"good": Outcome.GOOD, "bad": Outcome.BAD, "skip": Outcome.UNTESTABLE}
     with _editing() as (last, journal):
         if last.header.metric and outcome != "skip":
@@ -70,11 +78,6 @@ def mark(ref: str, outcome: str) -> None:
 @click.command()
 def status() -> None:
     """Say where the last search stands."""
-    from rlcanary.bisect.record.journal import lock_holder
-    from rlcanary.bisect.search.verdict import likeliest
-    from rlcanary.bisect.view.summary import LISTED_SUSPECTS
-    from rlcanary.console import report_console
-
     last = _last_search()
     holder = lock_holder(last.repository.git_dir / "rlcanary" / "bisect.lock")
     state = f"running, {holder}" if holder else "finished" if last.record.is_finished else "cut short"
@@ -110,10 +113,6 @@ def status() -> None:
 @click.command()
 def visualize() -> None:
     """Show every commit of the last search with its outcomes and the probability that it is the culprit."""
-    from rlcanary.bisect.view.posterior_bar import posterior_bar
-    from rlcanary.bisect.view.progress import STYLES
-    from rlcanary.console import report_console
-
     last = _last_search()
     console = report_console(highlight=False)
     of: dict[str, list[Text]] = {}
@@ -121,7 +120,7 @@ def visualize() -> None:
         of.setdefault(observation.commit, []).append(Text(observation.outcome, style=STYLES[observation.outcome]))
     os.environ.setdefault("LESS", "FRX")  # The same as git: colours, and no pager for output that fits the screen.
     of_merge = 1.0
-    with console.pager(styles=True) if console.is_terminal else _unpaged():
+    with console.pager(styles=True) if console.is_terminal else nullcontext():
         for merge, stage in zip((None, *last.descent.merges), last.descent.stages, strict=True):
             if merge is not None:
                 console.print(Text(f"\ninside the merge {merge.short} {merge.subject}"), soft_wrap=True)
@@ -132,7 +131,7 @@ def visualize() -> None:
             console.print(_chart(stage, shares, of))
 
 
-def _chart(stage: "Stage", shares: Sequence[float], of: Mapping[str, Sequence[Text]]) -> Table:
+def _chart(stage: Stage, shares: Sequence[float], of: Mapping[str, Sequence[Text]]) -> Table:
     """Make a table with a row per commit, oldest first."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("commit")
@@ -153,17 +152,17 @@ def _chart(stage: "Stage", shares: Sequence[float], of: Mapping[str, Sequence[Te
 class LastSearch:
     """The newest search of this checkout, from its journal."""
 
-    repository: "Repository"
-    record: "Record"
-    header: "Header"
-    request: "Request"
+    repository: Repository
+    record: Record
+    header: Header
+    request: Request
     trusted: Sequence[str]
     """The SHAs of the ends that need no run."""
     refused: str | None
     """The reason why the newest start was refused, or None."""
 
     @cached_property
-    def descent(self) -> "Descent":
+    def descent(self) -> Descent:
         """The state of the search after all recorded runs."""
         from rlcanary.bisect.line.descent import Descent
         from rlcanary.bisect.line.stage import make_stage
@@ -188,7 +187,7 @@ class LastSearch:
         return descent
 
 
-def _refusal(record: "Record") -> str | None:
+def _refusal(record: Record) -> str | None:
     """Return why a search could not start. None if it did, or if its outcomes were corrected since."""
     end = record.last("end", "observation", "undo") or {}
     return end["reason"] if end.get("status") == "refused" else None
@@ -196,10 +195,6 @@ def _refusal(record: "Record") -> str | None:
 
 def _last_search() -> LastSearch:
     """Load the newest search. One that could not start is used only if there is no other."""
-    from rlcanary.bisect.record.journal import readable_records
-    from rlcanary.bisect.request import Request
-    from rlcanary.system.git import Repository
-
     repository = Repository.around(Path.cwd())
     store = repository.common_dir / "rlcanary" / "bisect"
     paths = sorted(store.glob("*/journal.jsonl"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
@@ -223,10 +218,8 @@ def _warn(text: str) -> None:
 
 
 @contextmanager
-def _editing() -> "Iterator[tuple[LastSearch, Journal]]":
+def _editing() -> Iterator[tuple[LastSearch, Journal]]:
     """Load the last search and hold its lock, so that no search runs meanwhile."""
-    from rlcanary.bisect.record.journal import Journal, Lock
-
     last = _last_search()
     lock = Lock(last.repository.git_dir / "rlcanary" / "bisect.lock")
     try:
@@ -240,11 +233,6 @@ def _editing() -> "Iterator[tuple[LastSearch, Journal]]":
             journal.close()
     finally:
         lock.release()
-
-
-@contextmanager
-def _unpaged() -> Iterator[None]:
-    yield
 
 
 def _how_to_go_on(last: LastSearch) -> str:
