@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections import defaultdict
 from collections.abc import Iterable
@@ -234,10 +235,6 @@ class Run:
             return [inner]
         return sorted(
             file.relative_to(self.sources.root).as_posix()
-            for file in self.sources.root.glob(f"**/{glob_escaped(inner)}")
+            for file in self.sources.root.glob(f"**/{glob.escape(inner)}")
             if file.is_file() and f"{os.sep}." not in str(file.relative_to(self.sources.root))
         )
-
-
-def glob_escaped(path: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)

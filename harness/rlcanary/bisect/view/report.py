@@ -1,6 +1,7 @@
 """The result of a search, as an object and as JSON."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -81,10 +82,7 @@ class Evidence:
 
     @property
     def counts(self) -> dict[Outcome, int]:
-        counts: dict[Outcome, int] = {}
-        for observation in self.observations:
-            counts[observation.outcome] = counts.get(observation.outcome, 0) + 1
-        return counts
+        return Counter(observation.outcome for observation in self.observations)
 
 
 def evidence_by_commit(observations: Sequence[Observation], repository: Repository) -> list[Evidence]:
