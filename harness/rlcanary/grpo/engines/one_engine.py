@@ -38,25 +38,14 @@ def start_engine(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path
     yield engine, InProcessEndpoint(engine)
 
 
-class VllmEndpoint:
+class VllmEndpoint(InProcessEndpoint):
     """The endpoint of a `VllmPolicy`: weights go through a request to its workers."""
-
-    def __init__(self, policy: Any) -> None:
-        self.policy = policy
-
-    @property
-    def version(self) -> int:
-        return int(self.policy.version)
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self.policy.version = version
 
     def expected(self) -> Mapping[str, Expected]:
         from rlcanary.grpo.engines.vllm_worker import checkpoint_shapes
 
-        dtype = str(self.policy.llm.llm_engine.model_config.dtype).removeprefix("torch.")
-        return {name: Expected(shape, dtype) for name, shape in checkpoint_shapes(self.policy.llm).items()}
+        dtype = str(self.engine.llm.llm_engine.model_config.dtype).removeprefix("torch.")
+        return {name: Expected(shape, dtype) for name, shape in checkpoint_shapes(self.engine.llm).items()}
 
     def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:
         from rlcanary.grpo.engines.vllm_worker import receive
@@ -65,10 +54,7 @@ class VllmEndpoint:
         # The workers open bytes and files themselves; parcels that only this process can open go to them as bytes.
         if not isinstance(parcel, str):
             parcel = [pack(name, weight) for name, weight in transport.deliver(parcel)]
-        return receive(self.policy.llm, parcel)
-
-    def reset_prefix_cache(self) -> None:
-        self.policy.reset_prefix_cache()
+        return receive(self.engine.llm, parcel)
 
 
 @contextmanager

@@ -38,13 +38,10 @@ class Schedule:
         Raises:
             ValueError: a number is out of range or does not divide another, named as in the plan.
         """
-        for name in ("prompts_per_step", "group_size", "sync_every"):
-            _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}, it has to be at least 1")
-        for name in ("rows_per_update", "rows_per_micro_batch"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, f"{name} is {value}, it has to be at least 1")
-        for name in ("max_staleness", "refresh_reference_every"):
-            _require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}, it cannot be negative")
+        counts = ("prompts_per_step", "group_size", "rows_per_update", "rows_per_micro_batch", "sync_every")
+        for name in (*counts, "max_staleness", "refresh_reference_every"):
+            value, least = getattr(self, name), int(name in counts)
+            _require(value is None or value >= least, f"{name} is {value}, it has to be at least {least}")
         for name in ("seq_len_buckets", "completion_len_buckets"):
             buckets = getattr(self, name)
             rising = all(low < high for low, high in zip((0, *buckets), buckets, strict=False))

@@ -52,7 +52,7 @@ class Endpoint(Protocol):
 
 
 class InProcessEndpoint:
-    """The endpoint of a `rlcanary.contract.engine.InProcessEngine`, or of any engine with a torch `model`."""
+    """The endpoint of an engine in this process that has a torch `model`; that of another kind overrides two methods."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -65,7 +65,7 @@ class InProcessEndpoint:
     def version(self, version: int) -> None:
         self.engine.version = version
 
-    def expected(self) -> dict[str, Expected]:
+    def expected(self) -> Mapping[str, Expected]:
         return expected_of(self.engine.model)
 
     def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:

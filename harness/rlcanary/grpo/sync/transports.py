@@ -73,20 +73,21 @@ class FileTransport:
         return list(load_file(parcel).items())
 
 
-class RayTransport:
+class RayTransport(BytesTransport):
     """Ray's object store, which every node of the cluster reads from: stored once, however many engines there are."""
 
     @contextmanager
     def send(self, weights: Weights) -> Iterator[Any]:
         import ray
 
-        # In a list, the reference itself reaches the engine; as an argument alone Ray would replace it by its value.
-        yield [ray.put([pack(name, weight) for name, weight in weights])]
+        with super().send(weights) as packed:
+            # In a list, the reference itself reaches the engine; as an argument alone Ray would replace it by its value.
+            yield [ray.put(packed)]
 
     def deliver(self, parcel: Any) -> Iterable[tuple[str, Tensor]]:
         import ray
 
-        return [unpack(packed) for packed in ray.get(parcel[0])]
+        return super().deliver(ray.get(parcel[0]))
 
 
 def transport_of(kind: str, folder: Path) -> Transport:
@@ -105,18 +106,14 @@ def transport_of(kind: str, folder: Path) -> Transport:
         case "ray":
             return RayTransport()
         case "nccl" | "gloo":
+            import torch
+
             from rlcanary.grpo.sync.broadcast import BroadcastTransport
 
-            _require_nccl(kind)
+            if kind == "nccl" and not torch.cuda.is_available():
+                raise UserError("runtime.transport is nccl, which needs a GPU; gloo does the same without one")
             return BroadcastTransport("nccl" if kind == "nccl" else "gloo")
     raise UserError(f"runtime.transport is {kind!r}, there are copy, bytes, file, ray, gloo and nccl")
-
-
-def _require_nccl(kind: str) -> None:
-    import torch
-
-    if kind == "nccl" and not torch.cuda.is_available():
-        raise UserError("runtime.transport is nccl, which needs a GPU; gloo does the same without one")
 
 
 def pack(name: str, weight: Tensor) -> Packed:

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +32,10 @@ class CodeResult:
     Attributes:
         output: its output on either stream, cut to the limit.
         problem: "exception" (or an exit status that is not zero), "timeout", "killed" (by a signal), or None.
-        seconds: duration of the run.
     """
 
     output: str
     problem: Literal["exception", "timeout", "killed"] | None
-    seconds: float
 
 
 class PythonTool:
@@ -86,14 +83,13 @@ class PythonTool:
         Raises:
             RuntimeError: the limits could not be set, in which case the code was not run.
         """
-        start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="rlcanary-python-") as scratch:
             folder, source, output = Path(scratch, "work"), Path(scratch, "source"), Path(scratch, "output")
             folder.mkdir()
             source.write_text(code, encoding="utf-8", errors="replace")
             returncode = self._run(source, folder, output)
             with output.open(encoding="utf-8", errors="replace") as printed:
-                return CodeResult(printed.read(self._output_characters), _problem(returncode), time.monotonic() - start)
+                return CodeResult(printed.read(self._output_characters), _problem(returncode))
 
     def _run(self, source: Path, folder: Path, output: Path) -> int | None:
         """Run the process -> its exit status, or None if the time was up."""

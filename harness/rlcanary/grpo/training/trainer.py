@@ -150,11 +150,10 @@ def accumulate_gradients(
     state.optimizer.zero_grad()
     state.model.zero_grad()
     masters = getattr(state, "masters", None)
-    n_pieces = -(-len(batch.rewards) // schedule.micro_batch_rows)
     logprobs_BT, old_logprobs_BT = given.logprobs.clone(), given.old_logprobs.clone()
     entropy_BT = given.logprobs.clone()
     losses = []
-    for rows, piece in _pieces(given, n_pieces, conventions):
+    for rows, piece in _pieces(given, schedule.micro_batches_per_update, conventions):
         micro = trimmed(batch, rows, schedule)
         width = micro.completion_ids.shape[1]
         with forward_mode(state.model, training=conventions.training_dropout):
