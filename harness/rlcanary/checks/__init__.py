@@ -2,6 +2,6 @@
 
 from rlcanary.checks.check import Check, Result, run_check
 from rlcanary.checks.registry import all_checks
-from rlcanary.checks.subject import Finding
+from rlcanary.checks.tally import Finding
 
 __all__ = ["Check", "Finding", "Result", "all_checks", "run_check"]

@@ -16,10 +16,9 @@ import numpy
 import torch
 
 from rlcanary.checks.asserts import tallied
-from rlcanary.checks.body import program
 from rlcanary.checks.case import Case
 from rlcanary.checks.observed import Observed
-from rlcanary.checks.subject import Subject
+from rlcanary.checks.program import program
 from rlcanary.checks.tally import Found, Tally
 from rlcanary.checks.time_limit import TookTooLong, time_limit
 from rlcanary.contract.adapter import Adapter, provided
@@ -193,7 +192,7 @@ def _run(
     notes = [f"left out: {'; '.join(left_out)}"] if left_out else []
     if tally.found:
         status, message, snippet = outcome(tally.found)
-        told = tally.explanations if _is_old(check) else _explanations(check, adapter, spec, seed, tally)
+        told = _explanations(check, adapter, spec, seed, tally)
         hints = [f"{each} gives this in every case: if you mean that, declare it" for each in told]
         return status, "\n".join([message, *hints, *notes]), snippet, tuple(tally.found)
     if tally.compared:
@@ -207,10 +206,6 @@ def _run(
 def _run_cases(check: Check, adapter: Adapter, declared: Conventions, spec: str, seed: int, tally: Tally) -> None:
     """Run the body on each case, as if the adapter had declared these conventions."""
     rng = torch.Generator().manual_seed(seed)
-    if _is_old(check):
-        with tally.case(""):
-            check.run(Subject(adapter, spec, tally=tally), rng)
-        return
     with tally.case(""):
         observed = Observed(adapter, tally, declared)
         given = {"conventions": declared, "rng": rng}
@@ -219,10 +214,6 @@ def _run_cases(check: Check, adapter: Adapter, declared: Conventions, spec: str,
             case.changes = {name: value for name, value in case.changes.items() if getattr(declared, name) != value}
             with tally.case(case.label, partial(program, check.run, case, spec)), tallied(tally):
                 check.run(observed.configured(**case.changes), **copy.deepcopy(case.inputs))
-
-
-def _is_old(check: Check) -> bool:
-    return next(iter(inspect.signature(check.run).parameters)) == "subject"
 
 
 def _explanations(check: Check, adapter: Adapter, spec: str, seed: int, tally: Tally) -> list[str]:

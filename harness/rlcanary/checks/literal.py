@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Callable
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -13,15 +13,6 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Written:
-    """A value that has no literal, with the expression that makes it and the import that the expression needs."""
-
-    value: Any
-    expression: str
-    imports: str
-
-
 def literal(value: Any) -> str:
     """Write a value as Python: numbers, strings, containers, tensors, dataclasses, functions of a module and their partials.
 
@@ -29,8 +20,6 @@ def literal(value: Any) -> str:
         TypeError: values of this type cannot be written as Python.
     """
     match value:
-        case Written():
-            return value.expression
         case Tensor():
             return _tensor(value)
         case float():
@@ -85,8 +74,6 @@ def clipped(text: str) -> str:
 def imports_for(values: Any) -> set[str]:
     """Return the import lines that the literal of a value, or of a container of values, needs."""
     match values:
-        case Written():
-            return {values.imports}
         case Tensor():
             return {"import torch"}
         case FunctionType():

@@ -1,102 +1,102 @@
-"""A call as a program: the Python that a user pastes to see a finding again."""
+"""The program that shows a finding again: the body of the check with the inputs of the case filled in."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
-from torch import Tensor
-
+from rlcanary.checks.case import Case
 from rlcanary.checks.literal import imports_for, literal
 
 
-@dataclass(frozen=True)
-class Program:
-    """The Python that makes a call, and that takes its value or its gradient.
+def program(body: Callable[..., object], case: Case, spec: str) -> str:
+    """Write a program that runs a check's body on one case.
 
-    Attributes:
-        spec: finds the adapter (`load_adapter`).
-        changes: the conventions that were changed from the adapter's own.
-        capability: the method that is called.
-        arguments: its inputs.
-        leaves: which inputs are tensors that require a gradient; the method receives clones of them.
-        is_loss: whether the output is a `LossOutput`.
+    It holds the source of the body and of the functions of its own module that it uses, and imports the other names.
+
+    Args:
+        body: the check's function.
+        case: the inputs and the changed conventions.
+        spec: the adapter's name for `load_adapter`.
     """
-
-    spec: str
-    changes: dict[str, Any]
-    capability: str
-    arguments: tuple[Any, ...]
-    leaves: tuple[bool, ...]
-    is_loss: bool
-
-    def whole(self, lines: list[str]) -> str:
-        """Make the adapter and `arguments`, and go on with these lines."""
-        changes = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
-        configured = f".configured({changes})" if changes else ""
-        return "\n".join(
-            [
-                "import torch",
-                "from rlcanary.adapters import load_adapter",
-                *sorted(imports_for(list(self.arguments)) - {"import torch"}),
-                "",
-                f"adapter = load_adapter({self.spec!r}){configured}",
-                *self._inputs("arguments"),
-                *lines,
-            ]
-        )
-
-    def before(self) -> list[str]:
-        """Make the inputs under the name `before`, in the program of a later call."""
-        return self._inputs("before")
-
-    def value(self, result: str = "got", arguments: str = "arguments", form: str = "{}") -> list[str]:
-        """Assign the output, as a tensor without gradient, to the name `result`; `form` is Python with {} around it."""
-        value = f"torch.as_tensor({self._called(arguments)}{self._taken}).detach()"
-        return [f"{result} = {form.format(value)}"]
-
-    def gradient(
-        self,
-        name: str | None,
-        weights: Tensor | None,
-        result: str = "got",
-        arguments: str = "arguments",
-        form: str = "{}",
-        may_be_missing: bool = False,
-    ) -> list[str]:
-        """Assign the gradient with respect to the first input, or to its field `name`, to the name `result`.
-
-        Args:
-            name: a field of the first input, which is a record.
-            weights: of the output's shape; the gradient of their weighted sum is taken.
-            result: the name that is assigned.
-            arguments: the name of the list of inputs.
-            form: Python with {} where the gradient goes.
-            may_be_missing: whether the output may not depend on the input.
-        """
-        leaf = f"{arguments}[0]" if name is None else f"{arguments}[0].{name}"
-        weighted = "" if weights is None else f" * {literal(weights)}"
-        # Adding nothing of the leaf makes the gradient zero, rather than an error, where the output does not depend on it.
-        anchored = f" + 0 * {leaf}.sum()" if may_be_missing else ""
-        return [
-            f"output = {self._called(arguments)}{self._taken}{weighted}",
-            f"{result} = {form.format(f'torch.autograd.grad(output.sum(){anchored}, {leaf})[0]')}",
-        ]
-
-    @property
-    def _taken(self) -> str:
-        return ".loss" if self.is_loss else ""
-
-    def _inputs(self, name: str) -> list[str]:
-        return [f"{name} = [", *(_indented(literal(argument)) for argument in self.arguments), "]"]
-
-    def _called(self, arguments: str) -> str:
-        """The call in Python over a list of inputs of this name."""
-        if not any(self.leaves):
-            return f"adapter.{self.capability}(*{arguments})"
-        each = [f"{arguments}[{place}]{'.clone()' * is_leaf}" for place, is_leaf in enumerate(self.leaves)]
-        return f"adapter.{self.capability}({', '.join(each)})"
+    assert isinstance(body, FunctionType)
+    functions = list(_own_functions(body))
+    names = dict(pair for function in functions for pair in _globals(function))
+    own = {function.__name__ for function in functions}
+    imports = {_import(name, value, body) for name, value in names.items() if name not in own}
+    imports |= {"from rlcanary.adapters import load_adapter", *imports_for(case.inputs)}
+    changes = ", ".join(f"{name}={literal(value)}" for name, value in case.changes.items())
+    adapter = f"load_adapter({spec!r})" + (f".configured({changes})" if changes else "")
+    inputs = [f"{name}={literal(value)}" for name, value in case.inputs.items()]
+    arguments = textwrap.indent(",\n".join([adapter, *inputs]), "    ")
+    parts = [
+        "\n".join(_merged(imports)),
+        *(_source(function) for function in reversed(functions)),
+        f"{body.__name__}(\n{arguments},\n)" if inputs else f"{body.__name__}({adapter})",
+    ]
+    return "\n\n\n".join(parts)
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines()) + ","
+def _merged(imports: set[str]) -> list[str]:
+    """Sort import lines, modules first, with one line for all names from a module."""
+    names: dict[str, list[str]] = {}
+    for line in sorted(imports):
+        if line.startswith("from "):
+            module, _, name = line.removeprefix("from ").partition(" import ")
+            names.setdefault(module, []).append(name)
+    modules = sorted(line for line in imports if line.startswith("import "))
+    return [*modules, *(f"from {module} import {', '.join(found)}" for module, found in names.items())]
+
+
+def _own_functions(body: FunctionType) -> Iterator[FunctionType]:
+    """The body, then the functions of its module that it uses, directly or through each other."""
+    found, waiting = [body], [body]
+    yield body
+    while waiting:
+        for _, value in _globals(waiting.pop()):
+            if isinstance(value, FunctionType) and value.__module__ == body.__module__ and value not in found:
+                found.append(value)
+                waiting.append(value)
+                yield value
+
+
+def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The names of its module that the function's code uses, with their values."""
+    for node in ast.walk(ast.parse(_source(function))):
+        is_local = isinstance(node, ast.Name) and node.id in function.__code__.co_varnames
+        if isinstance(node, ast.Name) and not is_local and node.id in function.__globals__:
+            yield node.id, function.__globals__[node.id]
+
+
+def _import(name: str, value: Any, body: FunctionType) -> str:
+    if isinstance(value, ModuleType):
+        package, _, last = value.__name__.rpartition(".")
+        if package and last == name:
+            return f"from {package} import {name}"
+        return f"import {value.__name__}" if name == value.__name__ else f"import {value.__name__} as {name}"
+    is_defined = getattr(value, "__qualname__", None) == name and isinstance(getattr(value, "__module__", None), str)
+    return f"from {value.__module__ if is_defined else body.__module__} import {name}"
+
+
+def _source(function: FunctionType) -> str:
+    """The source of a function without decorators, annotations and docstring."""
+    text = textwrap.dedent(inspect.getsource(function))
+    (tree,) = ast.parse(text).body
+    assert isinstance(tree, ast.FunctionDef)
+    statements = tree.body[1:] if ast.get_docstring(tree, clean=False) is not None else tree.body
+    for argument in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs, tree.args.vararg, tree.args.kwarg):
+        if argument:
+            argument.annotation = None
+    lines = text.splitlines()[_first_line(tree.body, statements) :]
+    return "\n".join([f"def {tree.name}({ast.unparse(tree.args)}):", *lines])
+
+
+def _first_line(body: list[ast.stmt], statements: list[ast.stmt]) -> int:
+    """The line after the docstring, so that comments in front of the first statement stay."""
+    end = body[0].end_lineno if len(statements) < len(body) else statements[0].lineno - 1
+    assert end is not None
+    return end

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from rlcanary.contract.adapter import NotProvided
 
@@ -21,17 +20,13 @@ class Finding(AssertionError):
 
     Attributes:
         message: the actual and the expected value.
-        snippet: Python that reproduces it.
         quantity: the quantity that is off, such as "gradient".
         magnitude: the size of the deviation; see `Fingerprint`.
     """
 
-    def __init__(
-        self, message: str, snippet: str = "", quantity: str = "property", magnitude: float | None = None
-    ) -> None:
+    def __init__(self, message: str, quantity: str = "property", magnitude: float | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.snippet = snippet
         self.quantity = quantity
         self.magnitude = math.inf if magnitude is not None and math.isnan(magnitude) else magnitude
 
@@ -113,7 +108,6 @@ class Tally:
     _labels: list[str] = field(default_factory=list)
     _seen: Counter[str] = field(default_factory=Counter)
     _expected: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _explanations: dict[str, bool] = field(default_factory=dict)
 
     @contextmanager
     def case(self, label: str, program: Callable[[], str] = str) -> Iterator[None]:
@@ -149,7 +143,7 @@ class Tally:
     def note(self, finding: Finding) -> None:
         """Add a finding to the current case."""
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
-        self.found.append(Found(fingerprint, finding.message, finding.snippet or self._program(), is_error=False))
+        self.found.append(Found(fingerprint, finding.message, self._program(), is_error=False))
 
     def stopped(self, what: str, message: str, snippet: str = "") -> None:
         """Add the exception that ended the current case early."""
@@ -160,20 +154,6 @@ class Tally:
         seen: Counter[str] = Counter({name: self._expected[self._case, name]})
         self._expected[self._case, name] += 1
         return _numbered(name, seen)
-
-    def weigh(self, alternatives: Iterable[dict[str, Any]], explains: Callable[[dict[str, Any]], bool]) -> None:
-        """Find out which other declarations explain this case, of those that explain all cases before it."""
-        for other in alternatives:
-            told = ", ".join(f"{name}={value!r}" for name, value in other.items())
-            if self._explanations.get(told, True):
-                self._explanations[told] = explains(other)
-
-    @property
-    def explanations(self) -> list[str]:
-        """Return the other declarations that explain every case of a check with findings."""
-        if not self.found or any(each.is_error for each in self.found):
-            return []
-        return [told for told, holds in self._explanations.items() if holds]
 
 
 def _numbered(name: str, seen: Counter[str]) -> str:
