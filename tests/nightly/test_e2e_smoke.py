@@ -122,7 +122,7 @@ def test_a_sync_that_loses_a_tensor_fails_and_a_whole_one_repairs_the_engine(
     model, _ = model_and_tokenizer
     moved(model, 5)
     version = samplers.version
-    with pytest.raises(SyncError, match="1 parameters are not as they were sent"):
+    with pytest.raises(SyncError, match="1 parameters are not"):
         sync_weights(model, samplers.endpoints, DropsOne())
     assert samplers.version == version
     sync_weights(model, samplers.endpoints, samplers.transport)

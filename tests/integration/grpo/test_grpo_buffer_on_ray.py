@@ -54,7 +54,7 @@ def test_errors_arrive_as_what_they_are(ray):
     with pytest.raises(TimeoutError):
         ray.get(buffer.take.remote(1, 0, 0.05), timeout=HANG_S)
     ray.get(buffer.put.remote(group_of("a", 5)), timeout=HANG_S)
-    with pytest.raises(ValueError, match="version 5, but the trainer is at 0"):
+    with pytest.raises(ValueError, match=r"version 5, .* at 0"):
         ray.get(buffer.take.remote(1, 0), timeout=HANG_S)
     waiting = buffer.put.remote(group_of("b"))
     ray.get(buffer.close.remote(), timeout=HANG_S)

@@ -37,9 +37,9 @@ def test_a_run_shows_where_it_is_and_its_log_is_read_by_dump_logs(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--set", "data.datasets=[{name: gsm9k}]"], "data.datasets[0]: unknown dataset 'gsm9k'"),
-        (["--set", "model={path: no/such/model}"], "model: path is no/such/model, where no model is"),
-        (["--set", "roles.verifier.options={exakt: {}}"], "roles.verifier.options: no verifier exakt"),
+        (["--set", "data.datasets=[{name: gsm9k}]"], "data.datasets[0]: unknown"),
+        (["--set", "model={path: no/such/model}"], "model: path is no/such/model"),
+        (["--set", "roles.verifier.options={exakt: {}}"], "no verifier exakt"),
         (["--resume"], "no checkpoint to resume from"),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused_where_one_is_needed(tmp_
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     done = rlcanary_train("--set", "model={path: model}", "--check", cwd=tmp_path)
     assert done.returncode == 2
-    assert "data.chat_template is true, but the tokenizer has no chat template" in done.stderr
+    assert "has no chat template" in done.stderr
     done = rlcanary_train("--set", "model={path: model}", "--set", "data.chat_template=false", "--check", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "runs").exists()

@@ -62,7 +62,7 @@ def test_two_replicas_on_two_nodes_log_what_one_engine_in_this_process_logs(clus
 
 def test_more_cpus_than_the_cluster_has_are_refused(cluster: Any, tmp_path: Path) -> None:
     plan = a_plan(tmp_path, **REPLICAS | {"roles__sampler": {"replicas": 3, "cpus": 1.0}})
-    with pytest.raises(UserError, match=r"3 replicas of 1\.0 cpus, but the Ray cluster has 2"):
+    with pytest.raises(UserError, match=r"3 replicas .* has 2"):
         train(plan)
     assert live_actors() == 0
 

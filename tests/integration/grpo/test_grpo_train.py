@@ -128,7 +128,7 @@ def test_an_evaluation_is_resumed_to_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_a_dataset_that_is_held_out_and_not_there_is_named_by_its_key(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"evaluation\.datasets\[0\]: unknown dataset 'sums'"):
+    with pytest.raises(UserError, match=r"datasets\[0\]: unknown .*'sums'"):
         train(a_plan(tmp_path / "run", evaluation={"datasets": [{"name": "sums"}]}))
     assert not (tmp_path / "run").exists()
 

@@ -115,10 +115,10 @@ def test_conversations_are_sampled_ahead(taught: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("environment.tools={pyton: {}}", r"environment\.tools: no tool pyton; there are python"),
-        ("environment.tools={python: {timout: 1}}", r"environment\.tools\.python: .*timout"),
+        ("environment.tools={pyton: {}}", "no tool pyton.* python"),
+        ("environment.tools={python: {timout: 1}}", r"tools\.python: .*timout"),
         ("environment.max_turns=1", "environment: max_turns=1"),
-        ("data.chat_template=false", "environment is set, which needs data.chat_template"),
+        ("data.chat_template=false", "needs data.chat_template"),
     ],
 )
 def test_an_environment_that_cannot_be_is_refused_by_its_key(tmp_path: Path, override: str, said: str) -> None:

@@ -129,13 +129,13 @@ def test_worker_that_cannot_be_made_is_refused_at_the_start(ray_cluster):
     def broken():
         raise LookupError("no such data")
 
-    with pytest.raises(UserError, match="did not start: LookupError: no such data"):
+    with pytest.raises(UserError, match="LookupError: no such data"):
         VerifierPool(broken, workers=1)
 
 
 @pytest.mark.parametrize("settings", [{"workers": 0}, {"timeout_s": 0}])
 def test_pool_without_workers_or_limit_is_refused(settings):
-    with pytest.raises(UserError, match="needs workers and a time limit"):
+    with pytest.raises(UserError, match="workers and a time limit"):
         VerifierPool(obedient(), **settings)
 
 

@@ -118,7 +118,7 @@ def test_sampled_logprobs_are_those_of_the_distribution_drawn_from(
 
 
 def test_raw_logprobs_from_an_engine_of_processed_ones_are_refused(policy: VllmPolicy) -> None:
-    with pytest.raises(ValueError, match="logprobs='raw', but the engine was started with"):
+    with pytest.raises(ValueError, match="logprobs='raw', but"):
         policy.generate([SHORT], {"temperature": 0.6, "logprobs": "raw"})
     assert policy.generate([SHORT], {"logprobs": "raw"})[0][0].logprobs is not None
 
@@ -136,7 +136,7 @@ def test_scores_are_those_of_the_transformers_policy(policy: VllmPolicy, local: 
         theirs, ours = (each.logprobs(tokens, strategy=strategy).full for each in (policy, local))
         for left, right in zip(theirs, ours, strict=True):
             torch.testing.assert_close(left, right.detach(), equal_nan=True, atol=1e-4, rtol=0)
-    with pytest.raises(ValueError, match="at temperature 1 whatever it is told"):
+    with pytest.raises(ValueError, match="at temperature 1"):
         policy.logprobs(tokens, temperature=0.6)
 
 
@@ -150,7 +150,7 @@ def test_concurrent_requests_come_back_to_their_callers_and_a_bad_one_breaks_not
     async def all_at_once() -> Any:
         return await asyncio.gather(*map(ask, prompts, lengths))
 
-    with pytest.raises(ValueError, match="id 1000000, outside the vocabulary"):
+    with pytest.raises(ValueError, match="id 1000000, outside"):
         asyncio.run(ask([10**6], 1))
     for prompt, length, (completion,) in zip(prompts, lengths, asyncio.run(all_at_once()), strict=True):
         assert len(completion.token_ids) == length
@@ -186,7 +186,7 @@ def test_weights_that_do_not_cover_the_engine_are_refused_before_anything_is_sen
     with pytest.raises(ValueError, match="does not fit the engine's"):
         policy.load_weights([*weights.items(), (name, torch.zeros(1))])
     del weights[name]
-    with pytest.raises(ValueError, match="1 parameters would keep their old weights"):
+    with pytest.raises(ValueError, match="1 parameters would keep"):
         policy.load_weights(weights.items())
     assert gap(policy, model, SHORT) < 1e-4
 

@@ -108,7 +108,8 @@ def test_shared_fixture_that_never_starts_is_waited_for_once(hanging: Run) -> No
     first = hanging.cases["test_first_user_of_a_fixture_that_never_starts"]
     second = hanging.cases["test_second_user_of_a_fixture_that_never_starts"]
     assert (first.outcome, second.outcome) == ("error", "error")
-    assert "the fixture never_starts was still running after 8 seconds" in first.text
+    assert "never_starts was still running" in first.text
+    assert "after 8 seconds" in first.text
     assert (hanging.folder / "never").read_text() == "waited for\n"
 
 
@@ -173,9 +174,9 @@ def test_native_code_that_nothing_interrupts_ends_only_its_test(tmp_path: Path) 
     run = run_session(tmp_path, UNINTERRUPTIBLE, *GRACE)
     assert run.code == 1
     assert run.cases["test_deadlock"].outcome == "failed"
-    assert "in native code that nothing interrupts" in run.cases["test_deadlock"].text
+    assert "in native code" in run.cases["test_deadlock"].text
     assert "in deadlock" in run.cases["test_deadlock"].text
-    assert "the other 1 tests run in a new process" in run.output
+    assert "the other 1 test" in run.output
     assert run.cases["test_after"].outcome == "passed"
     assert "1 failed, 2 passed" in run.output
     results = json.loads((tmp_path / "unit_results.json").read_text())
@@ -217,7 +218,7 @@ def test_tests_that_catch_every_interruption_end_and_the_others_run(tmp_path: Pa
     assert run.code == 1
     for i in (0, 1):
         assert f"FAILED test_inner.py::test_goes_on[{i}]" in run.output
-    assert "it catches every interruption and goes on" in run.output
+    assert "catches every interruption" in run.output
     assert "native code" not in run.output
     assert [run.cases[f"test_after[{i}]"].outcome for i in range(13)] == ["passed"] * 13
     assert run.cases["test_fails"].outcome == "failed"
@@ -234,7 +235,7 @@ def test_maxfail_ends_the_session_at_a_test_that_cannot_be_stopped(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [(["--testmon"], "only this process can write testmon's data"), (["-p", "no:xdist"], "pytest-xdist is")],
+    [(["--testmon"], "only this process can write"), (["-p", "no:xdist"], "pytest-xdist is")],
 )
 def test_what_cannot_run_in_another_process_is_said_and_all_is_saved(
     tmp_path: Path, options: list[str], why: str
@@ -253,7 +254,7 @@ def test_what_cannot_run_in_another_process_is_said_and_all_is_saved(
 
 def test_native_code_that_nothing_interrupts_costs_only_its_worker_under_xdist(tmp_path: Path) -> None:
     run = run_session(tmp_path, UNINTERRUPTIBLE, *GRACE, "-n", "1")
-    assert "in native code that nothing interrupts" in run.output
+    assert "in native code" in run.output
     assert run.cases["test_after"].outcome == "passed"
 
 

@@ -58,7 +58,7 @@ def test_records_that_came_after_a_run_was_killed_are_not_lost(tmp_path: Path) -
     (project / "killed").touch()
     wait_for((project / "done").exists)
     run = run_testmon(project, "--collect-only")
-    assert "not all of whose records were saved, run again: 1" in run.stdout
+    assert "saved, run again: 1" in run.stdout
     assert "test_one" in run.stdout
     assert "test_two" not in run.stdout
 
@@ -121,7 +121,7 @@ def test_tests_recorded_by_testmon_alone_run_again(tmp_path: Path) -> None:
     run_testmon(project, "-p", "no:rlcanary-selection")
     run = run_testmon(project)
     assert outcomes(run.stdout) == "2 passed"
-    assert "recorded without looking into other processes run again: 2" in run.stdout
+    assert "processes run again: 2" in run.stdout
     assert selected(project) == set()
 
 
@@ -215,7 +215,7 @@ def test_a_private_name_of_ray_that_moved_makes_tests_depend_on_all_code(tmp_pat
     )
     run = run_testmon(project, PYTHONPATH=str(project))
     assert outcomes(run.stdout) == "1 passed"
-    assert "this Ray keeps its calls elsewhere" in run.stdout
+    assert "keeps its calls elsewhere" in run.stdout
     with edited(project, "elsewhere.py", "return 1", "return 2"):
         assert selected(project) == {"test_one"}
 
@@ -243,7 +243,7 @@ def test_a_child_that_cannot_record_makes_the_test_depend_on_what_it_imports(tmp
     )
     run = run_testmon(project)
     assert outcomes(run.stdout) == "2 passed"
-    assert "calls of 1 tests ran where nothing recorded them" in run.stdout
+    assert "calls of 1 tests" in run.stdout
     with edited(project, "module.py", "return x", "return x + 0"):
         assert selected(project) == {"test_one"}
 

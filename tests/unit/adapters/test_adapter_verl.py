@@ -123,8 +123,8 @@ def test_what_verl_has_no_option_for_is_declined(verl, changes):
     ("actor", "said"),
     [
         ({"loss_agg_mode": "token-sum"}, "this adapter knows token-mean"),
-        ({"policy_loss": {"loss_mode": "geo_mean"}}, "this adapter knows vanilla, gspo, cispo"),
-        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "depends on the longest completion"),
+        ({"policy_loss": {"loss_mode": "geo_mean"}}, "knows vanilla, gspo, cispo"),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "the longest completion"),
     ],
 )
 def test_settings_without_words_in_the_conventions_are_refused(verl, actor, said):

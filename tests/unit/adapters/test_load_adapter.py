@@ -75,9 +75,9 @@ def test_method_that_is_nearly_a_capability_is_named(package: Path) -> None:
         (None, "refrence", "did you mean 'reference'"),
         (None, "no.such.module", "no adapter 'no.such.module'"),
         (None, "missing.py", "no adapter file 'missing.py'"),
-        ("import nothing_of_that_name", "broken_import", "importing 'broken_import' failed: ModuleNotFoundError"),
-        ("1 / 0", "raises", "importing 'raises' failed: ZeroDivisionError"),
-        ("def f(:", "syntax", "importing 'syntax' failed: SyntaxError"),
+        ("import nothing_of_that_name", "broken_import", "failed: ModuleNotFoundError"),
+        ("1 / 0", "raises", "failed: ZeroDivisionError"),
+        ("def f(:", "syntax", "failed: SyntaxError"),
         ("x = 1", "empty_module", "no adapter in 'empty_module'"),
         (ADAPTER, "wrong_class:Yours", "has no 'Yours'"),
         (ADAPTER + "\nclass Second(Mine): pass", "two", "defines 2 adapters"),
@@ -85,9 +85,9 @@ def test_method_that_is_nearly_a_capability_is_named(package: Path) -> None:
         (
             ADAPTER.replace("keep_group", "keep_groups"),
             "typo",
-            "keep_groups is no capability; did you mean keep_group?",
+            "did you mean keep_group?",
         ),
-        (ADAPTER.replace("self, rewards", "self"), "short", "write `def keep_group(self, rewards)`"),
+        (ADAPTER.replace("self, rewards", "self"), "short", "def keep_group(self, rewards)"),
         (
             "from rlcanary.contract.conventions import Conventions\nConventions(kl_coeff=0.1)",
             "convention",
@@ -97,17 +97,17 @@ def test_method_that_is_nearly_a_capability_is_named(package: Path) -> None:
         (
             ADAPTER + "\n    def __init__(self):\n        raise RuntimeError('no weights')",
             "failing",
-            "creating adapter 'failing' failed: RuntimeError: no weights",
+            "RuntimeError: no weights",
         ),
         (
             ADAPTER + "\n    conventions = property(lambda self: self.nothing)",
             "unreadable",
-            "the conventions of adapter 'unreadable' cannot be read: AttributeError",
+            "cannot be read: AttributeError",
         ),
         (
             ADAPTER + "\n    conventions = {}",
             "dictionary",
-            "are of type dict: set them to a rlcanary.contract.conventions",
+            "are of type dict",
         ),
     ],
 )
@@ -151,5 +151,5 @@ def test_a_name_that_is_registered_twice_asks_for_the_class(package: Path) -> No
 
 def test_a_registered_module_that_is_gone_is_named(package: Path) -> None:
     install(package, "stale_package", "stale = gone_module:Mine")
-    with pytest.raises(UserError, match="'stale' is registered in module 'gone_module'"):
+    with pytest.raises(UserError, match=r"'stale' .* 'gone_module'"):
         load_adapter("stale")

@@ -157,9 +157,9 @@ def test_tied_weights_load_under_either_name() -> None:
 
 
 def test_unknown_name_and_wrong_shape_are_refused(engine: InProcessEngine) -> None:
-    with pytest.raises(KeyError, match=r"no parameter 'module\.lm_head\.weight'"):
+    with pytest.raises(KeyError, match=r"module\.lm_head\.weight"):
         engine.load_weights([("module.lm_head.weight", torch.zeros(64, 32))])
-    with pytest.raises(ValueError, match=r"lm_head\.weight of shape \(32, 64\) does not fit the engine's \(64, 32\)"):
+    with pytest.raises(ValueError, match=r"\(32, 64\) .* \(64, 32\)"):
         engine.load_weights([("lm_head.weight", torch.zeros(32, 64))])
 
 

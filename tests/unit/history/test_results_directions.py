@@ -56,7 +56,7 @@ def test_only_a_star_is_special_in_a_pattern(pattern: str, name: str, fits: bool
 
 @pytest.mark.parametrize("line", ["*.loss", "*.loss = down", "= lower", ""])
 def test_rule_of_another_form_is_refused(line: str) -> None:
-    with pytest.raises(UserError, match=r"PATTERN = DIRECTION.*lower, higher, stable, ignore"):
+    with pytest.raises(UserError, match="lower, higher, stable, ignore"):
         parse_rules([line])
 
 

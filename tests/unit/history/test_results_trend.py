@@ -54,7 +54,7 @@ def test_trend_marks_the_step_and_names_the_commits_around_it(project: Path) -> 
     assert len(marked) == 1
     assert "2025-03-14" in marked[0]
     assert "-50 %" in marked[0]
-    assert "between 1212121212 and 1313131313" in answer.stdout
+    assert "1212121212 and 1313131313" in answer.stdout
     assert "█" * 13 + "▁" * 7 in answer.stdout
 
 
@@ -180,7 +180,7 @@ def test_pipe_among_the_files_is_not_waited_for(project: Path, arguments: list[s
     os.mkfifo(project / "tests/unit/unit_results/pipe.json")
     answer = rlcanary("trend", *arguments, cwd=project)
     assert answer.returncode == 0
-    assert "pipe.json: a pipe and not a file" in answer.stderr
+    assert "pipe.json: a pipe" in answer.stderr
 
 
 def test_nan_from_another_tool_is_shown_as_such(project: Path) -> None:
@@ -195,7 +195,7 @@ def test_key_measured_by_two_tests_is_a_warning(project: Path) -> None:
         project / "tests/unit/unit_results", 20, {"mean_lps": 0.5}, nodeid="other/test_policy.py::test_generation[0.5]"
     )
     answer = rlcanary("trend", METRIC, cwd=project)
-    assert "measured by more than one test" in answer.stderr
+    assert "more than one test" in answer.stderr
     assert "other/test_policy.py" in answer.stderr
 
 

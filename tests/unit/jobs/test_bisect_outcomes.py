@@ -130,16 +130,16 @@ def test_pattern_of_the_user_counts_before_the_exit_code() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[tool.rlcanary.bisect]\njbos = 1", "has no entry 'jbos'; there are confidence, env"),
-        ("[tool.rlcanary.bisect]\njobs = 0", "jobs in .* is 0, not a whole number above 0"),
+        ("[tool.rlcanary.bisect]\njbos = 1", "no entry 'jbos'"),
+        ("[tool.rlcanary.bisect]\njobs = 0", "jobs in .* is 0"),
         ("[tool.rlcanary.bisect]\nenv = 3", "env in .* is 3, not a text"),
         ("[tool.rlcanary.bisect]\noutcomes = 3", "outcomes is 3, not a table"),
         ("[tool.rlcanary.bisect]\npatterns = ['x']", "patterns is .*, not a table"),
         ("[tool]\nrlcanary = 3", "rlcanary is 3, not a table"),
-        ("[tool.rlcanary.bisect.outcomes]\n7 = 'baad'", "the outcome of '7' is 'baad'; it can be good, bad"),
+        ("[tool.rlcanary.bisect.outcomes]\n7 = 'baad'", "'7' is 'baad'"),
         ("[tool.rlcanary.bisect.outcomes]\nSIGSGV = 'bad'", "'SIGSGV' .* is no exit code"),
         ("[tool.rlcanary.bisect.outcomes]\n300 = 'bad'", "'300' .* is no exit code"),
-        ("[tool.rlcanary.bisect.patterns]\n'(' = 'bad'", "the pattern '\\(' is no regular expression"),
+        ("[tool.rlcanary.bisect.patterns]\n'(' = 'bad'", r"'\(' is no regular expression"),
         ("[tool.rlcanary", "cannot read .*pyproject.toml"),
     ],
 )

@@ -89,7 +89,7 @@ def test_nightly_keeps_its_budget() -> None:
             "llm/plans/grpo-sums-1n0g-vllm.yaml",
             "preset: grpo",
             "preset: dapo",
-            "is named for grpo and trains with dapo",
+            "and trains with dapo",
         ),
         ("llm/plans/grpo-sums-1n0g-vllm.yaml", "engine: vllm", "engine: in_process", "samples with transformers"),
         ("llm/plans/grpo-sums-1n0g-vllm.yaml", "steps: 20", "steps: 21", "takes 20 steps, its plan 21"),
@@ -113,11 +113,9 @@ def test_disabled_script_needs_no_other_list(tmp_path: Path) -> None:
     subprocess.run(["cp", "-r", SUITES, suites], check=True)
     (suites / "release.txt").write_text("# None.\n")
     with (suites / "disabled.txt").open("a") as file:
-        file.write("llm/grpo-sums-1n0g-vllm.sh  # the engine hangs at its start #123\n")
+        file.write("llm/grpo-sums-1n0g-vllm.sh  # the engine hangs #123\n")
     assert list(problems(suites)) == []
-    assert read_list(suites / "disabled.txt") == [
-        Line(Path("llm/grpo-sums-1n0g-vllm.sh"), "the engine hangs at its start #123")
-    ]
+    assert read_list(suites / "disabled.txt") == [Line(Path("llm/grpo-sums-1n0g-vllm.sh"), "the engine hangs #123")]
 
 
 def test_script_without_plan_and_plan_without_script_are_told(tmp_path: Path) -> None:
@@ -125,7 +123,6 @@ def test_script_without_plan_and_plan_without_script_are_told(tmp_path: Path) ->
     subprocess.run(["cp", "-r", SUITES, suites], check=True)
     plans = suites / "llm" / "plans"
     (plans / "grpo-sums-1n0g-vllm.yaml").rename(plans / "grpo-other-1n0g-vllm.yaml")
-    assert set(problems(suites)) == {
-        "llm/grpo-sums-1n0g-vllm.sh has no plan",
-        "the plan of llm/grpo-other-1n0g-vllm.sh has no script",
-    }
+    no_plan, no_script = sorted(problems(suites))
+    assert "sums-1n0g-vllm.sh has no plan" in no_plan
+    assert "other-1n0g-vllm.sh has no script" in no_script

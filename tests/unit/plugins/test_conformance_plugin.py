@@ -52,7 +52,7 @@ def test_failure_names_the_property_and_shows_the_snippet(pytester: pytest.Pytes
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
         [
-            "*adding 7 to the rewards of the second prompt changed the advantages of the first*",
+            "*7 * changed the advantages*",
             "*Silent because*",
             "Reproduce:",
             "*adapter = load_adapter('mine')*",
@@ -63,7 +63,7 @@ def test_failure_names_the_property_and_shows_the_snippet(pytester: pytest.Pytes
 def test_what_is_not_provided_is_skipped_with_the_reason(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(mine=WRONG_MEAN)
     result = pytester.runpytest_subprocess("--canary", "mine", "-k", "mask", "-rs")
-    result.stdout.fnmatch_lines(["*not provided: needs completion_mask*"])
+    result.stdout.fnmatch_lines(["*needs completion_mask*"])
 
 
 def test_checks_run_under_xdist(pytester: pytest.Pytester) -> None:
@@ -74,7 +74,7 @@ def test_checks_run_under_xdist(pytester: pytest.Pytester) -> None:
 def test_unknown_adapter_is_a_usage_error(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("--canary", "nothing_like_it")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --canary: no adapter 'nothing_like_it'*"])
+    result.stderr.fnmatch_lines(["ERROR: *'nothing_like_it'*"])
 
 
 SILENT = """
@@ -96,7 +96,7 @@ def test_what_compared_nothing_is_counted_by_that_name(pytester: pytest.Pytester
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
         [
-            "*checks that compared nothing*",
+            "*compared nothing*",
             "canary?silent?::loss.metrics: *",
             "*1 passed*1 not compared*",
         ]
@@ -113,11 +113,11 @@ def test_expected_findings_are_xfailed_and_others_fail(pytester: pytest.Pytester
     known.write_text("advantage.groups_are_separate  # on purpose\n    value off by 0.01\n")
     result = pytester.runpytest_subprocess(*chosen)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["*not among the 1 expected findings: value off by*"])
+    result.stdout.fnmatch_lines(["*expected findings: value off*"])
     known.write_text("advantage.shift  # on purpose\n    value off by 9\n")
     result = pytester.runpytest_subprocess("--canary", "mine", "-k", "advantage.shift")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["*is expected to fail, but passes: remove it from the file*"])
+    result.stdout.fnmatch_lines(["*expected to fail, but passes*"])
 
 
 def test_check_that_does_not_end_fails_and_the_rest_runs(pytester: pytest.Pytester) -> None:
@@ -126,4 +126,4 @@ def test_check_that_does_not_end_fails_and_the_rest_runs(pytester: pytest.Pytest
     arguments = ("--canary", "mine", "-k", "advantage.shift or mask.pad_id_zero", "--canary-timeout", "1")
     result = pytester.runpytest_subprocess(*arguments)
     result.assert_outcomes(failed=1, skipped=1, deselected=len(all_checks()) - 2)
-    result.stdout.fnmatch_lines(["took longer than 1 s: advantages(?4?, ?4?)*"])
+    result.stdout.fnmatch_lines(["*1 s: advantages(?4?, ?4?)*"])

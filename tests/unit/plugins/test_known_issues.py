@@ -36,18 +36,18 @@ def test_entry_has_what_the_file_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (FULL + FULL, "VLLM-BUNDLES stands there more than once"),
+        (FULL + FULL, "VLLM-BUNDLES .*more than once"),
         (FULL.replace("reason", "raeson"), "unknown raeson"),
-        (FULL.replace('"high"', '"urgent"'), "priority must be one of high, medium, low"),
+        (FULL.replace('"high"', '"urgent"'), "one of high, medium, low"),
         (FULL.replace("2026-01-29", '"2026-01-29"'), "since must be a date"),
         (FULL.replace("pytest>=8", "pytest => 8"), "is no requirement"),
         (FULL.replace('["tests/test_chat.py::test_env*"]', '"tests"'), "tests must be a list"),
         (FULL.replace('id = "VLLM-BUNDLES"', ""), "id must be given"),
         (FULL.replace("issue", "issues"), "unknown issues"),
         ("[[issue", "cannot be read"),
-        ("issue = 3", r"entries are \[\[issue\]\] tables, got issue = 3"),
-        ("issue = [3]", r"entries are \[\[issue\]\] tables"),
-        ("[issue]\nid = 'X'", r"entries are \[\[issue\]\] tables"),
+        ("issue = 3", "tables, got issue = 3"),
+        ("issue = [3]", r"\[\[issue\]\] tables"),
+        ("[issue]\nid = 'X'", r"\[\[issue\]\] tables"),
         (FULL.replace('"inference"', "3"), "owner must be a text"),
     ],
 )
@@ -59,7 +59,7 @@ def test_registry_with_a_mistake_is_refused(tmp_path: Path, text: str, message: 
 @pytest.mark.parametrize("content", ["Gr\u00f6\u00dfe = 1".encode("latin-1"), "issue".encode("utf-16"), b"\x00"])
 def test_registry_that_is_no_text_in_utf_8_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "known_issues.toml").write_bytes(content)
-    with pytest.raises(UserError, match=r"known_issues\.toml cannot be read"):
+    with pytest.raises(UserError, match=r"known_issues\.toml cannot"):
         read_issues(tmp_path / "known_issues.toml")
 
 

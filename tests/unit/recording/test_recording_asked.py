@@ -71,6 +71,6 @@ def test_run_is_recorded_where_it_is_asked_for(pytester: pytest.Pytester, asked:
     if asked == "folder":
         pytester.mkdir("unit_results")
     outcome = pytester.runpytest_subprocess(*arguments)
-    outcome.stdout.fnmatch_lines(["rlcanary: results in unit_results.json"])
+    outcome.stdout.fnmatch_lines(["*results in unit_results.json"])
     assert json.loads((pytester.path / "unit_results.json").read_text())["exit_status"] == 0
     assert len(list(pytester.path.glob("unit_results/*.json"))) == 1

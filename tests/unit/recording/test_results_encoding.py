@@ -83,17 +83,17 @@ def _containing_itself() -> list[object]:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (object(), "the value is a object, which has no JSON form"),
-        ({"a": [lambda: 0]}, r"the value at \['a'\]\[0\] is a function"),
-        (torch.zeros(MAX_ARRAY_ELEMENTS + 1), "of shape .1001,.: 1001 elements, at most 1000 are kept"),
+        (object(), "value is a object"),
+        ({"a": [lambda: 0]}, r"\['a'\]\[0\] is a function"),
+        (torch.zeros(MAX_ARRAY_ELEMENTS + 1), "1001 elements, at most 1000"),
         (torch.zeros(2, device="meta"), "without readable elements"),
         (1 + 2j, "complex"),
-        (np.array([object()]), r"the value at \[0\] is a object"),
+        (np.array([object()]), r"value at \[0\] is a object"),
         ({("a", 1): 0}, "keys must be str or int"),
         ({1: 0, "1": 0}, "one key in JSON"),
         (_containing_itself(), "nested more than 50 deep"),
-        ({"a": [10**5000]}, r"the value at \['a'\]\[0\] is a whole number of more than 14000 bits"),
-        ({10**5000: 1}, "the value is a whole number of more than 14000 bits"),
+        ({"a": [10**5000]}, r"\['a'\]\[0\] is .*14000 bits"),
+        ({10**5000: 1}, "the value is .*14000 bits"),
     ],
     ids=[
         "object",

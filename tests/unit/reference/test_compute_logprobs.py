@@ -266,21 +266,21 @@ def test_wrong_prompt_lengths_are_caught(model, batch, offset):
 def test_one_wrong_prompt_length_among_right_ones_is_caught(model, batch):
     starts = batch.completion_starts.clone()
     starts[2] = 2
-    with pytest.raises(ValueError, match="row 2 of input_ids does not hold its completion"):
+    with pytest.raises(ValueError, match="row 2 of input_ids"):
         completion_logprobs(model, replace(batch, completion_starts=starts))
 
 
 def test_a_start_that_would_read_the_row_before_is_caught(model, batch):
     starts = batch.completion_starts.clone()
     starts[1] = 0
-    with pytest.raises(ValueError, match="row 1 starts at position 0 or before: no logits precede it"):
+    with pytest.raises(ValueError, match=r"row 1 .*position 0 or before"):
         completion_logprobs(model, replace(batch, completion_starts=starts))
 
 
 def test_a_start_that_would_read_the_next_row_is_caught(model, batch):
     starts = batch.completion_starts.clone()
     starts[0] = batch.input_ids.shape[1] - 2
-    with pytest.raises(ValueError, match="row 0 runs past the row's 9 positions"):
+    with pytest.raises(ValueError, match=r"row 0 .*the row's 9 positions"):
         completion_logprobs(model, replace(batch, completion_starts=starts))
 
 

@@ -71,7 +71,7 @@ def test_the_order_of_the_buckets_does_not_matter():
 
 @pytest.mark.parametrize("which", ["seq_len_buckets", "completion_len_buckets"])
 def test_a_bucket_that_holds_nothing_is_an_error(which):
-    with pytest.raises(ValueError, match="bucket of 0 tokens holds nothing"):
+    with pytest.raises(ValueError, match="bucket of 0 tokens"):
         make_batch(GROUPS, 0, **{which: [0, 16]})
 
 
@@ -188,24 +188,24 @@ def test_no_group_is_an_error():
 
 @pytest.mark.parametrize("empty", [group(0, 3), group(3)])
 def test_a_group_without_prompt_or_completion_is_an_error(empty):
-    with pytest.raises(ValueError, match=r"group 1 has \d completions of a prompt of \d tokens"):
+    with pytest.raises(ValueError, match=r"group 1 .*\d completions"):
         make_batch([GROUPS[0], empty], 0)
 
 
 def test_a_reward_too_many_is_an_error():
-    with pytest.raises(ValueError, match="group 0 has 2 completions and 3 rewards"):
+    with pytest.raises(ValueError, match="2 completions and 3 rewards"):
         make_batch([replace(GROUPS[0], rewards=[0.0, 1.0, 2.0])], 0)
 
 
 def test_sampler_logprobs_of_other_tokens_are_an_error():
     wrong = Group([8], [Completion([9, 9], logprobs=[-1.0])], [0.0])
-    with pytest.raises(ValueError, match="completion of 2 tokens with 1 sampler logprobs"):
+    with pytest.raises(ValueError, match=r"2 tokens .* 1 sampler logprobs"):
         make_batch([wrong], 0)
 
 
 def test_versions_of_other_tokens_are_an_error():
     wrong = Group([8], [Completion([9, 9], token_versions=[1, 1, 1])], [0.0])
-    with pytest.raises(ValueError, match="completion of 2 tokens with 3 token versions"):
+    with pytest.raises(ValueError, match=r"2 tokens .* 3 token versions"):
         make_batch([wrong], 0)
 
 
@@ -252,12 +252,12 @@ def test_reference_logprobs_on_some_groups_only_are_an_error(groups, missing):
 
 
 def test_a_reference_row_too_few_is_an_error():
-    with pytest.raises(ValueError, match="2 completions and 1 reference rows"):
+    with pytest.raises(ValueError, match="2 completions and 1 reference"):
         make_batch([replace(GROUPS[0], ref_logprobs=[[-1.0, -2.0, -3.0]])], 0)
 
 
 def test_reference_logprobs_of_other_tokens_are_an_error():
-    with pytest.raises(ValueError, match="completion of 1 tokens with 2 reference logprobs"):
+    with pytest.raises(ValueError, match=r"1 tokens .* 2 reference"):
         make_batch([replace(GROUPS[0], ref_logprobs=[[-1.0, -2.0, -3.0], [-4.0, -5.0]])], 0)
 
 
@@ -377,5 +377,5 @@ def test_what_the_policy_did_not_write_is_read_and_not_trained():
     assert batch.completion_mask.tolist() == [[True, False, False, True], [True, False, False, False]]
     assert batch.attention_mask.tolist() == [[True] * 5, [True, True, False, False, False]]
     assert stats.completion_lens == [4, 1]
-    with pytest.raises(ValueError, match="4 tokens with 3 marks of what was sampled"):
+    with pytest.raises(ValueError, match="4 tokens with 3 marks"):
         make_batch([Group([11], [replace(turns, sampled=[True] * 3)], [1.0])], 0)

@@ -63,5 +63,5 @@ def test_a_group_whose_tokens_are_newer_than_its_request_is_as_old_as_they_are()
 
 
 def test_a_version_from_the_future_is_an_error():
-    with pytest.raises(ValueError, match="version 6, but the trainer is at 5"):
+    with pytest.raises(ValueError, match=r"version 6, .* at 5"):
         is_stale(group(5, [6]), trainer_version=5, max_staleness=1)

@@ -66,7 +66,7 @@ def test_a_clamped_estimate_has_no_gradient_with_its_score_term_either():
 
 
 def test_logprobs_of_other_tokens_are_an_error():
-    with pytest.raises(ValueError, match="do not belong to the same tokens"):
+    with pytest.raises(ValueError, match="the same tokens"):
         kl(torch.zeros(2, 3), torch.zeros(2, 1), GRPO)
 
 

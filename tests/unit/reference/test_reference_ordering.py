@@ -57,9 +57,9 @@ def test_steps_times_micro_batch_times_ranks_is_the_batch(steps, micro, data_par
 @pytest.mark.parametrize(
     ("numbers", "told"),
     [
-        ((10, 4, 1, 1), "10 rows is not a multiple of 4"),
+        ((10, 4, 1, 1), "10 rows .* multiple of 4"),
         ((4, 8, 1, 1), "4 rows is not a multiple of 8"),
-        ((8, 1, 6, 4), "6 ranks cannot be divided into groups of 4"),
+        ((8, 1, 6, 4), "6 ranks .*groups of 4"),
         ((8, 0, 1, 1), "positive"),
         ((0, 1, 1, 1), "positive"),
     ],

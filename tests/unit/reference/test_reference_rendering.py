@@ -61,7 +61,7 @@ def test_turn_without_any_sampled_id_trains_nothing(tokenizer):
 
 
 def test_sampled_message_of_another_role_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="message 0 is marked as sampled and has the role 'user'"):
+    with pytest.raises(ValueError, match=r"message 0 .* role 'user'"):
         render([{**USER, "sampled": True}], tokenizer)
 
 
@@ -71,7 +71,7 @@ def test_template_that_rewrites_earlier_turns_is_refused(tokenizer):
         "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content if loop.last else '…' }}<|end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
     )
-    with pytest.raises(ValueError, match="differently when later messages"):
+    with pytest.raises(ValueError, match="when later messages"):
         render([USER, SAMPLED, TOOL, SAMPLED], rewriting)
 
 
@@ -81,7 +81,7 @@ def test_template_without_an_end_of_turn_is_refused():
     endless.chat_template = endless.chat_template.replace(
         "assistant\n", "{% if add_generation_prompt %}assistant\n{% endif %}"
     )
-    with pytest.raises(ValueError, match="does not end message 1 with the tokenizer's EOS"):
+    with pytest.raises(ValueError, match="does not end message 1"):
         render([USER, SAMPLED], endless)
 
 

@@ -106,8 +106,8 @@ def test_header_torn_by_a_crash_is_an_empty_journal_and_is_written_anew(tmp_path
         ("notes", "not a journal of test"),
         ("[" * 100_000 + "\n", "not a journal of test"),
         ('{"journal": "other", "version": 1}\n', "not a journal of test"),
-        ('{"journal": "test", "version": 2}\n', "version 2 of a journal of test; this rlcanary reads version 1"),
-        ('{"journal": "test"}\n', "version None of a journal of test"),
+        ('{"journal": "test", "version": 2}\n', "version 2 .* reads version 1"),
+        ('{"journal": "test"}\n', "version None"),
     ],
 )
 def test_journal_of_another_kind_or_version_is_refused_by_name_and_left_alone(

@@ -102,7 +102,7 @@ def test_items_of_different_keys_never_share_a_batch(run: Recorder) -> None:
 
 def test_wrong_number_of_results_is_an_error_of_that_batch() -> None:
     batcher: Batcher[int, int] = Batcher(lambda items: [1, 2, 3])
-    with pytest.raises(RuntimeError, match="a batch of 1 items gave 3 results"):
+    with pytest.raises(RuntimeError, match="1 items gave 3 results"):
         batcher(1)
 
 

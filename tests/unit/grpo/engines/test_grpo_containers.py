@@ -53,7 +53,7 @@ def test_mask_strategies_select_what_they_say() -> None:
 def test_masks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="'sft'"):
         MASKS.select("sft")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"lengths \[5, 3\] for rows of lengths \[5, 4\]"):
+    with pytest.raises(ValueError, match=r"\[5, 3\] for .* \[5, 4\]"):
         MASKS.select([torch.ones(5, dtype=torch.bool), torch.ones(3, dtype=torch.bool)])
     with pytest.raises(ValueError, match=r"torch\.int64"):
         MASKS.select([torch.ones(5, dtype=torch.long), torch.ones(4, dtype=torch.long)])

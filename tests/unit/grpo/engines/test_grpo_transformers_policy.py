@@ -303,7 +303,7 @@ def test_weights_load_by_name_and_completions_carry_the_version(policy: Transfor
     assert completion.token_versions == [1, 1, 1]
     with pytest.raises(KeyError, match="no parameter 'head'"):
         policy.load_weights([("head", torch.zeros(1))])
-    with pytest.raises(ValueError, match=r"lm_head\.weight of shape \(1,\)"):
+    with pytest.raises(ValueError, match=r"weight of shape \(1,\)"):
         policy.load_weights([("lm_head.weight", torch.zeros(1))])
 
 

@@ -59,7 +59,5 @@ def test_worker_that_reloads_from_files_only_says_so_and_loads_nothing() -> None
 
 
 def test_engine_without_the_worker_extension_says_what_to_start_it_with() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"without worker_extension_cls='rlcanary\.grpo\.engines\.vllm_worker\.WeightReceiver'"
-    ):
+    with pytest.raises(RuntimeError, match="without worker_extension_cls"):
         receive(policy("raw_logprobs").llm, [])

@@ -86,7 +86,7 @@ def test_group_from_the_future_is_an_error_and_stays():
     async def scenario():
         buffer = GroupBuffer(8, max_staleness=1)
         await buffer.put(group_of("a", 3))
-        with pytest.raises(ValueError, match="version 3, but the trainer is at 2"):
+        with pytest.raises(ValueError, match=r"version 3, .* at 2"):
             await buffer.take(1, trainer_version=2)
         assert ids((await buffer.take(1, trainer_version=3)).groups) == ["a"]
 
@@ -249,7 +249,7 @@ def test_impossible_buffer_is_refused(settings):
 
 
 def test_taking_more_than_fits_would_wait_for_ever_and_is_refused():
-    with pytest.raises(ValueError, match="3 groups of a buffer that holds 2"):
+    with pytest.raises(ValueError, match=r"3 groups .* holds 2"):
         run(GroupBuffer(2, 0).take(3, 0))
 
 

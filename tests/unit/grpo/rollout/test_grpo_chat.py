@@ -110,5 +110,5 @@ def test_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None
         "{% for m in messages %}{{ m.role }}{% if loop.last and not add_generation_prompt %}!{% endif %}"
         "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
     )
-    with pytest.raises(ValueError, match="writes the conversation differently"):
+    with pytest.raises(ValueError, match="conversation differently"):
         prompt_ids([ASKED], tokenizer)

@@ -320,7 +320,7 @@ class Bad(FakeEngine):
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        ([Completion([1], text="1")], "2 completions were asked for, 1 came back"),
+        ([Completion([1], text="1")], "asked for, 1 came back"),
         ([Completion([1], text=None)] * 2, "without text"),
         ([Completion([1], text="1", finish_reason="abort")] * 2, "aborted"),
     ],
@@ -336,7 +336,8 @@ def test_group_that_cannot_be_scored_is_no_group_of_zeros(reward):
     items = iterator_of(2, reward=lambda text: reward(text) if text == "1" else 0.0, retries=1)
     collector = Collector([FakeEngine()], items, {"n": 2})
     assert ids(run(all_groups(collector))) == ["i0"]
-    assert items.failures() == {"i1": "2 of 2 completions could not be scored"}
+    assert items.failures().keys() == {"i1"}
+    assert "2 of 2" in items.failures()["i1"]
     assert collector.counts["unscored"] == 2
 
 

@@ -112,7 +112,7 @@ def test_what_makes_no_group_is_refused() -> None:
         GroupAssembler(2, level="token")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="without a step"):
         trajectory("a")
-    with pytest.raises(ValueError, match=r"step_lengths \[2\] do not give 2 rewards to 2 tokens"):
+    with pytest.raises(ValueError, match=r"\[2\] .* 2 rewards to 2 tokens"):
         trajectory("a", 1.0, 0.0)
     assembler = GroupAssembler(2)
     assembler.add(trajectory("a", 1.0))

