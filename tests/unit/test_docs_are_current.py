@@ -31,5 +31,5 @@ def test_site_builds_without_a_broken_link(tmp_path: Path) -> None:
 
 
 def test_example_of_a_loss_on_logits_runs() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/whole-scripts.md").read_text(), re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adapters.md").read_text(), re.DOTALL)
     exec(example, {})

@@ -20,7 +20,7 @@ def known_issues(path: Path) -> None:
     from rlcanary.console import report_console
 
     if not path.exists():
-        raise UserError(f"there is no registry {path} here: give its path, or write one (see docs/known-issues.md)")
+        raise UserError(f"there is no registry {path} here: give its path, or write one (see docs/gates.md)")
     issues = read_issues(path)
     table = Table("Id", "Priority", "Since", "Owner", "Reason", "Workaround", "Upstream", "Tests", title="Known issues")
     for issue in sorted(issues, key=lambda issue: (PRIORITIES.index(issue.priority), issue.id)):

@@ -129,7 +129,7 @@ def _require_value(node: ast.expr) -> None:
         case ast.Name(id=name):
             raise _NotAllowed(f"there is no name {name}; the run's numbers are `data`")
         case _:
-            raise _NotAllowed(f"`{ast.unparse(node)}` is not in the grammar of checks (docs/metric-checks.md)")
+            raise _NotAllowed(f"`{ast.unparse(node)}` is not in the grammar of checks (docs/trends.md)")
 
 
 def _require_call(name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> None:

@@ -10,12 +10,13 @@ from rlcanary.grpo.rewards.ifeval import CONSTRAINTS
 from rlcanary.grpo.rewards.verifier import Problem
 from rlcanary.grpo.rollout.buffer import FATES
 
-PAGE = (Path(__file__).parents[4] / "docs" / "grpo-data.md").read_text()
+TRAINER = (Path(__file__).parents[4] / "docs" / "grpo.md").read_text()
+PAGE = TRAINER.partition("## Tasks, rewards")[2].partition("## Policies")[0]
 
 
 def test_example_runs(capsys):
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    exec(compile(code, "grpo-data.md", "exec"), {})
+    exec(compile(code, "grpo.md", "exec"), {})
     assert "{'pending': 30, 'in flight': 0, 'done': 10, 'failed': 0}" in capsys.readouterr().out
 
 

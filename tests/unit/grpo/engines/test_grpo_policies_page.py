@@ -9,7 +9,7 @@ import pytest
 
 from rlcanary.tiny_models import tiny_chat_tokenizer, tiny_llama
 
-PAGE = (Path(__file__).parents[4] / "docs" / "policies.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "grpo.md").read_text().partition("## Policies")[2]
 SCORING, THREADS, CONVERSATIONS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 
