@@ -79,7 +79,7 @@ def read_issues(path: Path) -> list[Issue]:
     issues = [read_issue(table, path) for table in tables]
     ids = [issue.id for issue in issues]
     if repeated := sorted({issue_id for issue_id in ids if ids.count(issue_id) > 1}):
-        raise UserError(f"{path}: {', '.join(repeated)} stands there more than once")
+        raise UserError(f"{path}: {', '.join(repeated)} appears more than once")
     return issues
 
 

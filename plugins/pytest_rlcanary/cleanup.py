@@ -49,7 +49,9 @@ UNMARKED_LIMITS = {"gpu_mb": 1, "processes": 0, "threads": 0, "ray_actors": 0}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rlcanary")
-    group.addoption("--leak-report", action="store_true", help="measure what each test leaves, and say what grew")
+    group.addoption(
+        "--leak-report", action="store_true", help="measure what each test leaves behind, and report growth"
+    )
     group.addoption(
         "--ray-address",
         metavar="ADDRESS",

@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     specs: list[str] = config.getoption("canary")
     chosen = config.stash.get(CHOSEN, set())
     if chosen and not specs:
-        raise pytest.UsageError(f"{min(chosen)} is a check: say with --canary=ADAPTER of which adapter")
+        raise pytest.UsageError(f"{min(chosen)} is a check: name its adapter with --canary=ADAPTER")
     if not specs:
         return
     sys.path.insert(0, str(Path.cwd()))

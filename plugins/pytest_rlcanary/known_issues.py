@@ -62,7 +62,7 @@ class KnownIssues:
     @pytest.hookimpl(tryfirst=True)  # before tests are deselected: a deselected test is not gone
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         passed = {issue.id: reason for issue in self.issues.values() if (reason := issue.passed_versions())}
-        self.stale = [f"{issue_id}: does not show here any more: {reason}" for issue_id, reason in passed.items()]
+        self.stale = [f"{issue_id}: does not apply here: {reason}" for issue_id, reason in passed.items()]
         for item in items:
             issue = self.issue_of(item) if self.issues or "known_issue" in item.keywords else None
             if issue is not None and issue.id not in passed:
@@ -102,7 +102,7 @@ class KnownIssues:
         ]
         lines += [f"{line}; remove it" for line in self.stale]
         if lines:
-            terminalreporter.section("known issues that seem to be over", sep="-", yellow=True)
+            terminalreporter.section("known issues to remove", sep="-", yellow=True)
             for line in lines:
                 terminalreporter.line(line)
         stats = terminalreporter.stats

@@ -109,7 +109,7 @@ def prepare_database(config: pytest.Config, stack: ExitStack) -> list[str]:
     path = testmon_data.datafile(config.rootpath)
     if problem := testmon_data.damage(path):
         testmon_data.remove(path)
-        return [f"{path.name} was damaged ({problem}) and is built anew: every test runs"]
+        return [f"{path.name} was damaged ({problem}) and is rebuilt: every test runs"]
     try:
         handle, name = tempfile.mkstemp(prefix=".testmondata-", dir=path.parent)
     except OSError as error:
@@ -121,7 +121,7 @@ def prepare_database(config: pytest.Config, stack: ExitStack) -> list[str]:
         previous = os.environ.get("TESTMON_DATAFILE")
         os.environ["TESTMON_DATAFILE"] = str(copy)
         stack.callback(restore, {"TESTMON_DATAFILE": previous})
-        return [f"{path.parent} cannot be written ({error.strerror}): what this run records is not kept"]
+        return [f"{path.parent} cannot be written ({error.strerror}): the records of this run are not kept"]
     os.close(handle)
     Path(name).unlink()
     return []
@@ -176,7 +176,7 @@ def distrust(config: pytest.Config, data: Any) -> list[str]:
     said = []
     if without := testmon_data.recorded_without_us(data):
         testmon_data.invalidate(data, without)
-        said.append(f"tests recorded without looking into other processes run again: {len(without)}")
+        said.append(f"tests recorded without their other processes run again: {len(without)}")
     if killed := recording.killed_runs(config.rootpath):
         saved = {
             test: {(file, name) for file, name, _ in found["through"]} for test, found in stored(data.db.con).items()
@@ -188,7 +188,7 @@ def distrust(config: pytest.Config, data: Any) -> list[str]:
             recording.discard(folder)
         testmon_data.invalidate(data, late & set(data.all_tests))
         if late:
-            said.append(f"tests of a killed run, not all of whose records were saved, run again: {len(late)}")
+            said.append(f"tests of a killed run with incomplete records run again: {len(late)}")
     return said
 
 
@@ -310,6 +310,6 @@ class SavedTests:
         if unrecorded:
             calls = sorted({call for found in unrecorded.values() for call in found})
             terminalreporter.line(
-                f"rlcanary: selection: calls of {len(unrecorded)} tests ran where nothing recorded them, so these tests "
-                f"depend on all that is imported there: {', '.join(calls[:5])}{' …' if len(calls) > 5 else ''}"
+                f"rlcanary: selection: calls of {len(unrecorded)} tests were not recorded, so these tests "
+                f"depend on every module imported there: {', '.join(calls[:5])}{' …' if len(calls) > 5 else ''}"
             )

@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addini(
         "rlcanary_timeout_grace",
-        "seconds that a test has to end after its limit, before the session goes on in another process",
+        "seconds that a test has to end after its limit, before the session continues in another process",
         default=GRACE_SECONDS,
     )
 
@@ -237,7 +237,7 @@ class Timeouts:
                 if not is_shared:
                     raise
                 # Kept as any failed set-up is, so that the next test does not wait for the same fixture again.
-                failure = TestTimedOut(f"{error} did not come up within its limit of {self.limits.fixture:g} seconds")
+                failure = TestTimedOut(f"{error} did not start within its limit of {self.limits.fixture:g} seconds")
                 fixturedef.cached_result = (None, fixturedef.cache_key(request), (failure, None))
                 raise
 
@@ -329,7 +329,7 @@ class Timeouts:
             return
         from pytest_rlcanary.rest import RestOfSession
 
-        print(f"\nrlcanary: {message}: the other {len(rest)} tests run in a new process", file=sys.stderr)
+        print(f"\nrlcanary: {message}: the remaining tests ({len(rest)}) run in a new process", file=sys.stderr)
         cleanup = self.config.pluginmanager.getplugin("rlcanary-cleanup-hooks")
         if cleanup is not None:
             cleanup.make_room()

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addini(
         "rlcanary_directions",
-        "which way a metric is better, for `rlcanary regress`: `PATTERN = lower|higher|stable|ignore` a line",
+        "the better direction of metrics, for `rlcanary regress`: `PATTERN = lower|higher|stable|ignore` a line",
         type="linelist",
         default=[],
     )
@@ -148,7 +148,7 @@ class RunReporter:
 
     def news(self) -> list[str]:
         recovered = [
-            f"an earlier run was killed; what it had recorded is in {shown(path, self.session.config)}"
+            f"an earlier run was killed; its records are in {shown(path, self.session.config)}"
             for path in self.run.recovered
         ]
         return self.untold(recovered + [f"warning: {problem}" for problem in self.run.problems])

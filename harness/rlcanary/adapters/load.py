@@ -91,7 +91,7 @@ def _check_signature(adapter: Adapter, name: str, spec: str) -> None:
         signature.bind(*given)
     except TypeError as error:
         raise UserError(
-            f"{name}{signature} of adapter {spec!r} does not take what the checks give: write "
+            f"{name}{signature} of adapter {spec!r} does not accept the arguments of the checks: write "
             f"`def {name}({', '.join(expected.parameters)})` ({error})"
         ) from error
 

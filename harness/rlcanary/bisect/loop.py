@@ -67,9 +67,7 @@ class Loop:
         depth = 0
         while descent.advance():
             if len(descent.insides) < depth:
-                self._open.display.notice(
-                    "what ran inside speaks against the merge: back to the search that ended at it"
-                )
+                self._open.display.notice("runs inside the merge contradict it: resuming the outer search")
             elif descent.insides:
                 self._enter(descent.insides[-1])
             depth = len(descent.insides)
@@ -94,7 +92,7 @@ class Loop:
             keys = environment_keys(self._open.plan.builder, self._open.plan.repository, inside.good, inside.commits)
             self._open.environments.add(keys)
         self._open.display.notice(
-            f"{inside.merge.short} is a merge: looking at the {len(inside.commits)} commits that it brought in"
+            f"{inside.merge.short} is a merge: searching the {len(inside.commits)} commits of its branch"
         )
 
     def _run_stage(self) -> None:
@@ -150,7 +148,7 @@ class Loop:
         runs, minutes = self._open.request.budget_runs, self._open.request.budget_minutes
         if runs is None and self.runs >= MOST_RUNS:
             return (
-                f"{MOST_RUNS} runs did not settle it: the command tells good commits from bad ones too seldom; make it "
+                f"{MOST_RUNS} runs were not enough: the command is too flaky to tell good commits from bad ones; make it "
                 "less flaky, or allow more with --budget-runs N"
             )
         if runs is not None and self.runs >= runs:

@@ -171,4 +171,4 @@ def _finish(place: Place, name: str, facts: dict[str, str], kept: bool, journal:
         place.remove()
         journal.append(f"{name}-removed", **facts)
     except (OSError, GitError) as error:
-        display.notice(f"warning: {place.path} could not be put in order: {error}; the next search tries again")
+        display.notice(f"warning: {place.path} could not be cleaned up: {error}; the next search tries again")

@@ -72,7 +72,7 @@ def make_plan(request: Request, repository: Repository, settings: BisectSettings
         notices.append(f"{strangers} commits of the log lie outside the first-parent range and are left out")
     if edits := repository.uncommitted():
         notices.append(
-            f"uncommitted changes in {edits} tracked file{'s' * (edits > 1)} are not under test: commits are"
+            f"uncommitted changes in {edits} tracked file{'s' * (edits > 1)} are not tested: only commits are"
         )
     _name_submodules(request, repository, start, bad, notices)
     first = repository.commit(start)
@@ -104,7 +104,7 @@ def _name_submodules(request: Request, repository: Repository, good: str, bad: s
     elif left_out := submodules_left_out(repository, good, bad):
         notices.append(
             f"submodules that your checkout has not initialised are left out: {', '.join(left_out)} "
-            "(`git submodule update --init PATH` takes one in)"
+            "(`git submodule update --init PATH` includes one)"
         )
 
 
@@ -144,10 +144,10 @@ def _check_combinations(request: Request) -> None:
         raise UserError("--metric and --worse belong together: name the metric, and which side of it is worse")
     if request.metric is not None and request.deterministic:
         raise UserError(
-            "--deterministic is about passing and failing: leave it out with --metric, whose noise is learned"
+            "--deterministic applies to a command that passes or fails: leave it out with --metric, whose noise is estimated"
         )
     if request.in_place and request.jobs > 1:
-        raise UserError("--in-place has one checkout for all runs: leave --jobs out")
+        raise UserError("--in-place runs everything in one checkout: leave --jobs out")
 
 
 def _end(ref: str | None, name: str, does: str, from_log: str | None, repository: Repository) -> str:
@@ -202,7 +202,7 @@ def _find_command(request: Request, repository: Repository, good: str, bad: str)
     if not request.skip_good_check and not repository.has_file(good, relative):
         raise UserError(
             f"command not found in GOOD: {script} is not in {good[:10]}: start where it was added with "
-            f"--good-when-added {script}, or believe GOOD with --skip-good-check"
+            f"--good-when-added {script}, or skip its test with --skip-good-check"
         )
 
 

@@ -35,7 +35,7 @@ def open_journal(store: Path, header: Header, request: Request, plan: Plan, disp
         try:
             advice = clear_up(journal, plan.repository)
         except OSError as error:
-            advice = f"an earlier search could not be cleared up: {error}; delete the folder by hand"
+            advice = f"an earlier search could not be cleaned up: {error}; delete the folder by hand"
         if advice is not None:
             display.notice(f"warning: {advice}")
         if number >= KEPT_SEARCHES:
@@ -58,10 +58,10 @@ def open_journal(store: Path, header: Header, request: Request, plan: Plan, disp
     known = len(same.observations())
     if same.is_finished:
         display.notice(
-            f"this search is finished, {known} outcomes known: its result is shown again (--fresh searches anew)"
+            f"this search is finished, {known} outcomes known: showing its result again (--fresh starts over)"
         )
     elif known > 0:
-        display.notice(f"continuing the search that was cut short, {known} outcomes known (--fresh starts anew)")
+        display.notice(f"continuing the interrupted search, {known} outcomes known (--fresh starts over)")
     same.record_request(request.document(), plan.trusted, repr(plan.table))
     for text in same.damage:
         display.notice(f"warning: {text}")
@@ -112,9 +112,7 @@ def _restore_checkout(journal: Journal, repository: Repository, home: str) -> st
     try:
         repository.git("checkout", "--quiet", "--no-overwrite-ignore", home, "--")
     except GitError as error:
-        return (
-            f"an earlier --in-place search was killed and left this checkout elsewhere: `git checkout {home}` ({error})"
-        )
+        return f"an earlier --in-place search was killed and moved this checkout: run `git checkout {home}` ({error})"
     journal.append("checkout-removed", home=home)
     return None
 

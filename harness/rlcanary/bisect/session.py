@@ -109,8 +109,8 @@ def _keep_what_is_known(search: OpenSearch, loop: Loop) -> str:
         loop.stop()
         log = save_log(search.plan, search.header, search.journal)
     except OSError as error:
-        return f"no log could be written either ({error}): mend that and give the same command again"
-    return f"what was learned is kept, resume with: {resume_line(search.request, log)}"
+        return f"no log could be written either ({error}): fix that and repeat the command"
+    return f"the outcomes are kept; resume with: {resume_line(search.request, log)}"
 
 
 def _save_log(search: OpenSearch, loop: Loop) -> Path:

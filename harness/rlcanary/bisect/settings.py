@@ -43,7 +43,7 @@ def read_settings(toplevel: Path) -> BisectSettings:
     unknown = [name for name in table if name not in (*OPTIONS, "outcomes", "patterns")]
     if unknown:
         known = ", ".join((*OPTIONS, "outcomes", "patterns"))
-        raise UserError(f"{path}: [tool.rlcanary.bisect] has no entry {unknown[0]!r}; there are {known}")
+        raise UserError(f"{path}: [tool.rlcanary.bisect] has no entry {unknown[0]!r}; known are {known}")
     own = {
         _condition(str(name), path): _outcome(name, word, path)
         for name, word in _table(table, "outcomes", path).items()

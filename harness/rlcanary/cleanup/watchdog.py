@@ -27,7 +27,7 @@ from types import FrameType
 AGAIN_SECONDS = 2.5  # Ray runs signal handlers every two seconds
 # Threads that Ray keeps in every driver and the tracker beside a test, which only wait and say nothing about a hang.
 UNINVOLVED = {"ray_print_logs", "ray_listen_error_messages", "PythonGCThread", "rlcanary-memory"}
-NATIVE = "it is in native code that nothing interrupts"
+NATIVE = "it is in native code, which cannot be interrupted"
 PYTEST_PACKAGES = {"_pytest", "pluggy", "pytest_rlcanary"}
 FROZEN_SLACK_SECONDS = 10.0
 
@@ -215,7 +215,7 @@ class Watchdog:
                     return
                 time.sleep(0.02)
             if time.monotonic() >= ends and self._expiry is expiry:
-                why = "it catches every interruption and goes on" if self._heard else NATIVE
+                why = "it catches every interruption and continues" if self._heard else NATIVE
                 self._given_up = True
                 signal.pthread_kill(self._main.ident or 0, SIGNAL)
                 self._give_up(expiry, why)

@@ -99,7 +99,7 @@ def check(
     if updated_path is not None:
         expected = update_expected(updated_path, results)
         for name in (name for name, expectation in expected.items() if expectation.reason == NO_REASON):
-            click.echo(f"rlcanary: {updated_path}: say behind the # why {name} is expected to fail", err=True)
+            click.echo(f"rlcanary: {updated_path}: say after the # why {name} is expected to fail", err=True)
     comparison = compare(results, expected)
     if markdown is not None:
         write_whole(markdown, to_markdown(implementation.name, checks, results, comparison))
@@ -107,7 +107,7 @@ def check(
     for line in misspelt(implementation):
         click.echo(f"rlcanary: {line}", err=True)
     if all(result.status in ("not-provided", "not-compared") for result in results):
-        why = "what these checks called returned nothing to compare"
+        why = "the capabilities that these checks call returned nothing to compare"
         if all(result.status == "not-provided" for result in results):
             why = f"{implementation.name} provides nothing that these checks need"
         raise UserError(f"nothing was checked: {why}")

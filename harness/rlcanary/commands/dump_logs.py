@@ -54,7 +54,7 @@ def dump_logs(folder: Path, output: Path, prefixes: tuple[str, ...], error_on_co
 
 
 def files_table(merged: MergedLogs, folder: Path) -> Table:
-    table = Table(title="Logs, the last changed last")
+    table = Table(title="Log files, oldest first")
     table.add_column("File", overflow="fold")
     table.add_column("Scalars", justify="right")
     for path, count in merged.files.items():

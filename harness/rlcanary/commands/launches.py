@@ -47,7 +47,7 @@ def launches(launches: Sequence[Path], watch: bool, cancel: bool, folder: Path |
                 readings |= submission.judge(interrupts, seen, ended, wait=watch or cancel)
                 still |= {own: submission.describe_open(own) for own in submission.ids if own not in readings}
     except Interrupted as interruption:
-        click.echo("the jobs go on; --cancel ends them", err=True)
+        click.echo("the jobs continue; --cancel ends them", err=True)
         return interruption.exit_code
     shown = [record.experiment for record in records]
     for own in shown if launches and not watch else ():

@@ -236,7 +236,9 @@ def note_lines(regression: Regression, notes: Notes) -> list[str]:
     if regression.status is Status.UNCONFIRMED:
         lines.append("only the newest runs are out of line; run the test again to tell a change from an outlier")
     if regression.status is Status.MOVED:
-        lines.append("which way it is better is not known; say so with --lower, --higher, --stable or --ignore")
+        lines.append(
+            "whether lower or higher is better is unknown; set it with --lower, --higher, --stable or --ignore"
+        )
     return [*lines, notes.get("command") or notes["no_command"]]
 
 

@@ -45,7 +45,7 @@ def explain(test: str) -> None:
     console = report_console()
     console.print(table)
     for call in found[name]["unrecorded"]:
-        console.print(f"nothing was recorded of {call}: all that is imported there counts", markup=False)
+        console.print(f"{call} was not recorded: the test depends on every module imported there", markup=False)
 
 
 @selection.command()
@@ -66,7 +66,7 @@ def why(file: str, function: str | None) -> None:
     console = report_console()
     if not users:
         what = f"{relative} {function}" if function else relative
-        console.print(f"no edit of {what} runs a test: none of the {len(found)} recorded tests used it", markup=False)
+        console.print(f"no test depends on {what}: none of the {len(found)} recorded tests used it", markup=False)
         return
     table = new_table("Function", "Test", "Through", title=relative)
     for name, tests in sorted(users.items()):
@@ -77,7 +77,7 @@ def why(file: str, function: str | None) -> None:
 
 @selection.command()
 def reset() -> None:
-    """Forget what was recorded, so that the next run with --testmon runs every test."""
+    """Delete the recorded dependencies, so that the next run with --testmon runs every test."""
     from rlcanary.selection import recording
 
     path = datafile(must_exist=False)
@@ -136,7 +136,9 @@ def matching(test: str, found: dict[str, Any]) -> str:
         return names[0]
     if not names:
         raise UserError(f"no recorded test has {test!r} in its id; `pytest --collect-only -q` lists the tests")
-    raise UserError(f"{len(names)} tests have {test!r} in their ids, such as {', '.join(names[:3])}: give more of one")
+    raise UserError(
+        f"{len(names)} tests have {test!r} in their ids, such as {', '.join(names[:3])}: give a longer part of one id"
+    )
 
 
 def inside(root: Path, file: str) -> str:

@@ -42,7 +42,7 @@ def trend(
     """
     if expression is not None:
         if metric is not None or as_json:
-            raise click.UsageError("--jq stands alone: the expression says what to print")
+            raise click.UsageError("--jq prints by itself: leave METRIC and --json out")
         return print_query(expression, folder or find_history(Path.cwd()), any_project)
     with open_history(folder, any_project) as history:
         if metric is None:

@@ -145,7 +145,7 @@ class Index:
             return self._connection.execute(query, values).fetchall()
         except sqlite3.DatabaseError as error:
             raise UserError(
-                f"the index {self.folder / INDEX_NAME} is damaged ({error}); delete it and ask again"
+                f"the index {self.folder / INDEX_NAME} is damaged ({error}); delete it and run the command again"
             ) from error
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ def require_own_project(history: History, start: Path) -> None:
             raise UserError(
                 f"the runs in {history.folder} are of another project, or of commits that this clone does not have yet: "
                 f"{sample[-1][:10]} and {len(sample) - 1} more are unknown to git here. Name this project's folder with "
-                "--dir, fetch the commits, or read it all the same with --any-project"
+                "--dir, fetch the commits, or read them anyway with --any-project"
             )
         return
 

@@ -25,7 +25,7 @@ def make_executor(name: str, cluster: Cluster) -> Executor:
     executor = EXECUTORS[name](cluster)
     if cluster.container is not None and not executor.has_containers:
         raise UserError(
-            f"CONTAINER is for Slurm, and jobs are to run on {name}: unset it, or run the script with "
+            f"CONTAINER needs Slurm, but the jobs run on {name}: unset it, or run the script with "
             "tests/run_functional_in_docker.sh"
         )
     return executor

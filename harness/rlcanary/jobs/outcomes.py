@@ -35,7 +35,7 @@ TIMEOUT = "timeout"
 TIMEOUT_CODE = 124  # Exit code of coreutils' timeout.
 CODES = {
     0: (Outcome.GOOD, ""),
-    125: (Outcome.UNTESTABLE, "asked to skip this commit"),
+    125: (Outcome.UNTESTABLE, "the command asked to skip this commit"),
     126: (Outcome.UNTESTABLE, "the command is not executable here"),
     127: (Outcome.UNTESTABLE, "command not found"),
 }
@@ -43,12 +43,12 @@ RUNNERS: Mapping[str, Mapping[int, tuple[Outcome, str]]] = {
     "pytest": {
         2: (Outcome.BAD, "pytest was interrupted, or a test module does not import"),
         3: (Outcome.UNTESTABLE, "pytest itself failed"),
-        4: (Outcome.UNTESTABLE, "pytest could not find what to run"),
+        4: (Outcome.UNTESTABLE, "pytest did not find the test"),
         5: (Outcome.UNTESTABLE, "pytest collected no test"),
     },
     "rlcanary": {
         2: (Outcome.UNTESTABLE, "rlcanary did not understand the command here, or the adapter does not import"),
-        3: (Outcome.UNTESTABLE, "rlcanary itself broke"),
+        3: (Outcome.UNTESTABLE, "rlcanary itself failed"),
     },
 }
 """Exit codes with a special meaning if the command runs this program."""

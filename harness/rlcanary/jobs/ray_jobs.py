@@ -70,7 +70,7 @@ class RayExecutor(InOrder):
             return State(LOST, True)
         status = str(answer.get("status"))
         if status not in STATES:
-            raise QueryFailed(f"Ray tells a state that is not known: {status}")
+            raise QueryFailed(f"Ray reports an unknown state: {status}")
         return STATES[status]
 
     def end(self, identity: str) -> None:
@@ -91,7 +91,7 @@ class RayExecutor(InOrder):
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise QueryFailed(f"{self._jobs}: {error}") from None
         if not isinstance(answer, dict):
-            raise QueryFailed(f"{self._jobs}: the answer is {answer!r}")
+            raise QueryFailed(f"{self._jobs}: unexpected answer {answer!r}")
         return answer
 
 

@@ -34,7 +34,7 @@ class Edits:
         after = self._run(before)
         if not self.allow_no_match and (idle := self._idle(before, after)) is not None:
             raise NoMatch(
-                f"SED_CLAUSES change nothing in {self.file}: {idle!r} matches no line; mend the clause, or allow it "
+                f"SED_CLAUSES change nothing in {self.file}: {idle!r} matches no line; fix the clause, or allow it "
                 "with --allow-no-match (SED_ALLOW_NO_MATCH=1)"
             )
         path.write_bytes(after)
@@ -55,7 +55,7 @@ class Edits:
         finished = _sed(self.clauses, text)
         if finished.returncode:
             said = finished.stderr.decode(errors="replace").strip()
-            raise UserError(f"SED_CLAUSES are no sed script: {said}")
+            raise UserError(f"SED_CLAUSES is not a valid sed script: {said}")
         return finished.stdout
 
 

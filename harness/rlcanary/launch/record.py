@@ -58,7 +58,7 @@ def read_record(folder: Path) -> Record:
         return Record(experiment, document["executor"], document["address"], document["jobs"])
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
-            f"{folder} is no launch: name a folder that `rlcanary launch` printed, one with a {NAME}"
+            f"{folder} is not a launch: name a folder that `rlcanary launch` printed, one with a {NAME}"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / NAME} cannot be read: {error!r}") from None

@@ -95,4 +95,4 @@ def _copy(source: Path, target: Path) -> None:
 
 def _check(snapshot: Path, files: Sequence[str], key: str) -> None:
     if digest(snapshot, files) != key:
-        raise UserError(f"{snapshot} was changed since it was taken: delete it, and it is taken again")
+        raise UserError(f"{snapshot} was changed since it was taken: delete it to take a new one")

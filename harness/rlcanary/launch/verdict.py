@@ -56,7 +56,7 @@ def read_verdict(end: JobEnd, checks: Path) -> Reading:
         return Reading(Outcome.GOOD, "the metric checks pass")
     if not passed:
         return Reading(Outcome.BAD, "a metric check fails")
-    return Reading(Outcome.UNTESTABLE, f"{reading.reason}: the metric checks pass, and the script fails after them")
+    return Reading(Outcome.UNTESTABLE, f"{reading.reason}: the metric checks pass, but the script fails after them")
 
 
 def combine(readings: Sequence[Reading]) -> Reading:

@@ -42,12 +42,12 @@ def problem_of(record: Record) -> str | None:
         case {"record": "metric", "nodeid": str(), "name": str(), "value": _, "nonfinite": list(entries)}:
             return None if all(isinstance(entry, dict) for entry in entries) else "nonfinite holds no objects"
         case {"record": "outcome", "nodeid": str(), "outcome": str(), "duration_s": float(duration_s)}:
-            return None if math.isfinite(duration_s) else "a duration beyond all numbers"
+            return None if math.isfinite(duration_s) else "a duration out of range"
     return "not a record of a run"
 
 
 def _texts(name: str, values: Iterable[object]) -> str | None:
-    return None if all(isinstance(value, str) for value in values) else f"{name} holds something that is no text"
+    return None if all(isinstance(value, str) for value in values) else f"{name} has an item that is not text"
 
 
 def assemble(

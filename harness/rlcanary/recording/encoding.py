@@ -110,9 +110,7 @@ def _object_key(key: object, mapping: Mapping[Any, object], path: str) -> str:
 
 def _whole(number: int, path: str) -> int:
     if number.bit_length() > MAX_BITS:
-        raise EncodingError(
-            f"{_place(path)} is a whole number of more than {MAX_BITS} bits, which no reader of JSON takes"
-        )
+        raise EncodingError(f"{_place(path)} is a whole number of more than {MAX_BITS} bits, which JSON readers reject")
     return int(number)
 
 

@@ -95,8 +95,7 @@ class ProcessRecorder:
                 self._open_journals(folder)
         except (OSError, UserError) as error:
             self.problems.append(
-                f"{self.results_file} cannot be written ({reason(error)}); "
-                "what is recorded stays in memory until the run ends"
+                f"{self.results_file} cannot be written ({reason(error)}); records stay in memory until the run ends"
             )
         os.environ[RUN_ID_VARIABLE] = self.header["run_id"]
 

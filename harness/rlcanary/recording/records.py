@@ -58,7 +58,7 @@ class Records:
 
     def _note(self, error: OSError) -> None:
         assert self._journal is not None
-        problem = f"{self._journal.path}: {error.strerror}; what could not be written there is kept in memory"
+        problem = f"{self._journal.path}: {error.strerror}; unwritten records are kept in memory"
         if problem not in self.problems:
             self.problems.append(problem)
 

@@ -198,7 +198,7 @@ def _check(groups: Sequence[Group]) -> None:
         for completion in group.completions:
             per_token.append(("sampler logprobs", completion.logprobs, completion))
             per_token.append(("token versions", completion.token_versions, completion))
-            per_token.append(("marks of what was sampled", completion.sampled, completion))
+            per_token.append(("`sampled` marks", completion.sampled, completion))
         if group.ref_logprobs is not None:
             if len(group.ref_logprobs) != size:
                 raise ValueError(f"group {index} has {size} completions and {len(group.ref_logprobs)} reference rows")

@@ -45,7 +45,7 @@ async def sample_group(engine: AsyncEngine, item: RewardedItem, sampling: Mappin
     version = engine.version
     completions = await engine.agenerate(item.prompt_ids, sampling)
     if len(completions) != sampling["n"]:
-        raise ValueError(f"item {item.id!r}: {sampling['n']} completions were asked for, {len(completions)} came back")
+        raise ValueError(f"item {item.id!r}: {sampling['n']} completions requested, {len(completions)} returned")
     texts = [completion.text for completion in completions if completion.text is not None]
     if len(texts) != len(completions):
         raise ValueError(f"item {item.id!r}: a completion came back without its text, which its reward is made from")

@@ -258,7 +258,7 @@ def finite(value: Any, node: ast.expr) -> float:
 def comparable(first: Any, sign: str, second: Any) -> tuple[Any, Any]:
     for value in (first, second):
         if isinstance(value, bool | str) and (sign not in ("==", "!=") or type(first) is not type(second)):
-            raise CheckError(f"{shown(first)} {sign} {shown(second)} compares {described(value)} with something else")
+            raise CheckError(f"{shown(first)} {sign} {shown(second)} compares {described(value)} with another type")
     return first, second
 
 

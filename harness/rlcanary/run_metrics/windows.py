@@ -128,11 +128,9 @@ def by_step(data: object) -> dict[int, Any]:
         try:
             step = int(key)
         except ValueError:
-            raise CheckError(
-                f"{key!r} is not a step number, so this is not a metric but holds several things"
-            ) from None
+            raise CheckError(f"{key!r} is not a step number, so this is a mapping and not a metric") from None
         if step in values:
-            raise CheckError(f"step {step} is there twice")
+            raise CheckError(f"step {step} appears twice")
         if value is not None and not _is_number(value):
             raise CheckError(f"step {step} is {described(value)}, not a number")
         values[step] = value

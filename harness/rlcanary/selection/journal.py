@@ -39,7 +39,7 @@ class Journals:
         for path in sorted(set(self.folder.glob(f"*{LOST}")) - self.lost):
             self.lost.add(path)
             yield from damage(
-                path, f"{path.stem}: what ran in this process could not be written, perhaps on a full disk"
+                path, f"{path.stem}: the record of this process could not be written, perhaps because the disk is full"
             )
 
     def _records(self, path: Path, whole: bytes) -> Iterator[tuple[str, list[str]]]:

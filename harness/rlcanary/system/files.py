@@ -36,7 +36,7 @@ def require_writable(path: Path) -> None:
         UserError: The folder is missing or not writable, or the path is a folder or a device.
     """
     if path.exists() and not path.is_file():
-        raise UserError(f"cannot write {path}: it is there and not a file")
+        raise UserError(f"cannot write {path}: it exists and is not a file")
     if not os.access(path.absolute().parent, os.W_OK):
         raise UserError(f"cannot write {path}: its folder does not exist or is not writable")
 

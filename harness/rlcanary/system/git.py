@@ -134,8 +134,8 @@ class Repository:
         """
         if len(ref.split("\n")) > 1:
             raise UserError(
-                f"{name} holds {len(ref.split())} lines, not one commit: to start where a file was added last, "
-                "leave GOOD out and give --good-when-added PATH"
+                f"{name} holds {len(ref.split())} lines, not one commit: to start at the commit that added a file, "
+                "replace GOOD by --good-when-added PATH"
             )
         sha = None if ref.startswith("-") else self.find(ref)
         if sha is None:

@@ -215,7 +215,7 @@ def parse_records(
         else:
             damage.append(Damage(path, number, problem, line, unfinished=line.endswith(TORN[:-1])))
     if rest:
-        damage.append(Damage(path, first_line + len(lines), "it has no end", rest, unfinished=True))
+        damage.append(Damage(path, first_line + len(lines), "it is cut off", rest, unfinished=True))
     return Contents(records, damage)
 
 

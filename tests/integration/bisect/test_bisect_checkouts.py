@@ -196,7 +196,7 @@ def test_same_command_after_a_finished_search_shows_its_result(
     assert found(again) == found(first) == "change 63 [wip]"
     assert "\n0 runs in " in again.stdout
     assert len(values(counter)) == ran
-    assert f"this search is finished, {ran} outcomes known: its result is shown again (--fresh " in again.stderr
+    assert f"this search is finished, {ran} outcomes known" in again.stderr
     assert len(list((history / "bisect-logs").glob("*.log"))) == 1
     assert found(bisect(history, *ENDS, "--fresh", "--", *command)) == "change 63 [wip]"
     assert len(values(counter)) == 2 * ran
@@ -245,5 +245,5 @@ def test_search_without_a_budget_stops_after_many_runs_with_a_word(history: Path
     result = subprocess.run(arguments, cwd=history, capture_output=True, text=True, timeout=HANG_S)
     assert result.returncode == 1, result.stderr
     assert len(values(counter)) == 12
-    assert "12 runs did not settle it: " in result.stdout
+    assert "12 runs were not enough" in result.stdout
     assert "resume with: " in result.stdout

@@ -50,7 +50,7 @@ def test_search_that_is_killed_again_and_again_loses_no_finished_run(history: Pa
                 search.kill()
                 _, errors = search.communicate()
             kills += 1
-            told = re.search(r"continuing the search that was cut short, (\d+) outcomes known", errors)
+            told = re.search(r"continuing the interrupted search, (\d+) outcomes known", errors)
             assert told is None or int(told[1]) == len(known)
             journal = max(journals(history) - earlier, default=None)
             known = [] if journal is None else finished_runs(journal)

@@ -76,7 +76,7 @@ def test_nothing_of_the_users_is_touched(tmp_path: Path) -> None:
     before = contents(repository)
     result = bisect(repository, "--good", "c1", "--bad", "c100", "--", *BUG)
     assert found(result) == "change 63 [wip]"
-    assert "uncommitted changes in 2 tracked files are not under test" in result.stderr
+    assert "uncommitted changes in 2 tracked files are not tested" in result.stderr
     assert contents(repository) == before
     assert git(repository, "status", "--porcelain", "--", "bisect-logs") == ""
 
@@ -120,9 +120,9 @@ def test_two_worktrees_may_search_at_once(history: Path, tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (["--good", "c70"], r"GOOD \(.* change 70 .* fails \(exit 1, passed 0 of 4 runs\): give an older commit"),
-        (["--bad", "c50"], r"BAD \(.* change 50 .* passes \(exit 0, passed 4 of 4 runs\): nothing broke"),
+        (["--bad", "c50"], r"BAD \(.* change 50 .* passes \(exit 0, passed 4 of 4 runs\): nothing is broken"),
         (["--good", "c70", "--deterministic"], r"GOOD \(.* change 70 .* fails \(exit 1\): give an older commit"),
-        (["--bad", "c50", "--deterministic"], r"BAD \(.* change 50 .* passes \(exit 0\): nothing broke"),
+        (["--bad", "c50", "--deterministic"], r"BAD \(.* change 50 .* passes \(exit 0\): nothing is broken"),
     ],
 )
 def test_end_that_is_not_what_it_should_be_is_refused(history: Path, arguments: list[str], message: str) -> None:
@@ -209,7 +209,7 @@ def test_diverged_good_is_replaced_by_the_merge_base(history: Path) -> None:
     refused = refusal(bisect(history, "--good", "fix", "--bad", "c100", "--", *BUG))
     assert "the merge base of GOOD and BAD" in refused
     assert "already fails" in refused
-    assert "GOOD holds a fix" in refused
+    assert "GOOD has a fix" in refused
 
 
 def test_untestable_stretch_is_reported_as_a_range_with_its_own_exit_code(history: Path, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_pytest_that_does_not_find_the_test_is_untestable_also_inside_a_script(t
     (repository / "run.sh").write_text("exec python -m pytest -q -p no:cacheprovider tests/test_answer.py\n")
     result = bisect(repository, "--good", "c1", "--bad", "c16", "--skip-good-check", "--", "bash", "run.sh")
     assert found(result) == "change 6 [wip]"
-    assert "pytest could not find what to run" in result.stderr
+    assert "pytest did not find the test" in result.stderr
     assert "pinned as it is in your checkout, the same for every commit: run.sh" in result.stderr
 
 

@@ -169,7 +169,7 @@ def test_journal_of_probes_at_once_is_right_after_sigkill(history: Path, tmp_pat
     finished = {event["run"] for event in known if event["event"] == "observation"}
     result = bisect(history, *ENDS, "--jobs", "3", "--", *command)
     assert found(result) == "change 63 [wip]"
-    assert f"continuing the search that was cut short, {len(finished)} outcomes known" in result.stderr
+    assert f"continuing the interrupted search, {len(finished)} outcomes known" in result.stderr
     pids = [int(line) for line in children.read_text().split()]
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
     assert len(git(history, "worktree", "list").splitlines()) == 1
@@ -205,7 +205,7 @@ def test_dry_run_predicts_runs_and_time_and_starts_nothing(history: Path, tmp_pa
     before = bisect(history, *ENDS, "--dry-run", "--", *command)
     assert before.returncode == 0
     assert not counter.exists()
-    assert "how long a run takes is not known" in before.stdout
+    assert "duration of a run is unknown" in before.stdout
     found(bisect(history, *ENDS, "--", *command))
     after = bisect(history, *ENDS, "--dry-run", "--jobs", "4", "--", *command)
     runs, rounds = map(int, re.findall(r"about (\d+) runs in (\d+) rounds", after.stdout)[0])
@@ -315,7 +315,7 @@ def test_contradiction_loses_no_run_and_can_be_taken_back(history: Path) -> None
     for look in ("status", "visualize"):
         shown = rlcanary(history, look)
         assert (shown.returncode, len(shown.stderr.splitlines())) == (2, 1)
-        assert "take the last one back with `rlcanary bisect undo`" in shown.stderr
+        assert "undo the last one with `rlcanary bisect undo`" in shown.stderr
     assert "git bisect bad" in rlcanary(history, "log").stdout
     assert "taken back: bad" in rlcanary(history, "undo").stdout
     result = bisect(history, *believed, "--", *BUG)
@@ -354,7 +354,7 @@ def test_likeliest_of_many_suspects_are_the_ones_that_are_listed(history: Path) 
 def test_corrections_that_cannot_be_made_cost_one_line(history: Path, tmp_path: Path) -> None:
     assert "there was no search here yet" in rlcanary(history, "status").stderr
     bisect(history, "--good", "c10", "--bad", "c20", "--", "true")
-    assert "are only 5 outcomes to take back" in rlcanary(history, "undo", "9").stderr
+    assert "only 5 outcomes to undo" in rlcanary(history, "undo", "9").stderr
     assert "is not in the range of the search" in rlcanary(history, "mark", "c30", "bad").stderr
     assert "does not name a commit" in rlcanary(history, "mark", "c3x", "bad").stderr
     gate = tmp_path / "gate"

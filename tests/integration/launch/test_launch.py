@@ -170,7 +170,7 @@ class TestSedClauses:
         project = make_project(tmp_path / "p", **{"grpo-tiny": script()})
         result = launch(project, SCRIPT, SED_CLAUSES=clauses, **LOCAL)
         assert result.returncode == 2
-        assert "SED_CLAUSES are no sed script" in result.stderr
+        assert "not a valid sed script" in result.stderr
         assert not (project / "launches").exists()
 
 
@@ -261,7 +261,7 @@ def test_folder_that_is_no_launch_is_refused(tmp_path: Path) -> None:
     assert "nothing was launched in" in typed(project, "launches").stderr
     (project / "launches").mkdir()
     refused = typed(project, "launches", "launches")
-    assert (refused.returncode, "launches is no launch" in refused.stderr) == (2, True)
+    assert (refused.returncode, "launches is not a launch" in refused.stderr) == (2, True)
 
 
 def test_tools_launch_is_the_command(tmp_path: Path) -> None:

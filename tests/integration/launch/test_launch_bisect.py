@@ -120,7 +120,7 @@ class TestOnThisMachine:
         ("variables", "complaint"),
         [
             ({"REQUIRED": "HF_HOME MOUNTS", "HF_HOME": "/x"}, "set MOUNTS before the start"),
-            ({"SED_CLAUSES": "s/x/y"}, "SED_CLAUSES are no sed script"),
+            ({"SED_CLAUSES": "s/x/y"}, "not a valid sed script"),
             ({"SED_CLAUSES": "s/not there/y/"}, "change nothing in"),
             ({"EXTRA_SCRIPT_ARGS": "'"}, "No closing quotation"),
         ],

@@ -101,7 +101,7 @@ def test_a_cluster_that_was_there_before_pytest(tmp_path: Path, address: str) ->
     )
     run = run_testmon(folder, ADDRESS=address)
     assert run.returncode == 0, run.stdout
-    assert "nothing recorded them" not in run.stdout
+    assert "were not recorded" not in run.stdout
     with edited(folder, "work/first.py", "return x", "return x + 0"):
         assert selected(folder) == {"test_actor"}
     with edited(folder, "work/second.py", "return x", "return x + 0"):
@@ -123,7 +123,7 @@ def test_tests_that_use_one_actor_at_the_same_time_are_told_apart(tmp_path: Path
     folder = project(tmp_path, a=test.format(name="a"), b=test.format(name="b"))
     run = run_testmon(folder, "-n", "2", "-p", "no:rlcanary-cleanup", ADDRESS=address)
     assert run.returncode == 0, run.stdout
-    assert "nothing recorded them" not in run.stdout
+    assert "were not recorded" not in run.stdout
     with edited(folder, "work/first.py", "return x", "return x + 0"):
         assert selected(folder) == {"test_a"}
     with edited(folder, "work/second.py", "return x", "return x + 0"):
@@ -161,7 +161,7 @@ def test_workers_of_an_environment_without_rlcanary(
     )
     run = run_testmon(folder, ADDRESS=address, OTHER_PYTHON=str(python_without_rlcanary))
     assert run.returncode == 0, run.stdout
-    assert "nothing recorded them" not in run.stdout
+    assert "were not recorded" not in run.stdout
     with edited(folder, "work/first.py", "return x", "return x + 0"):
         assert selected(folder) == {"test_actor"}
     with edited(folder, "work/second.py", "return x", "return x + 0"):
@@ -209,7 +209,7 @@ def test_several_nodes_and_an_uploaded_working_dir(tmp_path: Path) -> None:
     (folder / "work/second.py").write_text(READING)
     run = run_testmon(folder)
     assert run.returncode == 0, run.stdout
-    assert "nothing recorded them" not in run.stdout
+    assert "were not recorded" not in run.stdout
     with edited(folder, "work/first.py", "return x", "return x + 0"):
         assert selected(folder) == {"test_actor"}
     with edited(folder, "work/actors.py", "return second(2)", "return second(2) + 0"):

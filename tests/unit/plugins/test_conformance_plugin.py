@@ -38,7 +38,7 @@ def test_id_of_a_failure_can_be_pasted_back(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("--canary", "reference", check).assert_outcomes(passed=1)
     pytester.runpytest_subprocess("--canary", "reference", check, "test_own.py").assert_outcomes(passed=2)
     for arguments, problem in (
-        ((check,), f"ERROR: {check} is a check: say with --canary=ADAPTER of which adapter"),
+        ((check,), f"ERROR: {check} is a check: name its adapter with --canary=ADAPTER"),
         (("--canary", "reference", f"{check}s"), f"ERROR: there is no check {check}s; docs/checks/index.md lists them"),
     ):
         result = pytester.runpytest_subprocess(*arguments)

@@ -524,7 +524,7 @@ def test_journal_with_a_torn_line_is_merged_and_the_line_is_named(
         stream.write('{"record": "metric", "nodeid": "te')
     outcome = pytester.runpytest_subprocess()
     assert re.search(
-        r"rlcanary: warning: \S+/controller.jsonl line 5 is damaged \(it has no end\)", outcome.stdout.str()
+        r"rlcanary: warning: \S+/controller.jsonl line 5 is damaged \(it is cut off\)", outcome.stdout.str()
     )
     killed, _ = history(pytester.path)
     assert metrics_without_time(killed) == {"test_exit::test_first": {"first": 1}}

@@ -377,5 +377,5 @@ def test_what_the_policy_did_not_write_is_read_and_not_trained():
     assert batch.completion_mask.tolist() == [[True, False, False, True], [True, False, False, False]]
     assert batch.attention_mask.tolist() == [[True] * 5, [True, True, False, False, False]]
     assert stats.completion_lens == [4, 1]
-    with pytest.raises(ValueError, match="4 tokens with 3 marks"):
+    with pytest.raises(ValueError, match="4 tokens with 3 `sampled`"):
         make_batch([Group([11], [replace(turns, sampled=[True] * 3)], [1.0])], 0)

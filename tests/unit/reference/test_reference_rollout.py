@@ -59,7 +59,7 @@ def test_missing_completion_is_refused():
             return (await super().agenerate(prompt, sampling))[:-1]
 
     engine = OneTooFew({(11,): [Completion([21, EOS_ID], text="a")] * 2})
-    with pytest.raises(ValueError, match=r"'a': 2 completions .* 1 came"):
+    with pytest.raises(ValueError, match=r"'a': 2 completions .* 1 returned"):
         rollout(engine, [Item("a", [11], len)], sampling_of(n=2))
 
 

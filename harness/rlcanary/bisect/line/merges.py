@@ -48,4 +48,4 @@ def why_not_searched(repository: Repository, sha: str) -> str:
         f"; search it with {', and with '.join(ways)}" if ways else " and has no common ancestor with its first parent"
     )
     branches = f"the {len(brought)} branches" if len(brought) > 1 else "the branch"
-    return f"what {branches} brought in was not searched{how}"
+    return f"the commits of {branches} were not searched{how}"

@@ -92,7 +92,7 @@ def _from_journal(path: Path) -> BisectLog:
     record = Record(path)
     header = record.header
     if header is None:
-        raise UserError(f"{path} is a journal without its first line, or of another version of rlcanary")
+        raise UserError(f"{path} is a journal without its header, or of another version of rlcanary")
     marks = [Mark(o.commit, o.outcome, o.value) for o in record.observations()]
     return BisectLog(header.good, header.bad, marks, header.root, record.damage)
 
@@ -136,7 +136,7 @@ def _from_lines(text: str, path: Path, repository: Repository) -> BisectLog:
                 for sha in _commits(ref, repository, where):
                     _mark(log, outcome, sha)
         elif action not in QUIET:
-            raise UserError(f"{where}: `git bisect {action}` is not known here: edit or delete the line")
+            raise UserError(f"{where}: `git bisect {action}` is not supported: edit or delete the line")
         noted.clear()
     return log
 
@@ -195,7 +195,7 @@ def _facts(line: str, where: str) -> dict[str, Any]:
     except ValueError:
         facts = None
     if not isinstance(facts, dict):
-        raise UserError(f"{where}: not the JSON that was written there: delete the line")
+        raise UserError(f"{where}: damaged JSON: delete the line")
     return facts
 
 
@@ -206,6 +206,6 @@ def _commits(ref: str, repository: Repository, where: str) -> list[str]:
     sha = None if ref.startswith("-") else repository.find(ref)
     if sha is None:
         raise UserError(
-            f"{where}: {ref} is not a commit in this repository: is it the log of another one, or a fetch missing?"
+            f"{where}: {ref} is not a commit in this repository: is the log from another one, or is a `git fetch` needed?"
         )
     return [sha]

@@ -333,5 +333,5 @@ def _problem_of(record: dict[str, Any]) -> str | None:
     if missing := [name for name in NEEDED.get(event, ()) if name not in record]:
         return f"{event} without {', '.join(missing)}"
     if event == "observation" and record["outcome"] not in list(Outcome):
-        return f"an outcome that is none: {record['outcome']!r:.20}"
+        return f"an unknown outcome: {record['outcome']!r:.20}"
     return None

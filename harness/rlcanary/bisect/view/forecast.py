@@ -94,14 +94,14 @@ def forecast_lines(forecast: Forecast, plan: Plan) -> list[str]:
         f"BAD  {plan.bad.short} {plan.bad.subject}",
         *plan.notices,
         f"{len(plan.commits)} commit{'s' * (len(plan.commits) > 1)} to choose from: about {runs} runs in {rounds} rounds, "
-        "more if the command flakes",
+        "more if the command is flaky",
     ]
     if forecast.seconds_a_run is not None and forecast.seconds is not None:
         lines.append(
             f"about {duration(forecast.seconds)}, at {duration(forecast.seconds_a_run)} a run as in earlier searches"
         )
     else:
-        lines.append("how long a run takes is not known: this command was not bisected here before")
+        lines.append("the duration of a run is unknown: this command was not bisected here before")
     if forecast.builds is not None:
         lines.append(f"about {forecast.builds:.0f} environment builds, of {forecast.keys} sets of dependencies")
     return lines

@@ -159,7 +159,7 @@ class Display:
         if not lines:
             self.notice(f"--- {title}: it printed nothing")
             return
-        self.notice(f"--- the end of the {title}, all of it in {output}")
+        self.notice(f"--- the end of the {title}; full output in {output}")
         for line in lines[-TAIL_LINES:]:
             self.notice(f"    {line}")
 
@@ -172,7 +172,7 @@ class Display:
         facts = [f"run {progress.runs} of about {progress.runs + progress.tests_left}"]
         if progress.seconds_left is not None:
             facts.append(f"about {duration(progress.seconds_left)} left")
-        facts.append(f"{duration(progress.seconds_spent)} of runs spent")
+        facts.append(f"{duration(progress.seconds_spent)} of run time used")
         lines = [*_bar_lines(progress.commits, progress.posterior, width), Text(" · ".join(facts))]
         for line in lines:
             line.truncate(self._console.width, overflow="ellipsis")

@@ -23,7 +23,7 @@ def explain(
     of_bad = [observation for observation in observations if observation.commit == bad.sha]
     if refusal is Refusal.ALIKE:
         if worse and (opposite := _is_opposite(of_good, of_bad, worse)):
-            return f"BAD is {opposite}, and --worse {worse} was asked for: GOOD {_tally(of_good)}, BAD {_tally(of_bad)}"
+            return f"BAD is {opposite} than GOOD, not {worse} (--worse): GOOD {_tally(of_good)}, BAD {_tally(of_bad)}"
         return (
             f"GOOD and BAD cannot be told apart: GOOD {_tally(of_good)}, BAD {_tally(of_bad)}; give ends that differ more, "
             "or a command that tells them apart"
@@ -37,11 +37,11 @@ def explain(
     reason = next((run.reason for run in reversed(runs) if run.outcome is wrong), last.reason)
     how = reason if len(runs) == 1 else f"{reason}, {_tally(runs)}"
     if refusal is Refusal.BAD_PASSES:
-        return f"{title} passes ({how}): nothing broke up to it; give a commit where the command fails"
+        return f"{title} passes ({how}): nothing is broken there; give a commit where the command fails"
     if name != "GOOD":
         return (
-            f"{title} already fails ({how}): it broke before GOOD and BAD parted, and GOOD holds a fix; "
-            "give an older GOOD that BAD contains"
+            f"{title} already fails ({how}): it broke before the histories of GOOD and BAD split, and GOOD has a fix; "
+            "give an older GOOD that is an ancestor of BAD"
         )
     return f"{title} fails ({how}): give an older commit where the command passes"
 
@@ -50,31 +50,29 @@ def explain_merge(refusal: Refusal, inside: Inside, journal: Journal) -> str:
     """Explain why the search ended at a merge instead of a commit that it brought in."""
     tip, base = inside.commits[-1], inside.good
     if refusal is Refusal.BAD_PASSES:
-        return "both sides pass, and what they make together fails"
+        return "both parents pass, and their merge fails"
     if refusal is Refusal.ALIKE:
-        return "its branch is no worse than the commit that it left, and what both sides make together is"
+        return "its branch is no worse than the branch's base, but the merge is"
     if refusal is Refusal.GOOD_FAILS:
-        return f"the commit that its branch left ({base.short} {base.subject}) fails as well: no run tells what broke inside"
-    end, name = (base, "the commit that its branch left") if refusal is Refusal.GOOD_UNTESTABLE else (tip, "its branch")
+        return f"the base of its branch ({base.short} {base.subject}) fails as well: runs cannot tell which commit broke it"
+    end, name = (base, "the base of its branch") if refusal is Refusal.GOOD_UNTESTABLE else (tip, "its branch")
     reason = [observation.reason for observation in journal.observations() if observation.commit == end.sha][-1]
-    return (
-        f"{name} ({end.short} {end.subject}) cannot be tested: {reason}. Any commit that it brought in may be the one"
-    )
+    return f"{name} ({end.short} {end.subject}) cannot be tested: {reason}. Any commit of its branch may be the culprit"
 
 
 def _advice(of_good: list[Observation], of_bad: list[Observation], last: Observation) -> str:
     if all(runs and runs[-1].reason.startswith(NOT_FOUND) for runs in (of_good, of_bad)):
-        return "neither can BAD: the command itself is wrong; check its spelling, its PATH and that it is executable"
+        return "nor can BAD: check the command's spelling, its PATH and that it is executable"
     if last.reason.startswith(NOT_FOUND):
-        return "give a commit that has it (--good-when-added PATH finds one), or believe GOOD with --skip-good-check"
+        return "give a commit that has it (--good-when-added PATH finds one), or skip its test with --skip-good-check"
     if NO_VALUE in last.reason:
         return "check the name after --metric, or choose another commit near it"
     if "timed out" in last.reason:
         return "give a longer --timeout; if the hang is what you search for, add --on-timeout bad"
     if last.reason.startswith("killed by"):
-        return "something here ends it, often for want of memory: run it where it has what it needs"
+        return "the process was killed, often for lack of memory: run it on a machine that has enough"
     if "environment" in last.reason:
-        return "mend that, name a build command with --env 'COMMAND', or use your own environment with --env none"
+        return "fix that, name a build command with --env 'COMMAND', or use your own environment with --env none"
     return "choose another commit near it"
 
 

@@ -34,7 +34,7 @@ def print_summary(report: Report, repository: Repository) -> None:
         bad, good = report.relapse
         _say(
             console,
-            f"The history breaks more than once: {bad.short} is bad, and {good.short} after it is good. What was found is "
+            f"The history breaks more than once: {bad.short} is bad, and {good.short} after it is good. The result is "
             "one of several breaks; narrow GOOD and BAD down to the one that matters.",
             "yellow",
         )
@@ -46,7 +46,7 @@ def print_summary(report: Report, repository: Repository) -> None:
     console.print(_evidence(report, repository))
     facts = [f"{report.runs} run{'s' * (report.runs != 1)} in {duration(report.wall_seconds)}"]
     if report.reused:
-        facts.append(f"{report.reused} outcomes taken over")
+        facts.append(f"{report.reused} outcomes reused")
     if report.environments_built:
         facts.append(f"{report.environments_built} environments built")
     _say(console, f"{', '.join(facts)}. Log: {report.log}")
@@ -84,7 +84,10 @@ def _print_suspects(console: Console, report: Report) -> None:
         tested = {observation.commit for observation in report.observations}
         untried = sum(commit.sha not in tested for commit in report.suspects)
         if untestable:
-            _say(console, "Untestable commits hide which. Make one of them testable and replay the log to go on.")
+            _say(
+                console,
+                "Untestable commits hide which one it is. Make one of them testable and replay the log to continue.",
+            )
             if untried:
                 _say(console, f"{untried} of them lie between untestable commits and were not tried.")
 

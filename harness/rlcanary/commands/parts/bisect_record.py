@@ -50,7 +50,7 @@ def undo(count: int) -> None:
     with _editing() as (last, journal):
         observations = journal.observations()
         if count > len(observations):
-            raise UserError(f"there are only {len(observations)} outcomes to take back")
+            raise UserError(f"there are only {len(observations)} outcomes to undo")
         for observation in reversed(observations[-count:]):
             journal.record_undo(observation)
             commit = last.repository.commit(observation.commit)
@@ -62,11 +62,11 @@ def undo(count: int) -> None:
 @click.argument("ref")
 @click.argument("outcome", type=click.Choice(["good", "bad", "skip"]))
 def mark(ref: str, outcome: str) -> None:
-    """Say what the commit REF is, as if it had run; the same bisect command then goes on with it."""
+    """Set the outcome of commit REF by hand; the same bisect command then continues with it."""
     outcomes = {"good": Outcome.GOOD, "bad": Outcome.BAD, "skip": Outcome.UNTESTABLE}
     with _editing() as (last, journal):
         if last.header.metric and outcome != "skip":
-            raise UserError("this search is for a metric, whose commits have values: only skip can be marked")
+            raise UserError("this search is for a metric: only skip can be marked")
         commit = last.repository.commit(last.repository.resolve(ref, "the commit"))
         if not any(commit.sha in stage.range for stage in last.descent.stages):
             raise UserError(f"{commit.short} is not in the range of the search: see `rlcanary bisect status`")
@@ -181,8 +181,8 @@ class LastSearch:
                 pass
         except Contradiction as contradiction:
             raise UserError(
-                f"the runs contradict each other: {contradiction}; take the last one back with `rlcanary bisect undo`, "
-                "or go on without --deterministic"
+                f"the runs contradict each other: {contradiction}; undo the last one with `rlcanary bisect undo`, "
+                "or continue without --deterministic"
             ) from None
         return descent
 

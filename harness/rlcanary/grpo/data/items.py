@@ -99,7 +99,7 @@ class ItemIterator(Generic[ItemType]):
         ids = list(self._order(self.epoch + 1))
         unknown = [id for id in ids if id not in self.items]
         if unknown:
-            raise UserError(f"the order of epoch {self.epoch + 1} has ids that no item has: {_some(unknown)}")
+            raise UserError(f"the order of epoch {self.epoch + 1} has unknown ids: {_some(unknown)}")
         repeated = [id for id, count in Counter(ids).items() if count > 1]
         if repeated or not ids:
             raise UserError(f"the order of epoch {self.epoch + 1} is empty or repeats ids: {_some(repeated)}")
@@ -230,7 +230,7 @@ class ItemIterator(Generic[ItemType]):
 
     def _require_in_flight(self, id: Hashable) -> None:
         if self.status(id) != "in flight":
-            raise ValueError(f"item {id!r} is {self.status(id)}, not in flight: its fate was told already")
+            raise ValueError(f"item {id!r} is {self.status(id)}, not in flight: it was marked already")
 
     @property
     def _has_next(self) -> bool:

@@ -219,7 +219,7 @@ class EnginePool:
 def _require_whole(completions: Sequence[Completion], n: int) -> None:
     """Reject answers that do not fit the request, before training: an aborted completion looks like a short one."""
     if len(completions) != n:
-        raise ValueError(f"{n} completions were asked for, {len(completions)} came back")
+        raise ValueError(f"{n} completions requested, {len(completions)} returned")
     for completion in completions:
         if completion.finish_reason == "abort" or completion.text is None:
             raise ValueError(f"a completion came back without text or aborted: {completion.finish_reason!r}")

@@ -151,7 +151,7 @@ class VllmPolicy(Policy):
         """
         if temperature != 1:
             raise ValueError(
-                f"temperature={temperature!r}: vLLM scores given tokens at temperature 1 whatever it is told; "
+                f"temperature={temperature!r}: vLLM scores given tokens at temperature 1 only; "
                 "TransformersPolicy scores at others"
             )
         return self._score([row.tolist() for row in rows])

@@ -90,7 +90,5 @@ def checkpoint_shapes(llm: Any) -> dict[str, tuple[int, ...]]:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 shapes[name] = tuple(file.get_slice(name).get_shape())
     if not shapes:
-        raise RuntimeError(
-            f"{folder} holds no .safetensors file: what the engine's parameters are called cannot be known"
-        )
+        raise RuntimeError(f"{folder} holds no .safetensors file: the engine's parameter names are unknown")
     return shapes

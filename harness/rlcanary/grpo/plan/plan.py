@@ -282,7 +282,7 @@ def _override(given: Any, override: str) -> None:
     for parent in parents:
         given = given.setdefault(parent, {}) if isinstance(given, dict) else None
     if not isinstance(given, dict):
-        raise UserError(f"{key} cannot be set: what stands above it is not a mapping")
+        raise UserError(f"{key} cannot be set: its parent is not a mapping")
     given[last] = yaml.load(value, _Loader)
 
 

@@ -87,7 +87,7 @@ class GSM8KVerifier:
         if right is None:
             right = _hashes(str(target))
         if right is None:
-            return Score(None, "bad target", detail=f"{target!r} is neither a number nor ends in one behind ####")
+            return Score(None, "bad target", detail=f"{target!r} is neither a number nor ends in one after ####")
         given = self._find(completion)
         if given is None:
             return Score(0.0, "no answer")

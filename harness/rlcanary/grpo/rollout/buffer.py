@@ -141,7 +141,7 @@ class GroupBuffer:
             timeout_s: None waits for ever.
 
         Raises:
-            ValueError: more than the capacity is asked for, or a group is newer than the trainer, which stays in the buffer.
+            ValueError: `count` exceeds the capacity, or a group is newer than the trainer, which stays in the buffer.
             TimeoutError: there were not so many in time.
             BufferClosed: before or while waiting.
         """
@@ -222,7 +222,7 @@ class GroupBuffer:
         }
 
     def _evict(self, trainer_version: int) -> None:
-        """Evict stale groups; a group that was trained on before keeps its fate and is not asked for again."""
+        """Evict stale groups; a group that was trained on before keeps its fate and is not sampled again."""
         stale = [entry for entry in self._entries if is_stale(entry.ages, trainer_version, self.max_staleness)]
         for entry in stale:
             self._entries.remove(entry)

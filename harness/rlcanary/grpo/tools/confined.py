@@ -51,7 +51,7 @@ def confine(parent: int, memory_bytes: int, cpu_seconds: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     _prctl(libc, PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        raise ProcessLookupError("the process that asked for this is gone")
+        raise ProcessLookupError("the parent process has ended")
     for limit, value in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CPU, cpu_seconds),

@@ -39,7 +39,7 @@ def save_checkpoint(folder: Path, step: int, content: dict[str, Any], keep: int)
         write_whole(path, buffer.getvalue())
     except OSError as error:
         last = last_checkpoint(folder)
-        kept = "there is none before it" if last is None else f"the one before it, {last.name}, is as it was"
+        kept = "there is no earlier one" if last is None else f"the one before it, {last.name}, is intact"
         raise CheckpointError(f"cannot write the checkpoint {path}: {error.strerror or error}; {kept}") from error
     for old in checkpoints(folder)[:-keep]:
         old.unlink()

@@ -250,7 +250,7 @@ def _checkpoint(folder: Path, resume: bool) -> dict[str, Any] | None:
     if resume and path is None:
         raise UserError(f"run.folder {folder} has no checkpoint to resume from")
     if not resume and (path is not None or (folder / LOG).exists()):
-        raise UserError(f"run.folder {folder} holds a run already: go on with it (--resume), or choose another folder")
+        raise UserError(f"run.folder {folder} holds a run already: continue it (--resume), or choose another folder")
     return load_checkpoint(path) if resume and path is not None else None
 
 

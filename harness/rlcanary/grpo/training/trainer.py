@@ -194,7 +194,7 @@ def descend(state: Any, conventions: Conventions) -> dict[str, float]:
     limit = math.inf if conventions.max_grad_norm is None else conventions.max_grad_norm
     grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
     if not math.isfinite(grad_norm):
-        raise FloatingPointError(f"the gradient's norm is {grad_norm}: the weights are left as they were")
+        raise FloatingPointError(f"the gradient's norm is {grad_norm}: the weights were not updated")
     learning_rate = float(state.optimizer.param_groups[0]["lr"])
     state.optimizer.step()
     state.scheduler.step()

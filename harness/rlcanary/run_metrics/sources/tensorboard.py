@@ -38,7 +38,7 @@ class TensorBoard(MetricSource):
             except errors.OutOfRangeError:
                 return
             except errors.DataLossError as error:
-                yield f"damaged or cut off, read as far as it goes ({error.message})"
+                yield f"damaged or cut off; only its intact part is read ({error.message})"
                 return
             event = Event.FromString(reader.record())
             for value in event.summary.value:

@@ -180,7 +180,7 @@ def test_new_epoch_waits_for_what_is_in_flight():
 
 @pytest.mark.parametrize(
     ("order", "error"),
-    [([], "empty"), (["a", "ghost"], "no item has: 'ghost'"), (["a", "b", "a"], "repeats ids: 'a'")],
+    [([], "empty"), (["a", "ghost"], "unknown ids: 'ghost'"), (["a", "b", "a"], "repeats ids: 'a'")],
 )
 def test_order_that_does_not_fit_the_items_is_refused(order, error):
     with pytest.raises(UserError, match=error):

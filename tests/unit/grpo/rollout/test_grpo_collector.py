@@ -320,7 +320,7 @@ class Bad(FakeEngine):
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        ([Completion([1], text="1")], "asked for, 1 came back"),
+        ([Completion([1], text="1")], "requested, 1 returned"),
         ([Completion([1], text=None)] * 2, "without text"),
         ([Completion([1], text="1", finish_reason="abort")] * 2, "aborted"),
     ],

@@ -347,7 +347,9 @@ def guarded(patch: Callable[[Recorder, Any], None]) -> Callable[[Recorder, Any],
         try:
             patch(recorder, module)
         except AttributeError as error:
-            recorder.write("p", f"this Ray keeps its calls elsewhere ({error}): tests that load it depend on all code")
+            recorder.write(
+                "p", f"calls cannot be recorded in this version of Ray ({error}): tests that load it depend on all code"
+            )
             recorder.say("a", recorder.context())
             recorder.blind = True
 
