@@ -9,8 +9,9 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.adapters.batches import kl_of_each_token, micro_batches
 from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
@@ -106,31 +107,13 @@ class NemoRlAdapter(Adapter):
         """Accumulate as the workers do: micro-batches get the whole update's counts; losses and metrics are added."""
         import torch
 
-        if len(batch.mask) % n_micro:
-            raise NotProvided("micro-batches have to be of equal size")
-        pieces = [batch.rows(index) for index in torch.arange(len(batch.mask)).chunk(n_micro)]
+        pieces = micro_batches(batch, n_micro)
         return LossOutput(torch.stack([self._call(piece, batch)[0] for piece in pieces]).sum())
 
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         """Compute each token's KL as its loss with advantage zero and penalty 1."""
-        import torch
-
-        from rlcanary.contract.batch import PolicyBatch
-
         only_kl = self.configured(kl_coef=1.0)
-
-        def one(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
-            token = PolicyBatch(
-                logprobs=logprob.view(1, 1),
-                old_logprobs=logprob.detach().view(1, 1),
-                advantages=torch.zeros(1),
-                mask=torch.ones(1, 1, dtype=torch.bool),
-                ref_logprobs=ref_logprob.view(1, 1),
-            )
-            return only_kl.policy_loss(token).loss
-
-        pairs = zip(logprobs.flatten(), ref_logprobs.flatten(), strict=True)
-        return torch.stack([one(*pair) for pair in pairs]).view(logprobs.shape)
+        return kl_of_each_token(lambda token: only_kl.policy_loss(token).loss, logprobs, ref_logprobs)
 
     def keep_group(self, rewards: Tensor) -> bool:
         """Decide as dynamic sampling does when enabled; a group that it keeps only in part counts as dropped."""

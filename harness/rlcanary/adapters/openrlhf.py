@@ -10,8 +10,9 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.adapters.batches import micro_batches, prompts_of
 from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Aggregation, Baseline, Conventions, Scale
 from rlcanary.errors import UserError
@@ -92,12 +93,7 @@ class OpenrlhfAdapter(Adapter):
         import torch
         from openrlhf.models import Actor
 
-        prompts = [
-            ids[:start][kept[:start]]
-            for ids, kept, start in zip(
-                batch.input_ids, batch.attention_mask, batch.completion_starts.tolist(), strict=True
-            )
-        ]
+        prompts = prompts_of(batch)
         width = max(map(len, prompts))
         prompt_ids = torch.stack([torch.nn.functional.pad(ids, (width - len(ids), 0)) for ids in prompts])
         lengths = torch.tensor([len(ids) for ids in prompts])
@@ -161,11 +157,9 @@ class OpenrlhfAdapter(Adapter):
         import torch
         from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 
-        if len(batch.mask) % n_micro:
-            raise NotProvided("micro-batches have to be of equal size")
         if batch.global_tokens is not None or batch.global_sequences is not None:
             raise NotProvided("the trainer counts the tokens of the whole update itself")
-        pieces = [batch.rows(index) for index in torch.arange(len(batch.mask)).chunk(n_micro)]
+        pieces = micro_batches(batch, n_micro)
         losses: list[Tensor] = []
         trainer = self._trainer(losses)
         metrics: dict[str, Any] = {}

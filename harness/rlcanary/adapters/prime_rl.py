@@ -12,8 +12,9 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.adapters.batches import micro_batches
 from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
 
@@ -99,10 +100,7 @@ class PrimeRlAdapter(Adapter):
         """Accumulate as the trainer does: each micro-batch gets the update's token count, and FSDP's averaging is undone."""
         import torch
 
-        if len(batch.mask) % n_micro:
-            raise NotProvided("micro-batches have to be of equal size")
-        pieces = [batch.rows(index) for index in torch.arange(len(batch.mask)).chunk(n_micro)]
-        return LossOutput(torch.stack([self._call(piece, batch) for piece in pieces]).sum())
+        return LossOutput(torch.stack([self._call(piece, batch) for piece in micro_batches(batch, n_micro)]).sum())
 
     def _scored(self, rewards: Tensor) -> list[Any]:
         """Return one episode per reward, of one trace with one sampled token, after credit assignment."""

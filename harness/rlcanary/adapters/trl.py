@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from rlcanary.adapters.batches import kl_of_each_token, micro_batches, prompts_of
 from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
@@ -91,12 +92,7 @@ class TrlAdapter(Adapter):
 
         patched = copy.deepcopy(model)
         add_fused_lm_head(patched, temperature=temperature, outputs=("log_probs", "entropy"))
-        prompts = [
-            ids[:start][mask[:start]]
-            for ids, mask, start in zip(
-                batch.input_ids, batch.attention_mask, batch.completion_starts.tolist(), strict=True
-            )
-        ]
+        prompts = prompts_of(batch)
         prompt_ids = pad(prompts, padding_value=0, padding_side="left")
         prompt_mask = pad([torch.ones_like(ids) for ids in prompts], padding_value=0, padding_side="left")
         logprobs, _, _ = self._trainer._get_per_token_logps_and_entropies(
@@ -145,33 +141,11 @@ class TrlAdapter(Adapter):
         return self._loss_of_pieces([batch], batch)
 
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
-        import torch
-
-        if len(batch.mask) % n_micro:
-            raise NotProvided("micro-batches have to be of equal size")
-        rows = torch.arange(len(batch.mask))
-        return self._loss_of_pieces([batch.rows(index) for index in rows.chunk(n_micro)], batch)
+        return self._loss_of_pieces(micro_batches(batch, n_micro), batch)
 
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         """Compute each token's KL as the trainer's loss of it alone with advantage zero and beta 1."""
-        import torch
-
-        from rlcanary.contract.batch import PolicyBatch
-
-        only_kl = _with_beta_one()
-
-        def one(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
-            token = PolicyBatch(
-                logprobs=logprob.view(1, 1),
-                old_logprobs=logprob.detach().view(1, 1),
-                advantages=torch.zeros(1),
-                mask=torch.ones(1, 1, dtype=torch.bool),
-                ref_logprobs=ref_logprob.view(1, 1),
-            )
-            return only_kl.policy_loss(token).loss
-
-        pairs = zip(logprobs.flatten(), ref_logprobs.flatten(), strict=True)
-        return torch.stack([one(*pair) for pair in pairs]).view(logprobs.shape)
+        return kl_of_each_token(lambda token: _with_beta_one().policy_loss(token).loss, logprobs, ref_logprobs)
 
     def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
         """Return the weights that the trainer computes from vLLM's logprobs and its own when it scores completions."""

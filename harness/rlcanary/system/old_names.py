@@ -9,6 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 OLD_NAMES = {
+    "rlcanary.adapters.base": "rlcanary.contract.adapter",
     "rlcanary.batch": "rlcanary.contract.batch",
     "rlcanary.conventions": "rlcanary.contract.conventions",
     "rlcanary.engine": "rlcanary.contract.engine",

@@ -12,9 +12,10 @@ from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.adapters.base import Adapter, NotProvided
+from rlcanary.adapters.batches import kl_of_each_token, micro_batches
 from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.adapters.torchrl.data import completion_of, full_length, generate_kwargs, given_actor, ragged_rows
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Aggregation, Conventions
 from rlcanary.contract.sampling import Sampling
@@ -157,8 +158,7 @@ class TorchrlAdapter(Adapter):
         import torch
         from torchrl.trainers import MixedPrecisionOptimizationStepper
 
-        if len(batch.mask) % n_micro:
-            raise NotProvided("micro-batches have to be of equal size")
+        pieces = micro_batches(batch, n_micro)
         parameter = torch.nn.Parameter(torch.zeros(()))
         stepper = MixedPrecisionOptimizationStepper(torch.optim.SGD([parameter]), gradient_accumulation_steps=n_micro)
         losses: list[Tensor] = []
@@ -172,10 +172,10 @@ class TorchrlAdapter(Adapter):
                 output.set(name, leaves[-1])
             return output
 
-        for index in torch.arange(len(batch.mask)).chunk(n_micro):
-            stepper.step(SimpleNamespace(compute_loss=compute_loss), batch.rows(index))
-        pieces = [(leaf.grad * loss).reshape(()) for leaf, loss in zip(leaves, losses, strict=True)]  # type: ignore[operator]
-        return LossOutput(torch.stack(pieces).sum())
+        for piece in pieces:
+            stepper.step(SimpleNamespace(compute_loss=compute_loss), piece)
+        weighted = [(leaf.grad * loss).reshape(()) for leaf, loss in zip(leaves, losses, strict=True)]  # type: ignore[operator]
+        return LossOutput(torch.stack(weighted).sum())
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
         # torchrl leaves the mode of the model to the training script, and its own script switches dropout off.
@@ -196,24 +196,8 @@ class TorchrlAdapter(Adapter):
 
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         """Compute each token's KL as the loss's KL term over it alone with coefficient 1."""
-        import torch
-
-        from rlcanary.contract.batch import PolicyBatch
-
         only_kl = _with_coefficient_one()
-
-        def one(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
-            token = PolicyBatch(
-                logprobs=logprob.view(1, 1),
-                old_logprobs=logprob.detach().view(1, 1),
-                advantages=torch.zeros(1),
-                mask=torch.ones(1, 1, dtype=torch.bool),
-                ref_logprobs=ref_logprob.view(1, 1),
-            )
-            return only_kl._loss_output(token).loss_kl_to_ref  # type: ignore[no-any-return]
-
-        pairs = zip(logprobs.flatten(), ref_logprobs.flatten(), strict=True)
-        return torch.stack([one(*pair) for pair in pairs]).view(logprobs.shape)
+        return kl_of_each_token(lambda token: only_kl._loss_output(token).loss_kl_to_ref, logprobs, ref_logprobs)
 
     def new_engine(self, model: Any) -> Any:
         """Copy the model; the wrapper samples from the copy."""

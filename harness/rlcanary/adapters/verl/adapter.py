@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.adapters.base import Adapter, NotProvided
 from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.adapters.verl.engine import (
     given_outputs,
@@ -23,6 +22,7 @@ from rlcanary.adapters.verl.engine import (
     tensordict,
 )
 from rlcanary.adapters.verl.options import conventions_of, require_words, settings_for
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
 
