@@ -1,26 +1,13 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from rlcanary.adapters import NotProvided, load_adapter
 from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.batch import PolicyBatch
-from rlcanary.contract.conventions import CODEBASES
 from rlcanary.errors import UserError
 from rlcanary.tiny_models import tiny_llama
 
 CHECKS = {check.id: check for check in all_checks()}
-# loss.clipping and loss.masked_positions fail on released torchrl: tests/expected/torchrl.txt holds what they find.
-DECLARED = (
-    "advantage.declared_formula",
-    "advantage.row_order",
-    "entropy.is_shannon_entropy",
-    "kl.declared_estimator",
-    "loss.declared_value",
-    "loss.declared_gradient",
-)
 
 
 @pytest.fixture(scope="module")
@@ -31,29 +18,6 @@ def torchrl():
 
 def status(adapter, check_id):
     return run_check(CHECKS[check_id], adapter, "torchrl").status
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"aggregation": "sequence_mean"},
-        {"entropy_coef": 0.0},
-        {"entropy_coef": 0.1, "aggregation": "sequence_mean"},
-        {"clip_low": 0.1, "clip_high": 0.28},
-    ],
-    ids=str,
-)
-def test_torchrl_computes_what_its_options_are_said_to_mean(torchrl, changes):
-    adapter = torchrl.configured(**changes)
-    assert {name: getattr(adapter.conventions, name) for name in changes} == changes
-    assert {check_id: status(adapter, check_id) for check_id in DECLARED} == dict.fromkeys(DECLARED, "pass")
-
-
-def test_the_preset_of_losses_and_advantages_is_what_the_defaults_declare(torchrl):
-    of_a_step = ("temperature", "old_logprobs", "training_dropout", "max_grad_norm")
-    preset = CODEBASES["torchrl"]
-    assert torchrl.conventions.replace(**{name: getattr(preset, name) for name in of_a_step}) == preset
 
 
 def test_accumulation_holds_for_means_over_sequences_and_is_found_wrong_for_means_over_tokens(torchrl):
@@ -131,12 +95,6 @@ def test_the_filter_is_declined_until_its_bounds_are_set(torchrl):
         bounded.keep_group(torch.tensor([0.5, 0.25]))
 
 
-@pytest.mark.parametrize("changes", [{"advantage_scale": "none"}, {"dual_clip": 3.0}, {"kl_estimator": "k1"}])
-def test_what_torchrl_has_no_option_for_is_declined(torchrl, changes):
-    with pytest.raises(NotProvided, match="no setting of torchrl"):
-        torchrl.configured(**changes)
-
-
 @pytest.mark.parametrize("loss", [{"aggregation": "none"}, {"kl_mask_threshold": 0.1}])
 def test_settings_without_words_in_the_conventions_are_refused(torchrl, loss):
     from rlcanary.adapters.torchrl.adapter import TorchrlAdapter
@@ -149,20 +107,3 @@ def test_calls_print_nothing(torchrl, capfd):
     status(torchrl, "forward.padding")
     torchrl.advantages(torch.tensor([0.7]), torch.tensor([0]))
     assert capfd.readouterr() == ("", "")
-
-
-def test_without_torchrl_the_command_says_what_to_install():
-    code = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torchrl":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Missing())
-from rlcanary.cli import main
-sys.exit(main())
-"""
-    run = subprocess.run([sys.executable, "-c", code, "check", "torchrl"], capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert run.stderr == "rlcanary: torchrl is not installed: pip install 'rlcanary[torchrl]'\n"
-    assert run.stdout == ""

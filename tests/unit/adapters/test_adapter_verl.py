@@ -1,28 +1,13 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from rlcanary import reference
-from rlcanary.adapters import NotProvided, load_adapter
+from rlcanary.adapters import load_adapter
 from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.batch import PolicyBatch
-from rlcanary.contract.conventions import CODEBASES
 from rlcanary.errors import UserError
 
 CHECKS = {check.id: check for check in all_checks()}
-DECLARED = (
-    "advantage.declared_formula",
-    "advantage.single_completion",
-    "kl.declared_estimator",
-    "loss.declared_value",
-    "loss.declared_gradient",
-    "loss.clipping",
-    "loss.metrics",
-    "split.micro_batches",
-    "split.ranks",
-)
 
 
 @pytest.fixture(scope="module")
@@ -35,42 +20,9 @@ def status(adapter, check_id):
     return run_check(CHECKS[check_id], adapter, "verl").status
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"aggregation": "sequence_mean"},
-        {"aggregation": "sequence_sum"},
-        {"aggregation": "constant", "aggregation_constant": 7.0},
-        {"objective": "cispo"},
-        {"aggregation": "sequence_mean", "ratio_level": "sequence"},
-        {"kl_coef": 0.5, "kl_estimator": "k1"},
-        {"kl_coef": 0.5, "kl_estimator": "k2"},
-        {"kl_coef": 0.5, "kl_estimator": "k3", "entropy_coef": 0.1},
-        {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 1.5},
-        {"importance_level": "token", "importance_high": 1.2},
-        {"importance_level": "sequence", "importance_high": 1.2},
-        {"importance_level": "sequence", "importance_mode": "mask", "importance_low": 0.01, "importance_high": 50.0},
-        {"advantage_scale": "none"},
-        {"advantage_baseline": "leave_one_out", "advantage_scale": "none"},
-    ],
-    ids=str,
-)
-def test_verl_computes_what_its_options_are_said_to_mean(verl, changes):
-    adapter = verl.configured(**changes)
-    assert {name: getattr(adapter.conventions, name) for name in changes} == changes
-    assert {check_id: status(adapter, check_id) for check_id in DECLARED} == dict.fromkeys(DECLARED, "pass")
-
-
 def test_padded_and_packed_forward_passes_score_each_completion_as_if_alone(verl):
     ids = [check_id for check_id in CHECKS if check_id.startswith("forward.")]
     assert {check_id: status(verl, check_id) for check_id in ids} == dict.fromkeys(ids, "pass")
-
-
-def test_the_preset_of_losses_and_advantages_is_what_the_defaults_declare(verl):
-    of_a_step = ("temperature", "old_logprobs", "training_dropout", "max_grad_norm")
-    preset = CODEBASES["verl"]
-    assert verl.conventions.replace(**{name: getattr(preset, name) for name in of_a_step}) == preset
 
 
 def test_a_step_descends_the_declared_gradient_and_logs_the_learning_rate_of_the_next(verl):
@@ -111,15 +63,6 @@ def test_the_reward_filter_drops_a_group_of_equal_rewards(verl):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"dual_clip": None}, {"clip_low": None}, {"kl_ratio_weighted": True}, {"aggregation": "group_token_mean"}],
-)
-def test_what_verl_has_no_option_for_is_declined(verl, changes):
-    with pytest.raises(NotProvided, match="no setting of verl"):
-        verl.configured(**changes)
-
-
-@pytest.mark.parametrize(
     ("actor", "said"),
     [
         ({"loss_agg_mode": "token-sum"}, "this adapter knows token-mean"),
@@ -149,20 +92,3 @@ def test_an_update_leaves_no_process_group_no_platform_and_no_output_behind(verl
     assert not torch.distributed.is_initialized()
     assert get_platform() is before
     assert capfd.readouterr() == ("", "")
-
-
-def test_without_verl_the_command_says_what_to_install():
-    code = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "verl":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Missing())
-from rlcanary.cli import main
-sys.exit(main())
-"""
-    run = subprocess.run([sys.executable, "-c", code, "check", "verl"], capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert run.stderr == "rlcanary: verl is not installed: pip install 'rlcanary[verl]'\n"
-    assert run.stdout == ""
