@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rlcanary.contract.engine import Engine
 from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 from rlcanary.grpo.plan.plan import SamplerRole
-from rlcanary.grpo.sync.sync import Endpoint, Expected, InProcessEndpoint
-from rlcanary.grpo.sync.transports import Transport
+from rlcanary.grpo.sync.sync import Endpoint, InProcessEndpoint
 from rlcanary.system import processes
 
 # Without them vLLM takes most of the memory and binds itself to cores that the trainer uses.
@@ -38,25 +36,6 @@ def start_engine(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path
     yield engine, InProcessEndpoint(engine)
 
 
-class VllmEndpoint(InProcessEndpoint):
-    """The endpoint of a `VllmPolicy`: weights go through a request to its workers."""
-
-    def expected(self) -> Mapping[str, Expected]:
-        from rlcanary.grpo.engines.vllm_worker import checkpoint_shapes
-
-        dtype = str(self.engine.llm.llm_engine.model_config.dtype).removeprefix("torch.")
-        return {name: Expected(shape, dtype) for name, shape in checkpoint_shapes(self.engine.llm).items()}
-
-    def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:
-        from rlcanary.grpo.engines.vllm_worker import receive
-        from rlcanary.grpo.sync.transports import pack
-
-        # The workers open bytes and files themselves; parcels that only this process can open go to them as bytes.
-        if not isinstance(parcel, str):
-            parcel = [pack(name, weight) for name, weight in transport.deliver(parcel)]
-        return receive(self.engine.llm, parcel)
-
-
 @contextmanager
 def _vllm(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path) -> Iterator[tuple[Engine, Endpoint]]:
     try:
@@ -72,7 +51,7 @@ def _vllm(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path) -> It
     try:
         llm = vllm.LLM(**engine_options(str(folder), processed_logprobs=sampling.logprobs != "raw", **options))
         policy = VllmPolicy(llm)
-        yield policy, VllmEndpoint(policy)
+        yield policy, policy
     finally:
         # By id and at once: vLLM's own shutdown waits several seconds before it kills a busy engine.
         processes.end(processes.children() - before)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,9 @@ from rlcanary.contract.sampling import Options, Sampling
 from rlcanary.grpo.engines.batching import Batcher
 from rlcanary.grpo.engines.policy import Policy, Request, check_ids, ends_of
 from rlcanary.grpo.engines.vllm_liveness import while_alive
-from rlcanary.grpo.engines.vllm_worker import checkpoint_shapes, load_into
+from rlcanary.grpo.engines.vllm_worker import checkpoint_shapes, load_into, receive
+from rlcanary.grpo.sync.sync import Expected
+from rlcanary.grpo.sync.transports import Transport, pack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +70,7 @@ def arguments(sampling: Sampling) -> dict[str, Any]:
 
 
 class VllmPolicy(Policy):
-    """A `Policy` on a `vllm.LLM`. One call runs at a time; concurrent requests share it.
+    """A `Policy` on a `vllm.LLM`, and its endpoint for weight sync. One call runs at a time; concurrent requests share it.
 
     Attributes:
         llm: the engine.
@@ -155,6 +157,18 @@ class VllmPolicy(Policy):
                 "TransformersPolicy scores at others"
             )
         return self._score([row.tolist() for row in rows])
+
+    def expected(self) -> Mapping[str, Expected]:
+        """Return the parameters of the engine's checkpoint, as `Endpoint.expected` does."""
+        dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
+        return {name: Expected(shape, dtype) for name, shape in checkpoint_shapes(self.llm).items()}
+
+    def receive(self, transport: Transport, parcel: Any) -> dict[str, str]:
+        """Have the workers load a parcel, as `Endpoint.receive` does."""
+        # They open bytes and files themselves; parcels that only this process can open go to them as bytes.
+        if not isinstance(parcel, str):
+            parcel = [pack(name, weight) for name, weight in transport.deliver(parcel)]
+        return receive(self.llm, parcel)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Replace all parameters, by the names of the checkpoint that the engine was started from -> these names.

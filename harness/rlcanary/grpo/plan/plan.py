@@ -228,6 +228,11 @@ class Plan:
             raise ValueError("environment is set, which needs data.chat_template: conversations are written by it")
         if sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0: a greedy group has one completion and nothing to learn from")
+        if sampling.repetition_penalty != 1:
+            penalty = sampling.repetition_penalty
+            raise ValueError(
+                f"sampling.repetition_penalty is {penalty}, but the trainer scores without one: leave it out"
+            )
         if sampling.logprobs is None and conventions.old_logprobs == "sampler":
             raise ValueError("sampling.logprobs is empty, but conventions.old_logprobs takes the ratio against them")
         if ahead and conventions.old_logprobs == "trainer" and conventions.importance_level == "none":

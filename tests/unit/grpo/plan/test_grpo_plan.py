@@ -42,6 +42,7 @@ def given(**changes: Any) -> dict[str, Any]:
         ({"model": {"path": "nowhere/at/all"}}, r"model: path is nowhere/at/all, where no model is"),
         ({"schedule__rows_per_update": 7}, "schedule: rows_per_update is 7"),
         ({"sampling": {"temprature": 1.0}}, "sampling: unknown sampling parameter 'temprature'"),
+        ({"sampling": {"repetition_penalty": 1.3}}, r"sampling\.repetition_penalty is 1\.3"),
         ({"sampling": {"temperature": 0}}, r"sampling\.temperature is 0"),
         ({"sampling": {"seed": 3}}, r"sampling\.seed"),
         ({"sampling": {"temperature": 0.6}, "conventions": {"temperature": 1.0}}, r"conventions: temperature is 1\.0"),
