@@ -21,7 +21,7 @@ from rlcanary.history.regressions import Regression, Status, find_regression, to
 from rlcanary.history.repository import top_level
 from rlcanary.history.run_result import read_json
 from rlcanary.history.settings import Settings, pytest_settings
-from rlcanary.history.trends import commit_text
+from rlcanary.history.trends import commit_text, size_text
 from rlcanary.recording.keys import plain_key
 from rlcanary.recording.provenance import environment_change
 
@@ -218,7 +218,10 @@ def regression_table(found: list[Regression], title: str, width: int) -> Table:
         table.add_column("Since (UTC)", no_wrap=True)
         table.add_column("Last good … first bad", no_wrap=True)
     for regression in found:
-        name, better, size = regression.series.name, BETTER[regression.direction], size_text(regression)
+        name, better, size = regression.series.name, BETTER[regression.direction], ""
+        if regression.after is not None:
+            change = regression.after - regression.before
+            size = size_text(change, regression.relative, regression.noise_units)
         values = f"{regression.before:.4g} → {'not finite' if regression.after is None else f'{regression.after:.4g}'}"
         since = f"{regression.first_bad.run.start:%Y-%m-%d}"
         commits = f"{commit_text(regression.last_good.run)} … {commit_text(regression.first_bad.run)}"
@@ -240,14 +243,6 @@ def note_lines(regression: Regression, notes: Notes) -> list[str]:
             "whether lower or higher is better is unknown; set it with --lower, --higher, --stable or --ignore"
         )
     return [*lines, notes.get("command") or notes["no_command"]]
-
-
-def size_text(regression: Regression) -> str:
-    if regression.after is None:
-        return ""
-    relative = regression.relative
-    size = f"{regression.after - regression.before:+.3g}" if relative is None else f"{100 * relative:+.3g} %"
-    return size if regression.noise_units is None else f"{size} ({abs(regression.noise_units):.1f} sigma)"
 
 
 def document(regression: Regression, notes: Notes) -> dict[str, Any]:

@@ -98,12 +98,17 @@ def describe_step(step: ChangePoint) -> str:
 
 def relative_size(step: ChangePoint) -> str:
     """Returns the step in percent of the level before; from 0, in the metric's units."""
-    return f"{step.step:+.3g}" if step.relative_step is None else f"{100 * step.relative_step:+.3g} %"
+    return size_text(step.step, step.relative_step, None)
 
 
 def step_size(step: ChangePoint) -> str:
-    size = relative_size(step)
-    return size if step.noise_units is None else f"{size} ({abs(step.noise_units):.1f} sigma)"
+    return size_text(step.step, step.relative_step, step.noise_units)
+
+
+def size_text(change: float, relative: float | None, noise_units: float | None) -> str:
+    """Returns a change in percent, or in the metric's units if `relative` is None, and in sigmas of the noise if known."""
+    size = f"{change:+.3g}" if relative is None else f"{100 * relative:+.3g} %"
+    return size if noise_units is None else f"{size} ({abs(noise_units):.1f} sigma)"
 
 
 def change_text(before: float | None, after: float | None) -> str:
