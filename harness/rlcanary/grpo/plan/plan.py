@@ -304,6 +304,8 @@ def plan_of(given: Any) -> Plan:
         return TypeAdapter(Plan).validate_json(json.dumps(given, default=str))
     except ValidationError as error:
         raise UserError(_first_mistake(error)) from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the plan has a key that is no text, or an anchor inside itself: {error}") from error
 
 
 def _first_mistake(error: ValidationError) -> str:

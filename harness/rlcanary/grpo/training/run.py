@@ -256,9 +256,6 @@ def _checkpoint(folder: Path, resume: bool) -> dict[str, Any] | None:
 
 def _settings(plan: Plan) -> dict[str, Any]:
     """Return the settings that must not change when a run resumes; it may be longer, and its engines may be others."""
-    sections = asdict(plan)
-    seed = sections["run"]["seed"]
-    kept = {
-        name: repr(value) for name, value in sections.items() if name not in ("run", "evaluation", "roles", "runtime")
-    }
-    return {**kept, "run.seed": repr(seed)}
+    free = ("run", "evaluation", "roles", "runtime")
+    kept = {name: repr(value) for name, value in asdict(plan).items() if name not in free}
+    return {**kept, "run.seed": repr(plan.run.seed)}

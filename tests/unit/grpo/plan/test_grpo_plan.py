@@ -92,7 +92,7 @@ def test_an_override_that_changes_nothing_is_refused(override: str) -> None:
         read_plan(EXAMPLE, [override])
 
 
-@pytest.mark.parametrize("content", ["", "- 1\n", "run: [", "run: 3\n"])
+@pytest.mark.parametrize("content", ["", "- 1\n", "run: [", "run: 3\n", "2020-01-01: 3\n", "run: &run [*run]\n"])
 def test_a_file_that_is_no_plan_is_refused_by_its_name(tmp_path: Path, content: str) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(content)
