@@ -65,7 +65,7 @@ class NemoRlAdapter(Adapter):
         if self._loss_config.truncated_importance_sampling_type == "seq-mask-tis":
             unknown.append("truncated_importance_sampling_type='seq-mask-tis'")
         if unknown:
-            raise UserError(f"the conventions have no words for {', '.join(unknown)}")
+            raise UserError(f"the conventions cannot express {', '.join(unknown)}")
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]

@@ -272,11 +272,11 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     correction = settings["algo.advantage.is_correction_type"]
     if settings["algo.advantage.is_correction_enable"]:
         if correction == "seq-mask-tis":
-            raise UserError("the conventions have no words for is_correction_type='seq-mask-tis'")
+            raise UserError("the conventions cannot express is_correction_type='seq-mask-tis'")
         if correction == "tis" and settings["algo.advantage.is_correction_threshold"][0] > 0:
-            raise UserError("the conventions have no words for a lower threshold of 'tis': set it to 0")
+            raise UserError("the conventions cannot express a lower threshold of 'tis': set it to 0")
         if settings["actor.policy_loss_type"] == "gspo":
-            raise UserError("the conventions have no words for 'gspo' with is_correction_enable")
+            raise UserError("the conventions cannot express 'gspo' with is_correction_enable")
 
 
 def conventions_of(settings: Mapping[str, Any]) -> Conventions:

@@ -153,7 +153,7 @@ class TrlAdapter(Adapter):
 
         trainer, rows = self._trainer, len(mask)
         if self.conventions.importance_level == "none":
-            raise NotProvided("vLLM's logprobs are not corrected for")
+            raise NotProvided("this configuration does not correct for vLLM's logprobs")
         trainer.num_generations = rows
         trainer.model.train()
         # No request is sent to an engine.

@@ -60,7 +60,7 @@ class TorchrlAdapter(Adapter):
         self.loss_class = loss_class
         unknown = sorted({"kl_to_inference_coeff", "kl_mask_threshold", "reduction"} & set(self.loss))
         if unknown:
-            raise UserError(f"the conventions have no words for {', '.join(unknown)} of {loss_class}")
+            raise UserError(f"the conventions cannot express {', '.join(unknown)} of {loss_class}")
         if self._loss_module.aggregation not in AGGREGATIONS:
             known = ", ".join(AGGREGATIONS)
             raise UserError(f"aggregation={self._loss_module.aggregation!r}: this adapter knows {known}")
