@@ -74,19 +74,6 @@ class Collector:
         self._ahead = slots * len(engines) if ahead is None else ahead
         self._one_by_one = one_by_one
 
-    @property
-    def is_paused(self) -> bool:
-        """True while requests are held back."""
-        return self.pool.is_paused
-
-    def pause(self) -> None:
-        """Pause as `EnginePool.pause` does."""
-        self.pool.pause()
-
-    def resume(self) -> None:
-        """Resume as `EnginePool.resume` does."""
-        self.pool.resume()
-
     def paused(self, *, abort: bool = False) -> AbstractAsyncContextManager[None]:
         """Hold requests back as `EnginePool.paused` does, for a weight sync."""
         return self.pool.paused(abort=abort)
@@ -143,9 +130,10 @@ class Collector:
         assembler = GroupAssembler(self._sampling["n"])
         async with aclosing(self.groups(limit, yield_completed_trajectories=self._one_by_one)) as stream:
             async for group in stream:
-                assembled = assembler.add(Trajectory.of(group, self.items.epoch)) if self._one_by_one else None
-                if assembled or not self._one_by_one:
-                    yield assembled.group if assembled else group
+                if not self._one_by_one:
+                    yield group
+                elif assembled := assembler.add(Trajectory.of(group, self.items.epoch)):
+                    yield assembled.group
 
     async def _group(self, item: Item, index: int) -> Group:
         return await self._sample(item, self._sampling["n"], self.items.attempt(item.id), index)

@@ -218,9 +218,9 @@ def test_failed_sync_leaves_the_requests_held_back():
         sampling = asyncio.create_task(all_groups(collector))
         for _ in range(50):
             await asyncio.sleep(0)
-        assert collector.is_paused
+        assert collector.pool.is_paused
         assert engine.sent == []
-        collector.resume()
+        collector.pool.resume()
         return await sampling
 
     assert len(run(fail())) == 2

@@ -149,9 +149,9 @@ def test_requests_stay_held_back_when_the_sync_fails(engine: InProcessEngine) ->
 
     with pytest.raises(SyncError):
         asyncio.run(sync(Damaging("lose", 2)))
-    assert collector.is_paused
+    assert collector.pool.is_paused
     asyncio.run(sync(CopyTransport()))
-    assert not collector.is_paused
+    assert not collector.pool.is_paused
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
