@@ -1,5 +1,9 @@
-"""Trainers of low-rank adapters and in bfloat16 are green where they are right and red where they are wrong."""
+"""Trainers of low-rank adapters and in bfloat16 are green where they are right and red where they are wrong.
 
+RLCANARY_STYLE_SEEDS says how many sets of weights the tiny model is tried with.
+"""
+
+import os
 from functools import partial
 from typing import Any
 
@@ -29,7 +33,7 @@ def red(adapter: ReferenceAdapter, areas: tuple[str, ...] = AREAS) -> dict[str, 
     return {result.id: result.message for result in results if result.status not in ("pass", "not-provided")}
 
 
-@pytest.fixture(params=[0, 7])
+@pytest.fixture(params=range(int(os.environ.get("RLCANARY_STYLE_SEEDS", "2"))))
 def other_weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks' tiny model from other random weights."""
     seeded = partial(rlcanary.tiny_models.tiny_llama, seed=request.param)
