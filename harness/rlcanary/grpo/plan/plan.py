@@ -199,15 +199,15 @@ class Plan:
     @classmethod
     def _fill_in(cls, given: Any, info: ValidationInfo) -> Any:
         """Start from the preset, at the temperature that completions are drawn at."""
-        if not isinstance(given, dict) or "sampling" not in info.data:
+        if not isinstance(given, dict):
             return given
-        preset, temperature = given.pop("preset", "grpo"), info.data["sampling"].temperature
+        preset, sampling = given.pop("preset", "grpo"), info.data.get("sampling")  # None if it was refused
         if str(preset) not in PRESETS:
             raise ValueError(f"preset is {preset!r}, it has to be one of {', '.join(PRESETS)}")
-        if given.setdefault("temperature", temperature) != temperature:
+        if sampling and given.setdefault("temperature", sampling.temperature) != sampling.temperature:
             raise ValueError(
-                f"temperature is {given['temperature']}, but sampling.temperature is {temperature}: completions are "
-                "scored at what they were drawn at; leave it out"
+                f"temperature is {given['temperature']}, but sampling.temperature is {sampling.temperature}: "
+                "completions are scored at what they were drawn at; leave it out"
             )
         return asdict(PRESETS[preset]) | given
 

@@ -44,6 +44,7 @@ def given(**changes: Any) -> dict[str, Any]:
         ({"sampling": {"temprature": 1.0}}, "sampling: unknown sampling parameter 'temprature'"),
         ({"sampling": {"repetition_penalty": 1.3}}, r"sampling\.repetition_penalty is 1\.3"),
         ({"sampling": {"temperature": 0}}, r"sampling\.temperature is 0"),
+        ({"sampling": {"temperature": -1}, "conventions": {"preset": "dapo"}}, "sampling: temperature"),
         ({"sampling": {"seed": 3}}, r"sampling\.seed"),
         ({"sampling": {"temperature": 0.6}, "conventions": {"temperature": 1.0}}, r"conventions: temperature is 1\.0"),
         ({"conventions": {"aggregation": "token"}}, r"conventions\.aggregation is 'token', it has to be 'token_mean'"),
