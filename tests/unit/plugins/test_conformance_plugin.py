@@ -55,7 +55,7 @@ def test_failure_names_the_property_and_shows_the_snippet(pytester: pytest.Pytes
             "*7 * changed the advantages*",
             "*Silent because*",
             "Reproduce:",
-            "*adapter = load_adapter('mine')*",
+            "*load_adapter('mine'),",
         ]
     )
 

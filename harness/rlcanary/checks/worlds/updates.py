@@ -32,8 +32,8 @@ class Declared:
 def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conventions) -> Declared:
     """Compute the update that the conventions declare for this model, with the reference in float64.
 
-    The ratio to the sampler is that of the model in its own precision: in bfloat16 logprobs are some hundredths off,
-    and a correct trainer clips by its own values.
+    The ratios to the sampler and to the reference model are those of the models in their own precision: in bfloat16
+    logprobs are some hundredths off, and a correct trainer clips, and takes the KL, by its own values.
 
     Args:
         model: the policy as the state holds it, wrapped and rounded as it is. It is left as it is.
@@ -45,11 +45,16 @@ def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conv
     exact = exact.double()
     exact_ref = None if exact_ref is None else exact_ref.double()
     conventions = conventions.replace(training_dropout=False)
-    exact_batch = _double(batch)
-    if precision(model) not in (torch.float32, torch.float64) and exact_batch.old_logprobs is not None:
-        temperature = conventions.temperature
+    exact_batch, temperature = _double(batch), conventions.temperature
+    if precision(model) not in (torch.float32, torch.float64):
         rounding_BT = own_logprobs(exact, batch, temperature) - own_logprobs(model, batch, temperature)
-        exact_batch = replace(exact_batch, old_logprobs=exact_batch.old_logprobs + rounding_BT)
+        if exact_batch.old_logprobs is not None:
+            exact_batch = replace(exact_batch, old_logprobs=exact_batch.old_logprobs + rounding_BT)
+        ref_logprobs_BT = batch.ref_logprobs
+        if ref_logprobs_BT is None and ref_model is not None:
+            ref_logprobs_BT = own_logprobs(ref_model, batch, temperature)
+        if ref_logprobs_BT is not None:
+            exact_batch = replace(exact_batch, ref_logprobs=ref_logprobs_BT + rounding_BT)
     output = reference.policy_loss(reference.policy_batch(exact, exact_ref, exact_batch, conventions), conventions)
     parameters = dict(_trainable(exact))
     found = torch.autograd.grad(output.loss, list(parameters.values()), allow_unused=True)
