@@ -67,7 +67,7 @@ def read_expected(path: Path) -> dict[str, Expectation]:
     entries = _read(path)
     for entry in entries:
         if entry.reason in ("", NO_REASON):
-            raise UserError(f"{entry.where}: say behind a # why {entry.check_id} is expected to fail")
+            raise UserError(f"{entry.where}: say after a # why {entry.check_id} is expected to fail")
         if not entry.findings:
             raise UserError(
                 f"{entry.where}: {entry.check_id} has no findings, so that any failure of it would be expected; "

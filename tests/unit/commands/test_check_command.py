@@ -138,8 +138,8 @@ def test_stale_expectation_turns_red(tmp_path: Path) -> None:
     ("line", "told"),
     [
         ("mask.no_such  # x", "no check 'mask.no_such'"),
-        ("mask.pad_id_zero", "say behind a #"),
-        ("mask.pad_id_zero  # say why\n  value off by 1", "say behind a #"),
+        ("mask.pad_id_zero", "say after a #"),
+        ("mask.pad_id_zero  # say why\n  value off by 1", "say after a #"),
         ("mask.pad_id_zero  # known", "any failure of it"),
         ("  value off by 1", "above the first check"),
         ("mask.pad_id_zero  # known\n  value off by little", "does not end with a number"),

@@ -269,7 +269,9 @@ def read_plan(path: Path, overrides: Sequence[str] = ()) -> Plan:
         given = yaml.load(path.read_text(encoding="utf-8"), _Loader)
         for override in overrides:
             _override(given, override)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read the plan {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise UserError(f"cannot read the plan {path}: {error}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {error}") from error
