@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "logprobs.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "logprobs.py"
 
 
 def test_a_quick_run_measures_time_memory_and_error(tmp_path):
