@@ -75,9 +75,7 @@ class Submission:
         except Rejected as error:
             raise UserError(f"the job was rejected: {error}") from None
         except NoAnswer as error:
-            raise UserError(
-                f"the scheduler reports {error}; the jobs may still run: {', '.join(waiting.open)}"
-            ) from None
+            raise UserError(f"the scheduler gave {error}; the jobs may still run: {', '.join(waiting.open)}") from None
         self._open = {identity: waiting.states[identity] for identity in waiting.open if identity in waiting.states}
         return {
             experiment: self._read(experiment, [ends[identity] for identity in own])

@@ -89,7 +89,7 @@ def test_launch_of_which_nothing_is_heard_has_no_verdict(tmp_path: Path) -> None
     project = make_project(tmp_path / "p", **{"grpo-tiny": script()})
     assert launch(project, SCRIPT, EXECUTOR="slurm", PATH=path, WATCH="0").returncode == 0
     asked = typed(project, "launches", PATH=path)
-    assert (asked.returncode, "the scheduler gives no answer" in asked.stderr) == (2, True), asked.stdout
+    assert (asked.returncode, "the scheduler gave no answer" in asked.stderr) == (2, True), asked.stderr
     assert list(project.glob("launches/*/verdict.json")) == []
 
 
