@@ -7,7 +7,7 @@ import inspect
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
@@ -144,7 +144,8 @@ def run_check(check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout:
         adapter: the adapter under test.
         spec: the adapter's name for `load_adapter`, for snippets.
         seed: the seed of its random cases.
-        timeout: its time limit in seconds, 0 for none; a check that takes longer has the status "error".
+        timeout: its time limit in seconds, 0 for none; a check that takes longer has the status "error". The search for
+            declarations that explain a failure has the same limit.
     """
     started = time.perf_counter()
     # The tensors are tiny: more threads only wait for each other.
@@ -192,7 +193,7 @@ def _run(
     notes = [f"left out: {'; '.join(left_out)}"] if left_out else []
     if tally.found:
         status, message, snippet = outcome(tally.found)
-        told = _explanations(check, adapter, spec, seed, tally)
+        told = _explanations(check, adapter, spec, seed, tally, timeout)
         hints = [f"{each} gives this in every case: if you mean that, declare it" for each in told]
         return status, "\n".join([message, *hints, *notes]), snippet, tuple(tally.found)
     if tally.compared:
@@ -216,16 +217,17 @@ def _run_cases(check: Check, adapter: Adapter, declared: Conventions, spec: str,
                 check.run(observed.configured(**case.changes), **copy.deepcopy(case.inputs))
 
 
-def _explanations(check: Check, adapter: Adapter, spec: str, seed: int, tally: Tally) -> list[str]:
-    """Return the alternative declarations under which every case of a failed check passes."""
+def _explanations(check: Check, adapter: Adapter, spec: str, seed: int, tally: Tally, timeout: float) -> list[str]:
+    """Return the alternative declarations under which every case of a failed check passes, as far as time allows."""
     if any(found.is_error for found in tally.found):
         return []
     told, judge = [], replace(check, run=check.explains or check.run)
-    for other in check.alternatives(adapter.conventions):
-        again = Tally()
-        _run_cases(judge, adapter, adapter.conventions.replace(**other), spec, seed, again)
-        if again.compared and not again.found:
-            told.append(", ".join(f"{name}={value!r}" for name, value in other.items()))
+    with suppress(TookTooLong), time_limit(timeout):
+        for other in check.alternatives(adapter.conventions):
+            again = Tally()
+            _run_cases(judge, adapter, adapter.conventions.replace(**other), spec, seed, again)
+            if again.compared and not again.found:
+                told.append(", ".join(f"{name}={value!r}" for name, value in other.items()))
     return told
 
 

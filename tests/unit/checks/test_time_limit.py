@@ -1,12 +1,15 @@
 """A limit on foreign code: it ends what runs in Python, in any thread, and leaves nothing behind."""
 
+import math
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
+from waiting import HANG_S, QUICK_S
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import Result, all_checks, run_check
@@ -98,3 +101,29 @@ def test_no_limit_is_none() -> None:
         time.sleep(0.01)
     with pytest.raises(TookTooLong), time_limit(0.01):
         time.sleep(60)
+
+
+class WrongThenWaits(ReferenceAdapter):
+    """Wrong in this many calls, and waits in the ones after them."""
+
+    calls = 0
+
+    def __init__(self, calls_before: float = math.inf) -> None:
+        super().__init__()
+        self.calls_before = calls_before
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        if self.calls == self.calls_before:
+            threading.Event().wait()
+        self.calls += 1
+        return rewards + 1
+
+
+def test_search_for_another_declaration_has_the_limit_of_its_check() -> None:
+    check = next(check for check in all_checks() if check.id == "advantage.declared_formula")
+    alone = WrongThenWaits()
+    plain = run_check(replace(check, alternatives=lambda _: ()), alone, "mine", timeout=HANG_S)
+    waiting = WrongThenWaits(alone.calls)
+    result = run_check(check, waiting, "mine", timeout=QUICK_S)
+    assert waiting.calls == alone.calls
+    assert (result.status, result.message) == (plain.status, plain.message)
