@@ -16,7 +16,6 @@ from rlcanary.bisect.view.refusals import NOT_FOUND, Refused, explain
 from rlcanary.jobs.outcomes import EVIDENCE, Outcome
 from rlcanary.system.git import Commit
 
-RETRIES = 2
 MOST_RUNS = 500
 """The most runs of a search without --budget-runs. A search that has not found the commit by then rarely will."""
 
@@ -173,8 +172,8 @@ class Loop:
             return result
         if observation.outcome is Outcome.INFRA:
             self._failures[result.commit.sha] += 1
-            if (attempts := self._failures[result.commit.sha]) > RETRIES:
-                reason = f"{observation.reason}, {attempts} times"
+            if (attempts := self._failures[result.commit.sha]) > self._open.request.retries:
+                reason = observation.reason + (f", {attempts} times" if attempts > 1 else "")
                 observation = replace(observation, outcome=Outcome.UNTESTABLE, reason=reason)
         else:
             self._failures[result.commit.sha] = 0

@@ -33,6 +33,7 @@ class Request:
     first_parent: bool = False
     in_place: bool = False
     on_timeout: str | None = None
+    retries: int = 2
     budget_runs: int | None = None
     budget_minutes: float | None = None
     env: str = "auto"

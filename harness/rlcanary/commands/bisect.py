@@ -56,6 +56,13 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.Choice(["infra", "bad", "untestable", "good"]),
     help="Outcome of a run that times out; default infra, which runs it again.",
 )
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=2,
+    metavar="N",
+    help="Repeat a run whose infrastructure failed this often; default 2.",
+)
 @click.option("--budget-runs", type=click.IntRange(min=1), metavar="N", help="Stop after this many runs.")
 @click.option("--budget-minutes", type=POSITIVE, metavar="M", help="Stop after this many minutes.")
 @click.option(

@@ -131,6 +131,14 @@ def test_run_that_the_machine_killed_is_tried_again(history: Path, tmp_path: Pat
     assert "killed by SIGKILL" in result.stderr
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_commit_is_tried_again_as_often_as_retries_says(history: Path, tmp_path: Path, retries: int) -> None:
+    command = counting(tmp_path / "runs", "[ $(cat value) = 50 ] && kill -9 $$; test $(cat value) -lt 63")
+    result = bisect(history, "--good", "c1", "--bad", "c100", "--retries", str(retries), "--", *command)
+    assert found(result) == "change 63 [wip]"
+    assert values(tmp_path / "runs").count(50) == 1 + retries
+
+
 @pytest.mark.parametrize("ending", ["exit 2", "exit 130", "exit 139", "exit 255", "kill -SEGV $$", "kill -ABRT $$"])
 def test_every_other_way_to_fail_is_bad_and_stops_nothing(tmp_path: Path, ending: str) -> None:
     """B06, B08"""
