@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
 from typing import Any
 
 VOCABULARY = 64
@@ -30,6 +32,12 @@ def tiny_llama(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = Fals
     Raises:
         ModuleNotFoundError: transformers is not installed.
     """
+    return copy.deepcopy(_llama(seed, vocabulary, tied, dropout))
+
+
+@cache
+def _llama(seed: int, vocabulary: int, tied: bool, dropout: float) -> Any:
+    """The one model of these options, which is copied in less than half the time that it takes to make it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

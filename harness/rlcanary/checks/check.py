@@ -204,8 +204,17 @@ def _run(
     return "not-provided", reasons or "no case applies", "", ()
 
 
-def _run_cases(check: Check, adapter: Adapter, declared: Conventions, spec: str, seed: int, tally: Tally) -> None:
-    """Run the body on each case, as if the adapter had declared these conventions."""
+def _run_cases(
+    check: Check,
+    adapter: Adapter,
+    declared: Conventions,
+    spec: str,
+    seed: int,
+    tally: Tally,
+    *,
+    until_found: bool = False,
+) -> None:
+    """Run the body on each case, or until the first that fails, as if the adapter had declared these conventions."""
     rng = torch.Generator().manual_seed(seed)
     with tally.case(""):
         observed = Observed(adapter, tally, declared)
@@ -215,6 +224,8 @@ def _run_cases(check: Check, adapter: Adapter, declared: Conventions, spec: str,
             case.changes = {name: value for name, value in case.changes.items() if getattr(declared, name) != value}
             with tally.case(case.label, partial(program, check.run, case, spec)), tallied(tally):
                 check.run(observed.configured(**case.changes), **copy.deepcopy(case.inputs))
+            if until_found and tally.found:
+                return
 
 
 def _explanations(check: Check, adapter: Adapter, spec: str, seed: int, tally: Tally, timeout: float) -> list[str]:
@@ -225,7 +236,7 @@ def _explanations(check: Check, adapter: Adapter, spec: str, seed: int, tally: T
     with suppress(TookTooLong), time_limit(timeout):
         for other in check.alternatives(adapter.conventions):
             again = Tally()
-            _run_cases(judge, adapter, adapter.conventions.replace(**other), spec, seed, again)
+            _run_cases(judge, adapter, adapter.conventions.replace(**other), spec, seed, again, until_found=True)
             if again.compared and not again.found:
                 told.append(", ".join(f"{name}={value!r}" for name, value in other.items()))
     return told

@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -66,10 +67,16 @@ def _own_functions(body: FunctionType) -> Iterator[FunctionType]:
 
 def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """The names of its module that the function's code uses, with their values."""
-    for node in ast.walk(ast.parse(_source(function))):
-        is_local = isinstance(node, ast.Name) and node.id in function.__code__.co_varnames
-        if isinstance(node, ast.Name) and not is_local and node.id in function.__globals__:
-            yield node.id, function.__globals__[node.id]
+    for name in _names(function):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+@cache
+def _names(function: FunctionType) -> list[str]:
+    """The names that the function's code uses, except for its local ones."""
+    used = [node.id for node in ast.walk(ast.parse(_source(function))) if isinstance(node, ast.Name)]
+    return [name for name in used if name not in function.__code__.co_varnames]
 
 
 def _import(name: str, value: Any, body: FunctionType) -> str:
@@ -82,6 +89,7 @@ def _import(name: str, value: Any, body: FunctionType) -> str:
     return f"from {value.__module__ if is_defined else body.__module__} import {name}"
 
 
+@cache
 def _source(function: FunctionType) -> str:
     """The source of a function without decorators, annotations and docstring."""
     text = textwrap.dedent(inspect.getsource(function))

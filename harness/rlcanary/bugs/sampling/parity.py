@@ -1,5 +1,6 @@
 """Bugs in requests to an engine."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,10 +58,9 @@ class SeedInEveryRequest(Bug):
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
         one = {**sampling, "n": 1, "seed": 42}
-        return [
-            [super(SeedInEveryRequest, self).generate(engine, [prompt], one)[0][0] for _ in range(sampling["n"])]
-            for prompt in prompts
-        ]
+        # Every request for a prompt draws the same completion, so one request stands for all of them.
+        drawn = [super(SeedInEveryRequest, self).generate(engine, [prompt], one)[0][0] for prompt in prompts]
+        return [[copy.deepcopy(completion) for _ in range(sampling["n"])] for completion in drawn]
 
 
 class TokenIdForLogprob(Bug):

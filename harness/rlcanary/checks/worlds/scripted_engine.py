@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.checks.worlds.samples import sampling
@@ -137,8 +138,13 @@ class ScriptedItem:
 
 def spelled(text: str) -> list[int]:
     """One id per byte, which is not how the tokenizer encodes the text."""
+    return [token_id for character in text for token_id in _ids_of(character)]
+
+
+@cache
+def _ids_of(character: str) -> list[int]:
     tokenizer = tiny_chat_tokenizer()
-    return [tokenizer.convert_tokens_to_ids(token) for byte in text for token in tokenizer.tokenize(byte)]
+    return [tokenizer.convert_tokens_to_ids(token) for token in tokenizer.tokenize(character)]
 
 
 def prompt_of(text: str) -> list[int]:
