@@ -37,10 +37,11 @@ def train(plan: Path, overrides: tuple[str, ...], resume: bool, check: bool) -> 
         from rlcanary.grpo.plan.plan import read_plan
 
         chosen = read_plan(plan, overrides)
-        import torch  # noqa: F401
-        import transformers  # noqa: F401 - asked for here, so that a missing package is named in one line
+        import torch  # noqa: F401 - asked for here, so that a missing package is named in one line
+        import transformers
     except ImportError as error:
         raise UserError(f"training needs the packages of its extra ({error}); pip install 'rlcanary[grpo]'") from error
+    transformers.utils.logging.disable_progress_bar()  # it would break up the display
     if check:
         from rlcanary.grpo.training.run import check_plan
 
@@ -51,13 +52,9 @@ def train(plan: Path, overrides: tuple[str, ...], resume: bool, check: bool) -> 
 
 
 def _train(plan: Plan, resume: bool) -> int:
-    import transformers
-
     from rlcanary.grpo.train import ENDINGS
     from rlcanary.grpo.train import train as run_plan
 
-    # Their messages would break up the display.
-    transformers.utils.logging.disable_progress_bar()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     console = Console(stderr=True)
     columns = (

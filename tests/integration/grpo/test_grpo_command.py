@@ -4,17 +4,37 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rlcanary import cli
+
 EXAMPLE = Path(__file__).parents[3] / "examples/arithmetic.yaml"
-COMMAND = [sys.executable, "-m", "rlcanary", "train", str(EXAMPLE), "--set", "schedule.prompts_per_step=4"]
+ARGUMENTS = ["train", str(EXAMPLE), "--set", "schedule.prompts_per_step=4"]
 
 
 def rlcanary_train(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-m", "rlcanary", *ARGUMENTS, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture
+def typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[object, str]]:
+    """The command in this process and in an empty folder -> its exit code, and what it wrote to stderr."""
+
+    def run(*arguments: str) -> tuple[object, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["rlcanary", *ARGUMENTS, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, capfd.readouterr().err
+
+    return run
 
 
 def test_a_run_shows_where_it_is_and_its_log_is_read_by_dump_logs(tmp_path: Path) -> None:
@@ -44,23 +64,27 @@ def test_a_run_shows_where_it_is_and_its_log_is_read_by_dump_logs(tmp_path: Path
     ],
 )
 def test_a_plan_that_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(
-    tmp_path: Path, arguments: list[str], said: str
+    tmp_path: Path, typed: Callable[..., tuple[object, str]], arguments: list[str], said: str
 ) -> None:
-    done = rlcanary_train(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+    code, stderr = typed(*arguments)
+    assert code == 2
+    assert said in stderr
+    assert stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused_where_one_is_needed(tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_chat_template_is_refused_where_one_is_needed(
+    tmp_path: Path, typed: Callable[..., tuple[object, str]]
+) -> None:
     from rlcanary.tiny_models import tiny_qwen2, tiny_tokenizer
 
     tiny_qwen2().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
+    # The witness for all refusals: whatever a new process imports and loads on the way, one line is all that it says.
     done = rlcanary_train("--set", "model={path: model}", "--check", cwd=tmp_path)
     assert done.returncode == 2
     assert "has no chat template" in done.stderr
-    done = rlcanary_train("--set", "model={path: model}", "--set", "data.chat_template=false", "--check", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == 1
+    code, stderr = typed("--set", "model={path: model}", "--set", "data.chat_template=false", "--check")
+    assert code == 0, stderr
     assert not (tmp_path / "runs").exists()

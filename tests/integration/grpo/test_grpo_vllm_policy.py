@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm_engines import IN_THE_ENGINE
 
 from rlcanary.checks.worlds.samples import gap, trainer_logprobs
 from rlcanary.contract.sampling import Sampling
@@ -25,7 +26,7 @@ PROMPTS = [SHORT, LONG, MIDDLE]
 @pytest.fixture(scope="module")
 def vllm_engine_options(vllm_engine_options: dict[str, Any]) -> dict[str, Any]:
     model = vllm_engine_options.pop("model")
-    return engine_options(model, **vllm_engine_options, enable_sleep_mode=False)
+    return engine_options(model, **vllm_engine_options, **IN_THE_ENGINE, enable_sleep_mode=False)
 
 
 @pytest.fixture(scope="module")

@@ -211,9 +211,10 @@ def check_plan(plan: Plan) -> tuple[Any, Any]:
     Raises:
         UserError: something is not there or does not fit, named by its key.
     """
+    verifiers = _verifiers(plan.roles.verifier, workers=0)
     model, tokenizer = load_model(plan.model, plan.run.seed)
     pad_id(tokenizer)
-    _data(plan, tokenizer, _verifiers(plan.roles.verifier, workers=0))
+    _data(plan, tokenizer, verifiers)
     return model, tokenizer
 
 
