@@ -1,0 +1,1 @@
+"""First-order mutants of the code behind an adapter, and the checks that kill them."""

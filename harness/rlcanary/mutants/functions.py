@@ -1,0 +1,173 @@
+"""Mutants of installed functions: found in modules, compiled, and planted while an adapter's capability runs."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+
+from rlcanary.contract.adapter import Adapter
+from rlcanary.mutants.mutant import Line, Run, wrapped
+from rlcanary.mutants.operators import Function, mutations
+from rlcanary.mutants.reach import is_within
+
+KEPT_AROUND = 60
+"""Characters of a long line that a diff keeps on either side of the mistake."""
+
+
+@dataclass(frozen=True)
+class FunctionMutant:
+    """A function with one mistake.
+
+    Attributes:
+        function: the installed function.
+        code: the mutated function, compiled.
+        lines: the lines that run where the mistake is.
+        diff: the mistake as lines that start with - and +.
+        number: counts the mutants of this function with the same diff, from 1.
+    """
+
+    function: FunctionType
+    code: CodeType
+    lines: frozenset[Line]
+    diff: str
+    number: int
+
+    @property
+    def where(self) -> str:
+        """The function, as `module:name`."""
+        return f"{self.function.__module__}:{self.function.__qualname__}"
+
+    @property
+    def id(self) -> str:
+        """The function, the mistake and its number: stable while the mutated line stays as it is."""
+        return f"{self.where}\n{self.diff}" + (f"\n({self.number})" if self.number > 1 else "")
+
+    def planted_in(self, adapter: Adapter) -> Adapter:
+        """Return the adapter with the mutant in place while one of its capabilities runs, and only then.
+
+        The checks compute what they expect with the functions as they are, so that a mutant of the oracle meets the oracle.
+        """
+        return wrapped(adapter, lambda _: self.planted())
+
+    def reached_by(self, run: Run) -> frozenset[str]:
+        """Return the capabilities through which a check runs the mutated lines."""
+        return frozenset(name for name, lines in run.lines.items() if not self.lines.isdisjoint(lines))
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Put the mutant in place of its function for the block, wherever the function was imported to."""
+        before = self.function.__code__
+        self.function.__code__ = self.code
+        try:
+            yield
+        finally:
+            self.function.__code__ = before
+
+
+def functions_reached(runs: Iterable[Run], packages: Iterable[str]) -> Iterator[FunctionType]:
+    """Yield the functions of imported modules of these packages of which a check runs a line, by module and source."""
+    lines = {line for run in runs for found in run.lines.values() for line in found}
+    for name, module in sorted(sys.modules.items()):
+        if is_within(name, packages):
+            yield from (function for function in functions_of(module) if not lines.isdisjoint(_lines(function)))
+
+
+def functions_of(module: ModuleType) -> Iterator[FunctionType]:
+    """Yield the functions and methods that a module defines, decorated ones without their decorators."""
+    for value in list(vars(module).values()):
+        owners = list(vars(value).values()) if isinstance(value, type) else [value]
+        for owner in owners:
+            found = owner.fget if isinstance(owner, property) else getattr(owner, "__func__", owner)
+            found = inspect.unwrap(found) if callable(found) else found
+            if (
+                isinstance(found, FunctionType)
+                and found.__module__ == module.__name__
+                and Path(found.__code__.co_filename).exists()
+            ):
+                yield found
+
+
+def mutants_of(function: FunctionType) -> Iterator[FunctionMutant]:
+    """Yield the mutants of a function that Python compiles, in the order of its source."""
+    tree = _tree(function)
+    if tree is None:
+        return
+    original, seen = function.__code__, Counter[str]()
+    for mutation in mutations(tree):
+        try:
+            code = _compiled(tree, function)
+        except SyntaxError:
+            continue
+        is_same = code.co_code == original.co_code and code.co_consts == original.co_consts
+        if not is_same and code.co_freevars == original.co_freevars:
+            diff = _diff(mutation.before, mutation.after)
+            seen[diff] += 1
+            lines = {(original.co_filename, original.co_firstlineno - 1 + line) for line in mutation.lines}
+            yield FunctionMutant(function, code, frozenset(lines), diff, seen[diff])
+
+
+def _lines(function: FunctionType) -> set[Line]:
+    return {
+        (code.co_filename, line)
+        for code in (function.__code__, *_codes(function.__code__))
+        for _, _, line in code.co_lines()
+        if line is not None and line > function.__code__.co_firstlineno
+    }
+
+
+def _tree(function: FunctionType) -> Function | None:
+    """Parse a function; None for a lambda or a generated one."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, SyntaxError):
+        return None
+    if not isinstance(tree, Function) or tree.name != function.__name__:
+        return None
+    tree.decorator_list = []
+    return tree
+
+
+def _compiled(tree: Function, function: FunctionType) -> CodeType:
+    owner = function.__qualname__.split(".")[-2:-1]
+    body: ast.stmt = tree
+    if owner and owner[0].isidentifier():
+        # A class body makes the cell of `super()`, and private names take the class's.
+        body = ast.ClassDef(name=owner[0], bases=[], keywords=[], body=[tree], decorator_list=[])
+    module = ast.Module(body=[ast.fix_missing_locations(body)], type_ignores=[])
+    flags = function.__code__.co_flags & __future__.annotations.compiler_flag
+    outer = compile(module, function.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+    return next(code for code in _codes(outer) if code.co_name == tree.name)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)
+
+
+def _diff(before: str, after: str) -> str:
+    start = max(_common(before, after) - KEPT_AROUND, 0)
+    end = max(_common(before[::-1], after[::-1]) - KEPT_AROUND, 0)
+    return f"- {_cut(before, start, end)}\n+ {_cut(after, start, end)}"
+
+
+def _common(one: str, other: str) -> int:
+    """Count the characters that two texts start with in common."""
+    return sum(1 for _ in takewhile(bool, map(str.__eq__, one, other)))
+
+
+def _cut(line: str, start: int, end: int) -> str:
+    """Leave out so many characters at the start and the end, where that shortens the line by more than a sign."""
+    start, end = (start if start > 3 else 0), (end if end > 3 else 0)
+    return ("…" if start else "") + line[start : len(line) - end] + ("…" if end else "")

@@ -1,0 +1,67 @@
+"""The mutants of the code behind an adapter, with the checks that run them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from rlcanary.contract.adapter import Adapter
+from rlcanary.errors import UserError
+from rlcanary.mutants.functions import functions_reached, mutants_of
+from rlcanary.mutants.killing import Trial
+from rlcanary.mutants.mutant import Mutant, Run
+from rlcanary.mutants.reach import is_within
+
+# The code that is mutated behind each bundled adapter. What one shares with another is mutated behind that one.
+PACKAGES = {
+    "reference": ("rlcanary.reference",),
+    "grpo": ("rlcanary.grpo", "rlcanary.contract.engine", "rlcanary.contract.sampling"),
+    "trl": ("trl",),
+    "verl": ("verl",),
+    "torchrl": ("torchrl",),
+}
+
+
+def packages_of(name: str) -> tuple[str, ...]:
+    """Return the packages that are mutated behind a bundled adapter.
+
+    Raises:
+        UserError: nobody has said which ones.
+    """
+    if name not in PACKAGES:
+        raise UserError(f"no package is known to mutate behind {name!r}: the adapters are {', '.join(PACKAGES)}")
+    return PACKAGES[name]
+
+
+def function_mutants(runs: Sequence[Run], packages: Sequence[str], modules: Sequence[str] = ()) -> list[Mutant]:
+    """Return the mutants of the functions that the checks run.
+
+    Args:
+        runs: the checks on the original.
+        packages: the packages to mutate.
+        modules: the modules to mutate, by the end of their names (`reference.kl` or `kl`); all by default.
+    """
+    return [
+        mutant
+        for function in functions_reached(runs, packages)
+        if not modules or _is_one_of(function.__module__, modules)
+        for mutant in mutants_of(function)
+    ]
+
+
+def trials(name: str, adapter: Adapter, mutants: Sequence[Mutant], runs: Sequence[Run]) -> list[Trial]:
+    """Join each mutant with the checks that run it."""
+    return [Trial(name, adapter, mutant, [run for run in runs if mutant.reached_by(run)]) for mutant in mutants]
+
+
+def drawn(found: list[Trial], size: int | None, seed: int) -> list[Trial]:
+    """Draw a random sample of this size, in the order of the list; all of them for None."""
+    if size is None or size >= len(found):
+        return found
+    chosen = sorted(random.Random(seed).sample(range(len(found)), size))
+    return [found[index] for index in chosen]
+
+
+def _is_one_of(module: str, names: Sequence[str]) -> bool:
+    endings = [module[start:] for start in (0, *(index + 1 for index, sign in enumerate(module) if sign == "."))]
+    return any(is_within(ending, names) for ending in endings)

@@ -1,0 +1,78 @@
+"""A mutant, a check's run on the original code, and an adapter whose capabilities run inside a context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlcanary.checks import Check
+from rlcanary.checks.tally import Fingerprint
+from rlcanary.contract.adapter import CAPABILITIES, Adapter
+
+Line = tuple[str, int]
+"""A file and a line number."""
+
+Around = Callable[[str], AbstractContextManager[None]]
+"""Opens the context in which the named capability runs."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A check's run on the original code.
+
+    Attributes:
+        check: the check.
+        seconds: the time it took.
+        lines: the lines of the code under mutation that ran, by the capability that the check called.
+        known: the findings on the original. A mutant is killed by another one.
+    """
+
+    check: Check
+    seconds: float
+    lines: Mapping[str, frozenset[Line]]
+    known: tuple[Fingerprint, ...] = ()
+
+
+class Mutant(Protocol):
+    """The code behind an adapter with one mistake."""
+
+    @property
+    def id(self) -> str:
+        """The place and the mistake: stable while the mutated code stays as it is."""
+
+    @property
+    def where(self) -> str:
+        """The mutated place, `module:name`, such as `rlcanary.reference.kl:_estimate`."""
+
+    @property
+    def diff(self) -> str:
+        """The mistake as lines that start with - and +."""
+
+    def planted_in(self, adapter: Adapter) -> Adapter:
+        """Return the adapter with the mistake."""
+
+    def reached_by(self, run: Run) -> frozenset[str]:
+        """Return the capabilities through which a check runs the mutated place; none if it does not."""
+
+
+def wrapped(adapter: Adapter, around: Around) -> Adapter:
+    """Return a copy of an adapter each of whose capabilities runs inside `around(name)`.
+
+    What a check computes itself, with the oracle say, runs outside.
+    """
+    kind = type(adapter)
+
+    def method(name: str) -> Any:
+        def run(self: Adapter, *arguments: Any, **keywords: Any) -> Any:
+            with around(name):
+                return getattr(super(made, self), name)(*arguments, **keywords)
+
+        return run
+
+    names = (name for name in CAPABILITIES if getattr(kind, name) is not getattr(Adapter, name))
+    made = type(kind.__name__, (kind,), {name: method(name) for name in (*names, "new_state", "new_engine")})
+    copy: Adapter = object.__new__(made)
+    vars(copy).update(vars(adapter))
+    return copy

@@ -1,0 +1,33 @@
+"""Code to mutate: an adapter of one capability, and the functions behind it."""
+
+import torch
+from torch import Tensor
+
+from rlcanary.adapters import Adapter
+
+
+def centred(rewards_B: Tensor, group_ids_B: Tensor) -> Tensor:
+    """Rewards minus the mean of their group."""
+    result_B = torch.empty_like(rewards_B)
+    for group in group_ids_B.unique():
+        inside_B = group_ids_B == group
+        result_B[inside_B] = rewards_B[inside_B] - rewards_B[inside_B].mean()
+    if rewards_B.dtype == torch.int8:
+        result_B = result_B * 2
+    return result_B
+
+
+class Owner:
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.__factor = factor
+
+    def scaled(self, x: float) -> float:
+        return self.__factor * x
+
+
+class MutableAdapter(Adapter):
+    name = "mutable"
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return centred(rewards, group_ids)

@@ -1,0 +1,33 @@
+"""`rlcanary mutants` as it is typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlcanary.commands.mutants import mutants
+from rlcanary.errors import UserError
+
+
+def test_survivors_are_shown_and_every_verdict_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "mutants.json"
+    arguments = ["--adapter", "reference", "--module", "reference.filters", "--only", "filter.", "--json", str(path)]
+    done = CliRunner().invoke(mutants, [*arguments, "-n", "2"])
+    document = json.loads(path.read_text())
+    verdicts = [mutant["verdict"] for mutant in document["mutants"]]
+    assert done.exit_code == (1 if {"survived", "unreached"} & set(verdicts) else 0), done.output
+    assert verdicts.count("killed") > 3
+    assert {mutant["where"].partition(":")[0] for mutant in document["mutants"]} == {"rlcanary.reference.filters"}
+    assert document["scores"]["capability"].keys() == {"keep_group"}
+    assert document["scores"]["adapter"]["reference"]["killed"] == verdicts.count("killed")
+    for mutant in document["mutants"]:
+        assert (mutant["where"] in done.output) >= (mutant["verdict"] in ("survived", "unreached"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--adapter", "other"], ["--adapter", "reference", "--module", "os", "--only", "filter."]]
+)
+def test_nothing_to_mutate_is_a_usage_error(arguments: list[str]) -> None:
+    done = CliRunner().invoke(mutants, arguments)
+    assert isinstance(done.exception, UserError)
