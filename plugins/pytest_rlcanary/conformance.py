@@ -36,6 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("canary_expected", "known failures of --canary, from rlcanary check --update-expected", type="paths")
     group.addoption("--canary-seed", type=int, default=0, metavar="N", help="seed of the checks' random cases")
     group.addoption(
+        "--canary-examples", type=int, default=0, metavar="N", help="draw N more cases per check from the seed"
+    )
+    group.addoption(
         "--canary-timeout", type=float, default=120, metavar="SECONDS", help="limit of one check, 0 for none (120)"
     )
 
@@ -137,8 +140,8 @@ class CanaryItem(pytest.Item):
         from rlcanary.checks import run_check
         from rlcanary.checks.expected import compare
 
-        seed, timeout = self.config.getoption("canary_seed"), self.config.getoption("canary_timeout")
-        result = run_check(self.check, self.adapter, self.spec, seed, timeout)
+        seed, timeout, examples = (self.config.getoption(f"canary_{name}") for name in ("seed", "timeout", "examples"))
+        result = run_check(self.check, self.adapter, self.spec, seed, timeout, examples)
         comparison = compare([result], {} if self.expectation is None else {self.check.id: self.expectation})
         if comparison.unexpected:
             raise CheckFailed(comparison.unexpected[0])

@@ -17,6 +17,7 @@ import torch
 
 from rlcanary.checks.asserts import tallied
 from rlcanary.checks.case import Case
+from rlcanary.checks.examples import Draw, run_examples
 from rlcanary.checks.observed import Observed
 from rlcanary.checks.program import program
 from rlcanary.checks.tally import Found, Tally
@@ -52,6 +53,7 @@ class Check:
             (`rlcanary.checks.asserts`).
         cases: makes the cases, smallest first. It takes those it needs of `conventions` (the adapter's) and `rng` (a seeded
             generator).
+        draws: draws one more case, of those that `--examples` asks for; None if the fixed cases are all there is.
         applies: returns the reason why it does not apply under some conventions, or None if it applies.
         alternatives: changed conventions that may explain a failure. The report names those under which every case passes.
         explains: the body that an alternative has to pass, if it demands more than `run`.
@@ -64,6 +66,7 @@ class Check:
     applies: Callable[[Conventions], str | None]
     alternatives: Alternatives
     explains: Body | None = None
+    draws: Draw | None = None
 
     @property
     def area(self) -> str:
@@ -127,16 +130,19 @@ def check(
     applies: Callable[[Conventions], str | None] = lambda _: None,
     alternatives: Alternatives = lambda _: (),
     explains: Body | None = None,
+    draws: Draw | None = None,
 ) -> Callable[[Body], Check]:
     """Decorate the body of a check. Its docstring explains the property to a user whose code fails it."""
 
     def decorate(body: Body) -> Check:
-        return Check(check_id, needs, body, cases, applies, alternatives, explains)
+        return Check(check_id, needs, body, cases, applies, alternatives, explains, draws)
 
     return decorate
 
 
-def run_check(check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout: float = 0) -> Result:
+def run_check(
+    check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout: float = 0, examples: int = 0
+) -> Result:
     """Run one check. An exception in the adapter's code becomes the status "error".
 
     Args:
@@ -146,6 +152,7 @@ def run_check(check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout:
         seed: the seed of its random cases.
         timeout: its time limit in seconds, 0 for none; a check that takes longer has the status "error". The search for
             declarations that explain a failure has the same limit.
+        examples: number of further cases to draw, if the fixed ones hold.
     """
     started = time.perf_counter()
     # The tensors are tiny: more threads only wait for each other.
@@ -153,7 +160,7 @@ def run_check(check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout:
     torch.set_num_threads(1)
     try:
         with _seeded(seed):
-            status, message, snippet, found = _run(check, adapter, spec, seed, timeout)
+            status, message, snippet, found = _run(check, adapter, spec, seed, timeout, examples)
     finally:
         torch.set_num_threads(threads)
     return Result(check.id, check.area, status, message, snippet, time.perf_counter() - started, found)
@@ -175,7 +182,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _run(
-    check: Check, adapter: Adapter, spec: str, seed: int, timeout: float
+    check: Check, adapter: Adapter, spec: str, seed: int, timeout: float, examples: int
 ) -> tuple[Status, str, str, tuple[Found, ...]]:
     missing = [name for name in check.needs if name not in provided(adapter)]
     if missing:
@@ -186,14 +193,14 @@ def _run(
     tally = Tally()
     try:
         with time_limit(timeout):
-            _run_cases(check, adapter, adapter.conventions, spec, seed, tally)
+            _run_cases(check, adapter, adapter.conventions, spec, seed, tally, examples)
     except TookTooLong:
         tally.stopped("takes too long", f"took longer than {timeout:g} s: {tally.calling or 'before its first call'}")
     left_out = sorted({*tally.declined, *tally.empty})
     notes = [f"left out: {'; '.join(left_out)}"] if left_out else []
     if tally.found:
         status, message, snippet = outcome(tally.found)
-        told = _explanations(check, adapter, spec, seed, tally, timeout)
+        told = _explanations(check, adapter, spec, seed, tally, timeout, examples)
         hints = [f"{each} gives this in every case: if you mean that, declare it" for each in told]
         return status, "\n".join([message, *hints, *notes]), snippet, tuple(tally.found)
     if tally.compared:
@@ -211,24 +218,33 @@ def _run_cases(
     spec: str,
     seed: int,
     tally: Tally,
+    examples: int,
     *,
     until_found: bool = False,
 ) -> None:
     """Run the body on each case, or until the first that fails, as if the adapter had declared these conventions."""
     rng = torch.Generator().manual_seed(seed)
+
+    def run(case: Case) -> None:
+        # What is declared already needs no setting, which the adapter may not have.
+        case.changes = {name: value for name, value in case.changes.items() if getattr(declared, name) != value}
+        with tally.case(case.label, partial(program, check.run, case, spec)), tallied(tally):
+            check.run(observed.configured(**case.changes), **copy.deepcopy(case.inputs))
+
     with tally.case(""):
         observed = Observed(adapter, tally, declared)
         given = {"conventions": declared, "rng": rng}
         for case in check.cases(**{name: given[name] for name in inspect.signature(check.cases).parameters}):
-            # What is declared already needs no setting, which the adapter may not have.
-            case.changes = {name: value for name, value in case.changes.items() if getattr(declared, name) != value}
-            with tally.case(case.label, partial(program, check.run, case, spec)), tallied(tally):
-                check.run(observed.configured(**case.changes), **copy.deepcopy(case.inputs))
+            run(case)
             if until_found and tally.found:
                 return
+        if check.draws is not None and not tally.found:
+            run_examples(run, check.draws, {"conventions": declared}, examples, seed, tally)
 
 
-def _explanations(check: Check, adapter: Adapter, spec: str, seed: int, tally: Tally, timeout: float) -> list[str]:
+def _explanations(
+    check: Check, adapter: Adapter, spec: str, seed: int, tally: Tally, timeout: float, examples: int
+) -> list[str]:
     """Return the alternative declarations under which every case of a failed check passes, as far as time allows."""
     if any(found.is_error for found in tally.found):
         return []
@@ -236,7 +252,8 @@ def _explanations(check: Check, adapter: Adapter, spec: str, seed: int, tally: T
     with suppress(TookTooLong), time_limit(timeout):
         for other in check.alternatives(adapter.conventions):
             again = Tally()
-            _run_cases(judge, adapter, adapter.conventions.replace(**other), spec, seed, again, until_found=True)
+            judged = adapter.conventions.replace(**other)
+            _run_cases(judge, adapter, judged, spec, seed, again, examples, until_found=True)
             if again.compared and not again.found:
                 told.append(", ".join(f"{name}={value!r}" for name, value in other.items()))
     return told

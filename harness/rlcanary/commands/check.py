@@ -32,6 +32,14 @@ from rlcanary.system.files import require_writable, write_whole
     help="Run only the checks whose id starts with PREFIX, such as `loss.`; repeatable.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the random cases.")
+@click.option(
+    "--examples",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Draw N more cases per check from the seed; the first that fails is shown in its smallest form.",
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Also write a summary here, as Markdown.")
 @click.option(
@@ -60,6 +68,7 @@ def check(
     adapter: str,
     only: tuple[str, ...],
     seed: int,
+    examples: int,
     json_path: Path | None,
     markdown: Path | None,
     expected_path: Path | None,
@@ -92,7 +101,7 @@ def check(
         task = progress.add_task(f"checking {implementation.name}", total=len(checks))
         for item in checks:
             progress.update(task, description=item.id)
-            results.append(run_check(item, implementation, adapter, seed, timeout))
+            results.append(run_check(item, implementation, adapter, seed, timeout, examples))
             progress.advance(task)
     if json_path is not None:
         write_whole(json_path, to_json(implementation.name, results))

@@ -12,7 +12,7 @@ from rlcanary import reference
 from rlcanary.checks.asserts import assert_close, assert_true, assert_unchanged, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds import inputs
+from rlcanary.checks.worlds import groups, inputs
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Baseline, Conventions, Scale
 
@@ -49,7 +49,18 @@ def _other_formulas(conventions: Conventions) -> list[dict[str, Any]]:
     return [{name: each} for name, values in choices.items() for each in values if each != getattr(conventions, name)]
 
 
-@check("advantage.declared_formula", needs=("advantages",), cases=_reward_groups, alternatives=_other_formulas)
+def _drawn(rng: Generator, size: int) -> Case:
+    rewards_B, group_ids_B = groups.rewards(rng, size)
+    return Case(rewards_B=rewards_B, group_ids_B=group_ids_B)
+
+
+@check(
+    "advantage.declared_formula",
+    needs=("advantages",),
+    cases=_reward_groups,
+    alternatives=_other_formulas,
+    draws=_drawn,
+)
 def declared_formula(adapter: Adapter, rewards_B: Tensor, group_ids_B: Tensor) -> None:
     """Advantages equal the formula that the conventions declare: baseline, scale, ddof and epsilon.
 
@@ -93,17 +104,19 @@ def constant_reward_is_zero(adapter: Adapter, size: int, reward: float) -> None:
 
 
 def _six_rewards(rng: Generator) -> Iterator[Case]:
-    yield Case(rewards_B=inputs.uniform(rng, 6, low=0, high=1))
+    yield Case(rewards_B=inputs.uniform(rng, 6, low=0, high=1), group_ids_B=torch.tensor([0, 0, 0, 1, 1, 1]))
 
 
-@check("advantage.row_order", needs=("advantages",), cases=_six_rewards)
-def row_order(adapter: Adapter, rewards_B: Tensor) -> None:
+@check("advantage.row_order", needs=("advantages",), cases=_six_rewards, draws=_drawn)
+def row_order(adapter: Adapter, rewards_B: Tensor, group_ids_B: Tensor) -> None:
     """Shuffling the rows shuffles the advantages with them: groups are defined by their ids, not by position.
 
     Silent because a reshape to [groups, size] accepts any order, and asynchronous rollouts arrive in any order: rewards
     are then compared across prompts. Look for `view(-1, group_size)` on data that is not sorted by group.
     """
-    group_ids_B, order = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([3, 0, 4, 1, 5, 2])
+    # Rows of the first half and of the second in turn.
+    order = torch.arange(2 * ((len(rewards_B) + 1) // 2)).view(2, -1).flip(0).T.flatten()
+    order = order[order < len(rewards_B)]
     before_B = _advantages(adapter, rewards_B, group_ids_B)
     advantages_B = _advantages(adapter, rewards_B[order], group_ids_B[order])
     assert_close(advantages_B, before_B[order], "advantages of shuffled rows are not the shuffled advantages")
@@ -111,22 +124,33 @@ def row_order(adapter: Adapter, rewards_B: Tensor) -> None:
 
 def _six_rewards_unless_scaled_by_the_batch(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     changes = {"advantage_scale": "none"} if conventions.advantage_scale == "batch" else {}
-    yield Case(changes=changes, rewards_B=inputs.uniform(rng, 6, low=0, high=1))
+    for case in _six_rewards(rng):
+        yield Case(changes=changes, **case.inputs)
 
 
-@check("advantage.groups_are_separate", needs=("advantages",), cases=_six_rewards_unless_scaled_by_the_batch)
-def groups_are_separate(adapter: Adapter, rewards_B: Tensor) -> None:
+def _drawn_unless_scaled_by_the_batch(conventions: Conventions, rng: Generator, size: int) -> Case:
+    changes = {"advantage_scale": "none"} if conventions.advantage_scale == "batch" else {}
+    return Case(changes=changes, **_drawn(rng, size).inputs)
+
+
+@check(
+    "advantage.groups_are_separate",
+    needs=("advantages",),
+    cases=_six_rewards_unless_scaled_by_the_batch,
+    draws=_drawn_unless_scaled_by_the_batch,
+)
+def groups_are_separate(adapter: Adapter, rewards_B: Tensor, group_ids_B: Tensor) -> None:
     """Shifting the rewards of one prompt does not change the advantages of other prompts.
 
     Silent because statistics over the whole batch look like statistics: easy prompts end up positive throughout and hard
     ones negative. Look for a mean without the group axis. (Scaling by the batch's standard deviation, where it is
     declared, is taken into account.)
     """
-    unit, group_ids_B = _within_the_clip(adapter.conventions, 8), torch.tensor([0, 0, 0, 1, 1, 1])
+    unit, is_first_B = _within_the_clip(adapter.conventions, 8), group_ids_B == group_ids_B.min()
     before_B = _advantages(adapter, rewards_B * unit, group_ids_B)
-    advantages_B = _advantages(adapter, (rewards_B + 7.0 * (group_ids_B == 1)) * unit, group_ids_B)
-    told = f"adding {7 * unit:g} to the rewards of the second prompt changed the advantages of the first"
-    assert_close(advantages_B, before_B, told, where=group_ids_B == 0, scale=8)
+    advantages_B = _advantages(adapter, (rewards_B + 7.0 * ~is_first_B) * unit, group_ids_B)
+    told = f"adding {7 * unit:g} to the rewards of the other prompts changed the advantages of the first"
+    assert_close(advantages_B, before_B, told, where=is_first_B, scale=8)
 
 
 def _four_rewards(rng: Generator) -> Iterator[Case]:
@@ -216,26 +240,33 @@ def _nan_rewards() -> Iterator[Case]:
         [1.0, 0.0, 0.0, 0.5, math.nan, math.nan, 1.0, math.nan],
         [1.0, 0.0, 0.0, 0.5, math.nan, math.nan, math.nan, math.nan],
     ):
-        yield Case(f"{sum(map(math.isnan, rewards))} NaN", rewards_B=torch.tensor(rewards))
+        label = f"{sum(map(math.isnan, rewards))} NaN"
+        yield Case(label, rewards_B=torch.tensor(rewards), group_ids_B=torch.arange(8) // 4)
 
 
-@check("advantage.nan_reward", needs=("advantages",), cases=_nan_rewards)
-def nan_reward(adapter: Adapter, rewards_B: Tensor) -> None:
+def _drawn_with_nan(rng: Generator, size: int) -> Case:
+    rewards_B, group_ids_B = groups.rewards(rng, size)
+    rewards_B[torch.rand(len(rewards_B), generator=rng) < 0.4] = math.nan
+    return Case(rewards_B=rewards_B, group_ids_B=group_ids_B)
+
+
+@check("advantage.nan_reward", needs=("advantages",), cases=_nan_rewards, draws=_drawn_with_nan)
+def nan_reward(adapter: Adapter, rewards_B: Tensor, group_ids_B: Tensor) -> None:
     """A NaN reward is handled as declared: it is an error, or its row is left out and gets advantage zero.
 
     Silent because a completion without a verdict gets one: NaN as 0 is a wrong answer, and a NaN-aware mean moves the
     others. Look for `nan_to_num`, `nanmean` and `nansum`, and for a NaN that is compared with a threshold.
     """
-    group_ids_B = torch.arange(8) // 4
     if adapter.conventions.nan_reward == "exclude":
         expected_B = reference.advantages(rewards_B.double(), group_ids_B, adapter.conventions)
         told = "rows with a NaN reward are declared as left out, with advantage zero"
-        assert_close(_advantages(adapter, rewards_B, group_ids_B), expected_B, told)
+        scale = float(rewards_B.nan_to_num().abs().max())
+        assert_close(_advantages(adapter, rewards_B, group_ids_B), expected_B, told, scale=scale)
         return
     advantages_B = unless_raised(adapter.advantages, rewards_B.clone(), group_ids_B)
     if advantages_B is not None:
         told = "a NaN reward is declared as an error, and its row has an advantage"
-        assert_close(advantages_B, torch.full((8,), math.nan), told, where=rewards_B.isnan())
+        assert_close(advantages_B, torch.full_like(rewards_B, math.nan), told, where=rewards_B.isnan())
 
 
 @check("advantage.inputs_untouched", needs=("advantages",))

@@ -12,7 +12,7 @@ from rlcanary import reference
 from rlcanary.checks.asserts import assert_close, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import Body, Check, check
-from rlcanary.checks.worlds import inputs
+from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.oracle import double, exact_loss
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import PolicyBatch
@@ -28,7 +28,13 @@ def _under(rng: Generator, *choices: dict[str, Any]) -> Iterator[Case]:
 
 def _loss_under(check_id: str, *choices: dict[str, Any]) -> Callable[[Body], Check]:
     """Decorate a check of the loss under each of these choices of conventions."""
-    return check(check_id, needs=("policy_loss",), cases=lambda rng: _under(rng, *choices))
+
+    def draw(conventions: Conventions, rng: Generator, size: int) -> Case:
+        choice = rows.one_of(rng, choices)
+        batch = rows.policy_batch(rng, size, conventions.replace(**choice))
+        return Case(changes=choice, batch=batch, told=Case(choice).label)
+
+    return check(check_id, needs=("policy_loss",), cases=lambda rng: _under(rng, *choices), draws=draw)
 
 
 def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str) -> None:

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from rlcanary.checks.asserts import assert_close, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds import inputs
+from rlcanary.checks.worlds import inputs, rows
 from rlcanary.contract.adapter import Adapter
 
 
@@ -23,8 +23,13 @@ def _logits(rng: Generator) -> Iterator[Case]:
         yield Case(shape, logits_BTV=inputs.logits(rng, *shape))
 
 
-@check("entropy.is_shannon_entropy", needs=("entropy",), cases=_logits)
-def is_shannon_entropy(adapter: Adapter, logits_BTV: Tensor) -> None:
+def _drawn(rng: Generator, size: int) -> Case:
+    logits_BTV, _ = rows.logits(rng, size)
+    return Case(logits_BTV=logits_BTV, scale=max(1.0, float(logits_BTV.detach().abs().max())))
+
+
+@check("entropy.is_shannon_entropy", needs=("entropy",), cases=_logits, draws=_drawn)
+def is_shannon_entropy(adapter: Adapter, logits_BTV: Tensor, scale: float = 1.0) -> None:
     """The entropy is -Σ p log p over the vocabulary in nats, in value and in gradient.
 
     Silent because a flat curve at zero, or the wrong unit, goes unnoticed until the policy has collapsed. Look for a
@@ -32,11 +37,11 @@ def is_shannon_entropy(adapter: Adapter, logits_BTV: Tensor) -> None:
     """
     entropy_BT, exact_BT = adapter.entropy(logits_BTV.clone()), exact_entropy(logits_BTV)
     with soft():
-        assert_close(entropy_BT, exact_BT, "entropy differs from -Σ p log p")
+        assert_close(entropy_BT, exact_BT, "entropy differs from -Σ p log p", scale=scale)
     if entropy_BT.requires_grad:
         wanted_BTV = gradient(exact_BT, logits_BTV)
         told = "the gradient of the entropy is not -p (log p + H)"
-        assert_close(gradient(entropy_BT, logits_BTV), wanted_BTV, told, quantity="gradient")
+        assert_close(gradient(entropy_BT, logits_BTV), wanted_BTV, told, scale=scale, quantity="gradient")
 
 
 def _filtered(rng: Generator) -> Iterator[Case]:

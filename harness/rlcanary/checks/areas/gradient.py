@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from rlcanary.checks.asserts import assert_true, gradient
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds import inputs
+from rlcanary.checks.worlds import inputs, rows
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import PolicyBatch
 from rlcanary.contract.conventions import Conventions
@@ -29,17 +29,33 @@ def _kl_is_not_its_slope(conventions: Conventions) -> bool:
 
 def _drifted(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     changes = {"kl_coef": 0.0} if _kl_is_not_its_slope(conventions) else {}
-    for rows, width, lengths in ((1, 1, (1,)), (2, 2, (2, 1)), (4, 3, (3, 1, 2, 2))):
-        batch = inputs.policy_batch(rng, rows, width, lengths)
-        # Ratios on both sides of 1; that of the first token, whose advantage is positive, is not clipped.
-        sizes_BT = inputs.uniform(rng, rows, width, low=0.05, high=0.7)
-        drift_BT = sizes_BT * (torch.rand(rows, width, generator=rng) - 0.5).sign()
-        drift_BT[0, 0] = -drift_BT[0, 0].abs()
-        batch = replace(batch, old_logprobs=(batch.logprobs.detach() - drift_BT).round(decimals=2))
+    for shape in ((1, 1, (1,)), (2, 2, (2, 1)), (4, 3, (3, 1, 2, 2))):
+        batch = _with_drift(rng, inputs.policy_batch(rng, *shape))
         yield Case(batch, changes=changes, batch=batch)
 
 
-@check("gradient.finite_differences", needs=("policy_loss",), applies=_has_stopped_gradients, cases=_drifted)
+def _with_drift(rng: Generator, batch: PolicyBatch) -> PolicyBatch:
+    """Move the ratios to both sides of 1; that of the first token, whose advantage is positive, is not clipped."""
+    sizes_BT = inputs.uniform(rng, *batch.mask.shape, low=0.05, high=0.7)
+    drift_BT = sizes_BT * (torch.rand(batch.mask.shape, generator=rng) - 0.5).sign()
+    drift_BT[0, 0] = -drift_BT[0, 0].abs()
+    return replace(batch, old_logprobs=(batch.logprobs.detach() - drift_BT).round(decimals=2))
+
+
+def _drawn(conventions: Conventions, rng: Generator, size: int) -> Case:
+    changes = {"kl_coef": 0.0} if _kl_is_not_its_slope(conventions) else {}
+    shape = rows.whole(rng, 1, size), rows.whole(rng, 1, size)
+    batch = _with_drift(rng, inputs.policy_batch(rng, *shape, None))
+    return Case(changes=changes, batch=replace(batch, mask=rows.mask(rng, *shape)))
+
+
+@check(
+    "gradient.finite_differences",
+    needs=("policy_loss",),
+    applies=_has_stopped_gradients,
+    cases=_drifted,
+    draws=_drawn,
+)
 def finite_differences(adapter: Adapter, batch: PolicyBatch) -> None:
     """The gradient of the loss matches finite differences of its value.
 
@@ -74,15 +90,27 @@ def _loss_at(adapter: Adapter, batch: PolicyBatch, row: int, position: int, step
 
 
 def _all_sequences(rng: Generator) -> Iterator[Case]:
-    vocabulary, width = 3, 2
+    yield _sequences(rng, 3, 2)
+
+
+def _drawn_sequences(rng: Generator, size: int) -> Case:
+    return _sequences(rng, rows.whole(rng, 2, min(size + 1, 4)), rows.whole(rng, 1, min(size, 3)))
+
+
+def _sequences(rng: Generator, vocabulary: int, width: int) -> Case:
     logits_TV = inputs.uniform(rng, width, vocabulary, low=-1, high=1).requires_grad_()
     ids_BT = torch.tensor(list(itertools.product(range(vocabulary), repeat=width)))
     rewards_B = inputs.uniform(rng, len(ids_BT), low=-1, high=1)
     changes = {"kl_coef": 0.0, "entropy_coef": 0.0}
-    yield Case(changes=changes, logits_TV=logits_TV, ids_BT=ids_BT, rewards_B=rewards_B)
+    return Case(changes=changes, logits_TV=logits_TV, ids_BT=ids_BT, rewards_B=rewards_B)
 
 
-@check("gradient.is_the_policy_gradient", needs=("token_logprobs", "policy_loss"), cases=_all_sequences)
+@check(
+    "gradient.is_the_policy_gradient",
+    needs=("token_logprobs", "policy_loss"),
+    cases=_all_sequences,
+    draws=_drawn_sequences,
+)
 def is_the_policy_gradient(adapter: Adapter, logits_TV: Tensor, ids_BT: Tensor, rewards_B: Tensor) -> None:
     """Summed over all completions of a tiny policy, weighted by probability, the gradient points along ∇ E[reward].
 

@@ -10,32 +10,45 @@ from rlcanary import reference
 from rlcanary.checks.asserts import assert_close, gradient
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import Cases, check
-from rlcanary.checks.worlds import inputs
+from rlcanary.checks.worlds import inputs, rows
 from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.batch import PolicyBatch
 from rlcanary.contract.conventions import Conventions
 
 
-def _logprobs(*shapes: inputs.Shape) -> Cases:
-    """Make cases under the declared correction or, if none is declared, under every kind that the adapter can be set to."""
+def _kinds(conventions: Conventions) -> dict[str, dict[str, Any]]:
+    """Return the declared correction or, if none is declared, every kind that the adapter can be set to."""
+    if conventions.importance_level != "none":
+        return {"": {}}
+    bounds = {"importance_low": 0.5, "importance_high": 1.2}
+    return {
+        f"{level}, {mode}": {"importance_level": level, "importance_mode": mode, **bounds}
+        for level in ("token", "sequence")
+        for mode in ("truncate", "mask")
+    }
 
+
+def _pair(batch: PolicyBatch) -> dict[str, Any]:
+    trainer_BT = batch.old_logprobs.detach().requires_grad_()
+    return {"trainer_BT": trainer_BT, "sampler_BT": batch.sampler_logprobs, "mask_BT": batch.mask}
+
+
+def _logprobs(*shapes: inputs.Shape) -> Cases:
     def cases(conventions: Conventions, rng: Generator) -> Iterator[Case]:
-        bounds = {"importance_low": 0.5, "importance_high": 1.2}
-        kinds: dict[str, dict[str, Any]] = {
-            f"{level}, {mode}": {"importance_level": level, "importance_mode": mode, **bounds}
-            for level in ("token", "sequence")
-            for mode in ("truncate", "mask")
-        }
-        for kind, changes in (kinds if conventions.importance_level == "none" else {"": {}}).items():
+        for kind, changes in _kinds(conventions).items():
             for shape in shapes:
-                batch = inputs.policy_batch(rng, *shape)
                 label = shape[:2] if len(shapes) > 1 else ()
-                pair = {"trainer_BT": batch.old_logprobs.requires_grad_(), "sampler_BT": batch.sampler_logprobs}
-                yield Case(*label, within=kind, changes=changes, **pair, mask_BT=batch.mask)
+                yield Case(*label, within=kind, changes=changes, **_pair(inputs.policy_batch(rng, *shape)))
 
     return cases
 
 
-@check("importance.declared_weights", needs=("importance_weights",), cases=_logprobs(*inputs.SHAPES))
+def _drawn(conventions: Conventions, rng: Generator, size: int) -> Case:
+    changes = rows.one_of(rng, list(_kinds(conventions).values()))
+    return Case(changes=changes, **_pair(rows.policy_batch(rng, size, conventions.replace(**changes))))
+
+
+@check("importance.declared_weights", needs=("importance_weights",), cases=_logprobs(*inputs.SHAPES), draws=_drawn)
 def declared_weights(adapter: Adapter, trainer_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor) -> None:
     """Each trained token's weight is trainer over sampler probability, at the declared level and with the declared bound.
 
@@ -48,7 +61,7 @@ def declared_weights(adapter: Adapter, trainer_BT: Tensor, sampler_BT: Tensor, m
     assert_close(weights_BT, expected_BT, f"weights declared as {level}-level, {mode}, are other ones", where=mask_BT)
 
 
-@check("importance.no_gradient", needs=("importance_weights",), cases=_logprobs((2, 2, (2, 1))))
+@check("importance.no_gradient", needs=("importance_weights",), cases=_logprobs((2, 2, (2, 1))), draws=_drawn)
 def no_gradient(adapter: Adapter, trainer_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor) -> None:
     """The weights carry no gradient.
 

@@ -11,7 +11,7 @@ from rlcanary import reference
 from rlcanary.checks.asserts import assert_close, assert_true, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds import inputs
+from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.oracle import exact_loss
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import PolicyBatch
@@ -31,7 +31,12 @@ def _logprobs(conventions: Conventions, rng: Generator) -> Iterator[Case]:
         yield Case(logprobs_1T, place, logprobs_BT=logprobs_1T.clone().requires_grad_(), ref_BT=ref_1T, place=place)
 
 
-@check("kl.declared_estimator", needs=("kl",), cases=_logprobs)
+def _drawn(conventions: Conventions, rng: Generator, size: int) -> Case:
+    batch = rows.policy_batch(rng, size, conventions)
+    return Case(logprobs_BT=batch.logprobs, ref_BT=batch.ref_logprobs, place="")
+
+
+@check("kl.declared_estimator", needs=("kl",), cases=_logprobs, draws=_drawn)
 def declared_estimator(adapter: Adapter, logprobs_BT: Tensor, ref_BT: Tensor, place: str) -> None:
     """Each token's KL is the declared estimator of the declared direction, in value and in gradient.
 

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from rlcanary.checks.asserts import assert_close, assert_true, assert_unchanged, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds import inputs
+from rlcanary.checks.worlds import inputs, rows
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions
 
@@ -30,9 +30,26 @@ def _scored(rng: Generator, *temperatures: float) -> Iterator[Case]:
             yield Case(*label, shape, logits_BTV=logits_BTV, ids_BT=ids_BT, weights_BT=weights_BT, temperature=value)
 
 
-@check("logprob.is_log_softmax", needs=("token_logprobs",), cases=lambda rng: _scored(rng, 1.0))
+def _drawn(rng: Generator, size: int, *temperatures: float) -> Case:
+    (logits_BTV, ids_BT), temperature = rows.logits(rng, size), rows.one_of(rng, temperatures)
+    weights_BT, scale = inputs.uniform(rng, *ids_BT.shape, low=0.5, high=1.5), float(logits_BTV.detach().abs().max())
+    given = {"logits_BTV": logits_BTV, "ids_BT": ids_BT, "weights_BT": weights_BT, "temperature": temperature}
+    return Case(**given, scale=max(1.0, scale / temperature))
+
+
+@check(
+    "logprob.is_log_softmax",
+    needs=("token_logprobs",),
+    cases=lambda rng: _scored(rng, 1.0),
+    draws=lambda rng, size: _drawn(rng, size, 1.0),
+)
 def is_log_softmax(
-    adapter: Adapter, logits_BTV: Tensor, ids_BT: Tensor, weights_BT: Tensor, temperature: float
+    adapter: Adapter,
+    logits_BTV: Tensor,
+    ids_BT: Tensor,
+    weights_BT: Tensor,
+    temperature: float,
+    scale: float = 1.0,
 ) -> None:
     """A token's logprob is log softmax(logits) at its own id and position, in value and in gradient.
 
@@ -43,15 +60,25 @@ def is_log_softmax(
     exact_BT = exact_logprobs(logits_BTV, ids_BT, temperature)
     got_BT = adapter.token_logprobs(logits_BTV.clone(), ids_BT, temperature)
     with soft():
-        assert_close(got_BT, exact_BT, "logprobs differ from log softmax at the token's id")
+        assert_close(got_BT, exact_BT, "logprobs differ from log softmax at the token's id", scale=scale)
     wanted_BTV = gradient(exact_BT, logits_BTV, weights_BT)
     told = "the gradient of the logprobs with respect to the logits is not onehot - softmax"
-    assert_close(gradient(got_BT, logits_BTV, weights_BT), wanted_BTV, told, quantity="gradient")
+    assert_close(gradient(got_BT, logits_BTV, weights_BT), wanted_BTV, told, scale=scale, quantity="gradient")
 
 
-@check("logprob.temperature", needs=("token_logprobs",), cases=lambda rng: _scored(rng, 0.6, 1.7))
+@check(
+    "logprob.temperature",
+    needs=("token_logprobs",),
+    cases=lambda rng: _scored(rng, 0.6, 1.7),
+    draws=lambda rng, size: _drawn(rng, size, 0.1, 0.6, 0.99, 1.7, 3.0),
+)
 def divides_by_the_temperature(
-    adapter: Adapter, logits_BTV: Tensor, ids_BT: Tensor, weights_BT: Tensor, temperature: float
+    adapter: Adapter,
+    logits_BTV: Tensor,
+    ids_BT: Tensor,
+    weights_BT: Tensor,
+    temperature: float,
+    scale: float = 1.0,
 ) -> None:
     """At temperature T a token's logprob is log softmax(logits / T), in value and gradient, also on repeated calls.
 
@@ -63,10 +90,11 @@ def divides_by_the_temperature(
     exact_BT = exact_logprobs(logits_BTV, ids_BT, temperature)
     got_BT = adapter.token_logprobs(logits_BTV.clone(), ids_BT, temperature)
     with soft():
-        assert_close(got_BT, exact_BT, f"at temperature {temperature} logprobs differ from log softmax(logits / T)")
+        told = f"at temperature {temperature} logprobs differ from log softmax(logits / T)"
+        assert_close(got_BT, exact_BT, told, scale=scale)
     wanted_BTV = gradient(exact_BT, logits_BTV, weights_BT)
     told = f"at temperature {temperature} the gradient is not (onehot - softmax(logits / T)) / T"
-    assert_close(gradient(got_BT, logits_BTV, weights_BT), wanted_BTV, told, quantity="gradient")
+    assert_close(gradient(got_BT, logits_BTV, weights_BT), wanted_BTV, told, scale=scale, quantity="gradient")
 
 
 def _two_temperatures(rng: Generator) -> Iterator[Case]:

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from rlcanary.checks.asserts import assert_close, assert_metrics, assert_unchanged, gradient, soft, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds import inputs
+from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.oracle import exact_loss, exact_output
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import LossOutput, PolicyBatch
@@ -33,6 +33,10 @@ def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str = "the batc
     return output
 
 
+def _drawn(conventions: Conventions, rng: Generator, size: int) -> Case:
+    return Case(batch=rows.policy_batch(rng, size, conventions))
+
+
 # An alternative explains a failure if it gives both the value and the gradient.
 _declared = partial(
     check,
@@ -40,6 +44,7 @@ _declared = partial(
     cases=inputs.batches(*inputs.SHAPES, inputs.WITH_EMPTY_ROW),
     alternatives=_other_aggregations,
     explains=_assert_declared,
+    draws=_drawn,
 )
 
 
@@ -74,7 +79,18 @@ def _terms(conventions: Conventions) -> str:
     return ", ".join(terms)
 
 
-@check("loss.on_policy_sign", needs=("policy_loss",), cases=inputs.batches(*inputs.SHAPES, on_policy=True, kl_coef=0.0))
+def _drawn_on_policy(conventions: Conventions, rng: Generator, size: int) -> Case:
+    changes = {"kl_coef": 0.0}
+    batch = rows.policy_batch(rng, size, conventions.replace(**changes), on_policy=True)
+    return Case(changes=changes, batch=batch)
+
+
+@check(
+    "loss.on_policy_sign",
+    needs=("policy_loss",),
+    cases=inputs.batches(*inputs.SHAPES, on_policy=True, kl_coef=0.0),
+    draws=_drawn_on_policy,
+)
 def on_policy_sign(adapter: Adapter, batch: PolicyBatch) -> None:
     """On policy, a gradient step raises the logprob of every token with positive advantage and lowers the others.
 
@@ -92,11 +108,11 @@ def _couples_rows(conventions: Conventions) -> str | None:
 
 
 def _full_and_uneven(rng: Generator) -> Iterator[Case]:
-    for rows, width, lengths in ((2, 2, (2, 2)), (3, 4, (4, 2, 3))):
-        yield Case(rows, width, batch=inputs.policy_batch(rng, rows, width, lengths))
+    for shape in ((2, 2, (2, 2)), (3, 4, (4, 2, 3))):
+        yield Case(*shape[:2], batch=inputs.policy_batch(rng, *shape))
 
 
-@check("loss.rows_are_separate", needs=("policy_loss",), applies=_couples_rows, cases=_full_and_uneven)
+@check("loss.rows_are_separate", needs=("policy_loss",), applies=_couples_rows, cases=_full_and_uneven, draws=_drawn)
 def rows_are_separate(adapter: Adapter, batch: PolicyBatch) -> None:
     """Changing one completion's advantage changes the gradient of that completion only.
 
@@ -123,6 +139,7 @@ def _judged(adapter: Adapter, batch: PolicyBatch) -> tuple[LossOutput, Tensor]:
     "loss.token_advantages",
     needs=("policy_loss",),
     cases=inputs.batches((2, 2, (2, 1)), (3, 3, (3, 1, 2)), (2, 4, (4, 2))),
+    draws=_drawn,
 )
 def token_advantages(adapter: Adapter, batch: PolicyBatch) -> None:
     """Advantages given per token, equal along each row, give the same loss and gradient as one advantage per row.
@@ -139,14 +156,14 @@ def token_advantages(adapter: Adapter, batch: PolicyBatch) -> None:
     assert_close(after_BT, before_BT, f"{told} gradient", quantity="gradient")
 
 
-@check("loss.row_order", needs=("policy_loss",), cases=inputs.batches((4, 5, (5, 2, 1, 3))))
+@check("loss.row_order", needs=("policy_loss",), cases=inputs.batches((4, 5, (5, 2, 1, 3))), draws=_drawn)
 def row_order(adapter: Adapter, batch: PolicyBatch) -> None:
     """Shuffling the rows of the batch changes neither the loss, nor any token's gradient, nor a logged mean.
 
     Silent because data loaders shuffle anyway: the loss is then that of mismatched completions and advantages. Look for
     a tensor that is indexed, filtered or sorted while its neighbours are not.
     """
-    order = torch.tensor([2, 0, 3, 1])
+    order = torch.arange(len(batch.mask)).roll(1)
     before, gradient_BT = _judged(adapter, batch)
     _assert_same(_judged(adapter, batch.rows(order)), (before, gradient_BT[order]), "shuffling the rows")
 
@@ -161,7 +178,7 @@ def _assert_same(after: tuple[LossOutput, Tensor], before: tuple[LossOutput, Ten
     assert_metrics(output, expected.metrics, f"without {told}")
 
 
-@check("loss.padding_amount", needs=("policy_loss",), cases=inputs.batches((3, 3, (3, 1, 2))))
+@check("loss.padding_amount", needs=("policy_loss",), cases=inputs.batches((3, 3, (3, 1, 2))), draws=_drawn)
 def padding_amount(adapter: Adapter, batch: PolicyBatch) -> None:
     """Padding the batch to a greater width changes neither the loss, nor any gradient, nor a logged mean.
 
@@ -195,7 +212,14 @@ def _reading(conventions: Conventions, name: str) -> dict[str, Any]:
     return {}
 
 
-@check("loss.masked_positions", needs=("policy_loss",), cases=_garbage)
+def _drawn_garbage(conventions: Conventions, rng: Generator, size: int) -> Case:
+    name = rows.one_of(rng, ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs", "entropy"))
+    garbage, changes = rows.one_of(rng, (-50.0, math.nan, math.inf, -math.inf)), _reading(conventions, name)
+    batch = rows.policy_batch(rng, size, conventions.replace(**changes))
+    return Case(changes=changes, batch=batch, name=name, garbage=garbage)
+
+
+@check("loss.masked_positions", needs=("policy_loss",), cases=_garbage, draws=_drawn_garbage)
 def masked_positions(adapter: Adapter, batch: PolicyBatch, name: str, garbage: float) -> None:
     """Values at masked positions, NaN and infinities included, change no loss, no gradient and no logged mean.
 
@@ -276,7 +300,7 @@ def log_ratio_clamp(adapter: Adapter, log_ratio: float, advantage: float) -> Non
     _assert_declared(adapter, _one_token(log_ratio, advantage), told)
 
 
-@check("loss.metrics", needs=("policy_loss",), cases=inputs.batches(*inputs.SHAPES))
+@check("loss.metrics", needs=("policy_loss",), cases=inputs.batches(*inputs.SHAPES), draws=_drawn)
 def metrics(adapter: Adapter, batch: PolicyBatch) -> None:
     """Logged KL, entropy, clip fraction and ratios are those of the trained tokens, as recomputed from the batch.
 

@@ -1,9 +1,14 @@
 """The completion mask: tokens up to and including the first end-of-sequence token are trained, later ones are not."""
 
+from collections.abc import Iterator
+
 import torch
+from torch import Generator, Tensor
 
 from rlcanary.checks.asserts import assert_close
+from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
+from rlcanary.checks.worlds.rows import one_of, whole
 from rlcanary.contract.adapter import Adapter
 
 
@@ -45,16 +50,27 @@ def pad_id_zero(adapter: Adapter) -> None:
     assert_close(mask, torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]), told)
 
 
-@check("mask.several_eos_ids", needs=("completion_mask",))
-def several_eos_ids(adapter: Adapter) -> None:
+def _two_ends() -> Iterator[Case]:
+    yield Case(ids_BT=torch.tensor([[5, 3, 0, 0], [5, 6, 2, 3], [3, 2, 5, 5]]), eos_token_ids=[2, 3], pad_token_id=0)
+
+
+def _drawn(rng: Generator, size: int) -> Case:
+    shape, ends = (whole(rng, 1, size), whole(rng, 1, 2 * size)), torch.randperm(8, generator=rng)[: whole(rng, 1, 3)]
+    ids_BT = torch.randint(whole(rng, 4, 16), shape, generator=rng)
+    return Case(ids_BT=ids_BT, eos_token_ids=ends.tolist(), pad_token_id=one_of(rng, (0, 5, int(ends[0]))))
+
+
+@check("mask.several_eos_ids", needs=("completion_mask",), cases=_two_ends, draws=_drawn)
+def several_eos_ids(adapter: Adapter, ids_BT: Tensor, eos_token_ids: list[int], pad_token_id: int) -> None:
     """The first of any of the ids on which the sampler stops ends the mask.
 
     Silent because chat models stop on <|im_end|> or <|endoftext|>; with one of them known to the mask, the padding after
     the other is trained as text. Look for `tokenizer.eos_token_id` where the sampler uses the generation config's list.
     """
-    mask = adapter.completion_mask(torch.tensor([[5, 3, 0, 0], [5, 6, 2, 3], [3, 2, 5, 5]]), [2, 3], 0)
-    told = "with EOS ids 2 and 3 the mask does not end with the first of either"
-    assert_close(mask, torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 0]]), told)
+    is_kept = [[not set(ids[:place]) & set(eos_token_ids) for place in range(len(ids))] for ids in ids_BT.tolist()]
+    mask = adapter.completion_mask(ids_BT, eos_token_ids, pad_token_id)
+    told = f"with EOS ids {eos_token_ids} and padding id {pad_token_id} the mask does not end with the first of them"
+    assert_close(mask, torch.tensor(is_kept).int(), told)
 
 
 @check("mask.truncated_row", needs=("completion_mask",))

@@ -9,7 +9,7 @@ from torch import Generator
 from rlcanary.checks.asserts import assert_close, assert_metrics, assert_true, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds import inputs
+from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.oracle import exact_loss, exact_output
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import LossOutput, PolicyBatch
@@ -41,7 +41,20 @@ def _pieces(conventions: Conventions, rng: Generator) -> Iterator[Case]:
                 yield Case(profile, name, f"{n} pieces", changes=changes, batch=batch, n_pieces=n, told=told)
 
 
-@check("split.micro_batches", needs=("accumulated_loss",), cases=_pieces)
+def _drawn_pieces(conventions: Conventions, rng: Generator, size: int) -> Case:
+    name = rows.one_of(rng, (conventions.aggregation, "token_mean", "sequence_mean"))
+    changes = {"aggregation": name}
+    batch = rows.policy_batch(rng, size, conventions.replace(**changes))
+    return Case(changes=changes, batch=batch, n_pieces=_number(rng, batch), told=name)
+
+
+def _number(rng: Generator, batch: PolicyBatch) -> int:
+    """Draw a number of pieces, of at least one group each."""
+    assert batch.group_ids is not None
+    return rows.whole(rng, 1, len(batch.group_ids.unique()))
+
+
+@check("split.micro_batches", needs=("accumulated_loss",), cases=_pieces, draws=_drawn_pieces)
 def micro_batches(adapter: Adapter, batch: PolicyBatch, n_pieces: int, told: str) -> None:
     """Micro-batches of uneven token counts give the loss and the gradient of the whole batch.
 
@@ -52,7 +65,7 @@ def micro_batches(adapter: Adapter, batch: PolicyBatch, n_pieces: int, told: str
     _assert_whole(adapter, adapter.accumulated_loss, batch, n_pieces, f"in {n_pieces} micro-batches ({told})")
 
 
-@check("split.ranks", needs=("sharded_loss",), cases=_pieces)
+@check("split.ranks", needs=("sharded_loss",), cases=_pieces, draws=_drawn_pieces)
 def ranks(adapter: Adapter, batch: PolicyBatch, n_pieces: int, told: str) -> None:
     """The reduced gradient over ranks with uneven token counts equals that of the whole batch on one rank.
 
@@ -78,7 +91,12 @@ def _several_pieces(rng: Generator) -> Iterator[Case]:
             yield Case(profile, f"{n} pieces", batch=batch, n_pieces=n, profile=profile)
 
 
-@check("split.metrics_over_micro_batches", needs=("accumulated_loss",), cases=_several_pieces)
+def _drawn_metrics(conventions: Conventions, rng: Generator, size: int) -> Case:
+    batch = rows.policy_batch(rng, size, conventions)
+    return Case(batch=batch, n_pieces=_number(rng, batch), profile=f"{len(batch.mask)} rows")
+
+
+@check("split.metrics_over_micro_batches", needs=("accumulated_loss",), cases=_several_pieces, draws=_drawn_metrics)
 def metrics_over_micro_batches(adapter: Adapter, batch: PolicyBatch, n_pieces: int, profile: str) -> None:
     """Metrics logged for an update in micro-batches equal those for the whole batch.
 
@@ -91,7 +109,7 @@ def metrics_over_micro_batches(adapter: Adapter, batch: PolicyBatch, n_pieces: i
     assert_metrics(adapter.accumulated_loss(batch, n_pieces), expected, told)
 
 
-@check("split.metrics_over_ranks", needs=("sharded_loss",), cases=_several_pieces)
+@check("split.metrics_over_ranks", needs=("sharded_loss",), cases=_several_pieces, draws=_drawn_metrics)
 def metrics_over_ranks(adapter: Adapter, batch: PolicyBatch, n_pieces: int, profile: str) -> None:
     """Metrics logged over several ranks equal those of one rank with all the data.
 

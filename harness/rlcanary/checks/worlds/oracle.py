@@ -30,7 +30,13 @@ def exact_output(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
 
 def exact_loss(batch: PolicyBatch, conventions: Conventions) -> tuple[Tensor, Tensor]:
     """Compute the reference loss in float64 and its gradient with respect to the logprobs, [B, T]."""
+    output, gradient_BT = exact_update(batch, conventions)
+    return output.loss.detach(), gradient_BT
+
+
+def exact_update(batch: PolicyBatch, conventions: Conventions) -> tuple[LossOutput, Tensor]:
+    """Compute loss and metrics of the reference in float64, and the loss's gradient with respect to the logprobs."""
     exact = double(batch)
-    loss = reference.policy_loss(exact, conventions).loss
-    (gradient_BT,) = torch.autograd.grad(loss, exact.logprobs)
-    return loss.detach(), gradient_BT
+    output = reference.policy_loss(exact, conventions)
+    (gradient_BT,) = torch.autograd.grad(output.loss, exact.logprobs)
+    return output, gradient_BT
