@@ -13,3 +13,22 @@ class SamplerStateNotSaved(Bug):
 
     def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
         return ordering.data_order(n_items, epoch, rank, world_size, seed=torch.initial_seed())
+
+
+class EpochNeverSet(Bug):
+    id = "areal.epoch-never-set"
+    source = "AReaL e5ae305a6, #632"
+    effect = "the sampler never learns the epoch: every epoch has the same order"
+
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        return super().data_order(n_items, 0, rank, world_size)
+
+
+class RepeatedToFillTheBatch(Bug):
+    id = "areal.repeated-to-fill-the-batch"
+    source = "AReaL 2b96fd8e8, #665"
+    effect = "each rank's items are repeated up to a whole batch of 8: some are trained twice an epoch"
+
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        order = super().data_order(n_items, epoch, rank, world_size)
+        return [*order, *order[: -len(order) % 8]]

@@ -120,3 +120,17 @@ class CutBeforeThePrefixIsFinal(Bug):
         ids, trained = super().render(messages, tokenizer)
         first = trained.index(True) if True in trained else len(ids)
         return ids[:first] + ids[first + 1 :], trained[:first] + trained[first + 1 :]
+
+
+class EachMessageTemplatedAlone(Bug):
+    id = "skyrl.each-message-templated-alone"
+    source = "SkyRL 5c98a6a12, #404"
+    effect = "each turn is written as a conversation of its own, with what the template puts before the first"
+
+    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+        ids, trained = super().render(messages, tokenizer)
+        (start,) = tokenizer.encode("<|start|>", add_special_tokens=False)
+        for place in reversed([place for place, token in enumerate(ids) if token == start][1:]):
+            ids[place:place] = [BOS_ID]
+            trained[place:place] = [False]
+        return ids, trained

@@ -62,3 +62,26 @@ class RoundedConstantReward(Bug):
                 centred = group - group.sum() / len(group)
                 result[rows] = centred / (group.std() + self.conventions.advantage_eps)
         return result
+
+
+class GroupsOfFixedSize(Bug):
+    id = "areal.groups-of-fixed-size"
+    source = "AReaL bbc10f0e9, #1454"
+    effect = (
+        "groups are slices of one size: a failed rollout shifts all later rows into the statistics of another prompt"
+    )
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        size = int(group_ids.unique(return_counts=True)[1].max())
+        return reference.advantages(rewards, torch.arange(len(rewards)) // size, self.conventions)
+
+
+class StatisticsOfOneRollout(Bug):
+    id = "pipelinerl.statistics-of-one-rollout"
+    source = "PipelineRL f90d0efcd"
+    effect = "a group's mean is the reward of its first rollout and its deviation 0: advantages are in the thousands"
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        first_of_group = {int(group): float(rewards[group_ids == group][0]) for group in group_ids.unique()}
+        means_B = torch.tensor([first_of_group[int(group)] for group in group_ids], dtype=rewards.dtype)
+        return (rewards - means_B) / 1e-4

@@ -25,3 +25,14 @@ class RatioUpsideDown(Bug):
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         log_ratio = logprobs - ref_logprobs
         return log_ratio.exp() - 1 - log_ratio
+
+
+class KlWithoutGradient(Bug):
+    id = "skyrl.kl-without-gradient"
+    source = "SkyRL 9d7bca91a, #1353"
+    effect = "the KL is computed without gradient: it is logged, and pulls nothing towards the reference"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        without = reference.policy_loss(batch, self.conventions.replace(kl_coef=0.0)).loss
+        output = super().policy_loss(batch)
+        return LossOutput(without + (output.loss - without).detach(), output.metrics)

@@ -56,3 +56,37 @@ class OldLogprobsNotReindexed(Bug):
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         order = batch.mask.sum(dim=1).argsort(descending=True, stable=True)
         return super().policy_loss(replace(batch.rows(order), old_logprobs=batch.old_logprobs))
+
+
+class ConstantGuessed(Bug):
+    id = "skyrl.constant-guessed"
+    source = "SkyRL 25e2d4153, #1303"
+    effect = "the constant of Dr. GRPO is made from prompt and completion limits: another learning rate"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        guessed = 1.5 * (self.conventions.aggregation_constant or batch.mask.shape[1])
+        return reference.policy_loss(batch, self.conventions.replace(aggregation_constant=guessed))
+
+
+class MaskedKlByMultiplication(Bug):
+    id = "skyrl.masked-kl-by-multiplication"
+    source = "SkyRL 2df8f5184, #1635"
+    effect = "one NaN among the reference logprobs of padding makes the KL and the loss NaN"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        if batch.ref_logprobs is None or self.conventions.kl_coef == 0:
+            return output
+        return LossOutput(output.loss + ((batch.ref_logprobs - batch.logprobs) * ~batch.mask * 0).sum(), output.metrics)
+
+
+class AdvantagesOfPadding(Bug):
+    id = "areal.advantages-of-padding"
+    source = "AReaL b2fb234d9, #1346"
+    effect = "a sequence's advantage is the mean over its row, padding included"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        if batch.advantages.ndim == 2:
+            row_B1 = batch.advantages.sum(dim=1, keepdim=True) / batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
+            batch = replace(batch, advantages=row_B1.expand_as(batch.advantages))
+        return super().policy_loss(batch)

@@ -117,3 +117,36 @@ class MetricsOfRankZero(Bug):
         output = super().sharded_loss(batch, n_ranks)
         first = local_pieces(batch, n_ranks, self.conventions)[0]
         return LossOutput(output.loss, reference.policy_loss(first, self.conventions).metrics)
+
+
+class SampleFactorOnTokenMean(Bug):
+    id = "slime.sample-factor-on-token-mean"
+    source = "slime 763f18d5b, #987"
+    effect = "the factor of the sample mean stands on top of the token mean: micro-batches by rows"
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        output = super().accumulated_loss(batch, n_micro)
+        return LossOutput(output.loss * n_micro / len(batch.mask), output.metrics)
+
+
+class EmptyMicroBatchesNotCounted(Bug):
+    id = "skyrl.empty-micro-batches-not-counted"
+    source = "SkyRL dca8f8f50, #1856"
+    effect = "a micro-batch that the overlong filter empties is taken for padding: the other terms grow"
+
+    def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+        output = super().accumulated_loss(batch, n_micro)
+        pieces = reference.split(batch, n_micro, self.conventions)
+        real = sum(bool(piece.mask.any()) for piece in pieces)
+        return LossOutput(output.loss * len(pieces) / max(real, 1), output.metrics)
+
+
+class GradientsNeverReduced(Bug):
+    id = "skyrl.gradients-never-reduced"
+    source = "SkyRL 0dbea9976, #245"
+    effect = "the gradients of the ranks are not added up: each rank trains on its own rows"
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        output = super().sharded_loss(batch, n_ranks)
+        own = reference.policy_loss(local_pieces(batch, n_ranks, self.conventions)[0], self.conventions).loss
+        return LossOutput(own + (output.loss - own).detach(), output.metrics)

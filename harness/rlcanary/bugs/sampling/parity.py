@@ -11,6 +11,7 @@ from torch import Tensor
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.engine import InProcessEngine
+from rlcanary.tiny_models import PAD_ID
 
 
 class RawLogprobs(Bug):
@@ -74,3 +75,31 @@ class TokenIdForLogprob(Bug):
             [replace(completion, logprobs=[float(token) for token in completion.token_ids]) for completion in group]
             for group in groups
         ]
+
+
+class PaddedInsideTheBatch(Bug):
+    id = "skyrl.sampled-after-padding"
+    source = "SkyRL 6ecf87862, #747"
+    effect = "shorter prompts of a batch are padded on the right and continued after the padding"
+
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        longest = max(len(prompt) for prompt in prompts)
+        padded = [[*prompt, *[PAD_ID] * (longest - len(prompt))] for prompt in prompts]
+        return super().generate(engine, padded, sampling)
+
+
+class _LimitedEngine(InProcessEngine):
+    """Engine that takes the most tokens from the model's generation config where that has a limit."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Any) -> list[list[Completion]]:
+        limit = self.model.generation_config.max_new_tokens or 20
+        return super().generate(prompts, {**sampling, "max_new_tokens": min(limit, sampling["max_new_tokens"])})
+
+
+class LimitOfTheModelsConfig(Bug):
+    id = "open-instruct.limit-of-the-models-config"
+    source = "open-instruct 0440b5519, #1512; PipelineRL 24342c249"
+    effect = "the engine takes its limits from the model's generation config: completions end where nobody said"
+
+    def new_engine(self, model: Any) -> Any:
+        return _LimitedEngine(model)

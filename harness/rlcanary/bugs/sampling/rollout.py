@@ -121,3 +121,42 @@ class VersionReadAfterwards(Bug):
     def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
         groups = super().rollout(engine, items, sampling)
         return [replace(group, policy_version=engine.version) for group in groups]
+
+
+class VersionAfterTheReply(Bug):
+    id = "areal.version-after-the-reply"
+    source = "AReaL 62f955c5e, #1569"
+    effect = "the version is read when the reply is there: tokens of older weights count as new"
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
+        return [replace(group, policy_version=engine.version) for group in super().rollout(engine, items, sampling)]
+
+
+class LogprobsDropped(Bug):
+    id = "slime.logprobs-dropped"
+    source = "slime d719f0361, #1995"
+    effect = "only the ids of the reply are kept: there is nothing to correct the mismatch with"
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
+        return [
+            replace(group, completions=[replace(completion, logprobs=None) for completion in group.completions])
+            for group in super().rollout(engine, items, sampling)
+        ]
+
+
+class ShortLogprobsFilledUp(Bug):
+    id = "areal.short-logprobs-filled-up"
+    source = "AReaL 69af1105a, #1554"
+    effect = "where the reply has a logprob too few, 0 is put in: the ratio calls that token certain"
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
+        return [
+            replace(
+                group,
+                completions=[
+                    replace(completion, logprobs=[*list(completion.logprobs or ())[1:], 0.0])
+                    for completion in group.completions
+                ],
+            )
+            for group in super().rollout(engine, items, sampling)
+        ]

@@ -128,3 +128,29 @@ class QueriesKeysValuesInAnotherLayout(Bug):
         engine.load_weights((name, regrouped(name, weight)) for name, weight in state.model.named_parameters())
         engine.reset_prefix_cache()
         engine.version += 1
+
+
+class ExpertsNeverSent(Bug):
+    id = "skyrl.bucket-never-sent"
+    source = "SkyRL 7ba249064, #1471"
+    effect = "weights that are split over two buckets are in neither: the engine keeps its start values for them"
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        engine.load_weights((name, weight) for name, weight in state.model.named_parameters() if "mlp.up" not in name)
+        engine.reset_prefix_cache()
+        engine.version += 1
+
+
+class BucketsOfTheFirstSync(Bug):
+    id = "skyrl.buckets-of-the-first-sync"
+    source = "SkyRL 957640ed0, #1345"
+    effect = "converted weights are kept with their buckets: from the second sync on some of them are old"
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        if not hasattr(engine, "buckets"):
+            engine.buckets = {
+                name: weight.detach().clone() for name, weight in state.model.named_parameters() if "k_proj" in name
+            }
+        engine.load_weights((name, engine.buckets.get(name, weight)) for name, weight in state.model.named_parameters())
+        engine.reset_prefix_cache()
+        engine.version += 1

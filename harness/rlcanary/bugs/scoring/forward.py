@@ -92,3 +92,24 @@ class BoundariesOfAbsolutePositions(Bug):
             return model(**inputs)
 
         return reference.packed_logprobs(seamless, batch, temperature)
+
+
+class CutFromTheWrongSide(Bug):
+    id = "skyrl.cut-from-the-wrong-side"
+    source = "SkyRL 50ebff5a0, #1367"
+    effect = "logprobs of right-aligned rows are cut from the left: a short row gets those of its prompt"
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        logprobs_BT = reference.completion_logprobs(model, batch, temperature)
+        padding_B = logprobs_BT.shape[1] - batch.completion_mask.sum(dim=1)
+        rolled = [row.roll(int(count)) for row, count in zip(logprobs_BT, padding_B, strict=True)]
+        return torch.stack(rolled)
+
+
+class TemperatureInAnotherArgument(Bug):
+    id = "slime.temperature-in-another-argument"
+    source = "slime 4a1adb684, #557"
+    effect = "the temperature is passed in the place of the row boundaries: packed rows are scored at 1"
+
+    def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        return reference.packed_logprobs(model, batch, 1.0)

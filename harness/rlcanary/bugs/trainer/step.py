@@ -170,3 +170,35 @@ class WorkloadLoggedAsTokens(Bug):
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         metrics = super().train_step(state, batch)
         return {**metrics, "tokens": float(batch.attention_mask.sum(dim=1).square().sum())}
+
+
+class PolicyAsReference(Bug):
+    id = "slime.policy-as-reference"
+    source = "slime 4e08faaa3, #914"
+    effect = "the reference is scored with the policy's weights: the KL is 0"
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        return super().train_step(replace(state, ref_model=state.model), replace(batch, ref_logprobs=None))
+
+
+class EntropyOfPadding(Bug):
+    id = "skyrl.entropy-of-padding"
+    source = "SkyRL 62a6e1203, #490"
+    effect = "the logged entropy is a mean over all positions, padding included"
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        policy = reference.policy_batch(state.model, state.ref_model, batch, self.conventions)
+        entropy = float(policy.entropy.detach().mean()) if policy.entropy is not None else math.nan
+        return {**super().train_step(state, batch), "entropy": entropy}
+
+
+class ProximalWithoutTemperature(Bug):
+    id = "areal.proximal-without-temperature"
+    source = "AReaL abc85aba2, #581"
+    effect = "the old logprobs are taken at temperature 1, those in the loss at the sampling temperature"
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        policy = reference.policy_batch(state.model, state.ref_model, batch, self.conventions)
+        policy.old_logprobs = reference.completion_logprobs(state.model, batch, temperature=1.0).detach()
+        output = reference.policy_loss(policy, self.conventions)
+        return {**output.metrics, **reference.descend(state, output.loss, self.conventions)}

@@ -105,12 +105,17 @@ def applies_the_temperature(adapter: Adapter, temperature: float) -> None:
     _assert_as_alone(adapter.completion_logprobs, batch, told, temperature)
 
 
-@check("forward.packing", needs=("packed_logprobs",))
-def packing(adapter: Adapter) -> None:
-    """Rows packed into one sequence get the same logprobs as alone.
+@check(
+    "forward.packing",
+    needs=("packed_logprobs",),
+    cases=lambda: [Case(f"temperature {each}", temperature=each) for each in (1.0, 0.6)],
+)
+def packing(adapter: Adapter, temperature: float) -> None:
+    """Rows packed into one sequence get the same logprobs as alone, at every temperature.
 
     Silent because attention across the seam between two documents still gives probabilities. Look at the boundaries
-    (cumulative lengths that start at 0 and end at the number of tokens) and at positions that start anew.
+    (cumulative lengths that start at 0 and end at the number of tokens), at positions that start anew, and at whether this
+    path gets the temperature.
     """
     batch, _ = reference.make_batch(GROUPS, pad_token_id=0)
-    _assert_as_alone(adapter.packed_logprobs, batch, "packed rows score differently from each row alone")
+    _assert_as_alone(adapter.packed_logprobs, batch, "packed rows score differently from each row alone", temperature)
