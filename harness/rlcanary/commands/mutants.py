@@ -9,7 +9,6 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from rlcanary.adapters.load import load_adapter
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
 from rlcanary.system.files import require_writable, write_whole
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from rlcanary.mutants.killing import Fate, Trial, Verdict
-    from rlcanary.mutants.mutant import Run
 
 VERDICTS: tuple[Verdict, ...] = ("killed", "survived", "unreached", "crashed", "hung")
 
@@ -109,21 +107,14 @@ def mutants(
 
 
 def _trials(name: str, modules: Sequence[str], only: tuple[str, ...], progress: Progress) -> list[Trial]:
-    from rlcanary.checks import all_checks
-    from rlcanary.mutants.gather import function_mutants, packages_of, trials
-    from rlcanary.mutants.reach import runs_on_original
+    from rlcanary.mutants.gather import gather
 
-    packages = packages_of(name)
-    adapter = load_adapter(name)
-    checks = [check for check in all_checks() if not only or check.id.startswith(only)]
-    task = progress.add_task(f"checking {name}", total=len(checks))
-    runs: list[Run] = []
-    for check in checks:
-        progress.update(task, description=f"{name}: {check.id}")
-        runs += runs_on_original(adapter, name, [check], packages)
-        progress.advance(task)
-    progress.update(task, description=f"mutating {name}")
-    found = trials(name, adapter, function_mutants(runs, packages, modules), runs)
+    task = progress.add_task(f"checking {name}", total=None)
+
+    def tell(check: str, done: int, total: int) -> None:
+        progress.update(task, description=f"{name}: {check}", completed=done, total=total)
+
+    found = gather(name, modules, only, tell)
     progress.remove_task(task)
     return found
 

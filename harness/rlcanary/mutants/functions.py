@@ -108,12 +108,16 @@ def mutants_of(function: FunctionType) -> Iterator[FunctionMutant]:
             code = _compiled(tree, function)
         except SyntaxError:
             continue
-        is_same = code.co_code == original.co_code and code.co_consts == original.co_consts
-        if not is_same and code.co_freevars == original.co_freevars:
+        if _content(code) != _content(original) and code.co_freevars == original.co_freevars:
             diff = _diff(mutation.before, mutation.after)
             seen[diff] += 1
             lines = {(original.co_filename, original.co_firstlineno - 1 + line) for line in mutation.lines}
             yield FunctionMutant(function, code, frozenset(lines), diff, seen[diff])
+
+
+def _content(code: CodeType) -> tuple[object, ...]:
+    """Return the instructions of a function and what they name."""
+    return code.co_code, code.co_consts, code.co_names, code.co_varnames
 
 
 def _lines(function: FunctionType) -> set[Line]:

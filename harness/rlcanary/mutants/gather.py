@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from rlcanary.adapters.load import load_adapter
+from rlcanary.checks import all_checks
 from rlcanary.contract.adapter import Adapter
 from rlcanary.errors import UserError
 from rlcanary.mutants.functions import functions_reached, mutants_of
 from rlcanary.mutants.killing import Trial
 from rlcanary.mutants.mutant import Mutant, Run
-from rlcanary.mutants.reach import is_within
+from rlcanary.mutants.reach import is_within, runs_on_original
 
 # The code that is mutated behind each bundled adapter. What one shares with another is mutated behind that one.
 PACKAGES = {
@@ -26,7 +28,7 @@ def packages_of(name: str) -> tuple[str, ...]:
     """Return the packages that are mutated behind a bundled adapter.
 
     Raises:
-        UserError: nobody has said which ones.
+        UserError: no package is known for this adapter.
     """
     if name not in PACKAGES:
         raise UserError(f"no package is known to mutate behind {name!r}: the adapters are {', '.join(PACKAGES)}")
@@ -47,6 +49,32 @@ def function_mutants(runs: Sequence[Run], packages: Sequence[str], modules: Sequ
         if not modules or _is_one_of(function.__module__, modules)
         for mutant in mutants_of(function)
     ]
+
+
+def gather(
+    name: str,
+    modules: Sequence[str] = (),
+    only: tuple[str, ...] = (),
+    tell: Callable[[str, int, int], object] = lambda *_: None,
+) -> list[Trial]:
+    """Run the checks on an adapter, and return the mutants of what they run, each with the checks that run it.
+
+    Args:
+        name: the adapter.
+        modules: the modules to mutate, as `function_mutants` takes them.
+        only: prefixes of the ids of the checks to run; all by default.
+        tell: is called before each check with its id, the number of checks that have run, and that of all.
+
+    Raises:
+        UserError: no package is known to mutate behind this adapter, or it cannot be loaded.
+    """
+    packages, adapter = packages_of(name), load_adapter(name)
+    checks = [check for check in all_checks() if not only or check.id.startswith(only)]
+    runs: list[Run] = []
+    for index, check in enumerate(checks):
+        tell(check.id, index, len(checks))
+        runs += runs_on_original(adapter, name, [check], packages)
+    return trials(name, adapter, function_mutants(runs, packages, modules), runs)
 
 
 def trials(name: str, adapter: Adapter, mutants: Sequence[Mutant], runs: Sequence[Run]) -> list[Trial]:
