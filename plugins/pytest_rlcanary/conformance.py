@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlcanary.checks.expected import Expectation
 
 CHOSEN = pytest.StashKey[set[str]]()
+RESULTS = pytest.StashKey[dict[str, list[tuple["Check", "Result"]]]]()
 NOT_COMPARED = "canary not compared"
 
 
@@ -98,13 +99,42 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
     return None
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the checks that compared nothing."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the causes of the failures, and the checks that compared nothing."""
+    failed = {
+        report.nodeid for report in terminalreporter.stats.get("failed", []) if report.nodeid.startswith("canary[")
+    }
+    for spec in config.getoption("canary") if failed else ():
+        _show_causes(terminalreporter, config, spec, failed)
     reports = terminalreporter.stats.get("not compared", [])
     if reports:
         terminalreporter.section("checks that compared nothing")
     for report in reports:
         terminalreporter.line(f"{report.nodeid}: {dict(report.user_properties)[NOT_COMPARED]}")
+
+
+def _show_causes(terminalreporter: pytest.TerminalReporter, config: pytest.Config, spec: str, failed: set[str]) -> None:
+    """Name the causes of an adapter's failures, which fold the rest."""
+    from rlcanary.adapters import load_adapter
+    from rlcanary.bugs.causes import causes_of
+    from rlcanary.checks import all_checks, run_check
+    from rlcanary.checks.report import folded, told_of
+
+    adapter = load_adapter(spec)
+    seed, timeout, examples = (config.getoption(f"canary_{name}") for name in ("seed", "timeout", "examples"))
+    ran = config.stash.get(RESULTS, {}).get(spec)
+    if ran is None:
+        # Under xdist the results are those of other processes.
+        chosen = [check for check in all_checks() if f"canary[{adapter.name}]::{check.id}" in failed]
+        ran = [(check, run_check(check, adapter, spec, seed, timeout, examples)) for check in chosen]
+    checks, results = [check for check, _ in ran], [result for _, result in ran]
+    unexpected = [result for result in results if f"canary[{adapter.name}]::{result.id}" in failed]
+    folds, _ = folded(unexpected, causes_of(checks, results, adapter, seed, timeout))
+    if folds:
+        terminalreporter.section(f"causes of the failures of {adapter.name}")
+    for cause, members in folds:
+        terminalreporter.line(cause.words, bold=True)
+        terminalreporter.line(f"  {told_of(members)}")
 
 
 class CanaryChecks(pytest.Collector):
@@ -142,6 +172,7 @@ class CanaryItem(pytest.Item):
 
         seed, timeout, examples = (self.config.getoption(f"canary_{name}") for name in ("seed", "timeout", "examples"))
         result = run_check(self.check, self.adapter, self.spec, seed, timeout, examples)
+        self.config.stash.setdefault(RESULTS, {}).setdefault(self.spec, []).append((self.check, result))
         comparison = compare([result], {} if self.expectation is None else {self.check.id: self.expectation})
         if comparison.unexpected:
             raise CheckFailed(comparison.unexpected[0])

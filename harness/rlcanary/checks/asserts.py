@@ -104,7 +104,8 @@ def assert_close(
     if not close(got[counted], expected[counted], rtol, atol):
         shown = torch.where(counted, got, torch.nan) if where is not None and got.is_floating_point() else got
         told = f"{message}\n  got:      {short(shown)}\n  expected: {short(expected.to(got.dtype))}"
-        raise Finding(told, quantity=quantity, magnitude=deviation(got[counted], expected[counted]))
+        compared = got[counted], expected[counted]
+        raise Finding(told, quantity=quantity, magnitude=deviation(*compared), compared=compared)
 
 
 def assert_equal(got: Any, expected: Any, message: str, *, quantity: str = "data") -> None:

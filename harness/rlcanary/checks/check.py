@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -103,6 +103,7 @@ class Result:
         snippet: Python that reproduces the counterexample.
         seconds: the time it took.
         findings: all findings, in the order of the cases.
+        judged: the case and the quantity of each comparison.
     """
 
     id: str
@@ -112,14 +113,7 @@ class Result:
     snippet: str
     seconds: float
     findings: tuple[Found, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, each finding with its fingerprint as text."""
-        findings = [
-            {"fingerprint": str(found.fingerprint), "message": found.message, "snippet": found.snippet}
-            for found in self.findings
-        ]
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"findings": findings}
+    judged: frozenset[tuple[str, str]] = field(default=frozenset(), compare=False, repr=False)
 
 
 def check(
@@ -154,22 +148,26 @@ def run_check(
             declarations that explain a failure has the same limit.
         examples: number of further cases to draw, if the fixed ones hold.
     """
-    started = time.perf_counter()
-    # The tensors are tiny: more threads only wait for each other.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with _seeded(seed):
-            status, message, snippet, found = _run(check, adapter, spec, seed, timeout, examples)
-    finally:
-        torch.set_num_threads(threads)
-    return Result(check.id, check.area, status, message, snippet, time.perf_counter() - started, found)
+    started, tally = time.perf_counter(), Tally()
+    with _reproducible(seed):
+        status, message, snippet = _run(check, adapter, spec, seed, timeout, examples, tally)
+    seconds, judged = time.perf_counter() - started, frozenset(tally.judged)
+    return Result(check.id, check.area, status, message, snippet, seconds, tuple(tally.found), judged)
+
+
+def judge(check: Check, adapter: Adapter, declared: Conventions, seed: int, tally: Tally) -> None:
+    """Run the cases of a check on an adapter as if it had declared these conventions, and record them in the tally."""
+    with _reproducible(seed):
+        _run_cases(check, adapter, declared, "", seed, tally, examples=0)
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators, so that code which samples without a seed gives reproducible findings."""
+def _reproducible(seed: int) -> Iterator[None]:
+    """Seed the global generators, so that code which samples without a seed gives the same findings again."""
     python, numbers = random.getstate(), numpy.random.get_state()
+    # The tensors are tiny: more threads only wait for each other.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         random.seed(seed)
@@ -179,18 +177,18 @@ def _seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python)
             numpy.random.set_state(numbers)
+            torch.set_num_threads(threads)
 
 
 def _run(
-    check: Check, adapter: Adapter, spec: str, seed: int, timeout: float, examples: int
-) -> tuple[Status, str, str, tuple[Found, ...]]:
+    check: Check, adapter: Adapter, spec: str, seed: int, timeout: float, examples: int, tally: Tally
+) -> tuple[Status, str, str]:
     missing = [name for name in check.needs if name not in provided(adapter)]
     if missing:
-        return "not-provided", f"needs {', '.join(missing)}", "", ()
+        return "not-provided", f"needs {', '.join(missing)}", ""
     reason = check.applies(adapter.conventions)
     if reason:
-        return "not-provided", f"does not apply: {reason}", "", ()
-    tally = Tally()
+        return "not-provided", f"does not apply: {reason}", ""
     try:
         with time_limit(timeout):
             _run_cases(check, adapter, adapter.conventions, spec, seed, tally, examples)
@@ -202,13 +200,13 @@ def _run(
         status, message, snippet = outcome(tally.found)
         told = _explanations(check, adapter, spec, seed, tally, timeout, examples)
         hints = [f"{each} gives this in every case: if you mean that, declare it" for each in told]
-        return status, "\n".join([message, *hints, *notes]), snippet, tuple(tally.found)
+        return status, "\n".join([message, *hints, *notes]), snippet
     if tally.compared:
-        return "pass", "\n".join(notes), "", ()
+        return "pass", "\n".join(notes), ""
     reasons = "; ".join(dict.fromkeys(tally.empty + tally.declined))
     if tally.empty or (tally.made and not tally.declined):
-        return "not-compared", reasons or "what the calls returned leaves nothing to compare", "", ()
-    return "not-provided", reasons or "no case applies", "", ()
+        return "not-compared", reasons or "what the calls returned leaves nothing to compare", ""
+    return "not-provided", reasons or "no case applies", ""
 
 
 def _run_cases(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -15,7 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcanary.checks.check import Check, Result
+from rlcanary.checks.diagnosis import Cause
 from rlcanary.checks.expected import Comparison
+from rlcanary.checks.tally import Found
 
 STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-compared": "yellow", "not-provided": "dim"}
 LABELS = {
@@ -27,18 +29,59 @@ LABELS = {
 }
 
 
-def to_json(adapter: str, results: Iterable[Result]) -> str:
-    """`{"adapter": …, "checks": [{"id", "area", "status", "message", "snippet", "seconds", "findings"}, …]}`."""
-    document: dict[str, Any] = {"adapter": adapter, "checks": [result.to_json() for result in results]}
+def to_json(adapter: str, results: Iterable[Result], causes: Sequence[Cause]) -> str:
+    """Write the results as JSON.
+
+    The keys are `adapter`, `checks` (with `id`, `area`, `status`, `message`, `snippet`, `seconds`, `findings`) and `causes`
+    (with `cause`, `findings`, `checks`). A finding has `fingerprint`, `message`, `snippet` and `cause`, null where none is
+    known.
+    """
+
+    def finding(result: Result, found: Found) -> dict[str, Any]:
+        words = [cause.words for cause in causes if cause.covers(result.id, found)]
+        told = {"fingerprint": str(found.fingerprint), "message": found.message, "snippet": found.snippet}
+        return {**told, "cause": words[0] if words else None}
+
+    document: dict[str, Any] = {
+        "adapter": adapter,
+        "checks": [
+            {
+                "id": result.id,
+                "area": result.area,
+                "status": result.status,
+                "message": result.message,
+                "snippet": result.snippet,
+                "seconds": result.seconds,
+                "findings": [finding(result, found) for found in result.findings],
+            }
+            for result in results
+        ],
+        "causes": [
+            {"cause": cause.words, "findings": cause.count, "checks": list(cause.explained)} for cause in causes
+        ],
+    }
     return json.dumps(document, indent=2) + "\n"
 
 
-def show(console: Console, adapter: str, checks: list[Check], results: list[Result], comparison: Comparison) -> None:
-    """Print the table of all checks by area, then each unexpected failure with its counterexample, then the counts."""
+def show(
+    console: Console,
+    adapter: str,
+    checks: list[Check],
+    results: list[Result],
+    comparison: Comparison,
+    causes: Sequence[Cause] = (),
+) -> None:
+    """Print the table of all checks by area, each cause, each other unexpected failure, and the counts."""
     known = {result.id for result in comparison.known}
-    console.print(_table(adapter, checks, results, known))
+    console.print(_table(adapter, checks, results, known, causes))
     by_id = {check.id: check for check in checks}
-    for result in comparison.unexpected:
+    folds, rest = folded(comparison.unexpected, causes)
+    for cause, members in folds:
+        console.rule(f"[{STYLES['fail']}]CAUSE[/] [bold]{escape(cause.words)}", align="left", style="dim")
+        console.print(Text(told_of(members)))
+        console.print("\nThe first of them:\n", style="dim")
+        _explain(console, by_id[members[0].id], members[0])
+    for result in rest:
         _explain(console, by_id[result.id], result)
     for result in comparison.stale:
         told = "passes" if result.status == "pass" else f"did not run ({result.message})"
@@ -46,11 +89,38 @@ def show(console: Console, adapter: str, checks: list[Check], results: list[Resu
     console.print(summary(adapter, results, comparison))
 
 
-def to_markdown(adapter: str, checks: list[Check], results: list[Result], comparison: Comparison) -> str:
-    """Summarise for a CI page: the counts, then each failure, folded, with its counterexample."""
+def folded(
+    unexpected: Sequence[Result], causes: Sequence[Cause]
+) -> tuple[list[tuple[Cause, list[Result]]], list[Result]]:
+    """Sort failures under their causes; return these with their failures, and what has no known cause."""
+    folds = []
+    for cause in causes:
+        members = [each for each in unexpected if any(cause.covers(each.id, found) for found in each.findings)]
+        folds += [(cause, members)] if members else []
+    under = {member.id for _, members in folds for member in members}
+    return folds, [result for result in unexpected if result.id not in under]
+
+
+def told_of(members: Sequence[Result]) -> str:
+    """Say in one line which failures a cause explains."""
+    count = sum(len(member.findings) for member in members)
+    names = ", ".join(member.id for member in members)
+    return f"This alone gives {_many(count, 'finding')} of {_many(len(members), 'check')}: {names}"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def to_markdown(
+    adapter: str, checks: list[Check], results: list[Result], comparison: Comparison, causes: Sequence[Cause] = ()
+) -> str:
+    """Summarise for a CI page: the counts, the causes, then each failure, folded, with its counterexample."""
     by_id = {check.id: check for check in checks}
     verdict = "❌" if comparison.is_red else "✅"
     lines = [f"## {verdict} Conformance of {adapter}", "", summary(adapter, results, comparison).plain, ""]
+    for cause, members in folded(comparison.unexpected, causes)[0]:
+        lines += [f"**Cause: {cause.words}.** {told_of(members)}", ""]
     for result in [*comparison.unexpected, *comparison.known]:
         told = " (expected)" if result in comparison.known else ""
         lines += [f"<details><summary><code>{result.id}</code> {LABELS[result.status]}{told}</summary>", ""]
@@ -79,7 +149,7 @@ def summary(adapter: str, results: list[Result], comparison: Comparison) -> Text
     return line.append(f" in {sum(result.seconds for result in results):.1f} s")
 
 
-def _table(adapter: str, checks: list[Check], results: list[Result], known: set[str]) -> Table:
+def _table(adapter: str, checks: list[Check], results: list[Result], known: set[str], causes: Sequence[Cause]) -> Table:
     """A row per check that ran, and one for each reason why others of an area did not."""
     table = Table(title=f"Conformance of {escape(adapter)}", title_justify="left", expand=True)
     table.add_column("Check", no_wrap=True, min_width=max(len(check.id) for check in checks))
@@ -89,7 +159,8 @@ def _table(adapter: str, checks: list[Check], results: list[Result], known: set[
     for area, members in groupby(rows, key=lambda row: row[0].area):
         missing: Counter[str] = Counter()
         for check, result in members:
-            first_line = result.message.partition("\n")[0]
+            words = next((cause.words for cause in causes if result.id in cause.explained), "")
+            first_line = words or result.message.partition("\n")[0]
             if result.status == "not-provided":
                 missing[first_line] += 1
                 continue

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from rlcanary.contract.adapter import NotProvided
 
 MARGIN = 1.5
@@ -22,12 +24,20 @@ class Finding(AssertionError):
         message: the actual and the expected value.
         quantity: the quantity that is off, such as "gradient".
         magnitude: the size of the deviation; see `Fingerprint`.
+        compared: the tensor that the code gave and the one expected, if that is what differs.
     """
 
-    def __init__(self, message: str, quantity: str = "property", magnitude: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        quantity: str = "property",
+        magnitude: float | None = None,
+        compared: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.quantity = quantity
+        self.compared = compared
         self.magnitude = math.inf if magnitude is not None and math.isnan(magnitude) else magnitude
 
 
@@ -76,12 +86,17 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Found:
-    """A finding in a case of a check, or an exception that ended the case."""
+    """A finding in a case of a check, or an exception that ended the case.
+
+    Attributes:
+        compared: the tensor that the code gave and the one expected, if that is what differs.
+    """
 
     fingerprint: Fingerprint
     message: str
     snippet: str
     is_error: bool
+    compared: tuple[Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass
@@ -95,6 +110,7 @@ class Tally:
         empty: reasons why a case left nothing to compare.
         found: findings and exceptions, in the order of the cases.
         calling: the capability that was called last, with its arguments.
+        judged: the label of the case and the name of the quantity of each comparison.
     """
 
     made: int = 0
@@ -103,6 +119,7 @@ class Tally:
     empty: list[str] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
     calling: str = ""
+    judged: set[tuple[str, str]] = field(default_factory=set)
     _case: str = ""
     _program: Callable[[], str] = str
     _labels: list[str] = field(default_factory=list)
@@ -143,7 +160,7 @@ class Tally:
     def note(self, finding: Finding) -> None:
         """Add a finding to the current case."""
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
-        self.found.append(Found(fingerprint, finding.message, self._program(), is_error=False))
+        self.found.append(Found(fingerprint, finding.message, self._program(), False, finding.compared))
 
     def stopped(self, what: str, message: str, snippet: str = "") -> None:
         """Add the exception that ended the current case early."""
@@ -153,7 +170,9 @@ class Tally:
         """Return the name of the quantity now compared, numbered if the case has compared one of that name before."""
         seen: Counter[str] = Counter({name: self._expected[self._case, name]})
         self._expected[self._case, name] += 1
-        return _numbered(name, seen)
+        numbered = _numbered(name, seen)
+        self.judged.add((self._case, numbered))
+        return numbered
 
 
 def _numbered(name: str, seen: Counter[str]) -> str:

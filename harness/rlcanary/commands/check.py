@@ -84,6 +84,7 @@ def check(
     sys.path.insert(0, str(Path.cwd()))
     implementation = load_adapter(adapter)
 
+    from rlcanary.bugs.causes import causes_of
     from rlcanary.checks import all_checks, run_check
     from rlcanary.checks.expected import NO_REASON, compare, read_expected, update_expected
     from rlcanary.checks.report import show, to_json, to_markdown
@@ -103,16 +104,19 @@ def check(
             progress.update(task, description=item.id)
             results.append(run_check(item, implementation, adapter, seed, timeout, examples))
             progress.advance(task)
+        if any(result.status in ("fail", "error") for result in results):
+            progress.update(task, description="looking for the causes")
+        causes = causes_of(checks, results, implementation, seed, timeout)
     if json_path is not None:
-        write_whole(json_path, to_json(implementation.name, results))
+        write_whole(json_path, to_json(implementation.name, results, causes))
     if updated_path is not None:
         expected = update_expected(updated_path, results)
         for name in (name for name, expectation in expected.items() if expectation.reason == NO_REASON):
             click.echo(f"rlcanary: {updated_path}: say after the # why {name} is expected to fail", err=True)
     comparison = compare(results, expected)
     if markdown is not None:
-        write_whole(markdown, to_markdown(implementation.name, checks, results, comparison))
-    show(report_console(), implementation.name, checks, results, comparison)
+        write_whole(markdown, to_markdown(implementation.name, checks, results, comparison, causes))
+    show(report_console(), implementation.name, checks, results, comparison, causes)
     for line in misspelt(implementation):
         click.echo(f"rlcanary: {line}", err=True)
     if all(result.status in ("not-provided", "not-compared") for result in results):

@@ -1,0 +1,143 @@
+"""A cause explains all that it stands above, and what nothing explains stays by itself."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.bugs import all_bugs
+from rlcanary.bugs.causes import candidates, causes_of
+from rlcanary.checks import Check, Result, all_checks, run_check
+from rlcanary.checks.diagnosis import Cause
+from rlcanary.contract.batch import LossOutput, PolicyBatch
+from rlcanary.contract.conventions import GRPO
+
+CHECKS = {check.id: check for check in all_checks()}
+
+
+def diagnosed(adapter: ReferenceAdapter, *ids: str) -> tuple[list[Cause], list[Result]]:
+    """Run these checks and search for the causes of what failed, however long it takes."""
+    checks: list[Check] = [CHECKS[name] for name in ids]
+    results = [run_check(check, adapter, "reference") for check in checks]
+    return causes_of(checks, results, adapter, seconds=0), results
+
+
+class Mistakes:
+    class PaddingTrained(ReferenceAdapter):
+        words = "the padding is trained"
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            return super().policy_loss(replace(batch, mask=torch.ones_like(batch.mask)))
+
+    class QuarterOfTheLoss(ReferenceAdapter):
+        words = "the loss is 0.25 times the declared one"
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            output = super().policy_loss(batch)
+            return LossOutput(output.loss / 4, output.metrics)
+
+    class GradientTwice(ReferenceAdapter):
+        words = "the gradient of the loss is 2 times the declared one"
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            output = super().policy_loss(batch)
+            return LossOutput(2 * output.loss - output.loss.detach(), output.metrics)
+
+    class RatioDetached(ReferenceAdapter):
+        words = "the ratio is detached: the policy term has no gradient"
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            return super().policy_loss(replace(batch, logprobs=batch.logprobs.detach()))
+
+    class TokenMean(ReferenceAdapter):
+        words = "aggregation is 'token_mean', where 'sequence_mean' is declared: if you mean that, declare it"
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            changes = {"aggregation": "token_mean"} if self.conventions.aggregation == "sequence_mean" else {}
+            return ReferenceAdapter(self.conventions.replace(**changes)).policy_loss(batch)
+
+
+@pytest.mark.parametrize(
+    "mistake", [value for value in vars(Mistakes).values() if isinstance(value, type)], ids=lambda value: value.__name__
+)
+def test_one_cause_in_plain_words_explains_every_finding(mistake: type[ReferenceAdapter]) -> None:
+    causes, results = diagnosed(mistake(), "loss.declared_value", "loss.declared_gradient")
+    assert [cause.words for cause in causes] == [mistake.words]
+    for result in results:
+        assert all(causes[0].covers(result.id, found) for found in result.findings)
+
+
+def test_mistake_in_two_capabilities_is_one_cause() -> None:
+    class KlWithoutGradient(ReferenceAdapter):
+        def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+            return super().kl(logprobs, ref_logprobs).detach()
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            right = super().policy_loss(batch)
+            without = ReferenceAdapter(self.conventions.replace(kl_coef=0.0)).policy_loss(batch).loss
+            return LossOutput(without + (right.loss - without).detach(), right.metrics)
+
+    adapter = KlWithoutGradient(GRPO.replace(kl_coef=0.5))
+    causes, results = diagnosed(adapter, "kl.declared_estimator", "loss.declared_gradient", "loss.declared_value")
+    assert [result.status for result in results] == ["fail", "fail", "pass"]
+    assert [cause.words for cause in causes] == ["the KL has no gradient"]
+    assert set(causes[0].explained) == {"kl.declared_estimator", "loss.declared_gradient"}
+
+
+def test_two_mistakes_are_two_causes() -> None:
+    class Both(Mistakes.QuarterOfTheLoss):
+        def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+            return -super().advantages(rewards, group_ids)
+
+    causes, _ = diagnosed(Both(), "loss.declared_value", "advantage.declared_formula")
+    told = {cause.words: set(cause.explained) for cause in causes}
+    assert told == {
+        Mistakes.QuarterOfTheLoss.words: {"loss.declared_value"},
+        "the advantages have the wrong sign": {"advantage.declared_formula"},
+    }
+
+
+def test_mistake_that_nobody_knows_has_no_cause() -> None:
+    class Wobbly(ReferenceAdapter):
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            output = super().policy_loss(batch)
+            return LossOutput(output.loss + 0.1 * (batch.logprobs * batch.mask).square().sum().sin(), output.metrics)
+
+    causes, results = diagnosed(Wobbly(), "loss.declared_value")
+    assert results[0].status == "fail"
+    assert causes == []
+
+
+def test_cause_that_a_passing_check_refutes_is_not_told() -> None:
+    class OnlyWithoutEmptyRows(Mistakes.PaddingTrained):
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            exact = ReferenceAdapter(self.conventions).policy_loss(batch)
+            return exact if batch.mask.shape[1] == 4 or not batch.mask.any() else super().policy_loss(batch)
+
+    adapter = OnlyWithoutEmptyRows()
+    causes, results = diagnosed(adapter, "config.entropy_option", "loss.rows_are_separate", "loss.nothing_trained")
+    assert [result.status for result in results] == ["fail", "pass", "pass"]
+    assert causes == []
+
+
+def test_candidates_are_told_apart_by_their_words() -> None:
+    words = [candidate.words for candidate in candidates(GRPO, [])]
+    assert len(words) > len(all_bugs()) + 50
+    assert len(set(words)) == len(words)
+
+
+def test_oracle_is_right_again_behind_a_candidate() -> None:
+    for candidate in candidates(GRPO, []):
+        if candidate.words == "the advantages have the wrong sign":
+            rewards_B, groups_B = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])
+            exact_B = ReferenceAdapter(GRPO).advantages(rewards_B, groups_B)
+            assert torch.equal(candidate.adapter.advantages(rewards_B, groups_B), -exact_B)
+            assert torch.equal(ReferenceAdapter(GRPO).advantages(rewards_B, groups_B), exact_B)
+            return
+    pytest.fail("no candidate has this sign")
+
+
+def test_passing_suite_has_no_cause() -> None:
+    assert diagnosed(ReferenceAdapter(), "loss.on_policy_sign")[0] == []
