@@ -68,6 +68,20 @@ class ConstantGuessed(Bug):
         return reference.policy_loss(batch, self.conventions.replace(aggregation_constant=guessed))
 
 
+class ToolTokensCounted(Bug):
+    id = "slime.tool-tokens-counted"
+    source = "slime ba0b13a5e, #365"
+    effect = "the loss is divided by the length of the responses, the untrained tokens of tools included"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        if self.conventions.aggregation != "token_mean" or batch.global_tokens is not None:
+            return output
+        in_response_BT = batch.mask.flip(1).cumsum(1).flip(1) > 0
+        share = batch.mask.sum() / in_response_BT.sum().clamp(min=1)
+        return LossOutput(output.loss * share, output.metrics)
+
+
 class MaskedKlByMultiplication(Bug):
     id = "skyrl.masked-kl-by-multiplication"
     source = "SkyRL 2df8f5184, #1635"

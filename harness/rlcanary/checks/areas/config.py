@@ -21,7 +21,7 @@ from rlcanary.contract.conventions import Aggregation, Conventions, KlDirection,
 
 def _under(rng: Generator, *choices: dict[str, Any]) -> Iterator[Case]:
     for choice in choices:
-        for shape in ((1, 1, (1,)), (2, 3, (3, 1)), inputs.WITH_EMPTY_ROW):
+        for shape in ((1, 1, (1,)), (3, 4, None), inputs.WITH_EMPTY_ROW):
             batch = inputs.policy_batch(rng, *shape)
             yield Case(batch, within=choice, changes=choice, batch=batch, told=Case(choice).label)
 
