@@ -2,7 +2,9 @@
 
 import inspect
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,10 +17,10 @@ from rlcanary import reference
 from rlcanary.adapters import load_adapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import OUT_OF_REACH, Bug, all_bugs
-from rlcanary.bugs.detection import detect, false_alarms, relevant_checks
-from rlcanary.checks import Check, all_checks, run_check
+from rlcanary.bugs.detection import false_alarms, relevant_checks
+from rlcanary.checks import Check, Result, all_checks, run_check
 from rlcanary.contract.batch import CollatedBatch, Group, LossOutput, PolicyBatch
-from rlcanary.contract.conventions import PAPERS, PRESETS, Conventions
+from rlcanary.contract.conventions import GRPO, PAPERS, PRESETS, Conventions
 
 BUGS = all_bugs()
 VARIANTS = {
@@ -37,9 +39,16 @@ VARIANTS = {
 }
 
 
+@cache
+def outcome(check: Check, mutated: type[ReferenceAdapter]) -> Result:
+    """The result of one check on one mistake, which several tests ask for."""
+    return run_check(check, mutated(), f"{mutated.__module__}:{mutated.__name__}")
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
 def test_shipped_bug_is_caught_and_its_snippet_tells_it_from_the_reference(bug: type[Bug]) -> None:
-    caught_by = [result for result in detect(bug).results if result.status in ("fail", "error")]
+    results = [outcome(check, bug) for check in relevant_checks(bug)]
+    caught_by = [result for result in results if result.status in ("fail", "error")]
     assert [result.id for result in caught_by if result.status == "fail"]
     assert not [result for result in caught_by if result.status == "error"]
     for result in caught_by:
@@ -48,9 +57,38 @@ def test_shipped_bug_is_caught_and_its_snippet_tells_it_from_the_reference(bug: 
         exec(result.snippet.replace(bug.spec(), "reference"), {})
 
 
+class Watched(Conventions):
+    """Conventions that note which of their fields are read."""
+
+    names: ClassVar[frozenset[str]] = frozenset(field.name for field in fields(Conventions))
+    read: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Watched.names:
+            Watched.read.add(name)
+        return super().__getattribute__(name)
+
+
+@cache
+def accused_and_read() -> dict[str, tuple[bool, frozenset[str]]]:
+    """For each check: whether it accuses the reference under GRPO, and the fields of the conventions read meanwhile."""
+    adapter, found = ReferenceAdapter(Watched()), {}
+    for check in all_checks():
+        Watched.read.clear()
+        result = run_check(check, adapter, "reference")
+        found[check.id] = (result.status in ("fail", "error"), frozenset(Watched.read))
+    return found
+
+
 @pytest.mark.parametrize("conventions", VARIANTS.values(), ids=VARIANTS.keys())
 def test_correct_implementation_is_never_accused(conventions: Conventions) -> None:
-    assert [(result.id, result.message) for result in false_alarms(conventions)] == []
+    assert Conventions() == GRPO
+    changed = {name for name in Watched.names if getattr(conventions, name) != getattr(GRPO, name)}
+    # A check that reads none of the fields that differ from GRPO's does the same under both.
+    concerned = [check for check in all_checks() if changed & accused_and_read()[check.id][1]]
+    results = [run_check(check, ReferenceAdapter(conventions), "reference") for check in concerned]
+    assert [(result.id, result.message) for result in results if result.status in ("fail", "error")] == []
+    assert [check_id for check_id, (is_accused, _) in accused_and_read().items() if is_accused] == []
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -127,7 +165,7 @@ def test_check_can_fail(check: Check) -> None:
     candidates = [mutated for mutated in (*MUTANTS, *BUGS) if check in relevant_checks(mutated)]
     # Those of the check's own area are the likeliest to trip it.
     candidates.sort(key=lambda mutated: not mutated.__module__.endswith(check.area))
-    assert any(run_check(check, mutated(), mutated.__name__).status == "fail" for mutated in candidates)
+    assert any(outcome(check, mutated).status == "fail" for mutated in candidates)
 
 
 def test_every_check_explains_itself() -> None:

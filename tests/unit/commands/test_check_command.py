@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import rlcanary
 
 WRONG_MEAN = """
 import torch
@@ -22,13 +23,9 @@ class WrongMean(Adapter):
 """
 
 
-def rlcanary(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlcanary", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-
-
 def test_reference_passes_every_check(tmp_path: Path) -> None:
-    done = rlcanary("check", "reference", "--json", "out.json", cwd=tmp_path)
+    command = [sys.executable, "-m", "rlcanary", "check", "reference", "--json", "out.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["adapter"] == "reference"
@@ -77,11 +74,22 @@ def test_exception_in_the_adapter_is_an_error_and_the_rest_runs(tmp_path: Path) 
 )
 def test_mistake_is_one_line_on_stderr_and_exit_2(arguments: list[str], told: str, tmp_path: Path) -> None:
     done = rlcanary(*arguments, cwd=tmp_path)
+    assert_refused(done, told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistake_is_refused_alike_in_a_process_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rlcanary", "check", "nothing_like_it"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert_refused(done, "no adapter 'nothing_like_it'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], told: str) -> None:
     assert done.returncode == 2
     assert told in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
-    assert list(tmp_path.iterdir()) == []
 
 
 def write_expected(cwd: Path) -> str:

@@ -15,9 +15,19 @@ class WrongMean(Adapter):
 """
 
 
+@pytest.fixture(autouse=True)
+def only_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def canary(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """Run pytest with the plugin in this process, which has imported torch already."""
+    return pytester.runpytest_inprocess("-p", "pytest_rlcanary.conformance", *arguments)
+
+
 def test_each_check_is_an_item_beside_the_tests(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_own="def test_own(): pass")
-    result = pytester.runpytest_subprocess("--canary", "reference", "-q", "--collect-only")
+    result = canary(pytester, "--canary", "reference", "-q", "--collect-only")
     items = [line for line in result.outlines if "::" in line]
     assert len(items) == len(all_checks()) + 1
     assert any("advantage.constant_reward_is_zero" in item for item in items)
@@ -25,30 +35,30 @@ def test_each_check_is_an_item_beside_the_tests(pytester: pytest.Pytester) -> No
 
 def test_keyword_and_marker_select_checks(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_own="def test_own(): pass")
-    pytester.runpytest_subprocess("--canary", "reference", "-k", "pad_equals_eos").assert_outcomes(
+    canary(pytester, "--canary", "reference", "-k", "pad_equals_eos").assert_outcomes(
         passed=1, deselected=len(all_checks())
     )
-    chosen = pytester.runpytest_subprocess("--canary", "reference", "-m", "canary and not canary")
+    chosen = canary(pytester, "--canary", "reference", "-m", "canary and not canary")
     assert chosen.ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def test_id_of_a_failure_can_be_pasted_back(pytester: pytest.Pytester) -> None:
     check = "canary[reference]::kl.declared_estimator"
     pytester.makepyfile(test_own="def test_own(): pass")
-    pytester.runpytest_subprocess("--canary", "reference", check).assert_outcomes(passed=1)
-    pytester.runpytest_subprocess("--canary", "reference", check, "test_own.py").assert_outcomes(passed=2)
+    canary(pytester, "--canary", "reference", check).assert_outcomes(passed=1)
+    canary(pytester, "--canary", "reference", check, "test_own.py").assert_outcomes(passed=2)
     for arguments, problem in (
         ((check,), f"ERROR: {check} is a check: name its adapter with --canary=ADAPTER"),
         (("--canary", "reference", f"{check}s"), f"ERROR: there is no check {check}s; docs/checks/index.md lists them"),
     ):
-        result = pytester.runpytest_subprocess(*arguments)
+        result = canary(pytester, *arguments)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert problem in result.errlines
 
 
 def test_failure_names_the_property_and_shows_the_snippet(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(mine=WRONG_MEAN)
-    result = pytester.runpytest_subprocess("--canary", "mine", "-k", "advantage", "-rs")
+    result = canary(pytester, "--canary", "mine", "-k", "advantage", "-rs")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
         [
@@ -62,17 +72,18 @@ def test_failure_names_the_property_and_shows_the_snippet(pytester: pytest.Pytes
 
 def test_what_is_not_provided_is_skipped_with_the_reason(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(mine=WRONG_MEAN)
-    result = pytester.runpytest_subprocess("--canary", "mine", "-k", "mask", "-rs")
+    result = canary(pytester, "--canary", "mine", "-k", "mask", "-rs")
     result.stdout.fnmatch_lines(["*needs completion_mask*"])
 
 
-def test_checks_run_under_xdist(pytester: pytest.Pytester) -> None:
+def test_checks_run_under_xdist(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")  # with everything that is installed, as people run it
     result = pytester.runpytest_subprocess("--canary", "reference", "-n", "2", "-k", "mask")
     result.assert_outcomes(passed=len([check for check in all_checks() if "mask" in check.id]))
 
 
 def test_unknown_adapter_is_a_usage_error(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess("--canary", "nothing_like_it")
+    result = canary(pytester, "--canary", "nothing_like_it")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: *'nothing_like_it'*"])
 
@@ -89,10 +100,12 @@ class Silent(ReferenceAdapter):
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "under xdist"])
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist.plugin", "-n", "1")], ids=["alone", "under xdist"])
 def test_what_compared_nothing_is_counted_by_that_name(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
     pytester.makepyfile(mine=SILENT)
-    result = pytester.runpytest_subprocess("--canary", "mine", "-k", "loss.metrics or loss.row_order", *workers)
+    run = pytester.runpytest_subprocess if workers else pytester.runpytest_inprocess
+    arguments = ("--canary", "mine", "-k", "loss.metrics or loss.row_order")
+    result = run("-p", "pytest_rlcanary.conformance", *workers, *arguments)
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
         [
@@ -109,13 +122,13 @@ def test_expected_findings_are_xfailed_and_others_fail(pytester: pytest.Pytester
     known = pytester.path / "known.txt"
     chosen = ("--canary", "mine", "-k", "groups_are_separate")
     known.write_text("advantage.groups_are_separate  # on purpose\n    value off by 99\n")
-    pytester.runpytest_subprocess(*chosen).assert_outcomes(xfailed=1, deselected=len(all_checks()) - 1)
+    canary(pytester, *chosen).assert_outcomes(xfailed=1, deselected=len(all_checks()) - 1)
     known.write_text("advantage.groups_are_separate  # on purpose\n    value off by 0.01\n")
-    result = pytester.runpytest_subprocess(*chosen)
+    result = canary(pytester, *chosen)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*expected findings: value off*"])
     known.write_text("advantage.shift  # on purpose\n    value off by 9\n")
-    result = pytester.runpytest_subprocess("--canary", "mine", "-k", "advantage.shift")
+    result = canary(pytester, "--canary", "mine", "-k", "advantage.shift")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*expected to fail, but passes*"])
 
@@ -124,6 +137,6 @@ def test_check_that_does_not_end_fails_and_the_rest_runs(pytester: pytest.Pytest
     endless = WRONG_MEAN.replace("return (rewards", "while True: rewards + 1\n        return (rewards")
     pytester.makepyfile(mine=endless)
     arguments = ("--canary", "mine", "-k", "advantage.shift or mask.pad_id_zero", "--canary-timeout", "1")
-    result = pytester.runpytest_subprocess(*arguments)
+    result = canary(pytester, *arguments)
     result.assert_outcomes(failed=1, skipped=1, deselected=len(all_checks()) - 2)
     result.stdout.fnmatch_lines(["*1 s: advantages(?4?, ?4?)*"])
