@@ -10,6 +10,9 @@ from pathlib import Path
 
 from waiting import HANG_S
 
+# Plugins of other packages that load much and that no test of ours is about.
+WITHOUT_FOREIGN = ("-p", "no:hydra_pytest", "-p", "no:hypothesispytest")
+
 
 @dataclass
 class Case:
@@ -37,7 +40,7 @@ def run_session(folder: Path, tests: str, *options: str, **environment: str) -> 
 def run_pytest(folder: Path, *options: str, **environment: str) -> Run:
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *options]
+    command = [sys.executable, "-m", "pytest", *WITHOUT_FOREIGN, f"--junitxml={report}", *options]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RAY_"))}
     done = subprocess.run(
         command,

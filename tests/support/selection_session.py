@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from inner_session import WITHOUT_FOREIGN
 from testmon import testmon_core
 from waiting import HANG_S
 
@@ -15,7 +16,7 @@ from rlcanary.selection import testmon_data
 
 def run_testmon(project: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "--testmon", "-p", "no:rlcanary-tracker", *options],
+        [sys.executable, "-m", "pytest", "--testmon", *WITHOUT_FOREIGN, "-p", "no:rlcanary-tracker", *options],
         cwd=project,
         env=clean_environment() | environment,
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from waiting import wait_for
 
 pytestmark = pytest.mark.ray
 
-SOAK_TESTS = int(os.environ.get("RLCANARY_SOAK", "60"))
+SOAK_TESTS = int(os.environ.get("RLCANARY_SOAK", "24"))
 
 LEAKING = """
 import subprocess, sys, time, weakref
