@@ -4,22 +4,17 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import rlcanary
 
 from rlcanary.history.jq_query import formatted_number
 
 KEY = "test_policy::test_generation[0.5]"
 METRIC = f"{KEY}.mean_lps"
 ONE_LINER = f'[.start_time, .git_commit, .metrics["{KEY}"].mean_lps] | @tsv'
-
-
-def rlcanary(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlcanary", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def write_run(folder: Path, index: int, metrics: dict[str, Any], nodeid: str = f"tests/unit/{KEY}") -> None:

@@ -12,7 +12,7 @@ from rlcanary import reference
 from rlcanary.checks.asserts import assert_equal, assert_true, leave_out, unless_raised
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.samples import gap, sampling
-from rlcanary.checks.worlds.states import held, named, nats, nudged, policy_gap, precision, shaken, size_of
+from rlcanary.checks.worlds.states import held, named, nats, nudged, policy_gap, precision, shaken, sizes_of
 from rlcanary.checks.worlds.tiny_trainer import PAIR, state_of, tiny_policy
 from rlcanary.contract.adapter import Adapter
 
@@ -189,7 +189,7 @@ def _disturbed(state: Any, engine: Any, name: str) -> bool:
         False if noise on this parameter does not change the model's output. The parameter is restored.
     """
     before = named(state.model)[name].detach().clone()
-    noise = torch.randn(before.shape, generator=torch.Generator().manual_seed(1)) * size_of(state.model, name)
+    noise = torch.randn(before.shape, generator=torch.Generator().manual_seed(1)) * sizes_of(state.model)[name]
     for doubling in range(8):
         _put(state, name, before + (noise * 2.0 ** (doubling - 1)).to(before))
         if gap(engine, state.model, SHORT, max_new_tokens=1) > 4 * nats(state.model):

@@ -35,7 +35,7 @@ def seeded(make: Callable[..., Any], *arguments: Any, seed: int = 0) -> Any:
 def nudged(model: Any, scale: float = 0.05) -> Any:
     """Add noise to every parameter of the model, in proportion to the parameter's size."""
     generator = torch.Generator().manual_seed(0)
-    sizes = {name: size_of(model, name) for name, _ in model.named_parameters()}
+    sizes = sizes_of(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator).to(parameter)
@@ -43,13 +43,13 @@ def nudged(model: Any, scale: float = 0.05) -> Any:
     return model
 
 
-def size_of(model: Any, name: str) -> float:
-    """Return the size of a parameter's entries; for an all-zero one, such as a bias or adapter, that of the others."""
+def sizes_of(model: Any) -> dict[str, float]:
+    """Return the size of each parameter's entries; for an all-zero one, such as a bias or adapter, that of the others."""
     parameters = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
     squares = sum(float(parameter.square().sum()) for parameter in parameters.values())
     typical = math.sqrt(squares / sum(parameter.numel() for parameter in parameters.values()))
-    own = float(parameters[name].square().mean().sqrt())
-    return own if own > 1e-3 * typical else typical
+    own = {name: float(parameter.square().mean().sqrt()) for name, parameter in parameters.items()}
+    return {name: size if size > 1e-3 * typical else typical for name, size in own.items()}
 
 
 def toned(model: Any, factor: float) -> Any:
