@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm_engines import IN_THE_ENGINE
 
 from rlcanary.contract.batch import Group
 from rlcanary.grpo.engines.samplers import Samplers, start_samplers
@@ -43,7 +44,7 @@ def the_plan(folder: Path, steps: int = 2, **changes: Any) -> Plan:
             "entropy_coef": 0.01,
             "old_logprobs": "trainer",
         },
-        "roles": {"sampler": {"engine": "vllm", "options": {"max_model_len": 160}}},
+        "roles": {"sampler": {"engine": "vllm", "options": {"max_model_len": 160, **IN_THE_ENGINE}}},
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")
