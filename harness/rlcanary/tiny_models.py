@@ -38,29 +38,10 @@ def tiny_llama(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = Fals
 @cache
 def _llama(seed: int, vocabulary: int, tied: bool, dropout: float) -> Any:
     """The one model of these options, which is copied in less than half the time that it takes to make it."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        pad_token_id=PAD_ID,
-        eos_token_id=EOS_ID,
-        bos_token_id=BOS_ID,
-        tie_word_embeddings=tied,
-        attention_dropout=dropout,
-        # Freshly initialised models are nearly uniform; larger weights make positions and contexts matter.
-        initializer_range=0.3,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
-    return model.eval()
+    sizes = _sizes() | {"vocab_size": vocabulary}
+    return _seeded(LlamaForCausalLM, LlamaConfig(**sizes, tie_word_embeddings=tied, attention_dropout=dropout), seed)
 
 
 def tiny_tokenizer() -> Any:
@@ -115,10 +96,11 @@ def tiny_chat_tokenizer() -> Any:
     )
 
 
-def tiny_qwen2(seed: int = 0, vocabulary: int = VOCABULARY) -> Any:
+def tiny_qwen2(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = False) -> Any:
     """A float32 Qwen2 of two layers with random weights, whose heads of 32 features vLLM's attention kernels accept.
 
     Its generation ends after 16 tokens unless told otherwise; the end-of-sequence id can be sampled like any other.
+    With `tied` the output layer shares the weights of the embedding.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -136,6 +118,7 @@ def tiny_qwen2(seed: int = 0, vocabulary: int = VOCABULARY) -> Any:
         pad_token_id=PAD_ID,
         eos_token_id=EOS_ID,
         bos_token_id=BOS_ID,
+        tie_word_embeddings=tied,
         initializer_range=0.3,
     )
     return _bounded(Qwen2ForCausalLM, config, seed)
@@ -168,11 +151,70 @@ def tiny_gpt2(seed: int = 0, vocabulary: int = VOCABULARY) -> Any:
     return _bounded(GPT2LMHeadModel, config, seed)
 
 
+def tiny_mistral(seed: int = 0) -> Any:
+    """A float32 Mistral of two layers with random weights, each with a sliding window of 4 positions.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return _seeded(MistralForCausalLM, MistralConfig(**_sizes(), sliding_window=4), seed)
+
+
+def tiny_mixtral(seed: int = 0) -> Any:
+    """A float32 Mixtral of two layers with random weights, whose routers choose two of four experts.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    # The faster kernels of the experts have no float64, in which checks compute what they expect.
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+    config = MixtralConfig(**_sizes(), **experts, sliding_window=None)
+    return _seeded(MixtralForCausalLM, config, seed)
+
+
+def tiny_lfm2(seed: int = 0) -> Any:
+    """A float32 LFM2 with random weights: a causal convolution over three positions, then a layer with attention.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    layers = ["conv", "full_attention"]
+    config = Lfm2Config(**_sizes(), layer_types=layers, conv_L_cache=3, block_multiple_of=8, tie_word_embeddings=False)
+    return _seeded(Lfm2ForCausalLM, config, seed)
+
+
+def _sizes() -> dict[str, Any]:
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "pad_token_id": PAD_ID,
+        "eos_token_id": EOS_ID,
+        "bos_token_id": BOS_ID,
+        # Freshly initialised models are nearly uniform; larger weights make positions and contexts matter.
+        "initializer_range": 0.3,
+    }
+
+
 def _bounded(model_class: Any, config: Any, seed: int) -> Any:
+    model = _seeded(model_class, config, seed)
+    model.generation_config.max_new_tokens = 16
+    return model
+
+
+def _seeded(model_class: Any, config: Any, seed: int) -> Any:
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config)
-    model.generation_config.max_new_tokens = 16
-    return model.eval()
+        return model_class(config).eval()

@@ -40,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--canary-examples", type=int, default=0, metavar="N", help="draw N more cases per check from the seed"
     )
     group.addoption(
+        "--canary-worlds",
+        default="",
+        metavar="all|NAME[,NAME]",
+        help="run every check that has a model on these models too, as rlcanary check --worlds does",
+    )
+    group.addoption(
         "--canary-timeout", type=float, default=120, metavar="SECONDS", help="limit of one check, 0 for none (120)"
     )
 
@@ -76,7 +82,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         # The checks import torch, which an adapter that was loaded has.
         from rlcanary.checks import all_checks
         from rlcanary.checks.expected import read_expected
+        from rlcanary.checks.worlds.models import chosen as chosen_models
 
+        worlds = chosen_models(config.getoption("canary_worlds"))
         for path in config.getini("canary_expected"):
             expected |= read_expected(path)
     except UserError as error:
@@ -85,7 +93,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         parent = CanaryChecks.from_parent(session, name=f"canary[{adapter.name}]", nodeid=f"canary[{adapter.name}]")
         for check in all_checks():
             item = CanaryItem.from_parent(parent, name=check.id, check=check, adapter=adapter, spec=spec)
-            item.expectation = expected.get(check.id)
+            item.expectation, item.worlds = expected.get(check.id), worlds
             if not chosen or item.nodeid in chosen:
                 items.append(item)
     if unknown := chosen - {item.nodeid for item in items}:
@@ -157,9 +165,11 @@ class CanaryItem(pytest.Item):
 
     Attributes:
         expectation: the way in which it is expected to fail, or None.
+        worlds: the models on which it runs besides its own.
     """
 
     expectation: Expectation | None = None
+    worlds: tuple[str, ...] = ()
 
     def __init__(self, *, check: Check, adapter: Adapter, spec: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -171,7 +181,7 @@ class CanaryItem(pytest.Item):
         from rlcanary.checks.expected import compare
 
         seed, timeout, examples = (self.config.getoption(f"canary_{name}") for name in ("seed", "timeout", "examples"))
-        result = run_check(self.check, self.adapter, self.spec, seed, timeout, examples)
+        result = run_check(self.check, self.adapter, self.spec, seed, timeout, examples, self.worlds)
         self.config.stash.setdefault(RESULTS, {}).setdefault(self.spec, []).append((self.check, result))
         comparison = compare([result], {} if self.expectation is None else {self.check.id: self.expectation})
         if comparison.unexpected:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.contract.adapter import Adapter, Item
+from rlcanary.contract.adapter import Adapter, Item, NotProvided
 from rlcanary.contract.conventions import GRPO, Conventions
 
 if TYPE_CHECKING:
@@ -60,8 +60,12 @@ class ReferenceAdapter(Adapter):
 
     def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
         from rlcanary import reference
+        from rlcanary.reference.logprobs import Unpackable
 
-        return reference.packed_logprobs(model, batch, temperature)
+        try:
+            return reference.packed_logprobs(model, batch, temperature)
+        except Unpackable as error:
+            raise NotProvided(str(error)) from error
 
     def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
         # The pieces carry the counts of the whole, so each rank's gradient is its share and the ranks' sum is the update.

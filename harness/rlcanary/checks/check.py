@@ -16,12 +16,13 @@ import numpy
 import torch
 
 from rlcanary.checks.asserts import tallied
-from rlcanary.checks.case import Case
+from rlcanary.checks.case import Case, Model
 from rlcanary.checks.examples import Draw, run_examples
 from rlcanary.checks.observed import Observed
 from rlcanary.checks.program import program
 from rlcanary.checks.tally import Found, Tally
 from rlcanary.checks.time_limit import TookTooLong, time_limit
+from rlcanary.checks.worlds.models import models_for
 from rlcanary.contract.adapter import Adapter, provided
 from rlcanary.contract.conventions import Conventions
 
@@ -57,6 +58,8 @@ class Check:
         applies: returns the reason why it does not apply under some conventions, or None if it applies.
         alternatives: changed conventions that may explain a failure. The report names those under which every case passes.
         explains: the body that an alternative has to pass, if it demands more than `run`.
+        worlds: the models besides the Llama on which a body with an input `model` runs by default
+            (`rlcanary.checks.worlds.models`).
     """
 
     id: str
@@ -67,10 +70,16 @@ class Check:
     alternatives: Alternatives
     explains: Body | None = None
     draws: Draw | None = None
+    worlds: tuple[str, ...] = ()
 
     @property
     def area(self) -> str:
         return self.id.split(".")[0]
+
+    @property
+    def takes_a_model(self) -> bool:
+        """Whether the body has an input `model`, which the run fills."""
+        return "model" in inspect.signature(self.run).parameters
 
     @property
     def summary(self) -> str:
@@ -125,17 +134,24 @@ def check(
     alternatives: Alternatives = lambda _: (),
     explains: Body | None = None,
     draws: Draw | None = None,
+    worlds: tuple[str, ...] = (),
 ) -> Callable[[Body], Check]:
     """Decorate the body of a check. Its docstring explains the property to a user whose code fails it."""
 
     def decorate(body: Body) -> Check:
-        return Check(check_id, needs, body, cases, applies, alternatives, explains, draws)
+        return Check(check_id, needs, body, cases, applies, alternatives, explains, draws, worlds)
 
     return decorate
 
 
 def run_check(
-    check: Check, adapter: Adapter, spec: str, seed: int = 0, timeout: float = 0, examples: int = 0
+    check: Check,
+    adapter: Adapter,
+    spec: str,
+    seed: int = 0,
+    timeout: float = 0,
+    examples: int = 0,
+    worlds: tuple[str, ...] = (),
 ) -> Result:
     """Run one check. An exception in the adapter's code becomes the status "error".
 
@@ -147,7 +163,9 @@ def run_check(
         timeout: its time limit in seconds, 0 for none; a check that takes longer has the status "error". The search for
             declarations that explain a failure has the same limit.
         examples: number of further cases to draw, if the fixed ones hold.
+        worlds: the models on which it runs besides its own.
     """
+    check = replace(check, worlds=(*check.worlds, *worlds))
     started, tally = time.perf_counter(), Tally()
     with _reproducible(seed):
         status, message, snippet = _run(check, adapter, spec, seed, timeout, examples, tally)
@@ -226,8 +244,10 @@ def _run_cases(
     def run(case: Case) -> None:
         # What is declared already needs no setting, which the adapter may not have.
         case.changes = {name: value for name, value in case.changes.items() if getattr(declared, name) != value}
-        with tally.case(case.label, partial(program, check.run, case, spec)), tallied(tally):
-            check.run(observed.configured(**case.changes), **copy.deepcopy(case.inputs))
+        for each in _on_each_model(case, check, adapter, spec):
+            with tally.case(each.label, partial(program, check.run, each, spec), each.world), tallied(tally):
+                inputs = {name: _fresh(value) for name, value in each.inputs.items()}
+                check.run(observed.configured(**each.changes), **inputs)
 
     with tally.case(""):
         observed = Observed(adapter, tally, declared)
@@ -238,6 +258,19 @@ def _run_cases(
                 return
         if check.draws is not None and not tally.found:
             run_examples(run, check.draws, {"conventions": declared}, examples, seed, tally)
+
+
+def _on_each_model(case: Case, check: Check, adapter: Adapter, spec: str) -> Iterator[Case]:
+    """Yield the case, once for each model that the check wants if its body takes one."""
+    if not check.takes_a_model:
+        yield case
+        return
+    for model in models_for(adapter, spec, check.worlds):
+        yield case.on(model)
+
+
+def _fresh(value: Any) -> Any:
+    return value.make() if isinstance(value, Model) else copy.deepcopy(value)
 
 
 def _explanations(

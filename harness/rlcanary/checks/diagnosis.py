@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import wraps
 from typing import Any
 
 import torch
@@ -271,14 +272,15 @@ class _Against(Tally):
         if self._wanted is None:
             return check
 
+        @wraps(check.run)
         def run(*given: Any, **inputs: Any) -> object:
             return check.run(*given, **inputs) if self._case in (self._wanted or ()) else None
 
         return replace(check, run=run)
 
     @contextmanager
-    def case(self, label: str, program: Callable[[], str] = str) -> Iterator[None]:
-        with super().case(label, program):
+    def case(self, label: str, program: Callable[[], str] = str, model: str = "") -> Iterator[None]:
+        with super().case(label, program, model):
             case = self._case
             yield
         if self._wanted is not None and case not in self._wanted:
@@ -292,7 +294,7 @@ class _Against(Tally):
 
     def note(self, finding: Finding) -> None:
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
-        self._match(Found(fingerprint, finding.message, "", False, finding.compared))
+        self._match(Found(fingerprint, self._told(finding.message), "", False, finding.compared))
 
     def stopped(self, what: str, message: str, snippet: str = "") -> None:
         self._match(Found(Fingerprint(self._case, what), message, snippet, is_error=True))

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcanary.checks.case import Model
+
 
 def literal(value: Any) -> str:
     """Write a value as Python: numbers, strings, containers, tensors, dataclasses, functions of a module and their partials.
@@ -28,6 +30,8 @@ def literal(value: Any) -> str:
             return repr(value)
         case FunctionType():
             return value.__name__
+        case Model():
+            return value.code or f"{literal(value.make)}()"
         case partial():
             keywords = [f"{name}={literal(item)}" for name, item in value.keywords.items()]
             return f"partial({', '.join([*map(literal, [value.func, *value.args]), *keywords])})"
@@ -78,6 +82,8 @@ def imports_for(values: Any) -> set[str]:
             return {"import torch"}
         case FunctionType():
             return {f"from {values.__module__} import {values.__name__}"}
+        case Model():
+            return set() if values.code else imports_for(values.make)
         case partial():
             inner = imports_for([values.func, *values.args, *values.keywords.values()])
             return {"from functools import partial"} | inner

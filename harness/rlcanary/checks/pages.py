@@ -33,5 +33,11 @@ def area_page(area: str, checks: Sequence[Check]) -> str:
     parts = [f"# {area}\n\n{about.strip()}\n"]
     for check in checks:
         needs = ", ".join(f"`{name}`" for name in check.needs)
-        parts.append(f"## {check.id}\n\n{check.explanation}\n\nNeeds {needs}.\n")
+        parts.append(f"## {check.id}\n\n{check.explanation}\n\nNeeds {needs}.{_models(check)}\n")
     return "\n".join(parts)
+
+
+def _models(check: Check) -> str:
+    if not check.takes_a_model:
+        return ""
+    return f" Runs on the [models](../worlds.md) {', '.join(f'`{name}`' for name in ('llama', *check.worlds))}."

@@ -122,27 +122,30 @@ class Tally:
     judged: set[tuple[str, str]] = field(default_factory=set)
     _case: str = ""
     _program: Callable[[], str] = str
+    _model: str = ""
     _labels: list[str] = field(default_factory=list)
     _seen: Counter[str] = field(default_factory=Counter)
     _expected: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @contextmanager
-    def case(self, label: str, program: Callable[[], str] = str) -> Iterator[None]:
+    def case(self, label: str, program: Callable[[], str] = str, model: str = "") -> Iterator[None]:
         """Record the outcome of the block; exceptions stop here.
 
         Args:
             label: identifies the case, "" for none.
             program: writes the program that shows a finding of the block again.
+            model: the name of its model, for messages; empty for the one that every check runs on.
         """
-        around = self._case, self._program
+        around = self._case, self._program, self._model
         self._labels.append(label)
         self._case, self._program = _numbered("; ".join(filter(None, self._labels)), self._seen), program
+        self._model = model
         try:
             yield
         except NotProvided as reason:
-            self.declined.append(str(reason) or "declined by the adapter")
+            self.declined.append(self._told(str(reason) or "declined by the adapter"))
         except NothingToCompare as reason:
-            self.empty.append(str(reason))
+            self.empty.append(self._told(str(reason)))
         except Finding as finding:
             self.note(finding)
         except Exception as error:  # noqa: BLE001 - the adapter is foreign code; any exception is a result
@@ -155,16 +158,20 @@ class Tally:
             )
         finally:
             self._labels.pop()
-            self._case, self._program = around
+            self._case, self._program, self._model = around
 
     def note(self, finding: Finding) -> None:
         """Add a finding to the current case."""
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
-        self.found.append(Found(fingerprint, finding.message, self._program(), False, finding.compared))
+        self.found.append(Found(fingerprint, self._told(finding.message), self._program(), False, finding.compared))
 
     def stopped(self, what: str, message: str, snippet: str = "") -> None:
         """Add the exception that ended the current case early."""
-        self.found.append(Found(Fingerprint(self._case, what), message, snippet, is_error=True))
+        hint = " (an adapter that does not take such a model raises NotProvided)" if self._model else ""
+        self.found.append(Found(Fingerprint(self._case, what), self._told(message) + hint, snippet, is_error=True))
+
+    def _told(self, message: str) -> str:
+        return f"on the model {self._model}: {message}" if self._model else message
 
     def quantity(self, name: str) -> str:
         """Return the name of the quantity now compared, numbered if the case has compared one of that name before."""

@@ -40,6 +40,12 @@ from rlcanary.system.files import require_writable, write_whole
     metavar="N",
     help="Draw N more cases per check from the seed; the first that fails is shown in its smallest form.",
 )
+@click.option(
+    "--worlds",
+    default="",
+    metavar="all|NAME[,NAME]",
+    help="Run every check that has a model on these models too, such as router,lora; docs/worlds.md lists them.",
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Also write a summary here, as Markdown.")
 @click.option(
@@ -69,6 +75,7 @@ def check(
     only: tuple[str, ...],
     seed: int,
     examples: int,
+    worlds: str,
     json_path: Path | None,
     markdown: Path | None,
     expected_path: Path | None,
@@ -88,7 +95,9 @@ def check(
     from rlcanary.checks import all_checks, run_check
     from rlcanary.checks.expected import NO_REASON, compare, read_expected, update_expected
     from rlcanary.checks.report import show, to_json, to_markdown
+    from rlcanary.checks.worlds.models import chosen
 
+    models = chosen(worlds)
     prefixes = tuple(prefix.removesuffix("*") for prefix in only)
     checks = [item for item in all_checks() if not only or item.id.startswith(prefixes)]
     if not checks:
@@ -102,7 +111,7 @@ def check(
         task = progress.add_task(f"checking {implementation.name}", total=len(checks))
         for item in checks:
             progress.update(task, description=item.id)
-            results.append(run_check(item, implementation, adapter, seed, timeout, examples))
+            results.append(run_check(item, implementation, adapter, seed, timeout, examples, models))
             progress.advance(task)
         if any(result.status in ("fail", "error") for result in results):
             progress.update(task, description="looking for the causes")

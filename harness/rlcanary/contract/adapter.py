@@ -194,10 +194,19 @@ class Adapter:
         """
         raise NotProvided
 
+    def new_model(self, seed: int) -> Any:
+        """Create a tiny model of your own architecture, random from this seed, on which every check with a model runs too.
+
+        It is called with input_ids, attention_mask and position_ids, returns an object with `logits` [B, S, V], and has a
+        vocabulary of at least 64 ids.
+        """
+        raise NotProvided
+
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
         """Create a state to train this model from: by default AdamW without weight decay and a constant learning rate.
 
-        Override it where your trainer wraps the model, builds its optimizer or has a schedule of its own.
+        Override it where your trainer wraps the model, builds its optimizer or has a schedule of its own. The checks give
+        models in half precision to your own only: without float32 masters small updates are lost.
         """
         import torch
 
@@ -211,7 +220,7 @@ class Adapter:
         return InProcessEngine(model)
 
 
-SETTINGS = ("name", "conventions", "configured", "new_state", "new_engine")
+SETTINGS = ("name", "conventions", "configured", "new_model", "new_state", "new_engine")
 CAPABILITIES = tuple(name for name in vars(Adapter) if not name.startswith("_") and name not in SETTINGS)
 
 

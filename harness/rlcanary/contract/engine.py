@@ -61,6 +61,7 @@ class InProcessEngine:
         version: number of completed weight syncs, counted by the code that syncs.
         decode: ids to text.
         eos_token_ids: ids that end a completion, unless the request names its own.
+        caches_keys: whether a row continues from cached keys and values.
     """
 
     def __init__(
@@ -92,8 +93,12 @@ class InProcessEngine:
         self.version = 0
         self.decode = decode or (lambda token_ids: " ".join(map(str, token_ids)))
         self.eos_token_ids = tuple(eos_token_ids)
+        # A model outside transformers, or with a state besides keys and values, reads each row from its start.
+        layers = set(getattr(getattr(model, "config", None), "layer_types", None) or ())
+        kept_apart = layers <= {"full_attention", "sliding_attention", "chunked_attention"}
+        self.caches_keys = kept_apart and not getattr(model, "_is_stateful", True)
         self._caches_prefixes = copies
-        self._max_batch_size = max_batch_size
+        self._max_batch_size = max_batch_size if self.caches_keys else 1
         # A generator of its own: sampling leaves the trainer's random state as it is.
         self._random = torch.Generator()
         self._random.seed()
@@ -191,6 +196,17 @@ class InProcessEngine:
         logits_NV: Tensor = output.logits[:, -1].float().cpu()
         return logits_NV
 
+    def last_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Run the model on [N, L] ids from their start -> [N, V] next-token logits on the CPU."""
+        import torch
+
+        ids_NL = torch.tensor(rows, device=next(self.model.parameters()).device)
+        positions_NL = torch.arange(ids_NL.shape[1], device=ids_NL.device).expand(ids_NL.shape)
+        with torch.no_grad():
+            output = self.model(input_ids=ids_NL, attention_mask=torch.ones_like(ids_NL), position_ids=positions_NL)
+        logits_NV: Tensor = output.logits[:, -1].float().cpu()
+        return logits_NV
+
     def read_prompt(self, prompt: Sequence[int]) -> tuple[Tensor, Any]:
         """Return the [1, V] logits after a prompt, and its keys and values, from the prefix cache where possible."""
         import torch
@@ -248,7 +264,9 @@ class _Batch:
         """Sample the next token of every unfinished row."""
         import torch
 
-        if self.cache is None:
+        if not self.engine.caches_keys:
+            logits_NV = self.engine.last_logits([self._row(row) for row in self.unfinished])
+        elif self.cache is None:
             logits_NV = self._read_prompts()
         else:
             last_N1 = torch.tensor([[self.token_ids[row][-1]] for row in self.unfinished])
@@ -258,7 +276,8 @@ class _Batch:
         if len(kept) < len(self.unfinished):
             self.unfinished = [self.unfinished[index] for index in kept]
             self.padding_N1 = None if self.padding_N1 is None else self.padding_N1[kept]
-            self.cache.batch_select_indices(torch.tensor(kept, dtype=torch.long))
+            if self.cache is not None:
+                self.cache.batch_select_indices(torch.tensor(kept, dtype=torch.long))
 
     def completions(self) -> list[list[Completion]]:
         rows = [
@@ -324,10 +343,13 @@ class _Batch:
             return logits_NV
         penalised_NV = logits_NV.clone()
         for index, row in enumerate(self.unfinished):
-            seen = [*self.prompts[row // self.sampling.n], *self.token_ids[row]]
+            seen = self._row(row)
             logits = logits_NV[index, seen]
             penalised_NV[index, seen] = torch.where(logits < 0, logits * penalty, logits / penalty)
         return penalised_NV
+
+    def _row(self, row: int) -> list[int]:
+        return [*self.prompts[row // self.sampling.n], *self.token_ids[row]]
 
     def _has_ended(self, row: int) -> bool:
         token_ids, stops = self.token_ids[row], self.sampling.stop_sequences

@@ -86,17 +86,29 @@ def completion_scores(model: Any, batch: CollatedBatch, temperature: float = 1.0
     return _completion_scores(model, batch, temperature, want_entropy=True)
 
 
+class Unpackable(ValueError):
+    """A model on which rows cannot share a sequence."""
+
+
 def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) -> Tensor:
     """`completion_logprobs` with all rows in one sequence without padding, each row attending to itself only.
 
     Args:
-        model: a causal language model that takes a [1, 1, N, N] float attention mask, added to the attention scores.
+        model: a causal language model whose layers mix positions by attention alone. It takes a [1, 1, N, N] float attention
+            mask, added to the attention scores; one with a sliding window tells rows apart by their position ids.
         batch: as for `completion_logprobs`.
         temperature: the sampling temperature, above 0.
 
     Returns:
         [B, T] float32, NaN outside `batch.completion_mask`.
+
+    Raises:
+        Unpackable: a layer of the model mixes positions otherwise, such as a convolution, which no mask keeps in its row.
     """
+    config = getattr(model, "config", None)
+    layers = set(getattr(config, "layer_types", None) or ())
+    if others := layers - {"full_attention", "sliding_attention", "chunked_attention"}:
+        raise Unpackable(f"layers of the type {min(others)!r} reach from one packed row into the next")
     kept_BS = batch.attention_mask
     row_BS = torch.arange(len(kept_BS), device=kept_BS.device).unsqueeze(1).expand_as(kept_BS)
     row_N, ids_N = row_BS[kept_BS], batch.input_ids[kept_BS]
@@ -105,8 +117,11 @@ def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) 
     bias_11NN = torch.zeros(1, 1, count, count, device=kept_BS.device).masked_fill(
         ~visible_NN, torch.finfo(torch.float32).min
     )
+    is_windowed = getattr(config, "sliding_window", None) is not None or len(layers) > 1
+    # A mask that is given replaces the window, which transformers adds to one that it makes from positions that start anew.
+    options = {"attention_mask": None, "use_cache": False} if is_windowed else {"attention_mask": bias_11NN}
     logits_NV = model(
-        input_ids=ids_N.unsqueeze(0), attention_mask=bias_11NN, position_ids=batch.position_ids[kept_BS].unsqueeze(0)
+        input_ids=ids_N.unsqueeze(0), position_ids=batch.position_ids[kept_BS].unsqueeze(0), **options
     ).logits[0]
     # Position of each completion token in the packed sequence.
     packed_BS = (kept_BS.reshape(-1).long().cumsum(dim=0) - 1).view(kept_BS.shape)

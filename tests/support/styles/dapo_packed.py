@@ -58,6 +58,9 @@ class DapoPacked(Adapter):
 
     def _scored(self, model, batch, pack, temperature):
         """Logprobs and entropies [B, T], NaN where nothing was scored."""
+        layers = set(getattr(model.config, "layer_types", None) or ())
+        if layers - {"full_attention"} or getattr(model.config, "sliding_window", None):
+            raise NotProvided("packs rows for full attention only")
         lengths = torch.tensor([len(document.ids) for document in pack])
         owner = torch.repeat_interleave(torch.arange(len(pack)), lengths)
         ids = torch.cat([document.ids for document in pack])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
-from rlcanary.contract.adapter import TrainState
+from rlcanary.contract.adapter import NotProvided, TrainState
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.conventions import Conventions
 
@@ -52,6 +52,12 @@ class Lora(ReferenceAdapter):
         super().__init__(conventions or Conventions())
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        if not hasattr(model, "model") or not hasattr(model.model.layers[0], "self_attn"):
+            raise NotProvided("adapters on the attention of Llama only")
+        if not isinstance(model.model.layers[0].self_attn.q_proj, torch.nn.Linear):
+            raise NotProvided("the model has adapters already")
+        if model.dtype != torch.float32:
+            raise NotProvided("the adapters have no float32 masters")
         model.requires_grad_(False)
         for layer in model.model.layers:
             for name in ("q_proj", "v_proj", "o_proj"):

@@ -6,7 +6,7 @@ import torch
 
 from rlcanary import reference
 from rlcanary.adapters.reference import ReferenceAdapter
-from rlcanary.contract.adapter import TrainState
+from rlcanary.contract.adapter import NotProvided, TrainState
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.conventions import Conventions
 
@@ -20,6 +20,8 @@ class BfloatParameters(ReferenceAdapter):
         super().__init__(conventions or Conventions())
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        if model.dtype == torch.float16:
+            raise NotProvided("bfloat16 only")
         reference_in_bfloat = None if ref_model is None else ref_model.to(torch.bfloat16)
         return super().new_state(model.to(torch.bfloat16), reference_in_bfloat, learning_rate)
 

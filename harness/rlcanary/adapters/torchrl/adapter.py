@@ -7,6 +7,7 @@ logprobs and entropies. Written for torchrl 0.14.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from types import SimpleNamespace
@@ -320,6 +321,10 @@ class TorchrlAdapter(Adapter):
 
         from rlcanary.tiny_models import tiny_tokenizer
 
+        if list(inspect.signature(model.forward).parameters)[1] != "attention_mask":
+            raise NotProvided(
+                "torchrl passes the attention mask as second argument, where this model takes another one"
+            )
         return TransformersWrapper(model, tokenizer=tiny_tokenizer(), input_mode="tokens", **settings)
 
     @cached_property

@@ -120,7 +120,7 @@ class QueriesKeysValuesInAnotherLayout(Bug):
         heads, groups = state.model.config.num_attention_heads, state.model.config.num_key_value_heads
 
         def regrouped(name: str, weight: torch.Tensor) -> torch.Tensor:
-            if "q_proj" not in name:
+            if "q_proj" not in name or "lora_" in name or weight.ndim < 2:
                 return weight
             by_group = weight.detach().reshape(groups, heads // groups, -1, weight.shape[-1])
             return by_group.transpose(0, 1).reshape(weight.shape)

@@ -89,7 +89,7 @@ class HeadInNoOptimizer(Bug):
     effect = "the optimizer holds only some of the trained parameters; the head never changes"
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
-        state = super().new_state(model.model, ref_model, learning_rate)
+        state = super().new_state(model.base_model, ref_model, learning_rate)
         state.model = model
         return state
 

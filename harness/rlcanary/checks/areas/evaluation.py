@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from rlcanary.checks.asserts import NothingToCompare, assert_true
 from rlcanary.checks.case import Case
@@ -23,15 +24,15 @@ from rlcanary.contract.conventions import Conventions
 
 
 @check("evaluation.changes_nothing", needs=("evaluate",))
-def changes_nothing(adapter: Adapter) -> None:
+def changes_nothing(adapter: Adapter, model: Any) -> None:
     """Evaluation changes no weights, optimizer, schedule or reference model, and adds to no gradient.
 
     Silent because an evaluation through the training path still logs plausible metrics: the learning rate then depends
     on how often it runs. Look for `scheduler.step()`, `backward()` and weight averages on that path. Gradients that are
     cleared do not count: the next update clears them too.
     """
-    ref_model = reference_near(tiny_policy(), adapter.conventions)
-    state = with_items(started(state_of(adapter, tiny_policy(), ref_model)))
+    ref_model = reference_near(model, adapter.conventions)
+    state = with_items(started(state_of(adapter, model, ref_model)))
     before = snapshot(state)
     adapter.evaluate(state)
     after = but_for_cleared_gradients(snapshot(state), before)
@@ -44,14 +45,14 @@ def _modes() -> Iterator[Case]:
 
 
 @check("evaluation.training_mode", needs=("evaluate",), cases=_modes)
-def training_mode(adapter: Adapter, training: bool) -> None:
+def training_mode(adapter: Adapter, model: Any, training: bool) -> None:
     """Evaluation leaves every module in the training or evaluation mode that it was in before.
 
     Silent because a model that stays in evaluation mode trains without dropout until the next epoch, and one that is
     switched to training mode scores with it. Look for an `eval()` that is not undone, and for a `train()` on a model
     that was not in training mode.
     """
-    state = with_items(state_of(adapter, tiny_policy().train(training)))
+    state = with_items(state_of(adapter, model.train(training)))
     before = modes(state)
     adapter.evaluate(state)
     told = f"a model that was in {'train' if training else 'eval'} mode before evaluation is not after it"
@@ -59,13 +60,13 @@ def training_mode(adapter: Adapter, training: bool) -> None:
 
 
 @check("evaluation.random_state", needs=("evaluate",))
-def random_state(adapter: Adapter) -> None:
+def random_state(adapter: Adapter, model: Any) -> None:
     """Evaluation does not change the random states of torch, random and numpy.
 
     Silent because training is still random afterwards, only differently: runs with different evaluation intervals
     cannot be compared. Look for sampling, shuffling and data loaders without a generator of their own.
     """
-    state = with_items(state_of(adapter, tiny_policy()))
+    state = with_items(state_of(adapter, copy.deepcopy(model)))
     before = random_states()
     adapter.evaluate(state)
     drawn = changed(before, random_states())
@@ -96,14 +97,14 @@ def repeatable(adapter: Adapter) -> None:
     assert_same_entries(second, first, told, tolerance=1e-5, quantity="metrics")
 
 
-@check("evaluation.current_weights", needs=("evaluate",), applies=_samples)
-def current_weights(adapter: Adapter) -> None:
+@check("evaluation.current_weights", needs=("evaluate",), applies=_samples, worlds=("generation_config",))
+def current_weights(adapter: Adapter, model: Any) -> None:
     """Evaluation measures the current weights.
 
     Silent because old weights have a plausible score: the curve is merely late, or flat. Look for an engine or a copy of
     the model that is made once, and for a weight sync that evaluation does not wait for.
     """
-    state = with_items(state_of(adapter, tiny_policy()))
+    state = with_items(state_of(adapter, copy.deepcopy(model)))
     first = adapter.evaluate(state)
     shaken(state)
     second = adapter.evaluate(state)
@@ -111,7 +112,7 @@ def current_weights(adapter: Adapter) -> None:
     if hasattr(state, "eval_items"):
         is_new = bool(changed(first, second, 1e-5))
         assert_true(is_new, f"after the weights changed, evaluation still gives {first}")
-    other = adapter.evaluate(shaken(with_items(state_of(adapter, tiny_policy()))))
+    other = adapter.evaluate(shaken(with_items(state_of(adapter, copy.deepcopy(model)))))
     told = "a state that was evaluated before its weights changed evaluates otherwise than one that was not"
     assert_same_entries(second, other, told, tolerance=1e-5, quantity="metrics")
 
@@ -134,15 +135,15 @@ def temperature(adapter: Adapter) -> None:
     assert_tossed(texts, declared, 2 * declared)
 
 
-@check("evaluation.reward", needs=("evaluate",))
-def reward(adapter: Adapter) -> None:
+@check("evaluation.reward", needs=("evaluate",), worlds=("learned_positions",))
+def reward(adapter: Adapter, model: Any) -> None:
     """The logged evaluation reward is the mean over items of the reward of each item's own completion.
 
     Silent because an accuracy that counts rewards equal to 1 reads 0 for shaped rewards, and 0 is an accuracy. Look for
     comparisons with 1.0, for thresholds and clamps, for items that are left out of the mean, and for completions that
     come back in another order than their items.
     """
-    state = with_graded_items(state_of(adapter, tiny_policy()))
+    state = with_graded_items(state_of(adapter, copy.deepcopy(model)))
     if not hasattr(state, "eval_items"):
         raise NotProvided("the state has no eval_items")
     metrics = adapter.evaluate(state)
@@ -156,7 +157,7 @@ def reward(adapter: Adapter) -> None:
     assert_true(error < 1e-4, told, quantity="reward", magnitude=error, compared=len(given))
     if adapter.conventions.evaluation_temperature > 0:
         return
-    singles = [with_graded_items(state_of(adapter, tiny_policy()), index) for index in range(len(given))]
+    singles = [with_graded_items(state_of(adapter, copy.deepcopy(model)), index) for index in range(len(given))]
     alone = [float(adapter.evaluate(single)["reward"]) for single in singles]
     told = f"items that earn {_shown(alone)} when each is evaluated alone earn {got:.4g} together"
     error = abs(got - sum(alone) / len(alone))
@@ -168,7 +169,7 @@ def _shown(rewards: list[float]) -> str:
 
 
 @check("evaluation.training_goes_on", needs=("evaluate", "train_step"))
-def training_goes_on(adapter: Adapter) -> None:
+def training_goes_on(adapter: Adapter, model: Any) -> None:
     """Training after any number of evaluations continues as it would have without them.
 
     Silent because runs with different evaluation intervals are never compared. Look for state that evaluation shares
@@ -176,8 +177,8 @@ def training_goes_on(adapter: Adapter) -> None:
     """
     ends = []
     for evaluations in (0, 1, 2, 3):
-        ref_model = reference_near(tiny_policy(), adapter.conventions)
-        state = with_items(state_of(adapter, tiny_policy(), ref_model))
+        ref_model = reference_near(model, adapter.conventions)
+        state = with_items(state_of(adapter, copy.deepcopy(model), ref_model))
         batch = sampled(state.model, adapter.conventions, PAIR)
         adapter.train_step(state, copy.deepcopy(batch))
         for _ in range(evaluations):

@@ -10,7 +10,7 @@ from rlcanary.checks.asserts import NothingToCompare, assert_true
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.states import decaying, in_precision_of, precision, scheduled_rates
-from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, reference_near, sampled, state_of, tiny_policy
+from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, reference_near, sampled, state_of
 from rlcanary.checks.worlds.updates import declared
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Group
@@ -49,14 +49,14 @@ def _temperatures() -> Iterator[Case]:
 
 
 @check("metrics.on_policy_identities", needs=("train_step",), cases=_temperatures)
-def on_policy_identities(adapter: Adapter) -> None:
+def on_policy_identities(adapter: Adapter, model: Any) -> None:
     """On the first update of a policy that equals its reference, ratios are 1, nothing is clipped and the KL is 0.
 
     Silent because a ratio of 1.02 or a clip fraction of 0.3 % looks like rounding. The cause is old logprobs from
     another pass, temperature or precision, or a trainer that did not start from the given weights. Look at every logged
     ratio, clip fraction and KL of step 0 before anything else.
     """
-    state = state_of(adapter, ref_model=tiny_policy())
+    state = state_of(adapter, copy.deepcopy(model), model)
     batch = sampled(state.model, adapter.conventions, PAIR)
     expected = dict.fromkeys(("ratio_mean", "ratio_min", "ratio_max", "mult_prob_error"), 1.0)
     expected |= {"clip_fraction": 0.0, "kl": 0.0}
@@ -68,16 +68,16 @@ def _two_batches() -> Iterator[Case]:
         yield Case(f"{len(groups)} prompts", groups=groups)
 
 
-@check("metrics.recomputed", needs=("train_step",), cases=_two_batches)
-def recomputed(adapter: Adapter, groups: list[Group]) -> None:
+@check("metrics.recomputed", needs=("train_step",), cases=_two_batches, worlds=("router",))
+def recomputed(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     """The logged learning rate, gradient norm, reward, KL, entropy, ratios and tokens are those of this update.
 
     Silent because a dashboard affects only people's decisions. Look for a learning rate that is read after the schedule
     has moved on, rewards before their weights, means over padding, the metrics of one worker, and a variable that was
     reused before it was logged.
     """
-    ref_model = reference_near(tiny_policy(), adapter.conventions)
-    state = decaying(state_of(adapter, ref_model=copy.deepcopy(ref_model)))
+    ref_model = reference_near(model, adapter.conventions)
+    state = decaying(state_of(adapter, model, copy.deepcopy(ref_model)))
     batch = sampled(state.model, adapter.conventions, groups)
     metrics = declared(state.model, in_precision_of(state, ref_model), batch, adapter.conventions).metrics
     expected = metrics | {"lr": scheduled_rates(state, 1)[0][0]}

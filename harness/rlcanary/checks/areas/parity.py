@@ -1,5 +1,6 @@
 """Parity of sampler and trainer: the same distribution, the same logprobs, the same ends of completions."""
 
+import copy
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -10,7 +11,7 @@ from rlcanary.checks.asserts import NothingToCompare, assert_close, assert_equal
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.samples import distribution, p_value, sampling, shortfall, trainer_logprobs, wrong_ending
-from rlcanary.checks.worlds.tiny_trainer import tiny_policy
+from rlcanary.checks.worlds.states import nats, precision
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Completion
 
@@ -25,11 +26,15 @@ CLOSE = 2e-4
 IMPROBABLE = 1e-9
 
 
+def _close(model: Any) -> float:
+    return CLOSE if precision(model) == torch.float32 else nats(model)
+
+
 def _generate(
-    adapter: Adapter, prompts: list[list[int]], request: dict[str, Any], engine: Any = None
+    adapter: Adapter, model: Any, prompts: list[list[int]], request: dict[str, Any], engine: Any = None
 ) -> list[list[Completion]]:
     """Sample, from a new engine by default, and demand the requested number of completions."""
-    sampler = adapter.new_engine(tiny_policy()) if engine is None else engine
+    sampler = adapter.new_engine(copy.deepcopy(model)) if engine is None else engine
     groups = adapter.generate(sampler, prompts, request)
     counts, expected = [len(group) for group in groups], [request["n"]] * len(prompts)
     told = f"{counts} completions came back, {expected} were asked for"
@@ -37,12 +42,14 @@ def _generate(
     return groups
 
 
-def _generate_again(adapter: Adapter, prompts: list[list[int]], request: dict[str, Any]) -> list[list[Completion]]:
+def _generate_again(
+    adapter: Adapter, model: Any, prompts: list[list[int]], request: dict[str, Any]
+) -> list[list[Completion]]:
     """Sample with a seed if the engine takes one, so that the program reproduces a rare counterexample."""
     try:
-        return _generate(adapter, prompts, {**request, "seed": 0})
+        return _generate(adapter, model, prompts, {**request, "seed": 0})
     except NotProvided:
-        return _generate(adapter, prompts, request)
+        return _generate(adapter, model, prompts, request)
 
 
 def _drawn(completions: list[Completion]) -> list[tuple[int, ...]]:
@@ -61,23 +68,26 @@ def _temperatures() -> Iterator[Case]:
         yield Case(label, prompts=prompts, temperature=temperature)
 
 
-@check("parity.logprobs", needs=("generate",), cases=_temperatures)
-def logprobs(adapter: Adapter, prompts: list[list[int]], temperature: float) -> None:
+@check("parity.logprobs", needs=("generate",), cases=_temperatures, worlds=("generation_config",))
+def logprobs(adapter: Adapter, model: Any, prompts: list[list[int]], temperature: float) -> None:
     """The sampler's logprobs of its tokens equal the trainer's at the sampling temperature.
 
     Silent because raw logprobs, at temperature 1, are off by a tenth of a nat, which looks like the noise of other
     kernels; so is a repetition penalty from the model's config. Look at raw and processed logprobs, at the defaults an
     engine reads from the model's folder, and at whether every path to the engine sets the same options.
     """
-    groups = _generate(adapter, prompts, sampling(temperature=temperature, n=2))
-    model = tiny_policy()
+    groups = _generate(adapter, model, prompts, sampling(temperature=temperature, n=2))
     for index, (prompt, completions) in enumerate(zip(prompts, groups, strict=True), 1):
         place = f"prompt {index} of {len(prompts)}"
         told = f"at temperature {temperature}, {place}: the sampler's logprobs are not the trainer's"
         for completion in completions:
             expected_T = trainer_logprobs(model, prompt, completion.token_ids, temperature)
             assert_close(
-                _given(completion), expected_T, told, within=(0.0, CLOSE), quantity=f"logprobs of prompt {index}"
+                _given(completion),
+                expected_T,
+                told,
+                within=(0.0, _close(model)),
+                quantity=f"logprobs of prompt {index}",
             )
 
 
@@ -86,14 +96,14 @@ def logprobs(adapter: Adapter, prompts: list[list[int]], temperature: float) -> 
     needs=("generate",),
     cases=lambda: [Case(each, choice=each) for each in ({}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.6})],
 )
-def logprobs_are_logprobs(adapter: Adapter, choice: dict[str, Any]) -> None:
+def logprobs_are_logprobs(adapter: Adapter, model: Any, choice: dict[str, Any]) -> None:
     """Each sampled token has one logprob, finite and at most 0.
 
     Silent because a ratio of exp(logprob - 1234) is 0, which only makes the loss small; a missing logprob filled with
     0.0 means certainty. Look at the order in which the fields of an engine's answer are unpacked, and at defaults for
     missing fields.
     """
-    completions = list(chain(*_generate(adapter, [SHORT, [13]], sampling(n=2, **choice))))
+    completions = list(chain(*_generate(adapter, model, [SHORT, [13]], sampling(n=2, **choice))))
     holds = [
         len(_given(each)) == len(each.token_ids) and all(-torch.inf < value <= 1e-6 for value in _given(each))
         for each in completions
@@ -105,16 +115,16 @@ def logprobs_are_logprobs(adapter: Adapter, choice: dict[str, Any]) -> None:
     "parity.greedy",
     needs=("generate",),
     cases=lambda: [Case(f"{len(prompts)} prompts", prompts=prompts) for prompts in ([SHORT], PROMPTS)],
+    worlds=("learned_positions", "generation_config"),
 )
-def greedy(adapter: Adapter, prompts: list[list[int]]) -> None:
+def greedy(adapter: Adapter, model: Any, prompts: list[list[int]]) -> None:
     """At temperature 0 each prompt is continued with the trainer's likeliest tokens, in the order of the prompts.
 
     Silent because the continuation of the neighbour's prompt, or of a prompt with padding in it, is text. Look for
     results that are collected as they complete, for prompts that are padded on the way, and for a 0 that is taken as
     "not set" and replaced by the default temperature.
     """
-    groups = _generate(adapter, prompts, sampling(temperature=0.0))
-    model = tiny_policy()
+    groups = _generate(adapter, model, prompts, sampling(temperature=0.0))
     for index, (prompt, (completion,)) in enumerate(zip(prompts, groups, strict=True), 1):
         ids = list(completion.token_ids)
         lost = shortfall(model, prompt, ids)
@@ -122,18 +132,18 @@ def greedy(adapter: Adapter, prompts: list[list[int]]) -> None:
             f"prompt {index} of {len(prompts)} was continued with {ids}, where one of the tokens is {lost:.3g} nats less "
             "likely than the likeliest"
         )
-        assert_true(lost <= CLOSE, told, quantity=f"prompt {index}", magnitude=lost, compared=len(ids))
+        assert_true(lost <= _close(model), told, quantity=f"prompt {index}", magnitude=lost, compared=len(ids))
 
 
 @check("parity.samples_differ", needs=("generate",))
-def samples_differ(adapter: Adapter) -> None:
+def samples_differ(adapter: Adapter, model: Any) -> None:
     """The samples of a prompt differ from each other, and those of a second request from the first.
 
     Silent because a group of copies has one reward, no advantage and nothing to learn from. Look for a seed that is fixed
     in the sampling parameters and sent with every request.
     """
-    engine, request = adapter.new_engine(tiny_policy()), sampling(n=6, max_new_tokens=8)
-    first = _drawn(*_generate(adapter, [SHORT], request, engine))
+    engine, request = adapter.new_engine(copy.deepcopy(model)), sampling(n=6, max_new_tokens=8)
+    first = _drawn(*_generate(adapter, model, [SHORT], request, engine))
     with soft():
         assert_true(
             len(set(first)) > 1, f"six samples of one prompt are all the same: {first[0]}", quantity="one request"
@@ -143,14 +153,14 @@ def samples_differ(adapter: Adapter) -> None:
 
 
 @check("parity.seed", needs=("generate",))
-def seed(adapter: Adapter) -> None:
+def seed(adapter: Adapter, model: Any) -> None:
     """A seeded request repeats its samples, which differ from each other and from those of another seed.
 
     Silent because unseeded samples are as good, only not reproducible. Look for a seed that is dropped on the way to
     the engine, or shared by all samples of a group.
     """
     requests = (sampling(n=4, max_new_tokens=8, seed=value) for value in (1, 1, 2))
-    first, again, other = (_drawn(*_generate(adapter, [SHORT], request)) for request in requests)
+    first, again, other = (_drawn(*_generate(adapter, model, [SHORT], request)) for request in requests)
     assert_true(first == again, "the same seed gave other samples", quantity="one seed")
     assert_true(first != other, "another seed gave the same samples", quantity="two seeds")
     assert_true(len(set(first)) > 1, "all samples of a seed are the same", quantity="samples of a seed")
@@ -164,8 +174,8 @@ def _limits() -> Iterator[Case]:
         yield Case(label, eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens)
 
 
-@check("parity.endings", needs=("generate",), cases=_limits)
-def endings(adapter: Adapter, eos_token_ids: tuple[int, ...], max_new_tokens: int) -> None:
+@check("parity.endings", needs=("generate",), cases=_limits, worlds=("generation_config",))
+def endings(adapter: Adapter, model: Any, eos_token_ids: tuple[int, ...], max_new_tokens: int) -> None:
     """A completion ends with its first EOS, which it includes, or at max_new_tokens; its finish reason says which.
 
     Silent because a completion without its end-of-sequence token trains a policy that never stops, and a truncated one
@@ -173,7 +183,7 @@ def endings(adapter: Adapter, eos_token_ids: tuple[int, ...], max_new_tokens: in
     end-of-sequence ids, and at token limits that include the prompt.
     """
     request = sampling(n=8, max_new_tokens=max_new_tokens, eos_token_ids=eos_token_ids)
-    completions = list(chain(*_generate_again(adapter, [SHORT, LONG], request)))
+    completions = list(chain(*_generate_again(adapter, model, [SHORT, LONG], request)))
     wrong = [
         f"the completion {list(completion.token_ids)} has {told}"
         for completion in completions
@@ -189,7 +199,7 @@ def _filters() -> Iterator[Case]:
 
 
 @check("parity.distribution", needs=("generate",), cases=_filters)
-def first_token_distribution(adapter: Adapter, prompt: list[int], choice: dict[str, Any]) -> None:
+def first_token_distribution(adapter: Adapter, model: Any, prompt: list[int], choice: dict[str, Any]) -> None:
     """Token frequencies match softmax(logits / T), and top_k and top_p exclude exactly the tokens that they should.
 
     Silent because logprobs do not show it: an engine that reports correct ones may still draw from the 50 likeliest
@@ -198,7 +208,7 @@ def first_token_distribution(adapter: Adapter, prompt: list[int], choice: dict[s
     """
     # An engine that ignores the limit shows it on few samples; a thousand of its full length would take hours.
     for n in (8, 1000):
-        (completions,) = _generate_again(adapter, [prompt], sampling(n=n, max_new_tokens=1, **choice))
+        (completions,) = _generate_again(adapter, model, [prompt], sampling(n=n, max_new_tokens=1, **choice))
         longest = max(len(completion.token_ids) for completion in completions)
         told = f"a completion of {longest} tokens where 1 was allowed"
         assert_true(longest <= 1, told, quantity="length", compared=0)
@@ -206,7 +216,7 @@ def first_token_distribution(adapter: Adapter, prompt: list[int], choice: dict[s
     told = f"{empty} of {len(completions)} completions hold no token, not even an EOS"
     assert_true(not empty, told, quantity="empty completions", magnitude=empty / len(completions), compared=0)
     drawn = [int(completion.token_ids[0]) for completion in completions]
-    probabilities_V = distribution(tiny_policy(), prompt, **choice)
+    probabilities_V = distribution(model, prompt, **choice)
     difference_V = torch.tensor(drawn).bincount(minlength=len(probabilities_V)) / len(drawn) - probabilities_V
     token = int(difference_V.abs().argmax())
     told = (

@@ -55,14 +55,14 @@ def _on_policy(conventions: Conventions) -> Iterator[Case]:
 
 
 @check("step.declared_gradient", needs=("train_step",), cases=_on_policy)
-def declared_gradient(adapter: Adapter, groups: list[Group], is_clipped: bool | None) -> None:
+def declared_gradient(adapter: Adapter, model: Any, groups: list[Group], is_clipped: bool | None) -> None:
     """On policy, the gradient that reaches the optimizer is that of the declared objective, at any temperature.
 
     Silent because the step can be wrong although each part is right: a temperature that one path omits, micro-batches
     whose gradients are weighted wrongly, a division after backward, a loss in half precision. The logged loss is finite
     and falls. Look at everything between the batch and `optimizer.step()`.
     """
-    start = scene(adapter, groups, is_clipped=is_clipped)
+    start = scene(adapter, model, groups, is_clipped=is_clipped)
     _expect_declared(adapter, start, "on policy, the gradient is not the declared one")
 
 
@@ -72,15 +72,21 @@ def _kl_in_reward(conventions: Conventions) -> str | None:
     return None
 
 
-@check("step.off_policy_gradient", needs=("train_step",), cases=_off_policy, applies=_kl_in_reward)
-def off_policy_gradient(adapter: Adapter, groups: list[Group], is_clipped: bool | None) -> None:
+@check(
+    "step.off_policy_gradient",
+    needs=("train_step",),
+    cases=_off_policy,
+    applies=_kl_in_reward,
+    worlds=("router", "lora", "bfloat16"),
+)
+def off_policy_gradient(adapter: Adapter, model: Any, groups: list[Group], is_clipped: bool | None) -> None:
     """On samples of an older policy, ratios use the declared old logprobs and are clipped as declared.
 
     Silent because a ratio of 1 looks healthy: a ratio against logprobs that the trainer has just computed corrects for
     nothing, and clipping at other bounds trains on other tokens. Look at which logprobs the loss is given as old ones,
     and declare `old_logprobs` if they are the trainer's.
     """
-    start = scene(adapter, groups, drift=0.5, is_clipped=is_clipped)
+    start = scene(adapter, model, groups, drift=0.5, is_clipped=is_clipped)
     _expect_declared(adapter, start, "with samples of an older policy the gradient is not the declared one")
 
 
@@ -96,7 +102,7 @@ def dropout_is_off(adapter: Adapter) -> None:
     clipped by chance, and only a LoRA config mentions the 0.1. Look for a missing `eval()` before old and reference
     logprobs, and declare `training_dropout` if the loss keeps it on purpose.
     """
-    start = scene(adapter, model=tiny_policy(dropout=0.3).train())
+    start = scene(adapter, tiny_policy(dropout=0.3).train())
     message = "with dropout 0.3 in the model, the gradient is not that of the policy that sampled"
     _expect_declared(adapter, start, message)
 
@@ -114,7 +120,7 @@ def dropout_is_on(adapter: Adapter) -> None:
     """
     gradients = []
     for seed in (1, 2):
-        start = scene(adapter, model=tiny_policy(dropout=0.3).train())
+        start = scene(adapter, tiny_policy(dropout=0.3).train())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             by_parameter = step_gradients(adapter, start)
@@ -136,38 +142,38 @@ def _bounds(conventions: Conventions) -> Iterator[Case]:
 
 
 @check("step.gradient_norm_is_clipped", needs=("train_step",), cases=_bounds)
-def gradient_norm_is_clipped(adapter: Adapter, told: str, is_clipped: bool) -> None:
+def gradient_norm_is_clipped(adapter: Adapter, model: Any, told: str, is_clipped: bool) -> None:
     """A gradient above max_grad_norm is scaled to exactly that norm; a smaller one is not changed.
 
     Silent because a gradient that is clipped by parts, by rank or by parameter group points elsewhere, and one that is not
     clipped matters only on the one batch in a thousand. Look at the tensors that the norm is taken over, and at when it
     is taken.
     """
-    start = scene(adapter, GROUPS, is_clipped=is_clipped)
+    start = scene(adapter, model, GROUPS, is_clipped=is_clipped)
     _expect_declared(adapter, start, f"{told} the gradient is not the declared one")
 
 
 @check("step.gradients_start_anew", needs=("train_step",))
-def gradients_start_anew(adapter: Adapter) -> None:
+def gradients_start_anew(adapter: Adapter, model: Any) -> None:
     """An update's gradient comes from its own batch alone.
 
     Silent because the sum of old gradients acts like momentum: training goes on, only with growing steps.
     Look for `zero_grad`, where it stands, and which optimizer or model it is called on.
     """
     # The step is so small that the policy is still the one that sampled.
-    start = scene(adapter, learning_rate=1e-7)
+    start = scene(adapter, model, learning_rate=1e-7)
     step_gradients(adapter, start)
     _expect_declared(adapter, start, "the gradient of the second update is not that of its batch")
 
 
 @check("step.repeatable", needs=("train_step",), cases=_each_side)
-def repeatable(adapter: Adapter, is_clipped: bool | None) -> None:
+def repeatable(adapter: Adapter, model: Any, is_clipped: bool | None) -> None:
     """The same state and batch give the same update, regardless of training or random draws in between.
 
     Silent because a step that depends on earlier calls, through a cache, a running mean or the random state, only looks
     noisy. Look for attributes that survive a step, and for random numbers in scoring.
     """
-    start = scene(adapter, is_clipped=is_clipped)
+    start = scene(adapter, model, is_clipped=is_clipped)
     first = step_gradients(adapter, start)
     step_gradients(adapter, start)
     torch.rand(7)
@@ -177,16 +183,16 @@ def repeatable(adapter: Adapter, is_clipped: bool | None) -> None:
 
 
 def _expect_same(
-    adapter: Adapter, is_clipped: bool | None, groups: list[Group], message: str, layout: dict[str, Any]
+    adapter: Adapter, model: Any, is_clipped: bool | None, groups: list[Group], message: str, layout: dict[str, Any]
 ) -> None:
-    start = scene(adapter, GROUPS, is_clipped=is_clipped)
+    start = scene(adapter, model, GROUPS, is_clipped=is_clipped)
     first = step_gradients(adapter, start)
     second = step_gradients(adapter, twin(adapter, start, groups, **layout))
     assert_gradients(second, first, start.state.model, message)
 
 
 @check("step.row_order", needs=("train_step",), cases=_each_side)
-def row_order(adapter: Adapter, is_clipped: bool | None) -> None:
+def row_order(adapter: Adapter, model: Any, is_clipped: bool | None) -> None:
     """The order of the groups in a batch, and of the completions in a group, does not change the update.
 
     Silent because rows are shuffled anyway. Look for a tensor that is sorted, filtered or balanced over workers while the
@@ -195,7 +201,7 @@ def row_order(adapter: Adapter, is_clipped: bool | None) -> None:
     backwards = [
         Group(group.prompt_ids, list(group.completions)[::-1], list(group.rewards)[::-1]) for group in GROUPS[::-1]
     ]
-    _expect_same(adapter, is_clipped, backwards, "the order of the rows changed the gradient", {})
+    _expect_same(adapter, model, is_clipped, backwards, "the order of the rows changed the gradient", {})
 
 
 def _paddings(conventions: Conventions) -> Iterator[Case]:
@@ -210,38 +216,38 @@ def _paddings(conventions: Conventions) -> Iterator[Case]:
             yield Case(told, side, told=told, layout=layout, is_clipped=is_clipped)
 
 
-@check("step.padding", needs=("train_step",), cases=_paddings)
-def padding(adapter: Adapter, told: str, layout: dict[str, Any], is_clipped: bool | None) -> None:
+@check("step.padding", needs=("train_step",), cases=_paddings, worlds=("learned_positions",))
+def padding(adapter: Adapter, model: Any, told: str, layout: dict[str, Any], is_clipped: bool | None) -> None:
     """The amount, id and side of the padding do not change the update.
 
     Silent because the longest rows of a batch set its padding: a dependence on it looks like noise between batches.
     Look for means over positions, attention to padding, and masks that compare ids with the padding id.
     """
-    _expect_same(adapter, is_clipped, GROUPS, f"{told} changed the gradient", layout)
+    _expect_same(adapter, model, is_clipped, GROUPS, f"{told} changed the gradient", layout)
 
 
 @check("step.batch_untouched", needs=("train_step",))
-def batch_untouched(adapter: Adapter) -> None:
+def batch_untouched(adapter: Adapter, model: Any) -> None:
     """Training on a batch does not modify its tensors.
 
     Silent because the first epoch is right; the second, or the metrics computed later, see normalised rewards or
     shifted ids. Look for operations in place on rewards, masks and logprobs.
     """
-    start = scene(adapter)
+    start = scene(adapter, model)
     before = copy.deepcopy(start.batch)
     adapter.train_step(start.state, start.batch)
     assert_unchanged(start.batch, before, "train_step changed its batch in place")
 
 
-@check("step.every_parameter_moves", needs=("train_step",))
-def every_parameter_moves(adapter: Adapter) -> None:
+@check("step.every_parameter_moves", needs=("train_step",), worlds=("tied_and_biased",))
+def every_parameter_moves(adapter: Adapter, model: Any) -> None:
     """The first update moves every parameter that has a gradient.
 
     Silent because the loss still falls through the other parameters: a head that is in no optimizer stays at its random
     start, and a first learning rate of zero wastes a batch. Look at the parameters and the model that the optimizer was
     built from, and at the schedule's value at step 0.
     """
-    start = scene(adapter, learning_rate=1e-2)
+    start = scene(adapter, model, learning_rate=1e-2)
     gradients = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).gradients
     watch = Watch(start.state)
     adapter.train_step(start.state, start.batch)
@@ -253,8 +259,8 @@ def every_parameter_moves(adapter: Adapter) -> None:
     assert_true(holds, told, quantity="parameters that stand still", magnitude=share, compared=len(gradients))
 
 
-def _train(adapter: Adapter, learning_rate: float) -> Watch:
-    start = scene(adapter, learning_rate=learning_rate)
+def _train(adapter: Adapter, model: Any, learning_rate: float) -> Watch:
+    start = scene(adapter, model, learning_rate=learning_rate)
     watch = watched(start.state)
     for _ in range(4):
         adapter.train_step(start.state, copy.deepcopy(start.batch))
@@ -262,27 +268,31 @@ def _train(adapter: Adapter, learning_rate: float) -> Watch:
 
 
 @check("step.small_learning_rate", needs=("train_step",))
-def small_learning_rate(adapter: Adapter) -> None:
+def small_learning_rate(adapter: Adapter, model: Any) -> None:
     """At a learning rate of 1e-6 the parameters move by the optimizer's full step.
 
     Silent because an update below the resolution of bfloat16 rounds to nothing: the loss is finite, the gradient norm
     normal, the reward flat. Look for weights that are held in half precision without a float32 master copy.
     """
-    watch = _train(adapter, learning_rate=1e-6)
+    watch = _train(adapter, model, learning_rate=1e-6)
     share = watch.share_moved()
     told = f"four updates at learning rate 1e-6 moved the parameters {share:.1%} of the way that the optimizer asks for"
     assert_true(share > 0.9, told, quantity="way moved", magnitude=abs(1 - share), compared=len(watch.held))
 
 
-@check("step.only_the_optimizer_moves", needs=("train_step",))
-def only_the_optimizer_moves(adapter: Adapter) -> None:
+@check("step.only_the_optimizer_moves", needs=("train_step",), worlds=("part_frozen", "bfloat16"))
+def only_the_optimizer_moves(adapter: Adapter, model: Any) -> None:
     """Only the optimizer, with its moments, moves parameters over several updates.
 
     Silent because weights that are also rounded, averaged or reloaded still roughly follow the gradient, and so does an
     optimizer that loses its moments at each step. Look for casts and copies of weights after `optimizer.step()`, and
     for an optimizer that is made or emptied inside the loop.
     """
-    watch = _train(adapter, learning_rate=1e-2)
+    frozen = [name for name, parameter in named(model).items() if not parameter.requires_grad]
+    watch = _train(adapter, model, learning_rate=1e-2)
+    moved = [name for name in watch.moved() if name in frozen]
+    told = f"{len(moved)} parameters that were frozen when the state was made moved: {some(moved)}"
+    assert_true(not moved, told, quantity="frozen parameters", magnitude=len(moved), compared=len(frozen))
     astray, total = watch.astray(), len(watch.before)
     told = (
         f"after four updates {len(astray)} of {total} parameters are not where the optimizer takes them: {some(astray)}"
@@ -296,13 +306,13 @@ def only_the_optimizer_moves(adapter: Adapter) -> None:
     needs=("train_step",),
     cases=lambda: [Case("its own schedule", decays=False), Case("1 / (k + 1)", decays=True)],
 )
-def learning_rate_schedule(adapter: Adapter, decays: bool) -> None:
+def learning_rate_schedule(adapter: Adapter, model: Any, decays: bool) -> None:
     """Update k has the schedule's learning rate for k, and the schedule advances once per update.
 
     Silent because a schedule that runs too fast, too slow or one step ahead still looks plausible. Look at how often
     `scheduler.step()` is called per `optimizer.step()`, and whether warm-up is counted in updates, batches or samples.
     """
-    start = scene(adapter)
+    start = scene(adapter, model)
     state = decaying(start.state) if decays else start.state
     expected = scheduled_rates(state, 4)
     watch = Watch(state)
@@ -318,13 +328,13 @@ def _with_reference(conventions: Conventions) -> Iterator[Case]:
 
 
 @check("step.reference_model_stays", needs=("train_step",), cases=_with_reference)
-def reference_model_stays(adapter: Adapter) -> None:
+def reference_model_stays(adapter: Adapter, model: Any) -> None:
     """Training does not change the reference model's weights.
 
     Silent because a reference that follows the policy makes the KL small, which looks healthy. Look for a
     reference that shares tensors with the policy, or that is in the optimizer or in the weight sync.
     """
-    start = scene(adapter, learning_rate=1e-2)
+    start = scene(adapter, model, learning_rate=1e-2)
     if start.state.ref_model is None:
         raise NotProvided("the state keeps no reference model")
     before = copy.deepcopy(named(start.state.ref_model))
@@ -337,15 +347,15 @@ def reference_model_stays(adapter: Adapter) -> None:
 
 
 @check("step.direction", needs=("train_step",), cases=lambda: [Case(changes={"entropy_coef": 0.0})])
-def direction(adapter: Adapter) -> None:
+def direction(adapter: Adapter, model: Any) -> None:
     """An update makes the completion with positive advantage likelier relative to the other one.
 
     Silent because a policy that is pushed the wrong way moves as fast as one that is not. Look at the sign of the loss,
     of the advantages, and at the optimizer's `maximize` option.
     """
     # In half precision a smaller step rounds to nothing.
-    rate = 1e-4 if precision(state_of(adapter).model) in (torch.float32, torch.float64) else 2e-3
-    start = scene(adapter, learning_rate=rate, other_reference=False)
+    rate = 1e-4 if precision(state_of(adapter, copy.deepcopy(model)).model) in (torch.float32, torch.float64) else 2e-3
+    start = scene(adapter, model, learning_rate=rate, other_reference=False)
     before = lead(start.state.model, start.batch)
     adapter.train_step(start.state, copy.deepcopy(start.batch))
     after = lead(start.state.model, start.batch)
@@ -356,15 +366,15 @@ def direction(adapter: Adapter) -> None:
     assert_true(after > before, told, quantity="lead", magnitude=before - after)
 
 
-@check("step.same_policy", needs=("train_step",))
-def same_policy(adapter: Adapter) -> None:
+@check("step.same_policy", needs=("train_step",), worlds=("config_dtype",))
+def same_policy(adapter: Adapter, model: Any) -> None:
     """A new state scores completions like the model it was made from, also after negligibly small updates.
 
     Silent because a policy that starts from other weights, or is reloaded wrongly after its first update, still trains:
     its gradients are right for its wrong weights. Look for loading by name that ignores missing weights, for wrappers,
     and for changes to frozen weights between updates.
     """
-    start = scene(adapter, learning_rate=1e-9)
+    start = scene(adapter, model, learning_rate=1e-9)
     for told in ("a new state", "after one update at learning rate 1e-9 a state", "after two such updates a state"):
         distance = policy_gap(start.state, start.policy, start.batch)
         told += (

@@ -21,9 +21,9 @@ SHORT = [5, 6, 7]
 LONG = list(range(3, 51))
 
 
-def _pair(adapter: Adapter, **options: Any) -> tuple[Any, Any]:
+def _pair(adapter: Adapter, model: Any) -> tuple[Any, Any]:
     """Make a state and an engine from the same model, and add noise to all of the state's weights."""
-    return shaken(state_of(adapter, tiny_policy(**options))), adapter.new_engine(tiny_policy(**options))
+    return shaken(state_of(adapter, copy.deepcopy(model))), adapter.new_engine(model)
 
 
 def _assert_in_step(distances: dict[str, float], model: Any, told: str) -> None:
@@ -34,15 +34,15 @@ def _assert_in_step(distances: dict[str, float], model: Any, told: str) -> None:
     assert_true(not wrong, told, quantity=f"nats after the {which} sync", magnitude=largest, compared=len(distances))
 
 
-@check("sync.every_time", needs=("sync_weights",))
-def every_time(adapter: Adapter) -> None:
+@check("sync.every_time", needs=("sync_weights",), worlds=("tied_and_biased", "lora", "router"))
+def every_time(adapter: Adapter, model: Any) -> None:
     """The engine computes the same as the trainer after the first weight sync and after each later one.
 
     Silent because samples of an old policy look normal: rewards stall or creep, and a test with a single sync passes.
     Look for a sync behind a flag or a condition, for derived weights (packed, quantised, absorbed) that are made once, and
     for a destination that is resolved at the start.
     """
-    state, engine = _pair(adapter)
+    state, engine = _pair(adapter, model)
     distances: dict[str, float] = {}
     for count in ("first", "second", "third"):
         if distances:
@@ -52,14 +52,14 @@ def every_time(adapter: Adapter) -> None:
     _assert_in_step(distances, state.model, "after")
 
 
-@check("sync.cached_prefixes", needs=("sync_weights",))
-def cached_prefixes(adapter: Adapter) -> None:
+@check("sync.cached_prefixes", needs=("sync_weights",), worlds=("sliding_window",))
+def cached_prefixes(adapter: Adapter, model: Any) -> None:
     """A weight sync invalidates cached prefixes: no keys and values of the old weights are used afterwards.
 
     Silent because only prompts that were seen before are off, by half a nat, sampled from a mix of two policies.
     Look for the reset of the prefix cache, for the conditions around it, and whether it comes after the weights.
     """
-    state, engine = _pair(adapter)
+    state, engine = _pair(adapter, model)
     distances: dict[str, float] = {}
     for count in ("first", "second"):
         if distances:
@@ -71,13 +71,13 @@ def cached_prefixes(adapter: Adapter) -> None:
 
 
 @check("sync.every_parameter", needs=("sync_weights",))
-def every_parameter(adapter: Adapter) -> None:
+def every_parameter(adapter: Adapter, model: Any) -> None:
     """A change of any one parameter reaches the engine.
 
     Silent because an engine that lacks one tensor is one percent off, which passes as noise of the kernels. Look for name
     maps, for prefixes that wrappers add, for adapters without their base, and for fused or transposed layouts.
     """
-    state, engine = _pair(adapter)
+    state, engine = _pair(adapter, model)
     adapter.sync_weights(state, engine)
     missing, judged = [], 0
     for name, parameter in named(state.model).items():
@@ -103,19 +103,19 @@ def tied_weights(adapter: Adapter) -> None:
     Silent because a state dict lists one of the two names, and the engine keeps the other one's old values. Look for
     names that are skipped as duplicates, and for a replacement of parameters that unties them.
     """
-    state, engine = _pair(adapter, tied=True)
+    state, engine = _pair(adapter, tiny_policy(tied=True))
     adapter.sync_weights(state, engine)
     _assert_in_step({"first": gap(engine, state.model, SHORT)}, state.model, "with tied weights, after")
 
 
 @check("sync.version", needs=("sync_weights",))
-def version(adapter: Adapter) -> None:
+def version(adapter: Adapter, model: Any) -> None:
     """Each weight sync raises the engine's version by exactly 1.
 
     Silent because versions only decide which samples are too old: counted twice, half of the allowed lag is thrown away,
     and long completions with it. Look for increments in both the caller and the callee.
     """
-    state, engine = _pair(adapter)
+    state, engine = _pair(adapter, model)
     start, grown = engine.version, []
     for _ in range(2):
         adapter.sync_weights(state, engine)
@@ -124,14 +124,14 @@ def version(adapter: Adapter) -> None:
 
 
 @check("sync.interrupted", needs=("sync_weights",))
-def interrupted(adapter: Adapter) -> None:
+def interrupted(adapter: Adapter, model: Any) -> None:
     """An interrupted weight sync raises or is completed; it never counts as done.
 
     Silent because a half-loaded engine goes on sampling, under the version of a policy that it does not hold. Look for
     a version that is raised in `finally`, and for an except around the transfer.
     """
-    state = shaken(state_of(adapter, tiny_policy()))
-    engine = _breaking_off(adapter.new_engine(tiny_policy()))
+    state, engine = _pair(adapter, model)
+    engine = _breaking_off(engine)
     start = engine.version
 
     def sync() -> bool:
@@ -146,13 +146,13 @@ def interrupted(adapter: Adapter) -> None:
 
 
 @check("sync.trainer_untouched", needs=("sync_weights",))
-def trainer_untouched(adapter: Adapter) -> None:
+def trainer_untouched(adapter: Adapter, model: Any) -> None:
     """A weight sync does not change the trainer's weights: neither value nor dtype nor device.
 
     Silent because weights that were cast for the transfer, merged with their adapter or moved still train, from
     slightly different values. Look for conversions in place, and for a merge that is not undone.
     """
-    state, engine = _pair(adapter)
+    state, engine = _pair(adapter, model)
     before = copy.deepcopy(named(state.model))
     adapter.sync_weights(state, engine)
     after = named(state.model)
@@ -161,14 +161,14 @@ def trainer_untouched(adapter: Adapter) -> None:
     assert_true(not wrong, told, quantity="parameters", magnitude=len(wrong), compared=len(before))
 
 
-@check("sync.same_policy", needs=("sync_weights",))
-def same_policy(adapter: Adapter) -> None:
+@check("sync.same_policy", needs=("sync_weights",), worlds=("config_dtype",))
+def same_policy(adapter: Adapter, model: Any) -> None:
     """A new state still equals the model it was made from after a weight sync, and so does the engine.
 
     Silent because trainer and engine agree with each other, but not with the checkpoint. Look for loading by name that
     ignores missing weights, and for traces of a merge of adapters.
     """
-    state, engine, model = state_of(adapter, tiny_policy()), adapter.new_engine(nudged(tiny_policy())), tiny_policy()
+    state, engine = state_of(adapter, copy.deepcopy(model)), adapter.new_engine(nudged(copy.deepcopy(model)))
     adapter.sync_weights(state, engine)
     batch, _ = reference.make_batch(PAIR, 0)
     distances = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlcanary.checks.asserts import Finding, assert_true
 from rlcanary.checks.closeness import close
 from rlcanary.checks.worlds.states import in_precision_of, precision, toned
-from rlcanary.checks.worlds.tiny_trainer import PAIR, reference_near, sampled, state_of, tiny_policy
+from rlcanary.checks.worlds.tiny_trainer import PAIR, reference_near, sampled, state_of
 from rlcanary.checks.worlds.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Group
@@ -37,9 +37,9 @@ class Scene:
 
 def scene(
     adapter: Adapter,
+    model: Any,
     groups: Sequence[Group] = PAIR,
     *,
-    model: Any = None,
     drift: float = 0.0,
     learning_rate: float = 1e-3,
     is_clipped: bool | None = False,
@@ -52,8 +52,8 @@ def scene(
 
     Args:
         adapter: makes the state.
+        model: the policy.
         groups: the sampled groups.
-        model: the policy, the tiny Llama by default.
         drift: largest difference of an older policy's logprobs from these, in nats.
         learning_rate: the state's learning rate.
         is_clipped: true for a gradient norm above the bound, false for one below; None takes the model as it is.
@@ -65,9 +65,8 @@ def scene(
     conventions, factor = adapter.conventions, 1.0
     limit = conventions.max_grad_norm
     for _ in range(8):
-        plain = toned(tiny_policy(), factor)
-        policy = plain if model is None else toned(copy.deepcopy(model), factor)
-        ref_model = reference_near(plain, conventions, other_reference)
+        policy = toned(copy.deepcopy(model), factor)
+        ref_model = reference_near(policy, conventions, other_reference)
         state = state_of(adapter, *copy.deepcopy((policy, ref_model)), learning_rate)
         batch = sampled(state.model, conventions, groups, drift)
         start = Scene(state, batch, policy, in_precision_of(state, ref_model))
@@ -77,7 +76,7 @@ def scene(
         if norm > 2 * limit if is_clipped else norm < limit / 2:
             return start
         factor *= (4 if is_clipped else 0.25) * limit / max(norm, 1e-3 * limit)
-    raise NotProvided(f"no gradient of the tiny model is {'above' if is_clipped else 'below'} max_grad_norm {limit:g}")
+    raise NotProvided(f"no gradient of such a model is {'above' if is_clipped else 'below'} max_grad_norm {limit:g}")
 
 
 def twin(adapter: Adapter, start: Scene, groups: Sequence[Group], **layout: Any) -> Scene:

@@ -53,10 +53,20 @@ def sizes_of(model: Any) -> dict[str, float]:
 
 
 def toned(model: Any, factor: float) -> Any:
-    """Return the tiny model with its last norm and output layer scaled, which scales all gradients."""
+    """Return the model with its last norm and output layer scaled, which scales all gradients.
+
+    Raises:
+        NotProvided: the model has no such layers.
+    """
+    if factor == 1:
+        return model
+    weights = [module.weight for module in model.modules() if isinstance(getattr(module, "weight", None), Tensor)]
+    norms = [weight for weight in weights if weight.ndim == 1]
+    if not norms or not hasattr(model, "get_output_embeddings"):
+        raise NotProvided("the model has no last norm and output layer to scale its gradients with")
     with torch.no_grad():
-        model.model.norm.weight *= factor
-        model.lm_head.weight *= factor
+        norms[-1].mul_(factor)
+        model.get_output_embeddings().weight.mul_(factor)
     return model
 
 

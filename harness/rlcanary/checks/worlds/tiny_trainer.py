@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlcanary import reference, tiny_models
-from rlcanary.checks.worlds.states import nudged, own_logprobs, seeded
+from rlcanary.checks.worlds.states import nudged, own_logprobs, precision, seeded
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.conventions import Conventions
@@ -46,16 +46,22 @@ def state_of(adapter: Adapter, model: Any = None, ref_model: Any = None, learnin
     """Make the adapter's own state to train a model from, the tiny policy by default, under a fixed seed.
 
     Raises:
-        NotProvided: the adapter has no such state, or transformers is not installed.
+        NotProvided: the adapter has no such state, or transformers is not installed. The default state is not for models
+            in half precision, because it has no float32 masters.
     """
-    return seeded(adapter.new_state, tiny_policy() if model is None else model, ref_model, learning_rate)
+    policy = tiny_policy() if model is None else model
+    is_default = getattr(adapter.new_state, "__func__", None) is Adapter.new_state
+    if is_default and precision(policy) in (torch.bfloat16, torch.float16):
+        raise NotProvided("the default new_state keeps no float32 masters of parameters in half precision")
+    return seeded(adapter.new_state, policy, ref_model, learning_rate)
 
 
 def reference_near(model: Any, conventions: Conventions, other: bool = True) -> Any:
-    """Make a reference model near this model, or equal to it; None if the conventions have no KL."""
+    """Make a reference model near this model, or equal to it, in evaluation mode; None if the conventions have no KL."""
     if conventions.kl_coef == 0:
         return None
-    return nudged(copy.deepcopy(model)) if other else copy.deepcopy(model)
+    equal = copy.deepcopy(model).eval()
+    return nudged(equal) if other else equal
 
 
 def sampled(

@@ -117,10 +117,12 @@ class Watch:
     def astray(self) -> list[str]:
         """Return the parameters that are not where the optimizer takes them with these gradients in exact arithmetic.
 
-        A parameter in half precision is rounded after each step, or rounded from the copy that the optimizer moves. A
-        parameter in no optimizer stays, except for the last bit of an undone merge.
+        A parameter in half precision is rounded after each step, or rounded from the copy that the optimizer moves; moments
+        in half precision are rounded too, which the same steps in that precision tell. A parameter in no optimizer stays,
+        except for the last bit of an undone merge.
         """
         parameters, asked, moved = named(self._state.model), self._replayed(), self._moved()
+        rounded = self._replayed(None)
         wrong = []
         for name, parameter in parameters.items():
             value, rounding = parameter.detach().double(), torch.finfo(parameter.dtype).eps
@@ -132,10 +134,16 @@ class Watch:
                 steps = len(self.updates) * own * asked[name].abs() if own > 1e-6 else 0.0
                 allowed_by = 1e-6 + max(1e-3, 8 * own) * (asked[name] - start).abs() + steps
                 is_there = bool(((moved[name] - asked[name]).abs() <= allowed_by).all())
+                is_there |= own > 1e-6 and torch.equal(moved[name], rounded[name])
                 is_there &= close(value, moved[name], rounding, 0.0)
             if not is_there:
                 wrong.append(name)
         return wrong
+
+    def moved(self) -> list[str]:
+        """Return the parameters that are not where they were."""
+        after = _values(named(self._state.model))
+        return [name for name, before in self.before.items() if not torch.equal(after[name], before)]
 
     def share_moved(self) -> float:
         """Return the distance that the optimizer's tensors moved relative to its requested step; 0 if it requests none.
@@ -153,14 +161,16 @@ class Watch:
         copies = {name for name, value in self.held.items() if value is not self._parameters_at_start.get(name)}
         return _values({name: self.held[name] if name in copies else parameters[name] for name in self.held})
 
-    def _replayed(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    def _replayed(self, dtype: torch.dtype | None = torch.float64) -> dict[str, Tensor]:
+        """Take the same steps again in this precision, or in that of each tensor -> where the optimizer's tensors end."""
         optimizer = copy.deepcopy(self._twin)
         tensors = _moved(optimizer)
         for tensor in tensors:
-            tensor.data = tensor.data.to(dtype)
+            tensor.data = tensor.data.to(dtype or tensor.dtype)
         for update in self.updates:
             for name, place in self._places.items():
-                tensors[place].grad = update.gradients[name].to(dtype)
+                # A frozen parameter may be in the optimizer, which passes over it.
+                tensors[place].grad = update.gradients[name].to(tensors[place]) if name in update.gradients else None
             for group, learning_rate in zip(optimizer.param_groups, update.learning_rates, strict=True):
                 group["lr"] = learning_rate
             optimizer.step()
