@@ -88,7 +88,7 @@ DIFFERENTIABLE = re.compile(r"log_?p|logit|ratio|loss|kl|entrop|estimate|values?
 # Arguments without an effect on the CPU, or on values.
 IDLE_KEYWORDS = {"device", "strict", "non_blocking", "pin_memory", "memory_format", "stacklevel"}
 # Calls that only tell somebody something.
-TELLING = {"logger", "logging", "warnings", "print", "warn"}
+TELLING = {"log", "logger", "logging", "print", "warn", "warnings"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -16,7 +16,16 @@ from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.oracle import double, exact_loss
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import PolicyBatch
-from rlcanary.contract.conventions import Aggregation, Conventions, KlDirection, KlEstimator
+from rlcanary.contract.conventions import (
+    Aggregation,
+    Baseline,
+    Conventions,
+    EpsMode,
+    KlDirection,
+    KlEstimator,
+    Scale,
+    SingletonGroup,
+)
 
 
 def _under(rng: Generator, *choices: dict[str, Any]) -> Iterator[Case]:
@@ -47,7 +56,7 @@ def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
 
 
 def _advantage_choices(conventions: Conventions) -> Iterator[Case]:
-    rewards_B, group_ids_B = torch.tensor([1.0, 0.0, 1.0, 0.0, 10.0, 0.0, 0.0, 0.0]), torch.arange(8) // 4
+    rewards_B, group_ids_B = torch.tensor([1.0, 0.0, 1.0, -2.0, 10.0, 0.0, 0.0, 0.0]), torch.arange(8) // 4
     choices: tuple[dict[str, Any], ...] = (
         *({"advantage_scale": name} for name in ("group", "batch", "none")),
         {"advantage_baseline": "leave_one_out", "advantage_scale": "none"},
@@ -57,6 +66,23 @@ def _advantage_choices(conventions: Conventions) -> Iterator[Case]:
     for choice in choices:
         told = Case(choice).label
         yield Case(within=choice, changes=choice, rewards_B=rewards_B, group_ids_B=group_ids_B, told=told)
+    # Deviations below and above the epsilon, none at all, and a prompt with one completion.
+    rewards_B = torch.tensor([0.0, 0.05, 0.1, 1.0, 2.0, 3.0, 0.7, 0.7, 0.7, 2.0])
+    group_ids_B = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3])
+    relative = [
+        {"advantage_baseline": baseline, "advantage_scale": scale}
+        for baseline in get_args(Baseline)
+        for scale in get_args(Scale)
+    ]
+    alone = [{**choice, "singleton_group": name} for choice in relative for name in get_args(SingletonGroup)]
+    divided = [
+        {"advantage_baseline": baseline, "advantage_scale": "group", "advantage_eps_mode": mode, "advantage_eps": 0.2}
+        for baseline in get_args(Baseline)
+        for mode in get_args(EpsMode)
+    ]
+    for choice in (*alone, *divided):
+        told = Case(choice).label
+        yield Case("uneven groups", choice, changes=choice, rewards_B=rewards_B, group_ids_B=group_ids_B, told=told)
 
 
 @check("config.advantage_options", needs=("advantages",), cases=_advantage_choices)
@@ -91,6 +117,8 @@ def aggregation_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None
     {"clip_low": 0.4, "clip_high": 0.1},
     {"clip_low": None, "clip_high": None},
     {"dual_clip": 1.5},
+    {"objective": "cispo", "clip_low": 0.1, "clip_high": 0.4},
+    {"objective": "cispo", "clip_low": None, "clip_high": 0.1},
     *({"ratio_level": level} for level in ("sequence", "token")),
 )
 def clip_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
@@ -102,8 +130,7 @@ def clip_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     _assert_declared(adapter, batch, told)
 
 
-@_loss_under(
-    "config.kl_options",
+_KL_OPTIONS: tuple[dict[str, Any], ...] = (
     *({"kl_coef": 0.5, "kl_estimator": name} for name in get_args(KlEstimator)),
     {"kl_coef": 0.5, "kl_input_clamp": 0.3},
     {"kl_coef": 0.5, "kl_output_clamp": 0.1},
@@ -113,7 +140,27 @@ def clip_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": True},
     *({"kl_coef": weight} for weight in (0.0, 0.05)),
     {"kl_coef": 0.5, "kl_placement": "reward"},
+    {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": True, "kl_output_clamp": 0.1},
 )
+
+
+def _kl_choices(rng: Generator) -> Iterator[Case]:
+    yield from _under(rng, *_KL_OPTIONS)
+    # So far from the reference, on both sides, that an exponential overflows unless the clamp comes before it.
+    far_BT = torch.tensor([[-100.5, -0.5, -1.0], [-1.5, -0.25, -2.0]])
+    batch = replace(
+        inputs.policy_batch(rng, 2, 3, (3, 1)),
+        logprobs=far_BT.clone().requires_grad_(),
+        old_logprobs=far_BT - 0.1,
+        ref_logprobs=torch.tensor([[-0.5, -100.5, -1.1], [-1.25, -0.5, -2.0]]),
+    )
+    for name in get_args(KlDirection):
+        choice = {"kl_coef": 0.5, "kl_input_clamp": 0.3, "kl_direction": name}
+        told = Case(choice).label
+        yield Case("100 nats from the reference", within=choice, changes=choice, batch=batch, told=told)
+
+
+@check("config.kl_options", needs=("policy_loss",), cases=_kl_choices)
 def kl_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     """The KL coefficient, estimator and placement take effect: KL in the reward adds no loss term.
 
@@ -173,19 +220,23 @@ def _switched_off(rng: Generator) -> Iterator[Case]:
     batch = inputs.policy_batch(rng, 2, 3, (3, 1))
     for name in ("ref_logprobs", "sampler_logprobs", "entropy"):
         yield Case(name, changes=off, batch=batch, name=name)
+        yield Case(f"{name} absent", changes=off, batch=batch, name=name, is_absent=True)
 
 
 @check("config.zero_is_off", needs=("policy_loss",), cases=_switched_off)
-def zero_is_off(adapter: Adapter, batch: PolicyBatch, name: str) -> None:
+def zero_is_off(adapter: Adapter, batch: PolicyBatch, name: str, is_absent: bool = False) -> None:
     """A coefficient of 0 switches its term off: the loss no longer depends on the term's inputs.
 
     Silent because `coefficient or default` turns an explicit 0 into the default: the ablation without KL is run with KL.
     Look for `or`, and for truth tests on numbers where None is meant.
     """
     changed = copy.deepcopy(batch)
-    getattr(changed, name).sub_(3.0)
+    if is_absent:
+        setattr(changed, name, None)
+    else:
+        getattr(changed, name).sub_(3.0)
     before, after = adapter.policy_loss(batch).loss, adapter.policy_loss(changed).loss
-    told = f"with its coefficient at 0, 3 nats less in {name} changed the"
+    told = f"with its coefficient at 0, {f'no {name}' if is_absent else f'3 nats less in {name}'} changed the"
     with soft():
         assert_close(after, before, f"{told} loss")
     before_BT, after_BT = gradient(before, batch.logprobs), gradient(after, changed.logprobs)
