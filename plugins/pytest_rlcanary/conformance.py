@@ -5,6 +5,7 @@ Each check is an item of its own, so that -k, -m canary, xdist, reruns and the t
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,13 @@ from rlcanary.errors import UserError
 if TYPE_CHECKING:
     from rlcanary.adapters import Adapter
     from rlcanary.checks import Check, Result
+    from rlcanary.checks.coverage import Coverage
     from rlcanary.checks.expected import Expectation
 
 CHOSEN = pytest.StashKey[set[str]]()
+SEVERITIES = ("update", "dashboard", "hardening")
 RESULTS = pytest.StashKey[dict[str, list[tuple["Check", "Result"]]]]()
+NOT_PROVIDED = "canary not provided"
 NOT_COMPARED = "canary not compared"
 
 
@@ -33,6 +37,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="ADAPTER",
         help="add the conformance checks of this adapter: trl, package.module:Class or a Python file (repeatable)",
+    )
+    group.addoption(
+        "--canary-fail-on",
+        choices=SEVERITIES,
+        metavar="SEVERITY",
+        help="xfail failures below this severity: update, dashboard or hardening (default: ini canary_fail_on, hardening)",
+    )
+    parser.addini(
+        "canary_fail_on", "severity from which a check fails: update, dashboard or hardening", default="hardening"
+    )
+    group.addoption(
+        "--canary-list-not-provided",
+        action="store_true",
+        help="count checks that need what the adapter does not provide among the skipped tests",
     )
     parser.addini("canary_expected", "known failures of --canary, from rlcanary check --update-expected", type="paths")
     group.addoption("--canary-seed", type=int, default=0, metavar="N", help="seed of the checks' random cases")
@@ -51,6 +69,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getini("canary_fail_on") not in SEVERITIES:
+        raise pytest.UsageError(
+            f"canary_fail_on={config.getini('canary_fail_on')!r} is not one of {', '.join(SEVERITIES)}"
+        )
     config.addinivalue_line("markers", "canary: a conformance check of an adapter, from --canary")
 
 
@@ -100,15 +122,21 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         raise pytest.UsageError(f"there is no check {min(unknown)}; docs/checks/index.md lists them")
 
 
-def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
-    """Count a check that compared nothing by that name, apart from skipped checks."""
+def pytest_report_teststatus(
+    report: pytest.TestReport | pytest.CollectReport, config: pytest.Config
+) -> tuple[str, str, str] | None:
+    """Count checks that compared nothing, or are not provided, by these names, apart from skipped tests."""
+    if report.when == "call" and NOT_PROVIDED in dict(report.user_properties):
+        return None if config.getoption("canary_list_not_provided") else ("not provided", "", "NOT PROVIDED")
     if report.when == "call" and NOT_COMPARED in dict(report.user_properties):
         return "not compared", "n", "NOT COMPARED"
     return None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name the causes of the failures, and the checks that compared nothing."""
+    """Name the causes of the failures, the share of the checks that ran, and those that compared nothing."""
+    for name, line in (_coverage(terminalreporter) if config.getoption("canary") else {}).items():
+        terminalreporter.line(f"canary {name}: {line}")
     failed = {
         report.nodeid for report in terminalreporter.stats.get("failed", []) if report.nodeid.startswith("canary[")
     }
@@ -119,6 +147,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("checks that compared nothing")
     for report in reports:
         terminalreporter.line(f"{report.nodeid}: {dict(report.user_properties)[NOT_COMPARED]}")
+
+
+def _coverage(terminalreporter: pytest.TerminalReporter) -> dict[str, Coverage]:
+    """Return how much of the suite ran, by adapter."""
+    from rlcanary.checks.coverage import coverage
+
+    reports = {
+        report.nodeid: dict(report.user_properties)
+        for report in itertools.chain.from_iterable(terminalreporter.stats.values())
+        if isinstance(report, pytest.TestReport) and report.when == "call" and report.nodeid.startswith("canary[")
+    }
+    adapters = dict.fromkeys(nodeid.partition("::")[0] for nodeid in reports)
+    found = {}
+    for adapter in adapters:
+        own = {name.partition("::")[2]: told for name, told in reports.items() if name.startswith(f"{adapter}::")}
+        missing = {
+            name: frozenset(filter(None, str(told[NOT_PROVIDED]).split(", ")))
+            for name, told in own.items()
+            if NOT_PROVIDED in told
+        }
+        found[adapter.removeprefix("canary[").removesuffix("]")] = coverage(own, missing)
+    return found
 
 
 def _show_causes(terminalreporter: pytest.TerminalReporter, config: pytest.Config, spec: str, failed: set[str]) -> None:
@@ -185,13 +235,19 @@ class CanaryItem(pytest.Item):
         self.config.stash.setdefault(RESULTS, {}).setdefault(self.spec, []).append((self.check, result))
         comparison = compare([result], {} if self.expectation is None else {self.check.id: self.expectation})
         if comparison.unexpected:
-            raise CheckFailed(comparison.unexpected[0])
+            failure = comparison.unexpected[0]
+            least = self.config.getoption("canary_fail_on") or self.config.getini("canary_fail_on")
+            if not comparison.is_red_from(least):
+                pytest.xfail(f"{failure.severity}, below the severity {least}: {failure.message.splitlines()[0]}")
+            raise CheckFailed(failure)
         if comparison.known and self.expectation is not None:
             pytest.xfail(self.expectation.reason)
         if comparison.stale and result.status == "pass":
             raise CheckFailed(replace(result, message="is expected to fail, but passes: remove it from the file"))
         if result.status == "not-compared":
             self.user_properties.append((NOT_COMPARED, result.message))
+        if result.status == "not-provided":
+            self.user_properties.append((NOT_PROVIDED, ", ".join(sorted(result.missing))))
         if result.status != "pass":
             pytest.skip(f"{result.status.replace('-', ' ')}: {result.message}")
 
@@ -200,7 +256,8 @@ class CanaryItem(pytest.Item):
             return super().repr_failure(excinfo, style)
         result = excinfo.value.result
         width = self.config.get_terminal_writer().fullwidth - 1
-        parts = [result.message, "", *(fill(paragraph, width) + "\n" for paragraph in self.check.paragraphs)]
+        effect = [f"severity: {result.severity}"] if result.severity else []
+        parts = [result.message, *effect, "", *(fill(paragraph, width) + "\n" for paragraph in self.check.paragraphs)]
         if result.snippet:
             parts += ["Reproduce:", *(f"    {line}" for line in result.snippet.splitlines())]
         return "\n".join(parts)

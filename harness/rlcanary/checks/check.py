@@ -20,6 +20,7 @@ from rlcanary.checks.case import Case, Model
 from rlcanary.checks.examples import Draw, run_examples
 from rlcanary.checks.observed import Observed
 from rlcanary.checks.program import program
+from rlcanary.checks.severity import Severity, severity_of, worst
 from rlcanary.checks.tally import Found, Tally
 from rlcanary.checks.time_limit import TookTooLong, time_limit
 from rlcanary.checks.worlds.models import models_for
@@ -54,6 +55,7 @@ class Check:
             (`rlcanary.checks.asserts`).
         cases: makes the cases, smallest first. It takes those it needs of `conventions` (the adapter's) and `rng` (a seeded
             generator).
+        severity: the effect of breaking it.
         draws: draws one more case, of those that `--examples` asks for; None if the fixed cases are all there is.
         applies: returns the reason why it does not apply under some conventions, or None if it applies.
         alternatives: changed conventions that may explain a failure. The report names those under which every case passes.
@@ -71,6 +73,7 @@ class Check:
     explains: Body | None = None
     draws: Draw | None = None
     worlds: tuple[str, ...] = ()
+    severity: Severity = "update"
 
     @property
     def area(self) -> str:
@@ -113,6 +116,7 @@ class Result:
         seconds: the time it took.
         findings: all findings, in the order of the cases.
         judged: the case and the quantity of each comparison.
+        missing: the capabilities that the check needs and the adapter does not provide.
     """
 
     id: str
@@ -123,6 +127,12 @@ class Result:
     seconds: float
     findings: tuple[Found, ...] = ()
     judged: frozenset[tuple[str, str]] = field(default=frozenset(), compare=False, repr=False)
+    missing: frozenset[str] = frozenset()
+
+    @property
+    def severity(self) -> Severity | None:
+        """The worst severity of its findings, None if it has none."""
+        return worst(found.severity for found in self.findings)
 
 
 def check(
@@ -135,11 +145,13 @@ def check(
     explains: Body | None = None,
     draws: Draw | None = None,
     worlds: tuple[str, ...] = (),
+    severity: Severity | None = None,
 ) -> Callable[[Body], Check]:
     """Decorate the body of a check. Its docstring explains the property to a user whose code fails it."""
+    effect = severity or ("dashboard" if check_id.startswith("metrics.") else "update")
 
     def decorate(body: Body) -> Check:
-        return Check(check_id, needs, body, cases, applies, alternatives, explains, draws, worlds)
+        return Check(check_id, needs, body, cases, applies, alternatives, explains, draws, worlds, effect)
 
     return decorate
 
@@ -170,7 +182,11 @@ def run_check(
     with _reproducible(seed):
         status, message, snippet = _run(check, adapter, spec, seed, timeout, examples, tally)
     seconds, judged = time.perf_counter() - started, frozenset(tally.judged)
-    return Result(check.id, check.area, status, message, snippet, seconds, tuple(tally.found), judged)
+    found = tuple(
+        replace(each, severity=severity_of(each.fingerprint.quantity, check.severity)) for each in tally.found
+    )
+    missing = frozenset(check.needs) - provided(adapter)
+    return Result(check.id, check.area, status, message, snippet, seconds, found, judged, missing)
 
 
 def judge(check: Check, adapter: Adapter, declared: Conventions, seed: int, tally: Tally) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rlcanary.checks.check import Result, outcome
 from rlcanary.checks.registry import all_checks
+from rlcanary.checks.severity import Severity, reaches
 from rlcanary.checks.tally import Fingerprint, Found
 from rlcanary.errors import UserError
 from rlcanary.system.files import write_whole
@@ -58,14 +59,18 @@ class _Entry:
         return "".join(f"{line}\n" for line in lines)
 
 
-def read_expected(path: Path) -> dict[str, Expectation]:
+def read_expected(path: Path, *, is_draft: bool = False) -> dict[str, Expectation]:
     """Read the expected failures of a file: check id -> reason and findings.
+
+    Args:
+        path: the file.
+        is_draft: accept entries that have no reason or no findings yet.
 
     Raises:
         UserError: the file cannot be read, a line has no reason or no findings, or a check is unknown or named twice.
     """
     entries = _read(path)
-    for entry in entries:
+    for entry in entries if not is_draft else ():
         if entry.reason in ("", NO_REASON):
             raise UserError(f"{entry.where}: say after a # why {entry.check_id} is expected to fail")
         if not entry.findings:
@@ -79,14 +84,16 @@ def read_expected(path: Path) -> dict[str, Expectation]:
 def update_expected(path: Path, results: Iterable[Result]) -> dict[str, Expectation]:
     """Write the failures among the results into the file, which may not exist yet.
 
-    Reasons, comments and the entries of checks that are not among the results stay.
+    Reasons, comments and the entries of checks that did not run stay.
 
     Returns:
         The new contents of the file; the reason of a new entry is `NO_REASON`.
     """
     entries = {entry.check_id: entry for entry in (_read(path) if path.exists() else [])}
     for result in results:
-        if result.status not in ("fail", "error"):
+        if result.status in ("not-provided", "not-compared"):
+            continue
+        if result.status == "pass":
             entries.pop(result.id, None)
             continue
         entry = entries.setdefault(result.id, _Entry("", [], result.id, NO_REASON))
@@ -129,6 +136,16 @@ def _read(path: Path) -> list[_Entry]:
     return list(entries.values())
 
 
+def changes(before: dict[str, Expectation], after: dict[str, Expectation]) -> list[str]:
+    """Say in a line each which findings an update of the file added and removed."""
+
+    def findings(entries: dict[str, Expectation]) -> list[str]:
+        return [f"{name}: {each}" for name, entry in entries.items() for each in entry.findings]
+
+    old, new = findings(before), findings(after)
+    return [f"added {each}" for each in new if each not in old] + [f"removed {each}" for each in old if each not in new]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Results compared with the expected failures.
@@ -145,7 +162,11 @@ class Comparison:
 
     @property
     def is_red(self) -> bool:
-        return bool(self.unexpected or self.stale)
+        return self.is_red_from("hardening")
+
+    def is_red_from(self, least: Severity) -> bool:
+        """Tell whether an unexpected failure has this severity or a worse one, or the file is stale."""
+        return bool(self.stale) or any(reaches(result.severity, least) for result in self.unexpected)
 
 
 def compare(results: Iterable[Result], expected: dict[str, Expectation]) -> Comparison:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -15,8 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcanary.checks.check import Check, Result
+from rlcanary.checks.coverage import Coverage, coverage
 from rlcanary.checks.diagnosis import Cause
 from rlcanary.checks.expected import Comparison
+from rlcanary.checks.severity import EFFECTS
 from rlcanary.checks.tally import Found
 
 STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-compared": "yellow", "not-provided": "dim"}
@@ -29,18 +32,25 @@ LABELS = {
 }
 
 
-def to_json(adapter: str, results: Iterable[Result], causes: Sequence[Cause]) -> str:
+def coverage_of(results: Iterable[Result]) -> Coverage:
+    """Count which of these checks ran."""
+    results = list(results)
+    missing = {result.id: result.missing for result in results if result.status == "not-provided"}
+    return coverage([result.id for result in results], missing)
+
+
+def to_json(adapter: str, results: Sequence[Result], causes: Sequence[Cause]) -> str:
     """Write the results as JSON.
 
-    The keys are `adapter`, `checks` (with `id`, `area`, `status`, `message`, `snippet`, `seconds`, `findings`) and `causes`
-    (with `cause`, `findings`, `checks`). A finding has `fingerprint`, `message`, `snippet` and `cause`, null where none is
-    known.
+    The keys are `adapter`, `checks`, `causes` (with `cause`, `findings`, `checks`) and `coverage` (with the fields of
+    `Coverage`). A check has `id`, `area`, `status`, `severity` (the worst of its findings), `message`, `snippet`, `seconds`
+    and `findings`; a finding has `fingerprint`, `message`, `snippet`, `severity` and `cause`, null where none is known.
     """
 
     def finding(result: Result, found: Found) -> dict[str, Any]:
         words = [cause.words for cause in causes if cause.covers(result.id, found)]
         told = {"fingerprint": str(found.fingerprint), "message": found.message, "snippet": found.snippet}
-        return {**told, "cause": words[0] if words else None}
+        return {**told, "severity": found.severity, "cause": words[0] if words else None}
 
     document: dict[str, Any] = {
         "adapter": adapter,
@@ -49,6 +59,7 @@ def to_json(adapter: str, results: Iterable[Result], causes: Sequence[Cause]) ->
                 "id": result.id,
                 "area": result.area,
                 "status": result.status,
+                "severity": result.severity,
                 "message": result.message,
                 "snippet": result.snippet,
                 "seconds": result.seconds,
@@ -59,6 +70,7 @@ def to_json(adapter: str, results: Iterable[Result], causes: Sequence[Cause]) ->
         "causes": [
             {"cause": cause.words, "findings": cause.count, "checks": list(cause.explained)} for cause in causes
         ],
+        "coverage": asdict(coverage_of(results)),
     }
     return json.dumps(document, indent=2) + "\n"
 
@@ -86,6 +98,7 @@ def show(
     for result in comparison.stale:
         told = "passes" if result.status == "pass" else f"did not run ({result.message})"
         console.print(f"[bold red]stale[/] {result.id} is expected to fail, but {told}: remove it from the file")
+    console.print(Text(str(coverage_of(results))))
     console.print(summary(adapter, results, comparison))
 
 
@@ -118,12 +131,20 @@ def to_markdown(
     """Summarise for a CI page: the counts, the causes, then each failure, folded, with its counterexample."""
     by_id = {check.id: check for check in checks}
     verdict = "❌" if comparison.is_red else "✅"
-    lines = [f"## {verdict} Conformance of {adapter}", "", summary(adapter, results, comparison).plain, ""]
+    lines = [
+        f"## {verdict} Conformance of {adapter}",
+        "",
+        summary(adapter, results, comparison).plain,
+        "",
+        f"{coverage_of(results)}.",
+        "",
+    ]
     for cause, members in folded(comparison.unexpected, causes)[0]:
         lines += [f"**Cause: {cause.words}.** {told_of(members)}", ""]
     for result in [*comparison.unexpected, *comparison.known]:
+        effect = f", {EFFECTS[result.severity]}" if result.severity else ""
         told = " (expected)" if result in comparison.known else ""
-        lines += [f"<details><summary><code>{result.id}</code> {LABELS[result.status]}{told}</summary>", ""]
+        lines += [f"<details><summary><code>{result.id}</code> {LABELS[result.status]}{told}{effect}</summary>", ""]
         lines += ["```text", result.message, "```", "", by_id[result.id].explanation, ""]
         lines += ["```python", result.snippet, "```", ""] if result.snippet else []
         lines += ["</details>", ""]
@@ -154,6 +175,7 @@ def _table(adapter: str, checks: list[Check], results: list[Result], known: set[
     table = Table(title=f"Conformance of {escape(adapter)}", title_justify="left", expand=True)
     table.add_column("Check", no_wrap=True, min_width=max(len(check.id) for check in checks))
     table.add_column("Status", no_wrap=True, min_width=len("not provided"))
+    table.add_column("Severity", no_wrap=True)
     table.add_column("Found", no_wrap=True, overflow="ellipsis", ratio=1)
     rows = zip(checks, results, strict=True)
     for area, members in groupby(rows, key=lambda row: row[0].area):
@@ -167,17 +189,25 @@ def _table(adapter: str, checks: list[Check], results: list[Result], known: set[
             status = Text(LABELS[result.status], style=STYLES[result.status])
             if result.id in known:
                 status = Text("expected", style="yellow")
-            table.add_row(check.id, status, Text(first_line, style="" if result.status == "fail" else "dim"))
+            table.add_row(
+                check.id,
+                status,
+                result.severity or "",
+                Text(first_line, style="" if result.status == "fail" else "dim"),
+            )
         for reason, count in missing.items():
             label = f"{area}: {count} check{'s' if count > 1 else ''}"
-            table.add_row(label, Text(LABELS["not-provided"], style=STYLES["not-provided"]), Text(reason, style="dim"))
+            table.add_row(
+                label, Text(LABELS["not-provided"], style=STYLES["not-provided"]), "", Text(reason, style="dim")
+            )
         table.add_section()
     return table
 
 
 def _explain(console: Console, check: Check, result: Result) -> None:
     """Print a failure in full. The snippet is printed without indent and not wrapped, so that it can be copied."""
-    console.rule(f"[{STYLES[result.status]}]{LABELS[result.status]} {result.id}", align="left", style="dim")
+    effect = f" [not bold]({EFFECTS[result.severity]})[/]" if result.severity else ""
+    console.rule(f"[{STYLES[result.status]}]{LABELS[result.status]} {result.id}[/]{effect}", align="left", style="dim")
     console.print(Text(result.message, style="bold"))
     for paragraph in check.paragraphs if result.status == "fail" else check.paragraphs[:1]:
         console.print(Text(f"\n{paragraph}"))

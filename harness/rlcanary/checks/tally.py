@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from rlcanary.checks.severity import Severity
 from rlcanary.contract.adapter import NotProvided
 
 MARGIN = 1.5
@@ -89,6 +90,7 @@ class Found:
     """A finding in a case of a check, or an exception that ended the case.
 
     Attributes:
+        severity: the effect on the update.
         compared: the tensor that the code gave and the one expected, if that is what differs.
     """
 
@@ -97,6 +99,7 @@ class Found:
     snippet: str
     is_error: bool
     compared: tuple[Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
+    severity: Severity = "update"
 
 
 @dataclass

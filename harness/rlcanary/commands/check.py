@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -68,6 +69,13 @@ from rlcanary.system.files import require_writable, write_whole
     metavar="SECONDS",
     help="Stop a check after this long and report an error; 0 for no limit.",
 )
+@click.option(
+    "--fail-on",
+    type=click.Choice(["update", "dashboard", "hardening"]),
+    default="hardening",
+    show_default=True,
+    help="Exit with 1 only for failures of this severity or a worse one: a wrong update, a wrong logged number, hardening.",
+)
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -76,6 +84,7 @@ def check(
     seed: int,
     examples: int,
     worlds: str,
+    fail_on: Literal["update", "dashboard", "hardening"],
     json_path: Path | None,
     markdown: Path | None,
     expected_path: Path | None,
@@ -93,7 +102,7 @@ def check(
 
     from rlcanary.bugs.causes import causes_of
     from rlcanary.checks import all_checks, run_check
-    from rlcanary.checks.expected import NO_REASON, compare, read_expected, update_expected
+    from rlcanary.checks.expected import NO_REASON, changes, compare, read_expected, update_expected
     from rlcanary.checks.report import show, to_json, to_markdown
     from rlcanary.checks.worlds.models import chosen
 
@@ -113,16 +122,18 @@ def check(
             progress.update(task, description=item.id)
             results.append(run_check(item, implementation, adapter, seed, timeout, examples, models))
             progress.advance(task)
-        if any(result.status in ("fail", "error") for result in results):
-            progress.update(task, description="looking for the causes")
-        causes = causes_of(checks, results, implementation, seed, timeout)
-    if json_path is not None:
-        write_whole(json_path, to_json(implementation.name, results, causes))
     if updated_path is not None:
+        before = read_expected(updated_path, is_draft=True) if updated_path.exists() else {}
         expected = update_expected(updated_path, results)
+        for line in changes(before, expected):
+            click.echo(f"{updated_path}: {line}")
         for name in (name for name, expectation in expected.items() if expectation.reason == NO_REASON):
             click.echo(f"rlcanary: {updated_path}: say after the # why {name} is expected to fail", err=True)
     comparison = compare(results, expected)
+    # Known failures need no explanation.
+    causes = causes_of(checks, results, implementation, seed, timeout) if comparison.unexpected else []
+    if json_path is not None:
+        write_whole(json_path, to_json(implementation.name, results, causes))
     if markdown is not None:
         write_whole(markdown, to_markdown(implementation.name, checks, results, comparison, causes))
     show(report_console(), implementation.name, checks, results, comparison, causes)
@@ -133,4 +144,4 @@ def check(
         if all(result.status == "not-provided" for result in results):
             why = f"{implementation.name} provides nothing that these checks need"
         raise UserError(f"nothing was checked: {why}")
-    ctx.exit(1 if comparison.is_red else 0)
+    ctx.exit(1 if comparison.is_red_from(fail_on) else 0)

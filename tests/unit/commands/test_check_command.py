@@ -39,13 +39,16 @@ def test_failure_shows_counterexample_and_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WRONG_MEAN)
     done = rlcanary("check", "mine", "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 1
-    assert "FAIL advantage.groups_are_separate" in done.stdout
+    assert "FAIL advantage.declared_formula (wrong update)" in done.stdout
+    assert "advantage.groups_are_separate" in done.stdout
     assert "not provided" in done.stdout
     items = {item["id"]: item for item in json.loads((tmp_path / "out.json").read_text())["checks"]}
-    assert set(items["mask.pad_id_zero"]) == {"id", "area", "status", "message", "snippet", "seconds", "findings"}
+    fields = {"id", "area", "status", "severity", "message", "snippet", "seconds", "findings"}
+    assert set(items["mask.pad_id_zero"]) == fields
     assert items["mask.pad_id_zero"]["status"] == "not-provided"
     failed = items["advantage.groups_are_separate"]
-    assert failed["area"] == "advantage"
+    assert (failed["area"], failed["severity"]) == ("advantage", "update")
+    assert "not checked: logprob, forward, " in done.stdout
     done = subprocess.run([sys.executable, "-c", failed["snippet"]], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "Finding: " in done.stderr

@@ -70,10 +70,15 @@ def test_failure_names_the_property_and_shows_the_snippet(pytester: pytest.Pytes
     )
 
 
-def test_what_is_not_provided_is_skipped_with_the_reason(pytester: pytest.Pytester) -> None:
+def test_what_is_not_provided_is_counted_and_listed_among_the_skipped_on_request(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(mine=WRONG_MEAN)
-    result = canary(pytester, "--canary", "mine", "-k", "mask", "-rs")
+    arguments = ("--canary", "mine", "-k", "mask.pad", "-rs")
+    result = canary(pytester, *arguments, "--canary-list-not-provided")
     result.stdout.fnmatch_lines(["*needs completion_mask*"])
+    result = canary(pytester, *arguments)
+    result.stdout.no_fnmatch_line("*needs completion_mask*")
+    told = "canary wrong-mean: 0 of 2 checks ran; not checked: mask; provide `completion_mask` to run 2 more"
+    result.stdout.fnmatch_lines([told, "*2 not provided*"])
 
 
 def test_checks_run_under_xdist(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,5 +143,6 @@ def test_check_that_does_not_end_fails_and_the_rest_runs(pytester: pytest.Pytest
     pytester.makepyfile(mine=endless)
     arguments = ("--canary", "mine", "-k", "advantage.shift or mask.pad_id_zero", "--canary-timeout", "1")
     result = canary(pytester, *arguments)
-    result.assert_outcomes(failed=1, skipped=1, deselected=len(all_checks()) - 2)
+    result.assert_outcomes(failed=1, deselected=len(all_checks()) - 2)
+    result.stdout.fnmatch_lines(["*1 not provided*"])
     result.stdout.fnmatch_lines(["*1 s: advantages(?4?, ?4?)*"])

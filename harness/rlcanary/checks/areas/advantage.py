@@ -269,7 +269,7 @@ def nan_reward(adapter: Adapter, rewards_B: Tensor, group_ids_B: Tensor) -> None
         assert_close(advantages_B, torch.full_like(rewards_B, math.nan), told, where=rewards_B.isnan())
 
 
-@check("advantage.inputs_untouched", needs=("advantages",))
+@check("advantage.inputs_untouched", severity="hardening", needs=("advantages",))
 def inputs_untouched(adapter: Adapter) -> None:
     """Computing advantages does not modify the rewards.
 

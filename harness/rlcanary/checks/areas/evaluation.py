@@ -83,7 +83,7 @@ def _is_greedy(conventions: Conventions) -> str | None:
     return None if conventions.evaluation_temperature > 0 else "evaluation is greedy"
 
 
-@check("evaluation.repeatable", needs=("evaluate",), applies=_samples)
+@check("evaluation.repeatable", severity="dashboard", needs=("evaluate",), applies=_samples)
 def repeatable(adapter: Adapter) -> None:
     """With greedy evaluation declared, evaluating the same weights twice gives the same numbers.
 
@@ -97,7 +97,13 @@ def repeatable(adapter: Adapter) -> None:
     assert_same_entries(second, first, told, tolerance=1e-5, quantity="metrics")
 
 
-@check("evaluation.current_weights", needs=("evaluate",), applies=_samples, worlds=("generation_config",))
+@check(
+    "evaluation.current_weights",
+    severity="dashboard",
+    needs=("evaluate",),
+    applies=_samples,
+    worlds=("generation_config",),
+)
 def current_weights(adapter: Adapter, model: Any) -> None:
     """Evaluation measures the current weights.
 
@@ -117,7 +123,7 @@ def current_weights(adapter: Adapter, model: Any) -> None:
     assert_same_entries(second, other, told, tolerance=1e-5, quantity="metrics")
 
 
-@check("evaluation.temperature", needs=("evaluate",), applies=_is_greedy)
+@check("evaluation.temperature", severity="dashboard", needs=("evaluate",), applies=_is_greedy)
 def temperature(adapter: Adapter) -> None:
     """With sampled evaluation declared, completions are drawn at the declared temperature.
 
@@ -135,7 +141,7 @@ def temperature(adapter: Adapter) -> None:
     assert_tossed(texts, declared, 2 * declared)
 
 
-@check("evaluation.reward", needs=("evaluate",), worlds=("learned_positions",))
+@check("evaluation.reward", severity="dashboard", needs=("evaluate",), worlds=("learned_positions",))
 def reward(adapter: Adapter, model: Any) -> None:
     """The logged evaluation reward is the mean over items of the reward of each item's own completion.
 

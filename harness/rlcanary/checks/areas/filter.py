@@ -49,7 +49,7 @@ def varied_group_is_kept(adapter: Adapter, rewards_G: Tensor) -> None:
     assert_true(bool(adapter.keep_group(rewards_G)), told)
 
 
-@check("filter.inputs_untouched", needs=("keep_group",))
+@check("filter.inputs_untouched", severity="hardening", needs=("keep_group",))
 def inputs_untouched(adapter: Adapter) -> None:
     """Filtering does not modify the rewards.
 

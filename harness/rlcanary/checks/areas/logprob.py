@@ -103,7 +103,7 @@ def _two_temperatures(rng: Generator) -> Iterator[Case]:
         yield Case(f"temperature {temperature}", logits_BTV=logits_BTV, ids_BT=ids_BT, temperature=temperature)
 
 
-@check("logprob.inputs_untouched", needs=("token_logprobs",), cases=_two_temperatures)
+@check("logprob.inputs_untouched", severity="hardening", needs=("token_logprobs",), cases=_two_temperatures)
 def inputs_untouched(adapter: Adapter, logits_BTV: Tensor, ids_BT: Tensor, temperature: float) -> None:
     """Scoring tokens does not modify the logits and the ids.
 

@@ -300,7 +300,7 @@ def log_ratio_clamp(adapter: Adapter, log_ratio: float, advantage: float) -> Non
     _assert_declared(adapter, _one_token(log_ratio, advantage), told)
 
 
-@check("loss.metrics", needs=("policy_loss",), cases=inputs.batches(*inputs.SHAPES), draws=_drawn)
+@check("loss.metrics", severity="dashboard", needs=("policy_loss",), cases=inputs.batches(*inputs.SHAPES), draws=_drawn)
 def metrics(adapter: Adapter, batch: PolicyBatch) -> None:
     """Logged KL, entropy, clip fraction and ratios are those of the trained tokens, as recomputed from the batch.
 
@@ -311,7 +311,7 @@ def metrics(adapter: Adapter, batch: PolicyBatch) -> None:
     assert_metrics(adapter.policy_loss(batch), expected, "recomputed from the batch")
 
 
-@check("loss.inputs_untouched", needs=("policy_loss",), cases=inputs.batches((2, 3, (3, 1))))
+@check("loss.inputs_untouched", severity="hardening", needs=("policy_loss",), cases=inputs.batches((2, 3, (3, 1))))
 def inputs_untouched(adapter: Adapter, batch: PolicyBatch) -> None:
     """Computing the loss does not modify the batch.
 

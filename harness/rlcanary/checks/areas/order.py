@@ -139,7 +139,7 @@ def repeatable(adapter: Adapter, world_size: int) -> None:
     assert_equal(again, first, told, quantity="property")
 
 
-@check("order.leaves_the_global_random_state", needs=("data_order",), cases=_epochs)
+@check("order.leaves_the_global_random_state", severity="hardening", needs=("data_order",), cases=_epochs)
 def leaves_the_global_random_state(adapter: Adapter, epoch: int) -> None:
     """Computing the order does not seed the global random generators.
 

@@ -278,7 +278,7 @@ def _tool_conversation() -> Iterator[Case]:
     yield Case(messages=[SYSTEM, QUESTION, _sampled("ask"), TOOL, ANSWER])
 
 
-@check("rendering.inputs_untouched", needs=("render",), cases=_tool_conversation)
+@check("rendering.inputs_untouched", severity="hardening", needs=("render",), cases=_tool_conversation)
 def inputs_untouched(adapter: Adapter, messages: Messages) -> None:
     """Rendering does not modify the messages.
 

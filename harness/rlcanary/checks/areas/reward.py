@@ -148,7 +148,7 @@ def no_memory(adapter: Adapter, texts: list[str]) -> None:
     _assert_rewards(_score(adapter, several, float), several, "asked for again, the rewards are others")
 
 
-@check("reward.inputs_untouched", needs=("score",))
+@check("reward.inputs_untouched", severity="hardening", needs=("score",))
 def inputs_untouched(adapter: Adapter) -> None:
     """Scoring does not modify the lists of items and completions.
 

@@ -362,7 +362,7 @@ def samples_afresh(adapter: Adapter) -> None:
     assert_equal(_tokens(_rollout(adapter, second)), _tokens(groups_of(second)), told)
 
 
-@check("rollout.inputs_untouched", needs=("rollout",))
+@check("rollout.inputs_untouched", severity="hardening", needs=("rollout",))
 def inputs_untouched(adapter: Adapter) -> None:
     """A rollout does not modify the items and the sampling parameters.
 

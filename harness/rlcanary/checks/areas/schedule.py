@@ -67,7 +67,7 @@ def _impossible() -> Iterator[Case]:
         yield Case(told, batch=batch, micro=micro, ranks=ranks, shared=shared, told=told)
 
 
-@check("schedule.impossible_is_refused", needs=("accumulation_steps",), cases=_impossible)
+@check("schedule.impossible_is_refused", severity="hardening", needs=("accumulation_steps",), cases=_impossible)
 def impossible_is_refused(adapter: Adapter, batch: int, micro: int, ranks: int, shared: int, told: str) -> None:
     """A batch that does not divide evenly is rejected.
 

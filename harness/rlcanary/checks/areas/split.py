@@ -96,7 +96,13 @@ def _drawn_metrics(conventions: Conventions, rng: Generator, size: int) -> Case:
     return Case(batch=batch, n_pieces=_number(rng, batch), profile=f"{len(batch.mask)} rows")
 
 
-@check("split.metrics_over_micro_batches", needs=("accumulated_loss",), cases=_several_pieces, draws=_drawn_metrics)
+@check(
+    "split.metrics_over_micro_batches",
+    severity="dashboard",
+    needs=("accumulated_loss",),
+    cases=_several_pieces,
+    draws=_drawn_metrics,
+)
 def metrics_over_micro_batches(adapter: Adapter, batch: PolicyBatch, n_pieces: int, profile: str) -> None:
     """Metrics logged for an update in micro-batches equal those for the whole batch.
 
@@ -109,7 +115,13 @@ def metrics_over_micro_batches(adapter: Adapter, batch: PolicyBatch, n_pieces: i
     assert_metrics(adapter.accumulated_loss(batch, n_pieces), expected, told)
 
 
-@check("split.metrics_over_ranks", needs=("sharded_loss",), cases=_several_pieces, draws=_drawn_metrics)
+@check(
+    "split.metrics_over_ranks",
+    severity="dashboard",
+    needs=("sharded_loss",),
+    cases=_several_pieces,
+    draws=_drawn_metrics,
+)
 def metrics_over_ranks(adapter: Adapter, batch: PolicyBatch, n_pieces: int, profile: str) -> None:
     """Metrics logged over several ranks equal those of one rank with all the data.
 
@@ -128,7 +140,7 @@ def _first_profile(rng: Generator) -> Iterator[Case]:
         yield Case(f"{n} ranks", batch=batch, n_ranks=n)
 
 
-@check("split.extremes_are_ordered", needs=("sharded_loss",), cases=_first_profile)
+@check("split.extremes_are_ordered", severity="dashboard", needs=("sharded_loss",), cases=_first_profile)
 def extremes_are_ordered(adapter: Adapter, batch: PolicyBatch, n_ranks: int) -> None:
     """Each logged minimum is at most its mean and each mean at most its maximum, over any number of ranks.
 

@@ -1,0 +1,61 @@
+"""How much of the suite ran, and the capability that would let most of the rest run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of the suite ran.
+
+    Attributes:
+        ran: the number of checks that called the code.
+        checks: the number of checks.
+        not_checked: the areas of which no check ran.
+        provide: the capabilities that are missing for most of the others; empty if none is missing.
+        would_run: the number of checks that need no other capabilities than these.
+    """
+
+    ran: int
+    checks: int
+    not_checked: tuple[str, ...]
+    provide: tuple[str, ...]
+    would_run: int
+
+    def __str__(self) -> str:
+        told = f"{self.ran} of {self.checks} checks ran"
+        if self.not_checked:
+            told += f"; not checked: {', '.join(self.not_checked)}"
+        if self.provide:
+            names = " and ".join(f"`{name}`" for name in self.provide)
+            told += f"; provide {names} to run {self.would_run} more"
+        return told
+
+
+def coverage(ids: Iterable[str], missing: Mapping[str, frozenset[str]]) -> Coverage:
+    """Count the checks that ran.
+
+    Args:
+        ids: the checks of the suite, in its order.
+        missing: the checks that did not run, each with the capabilities that it lacks; none if it did not apply.
+    """
+    ids = list(ids)
+    areas = dict.fromkeys(name.partition(".")[0] for name in ids)
+    checked = {name.partition(".")[0] for name in ids if name not in missing}
+    lacking = [missing[name] for name in ids if missing.get(name)]
+    # The fewest capabilities, and of those the ones that most checks wait for.
+    choices = sorted(set(lacking), key=lambda names: (len(names), -_enabled(names, lacking), sorted(names)))
+    best = choices[0] if choices else frozenset()
+    return Coverage(
+        ran=len(ids) - len(missing),
+        checks=len(ids),
+        not_checked=tuple(area for area in areas if area not in checked),
+        provide=tuple(sorted(best)),
+        would_run=_enabled(best, lacking),
+    )
+
+
+def _enabled(names: frozenset[str], lacking: list[frozenset[str]]) -> int:
+    return sum(each <= names for each in lacking)
