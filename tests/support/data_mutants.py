@@ -160,6 +160,13 @@ class RemainderIgnored(ReferenceAdapter):
         return batch_size * sequence_parallel // (micro_batch_size * n_ranks)
 
 
+class ReferenceLogprobsOfTheNeighbour(ReferenceAdapter):
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        batch = super().make_batch(groups, pad_token_id)
+        shifted = None if batch.ref_logprobs is None else batch.ref_logprobs.roll(1, 0)
+        return replace(batch, ref_logprobs=shifted)
+
+
 DATA_MUTANTS = [
     value
     for value in list(vars().values())

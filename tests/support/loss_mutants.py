@@ -92,7 +92,13 @@ class NanRewardCountsAsZero(ReferenceAdapter):
         return super().advantages(rewards.nan_to_num(), group_ids)
 
 
+class PartTakenForTheWhole(ReferenceAdapter):
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        return super().policy_loss(replace(batch, global_tokens=None, global_sequences=None))
+
+
 LOSS_MUTANTS = [
+    PartTakenForTheWhole,
     NanRewardCountsAsZero,
     EntropyBonusWithoutGradient,
     WhereAroundTheResult,

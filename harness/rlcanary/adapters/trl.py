@@ -172,6 +172,8 @@ class TrlAdapter(Adapter):
     def _loss_of_pieces(self, pieces: list[PolicyBatch], whole: PolicyBatch) -> LossOutput:
         import torch
 
+        if whole.global_tokens is not None or whole.global_sequences is not None:
+            raise NotProvided("the trainer counts the tokens of the whole update itself")
         trainer = self._trainer
         trainer.model.train()
         trainer._metrics["train"].clear()

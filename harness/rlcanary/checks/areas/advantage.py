@@ -14,7 +14,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import groups, inputs
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.conventions import Baseline, Conventions, Scale
+from rlcanary.contract.conventions import Baseline, Conventions, NanReward, Scale
 
 
 def _has_no_baseline(conventions: Conventions) -> str | None:
@@ -234,14 +234,16 @@ def single_completion(adapter: Adapter) -> None:
     assert_close(_advantages(adapter, rewards_B, group_ids_B), expected_B, told, where=where)
 
 
-def _nan_rewards() -> Iterator[Case]:
-    for rewards in (
-        [1.0, math.nan, 0.0, 0.5, 1.0, 0.0, 0.0, 2.0],
-        [1.0, 0.0, 0.0, 0.5, math.nan, math.nan, 1.0, math.nan],
-        [1.0, 0.0, 0.0, 0.5, math.nan, math.nan, math.nan, math.nan],
-    ):
-        label = f"{sum(map(math.isnan, rewards))} NaN"
-        yield Case(label, rewards_B=torch.tensor(rewards), group_ids_B=torch.arange(8) // 4)
+def _nan_rewards(conventions: Conventions) -> Iterator[Case]:
+    for name in dict.fromkeys((conventions.nan_reward, *get_args(NanReward))):
+        for rewards in (
+            [1.0, math.nan, 0.0, 0.5, 1.0, 0.0, 0.0, 2.0],
+            [1.0, 0.0, 0.0, 0.5, math.nan, math.nan, 1.0, math.nan],
+            [1.0, 0.0, 0.0, 0.5, math.nan, math.nan, math.nan, math.nan],
+        ):
+            label = f"{sum(map(math.isnan, rewards))} NaN", *[name] * (name != conventions.nan_reward)
+            given = {"rewards_B": torch.tensor(rewards), "group_ids_B": torch.arange(8) // 4}
+            yield Case(*label, changes={"nan_reward": name}, **given)
 
 
 def _drawn_with_nan(rng: Generator, size: int) -> Case:

@@ -1,6 +1,8 @@
 """Collating: every token, reward and logprob arrives in the row it belongs to."""
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -49,7 +51,9 @@ def masked(values_BT: Tensor, mask_BT: Tensor) -> list[list[float]]:
 
 
 def assert_rows(name: str, got: Sequence[object], expected: Sequence[object]) -> None:
-    """Assert that each row has the expected value."""
+    """Assert that there are as many rows as expected, each with its expected value."""
+    told = f"{len(got)} rows have {name}, {len(expected)} were expected"
+    assert_true(len(got) == len(expected), told, quantity=f"number of rows with {name}", compared=0)
     wrong = [row for row, (found, wanted) in enumerate(zip(got, expected, strict=True)) if found != wanted]
     told = "".join(f"row {row} has {name} {got[row]}, expected {expected[row]}" for row in wrong[:1])
     assert_true(not wrong, told, quantity=name, magnitude=len(wrong) / len(expected), compared=len(expected))
@@ -128,6 +132,48 @@ def nothing_lost(adapter: Adapter, groups: list[Group]) -> None:
     trained = int(torch.as_tensor(adapter.make_batch(groups, 2).completion_mask).sum())
     told = f"{sampled} completion tokens were sampled, {trained} are trained"
     assert_true(trained == sampled, told, quantity="number of tokens", magnitude=abs(trained - sampled) / sampled)
+
+
+def _mixed_options() -> Iterator[Case]:
+    lacking = Completion([24, 2])
+    scored = Completion([21, 22], logprobs=[-0.1, -0.2], token_versions=[3, 3], sampled=[True, True], text="x")
+    for told, pair in {
+        "all have them": [scored, replace(scored, logprobs=[-0.3, -0.4])],
+        "the second lacks them": [scored, lacking],
+        "the first lacks them": [lacking, scored],
+    }.items():
+        yield Case(told, groups=[Group([11, 12], pair, [1.0, 0.0], item_id="a", policy_version=3)])
+    ref_logprobs = [[[-1.0, -1.1, -1.2], [-1.3]], [[-1.4, -1.5], [-1.6, -1.7]]]
+    groups = [replace(group, ref_logprobs=rows) for group, rows in zip(GROUPS, ref_logprobs, strict=True)]
+    yield Case("reference logprobs", groups=groups)
+
+
+@check("batch.optional_fields", needs=("make_batch",), cases=_mixed_options)
+def optional_fields(adapter: Adapter, groups: list[Group]) -> None:
+    """Logprobs, versions and item ids, where a batch has them, are those of each row's own completion.
+
+    Silent because they are read rarely: a stale row counts as fresh, a reference logprob of the neighbour is a KL, and one
+    that was made up for a completion without any is a ratio. Look for rows that are filtered while these lists are not, and
+    for fallback values. A batch may lack any of them.
+    """
+    batch, rows = adapter.make_batch(groups, 0), rows_of(groups)
+    if batch.old_logprobs is not None:
+        sampled = [_written(row.logprobs or [math.nan] * len(row.token_ids)) for _, row, _ in rows]
+        got = [_written(row) for row in masked(batch.old_logprobs, batch.completion_mask)]
+        assert_rows("sampler logprobs", got, sampled)
+    if batch.ref_logprobs is not None:
+        scores = [list(scores) for group in groups for scores in group.ref_logprobs or ()]
+        assert_rows("reference logprobs", masked(batch.ref_logprobs, batch.completion_mask), scores)
+    if batch.policy_versions is not None:
+        versions = [group.policy_version for group, _, _ in rows]
+        assert_rows("policy version", [int(version) for version in batch.policy_versions], versions)
+    if batch.item_ids:
+        assert_rows("item", batch.item_ids, [group.item_id for group, _, _ in rows])
+
+
+def _written(numbers: Sequence[float]) -> list[str]:
+    """Write numbers so that NaN equals NaN."""
+    return [f"{number:.4f}" for number in numbers]
 
 
 def _marked() -> Iterator[Case]:

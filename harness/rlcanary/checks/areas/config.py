@@ -97,11 +97,19 @@ def advantage_options(adapter: Adapter, rewards_B: Tensor, group_ids_B: Tensor, 
     assert_close(advantages_B, expected_B, f"with {told} advantages follow another formula", scale=10)
 
 
-@_loss_under(
-    "config.aggregation_options",
-    *({"aggregation": name} for name in get_args(Aggregation) if name != "constant"),
-    {"aggregation": "constant", "aggregation_constant": 7.0},
-)
+def _aggregations(rng: Generator) -> Iterator[Case]:
+    names: tuple[dict[str, Any], ...] = tuple(
+        {"aggregation": name} for name in get_args(Aggregation) if name != "constant"
+    )
+    choices = *names, {"aggregation": "constant", "aggregation_constant": 7.0}
+    yield from _under(rng, *choices)
+    # Two groups that differ in the number of their tokens.
+    batch = inputs.policy_batch(rng, 4, 5, (5, 1, 2, 1))
+    for choice in choices:
+        yield Case("uneven groups", within=choice, changes=choice, batch=batch, told=Case(choice).label)
+
+
+@check("config.aggregation_options", needs=("policy_loss",), cases=_aggregations)
 def aggregation_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     """Each aggregation weights tokens as defined, also when a row has no trained token.
 

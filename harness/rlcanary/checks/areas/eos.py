@@ -96,17 +96,23 @@ def masks_agree(adapter: Adapter, pad_token_id: int) -> None:
     assert_equal(searched, expected, "the mask that is searched in the batch's ids is not that of the lengths")
 
 
-@check("eos.empty_completion", needs=("make_batch",))
-def empty_completion(adapter: Adapter) -> None:
+def _with_empty_ones() -> Iterator[Case]:
+    given: tuple[list[list[int]], ...] = ([[21, 2], [], [22, 23, 2]], [[]], [[], []])
+    for completions in given:
+        yield Case(completions, completions=completions)
+
+
+@check("eos.empty_completion", needs=("make_batch",), cases=_with_empty_ones)
+def empty_completion(adapter: Adapter, completions: list[list[int]]) -> None:
     """A completion without tokens is rejected, or keeps its row and reward with no trained token.
 
     Silent because a row that disappears shifts every later reward to another completion, and a row with a made-up token
     is trained. Look at aborted requests, at `if ids`, and at guards that test the whole batch for trained tokens
     instead of each row.
     """
-    completions = [[21, 2], [], [22, 23, 2]]
     batch = unless_raised(adapter.make_batch, [_group(*completions)], 0)
     if batch is not None:
         assert_equal(_trained(batch), completions, "with an empty completion, the rows are other ones")
         rewards = [float(reward) for reward in batch.rewards]
-        assert_equal(rewards, [1.0, 2.0, 3.0], "with an empty completion, the rewards moved")
+        expected = [float(row) for row in range(1, len(completions) + 1)]
+        assert_equal(rewards, expected, "with an empty completion, the rewards moved")

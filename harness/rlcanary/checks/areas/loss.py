@@ -10,6 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import Generator, Tensor
 
+from rlcanary import reference
 from rlcanary.checks.asserts import assert_close, assert_metrics, assert_unchanged, gradient, soft, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
@@ -190,6 +191,25 @@ def padding_amount(adapter: Adapter, batch: PolicyBatch) -> None:
     before, gradient_BT = _judged(adapter, batch)
     expected = before, torch.nn.functional.pad(gradient_BT, (0, 4))
     _assert_same(_judged(adapter, replace(batch, **wider)), expected, "four more columns of padding")
+
+
+def _shares(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    whole = inputs.policy_batch(rng, 4, 4, (4, 1, 3, 2))
+    for name in dict.fromkeys((conventions.aggregation, "token_mean", "sequence_mean")):
+        counted = conventions.replace(aggregation=name)
+        for index, piece in enumerate(reference.split(whole, 2, counted), 1):
+            piece.logprobs = piece.logprobs.detach().requires_grad_()
+            yield Case(name, f"piece {index}", changes={"aggregation": name}, batch=piece)
+
+
+@check("loss.share_of_the_update", needs=("policy_loss",), cases=_shares)
+def share_of_the_update(adapter: Adapter, batch: PolicyBatch) -> None:
+    """The loss of a part of an update is divided by the tokens or rows of the whole update, which the batch tells.
+
+    Silent because a part divided by its own count is also a mean: the parts then weigh the same, however many tokens each
+    has. Look for a sum of the part's own mask where `global_tokens` or `global_sequences` is given.
+    """
+    _assert_declared(adapter, batch, "a batch with the counts of the whole update")
 
 
 def _garbage(conventions: Conventions, rng: Generator) -> Iterator[Case]:

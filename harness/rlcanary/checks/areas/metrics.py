@@ -30,8 +30,10 @@ def _assert_logged(adapter: Adapter, state: Any, batch: CollatedBatch, expected:
         # A model's outputs are as exact as its weights; the absolute part covers logprobs of the order of ten in a mean
         # that cancels.
         eps = 0.0 if name in FROM_THE_BATCH else rounding
+        # A learning rate is a small number.
+        absolute = 1e-7 if name in FROM_THE_BATCH else max(1e-4, 5 * eps)
         difference = abs(got - expected[name])
-        if not difference <= max(1e-3, 10 * eps) * abs(expected[name]) + max(1e-4, 5 * eps):
+        if not difference <= max(1e-3, 10 * eps) * abs(expected[name]) + absolute:
             wrong[name] = difference / (abs(expected[name]) or 1.0)
     values = "; ".join(f"{name} is {logged[name]:.6g}, not {expected[name]:.6g}" for name in wrong)
     assert_true(

@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
+import torch
 from torch import Generator
 
 from rlcanary.checks.asserts import assert_close, assert_metrics, assert_true, gradient, soft
@@ -27,6 +30,14 @@ PROFILES: dict[str, tuple[int, ...]] = {
 }
 
 
+# Parts of the loss, each with inputs of its own.
+TERMS: tuple[dict[str, Any], ...] = (
+    {"aggregation": "group_token_mean"},
+    {"kl_coef": 0.5},
+    {"importance_level": "token", "importance_high": 1.1},
+)
+
+
 def _batches(rng: Generator) -> Iterator[tuple[str, PolicyBatch]]:
     for profile, lengths in PROFILES.items():
         yield profile, inputs.policy_batch(rng, len(lengths), max(lengths), lengths)
@@ -39,6 +50,11 @@ def _pieces(conventions: Conventions, rng: Generator) -> Iterator[Case]:
             for n in (1, 2, 4):
                 told, changes = f"{name}, {profile}", {"aggregation": name}
                 yield Case(profile, name, f"{n} pieces", changes=changes, batch=batch, n_pieces=n, told=told)
+    _, batch = next(_batches(rng))
+    uneven = replace(batch, group_ids=torch.tensor([0, 0, 0, 1, 1, 1, 1, 1]))
+    for changes in TERMS:
+        told = Case(changes).label
+        yield Case("groups of 3 and 5", changes, changes=changes, batch=uneven, n_pieces=2, told=told)
 
 
 def _drawn_pieces(conventions: Conventions, rng: Generator, size: int) -> Case:
@@ -89,6 +105,12 @@ def _several_pieces(rng: Generator) -> Iterator[Case]:
     for profile, batch in _batches(rng):
         for n in (2, 4):
             yield Case(profile, f"{n} pieces", batch=batch, n_pieces=n, profile=profile)
+    _, batch = next(_batches(rng))
+    for name, shift in (("largest", -1.0), ("smallest", 1.0)):
+        old_BT = batch.old_logprobs.clone()
+        old_BT[-1] += shift
+        profile = f"the {name} ratio in the last row"
+        yield Case(profile, batch=replace(batch, old_logprobs=old_BT), n_pieces=2, profile=profile)
 
 
 def _drawn_metrics(conventions: Conventions, rng: Generator, size: int) -> Case:
