@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,6 +20,7 @@ from rlcanary.system import processes
 VLLM_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 HEADROOM = 2
 RAY_WAS_SLOW = "timed out during startup"
+Cluster = TypeVar("Cluster")
 
 
 def cluster_scope(fixture_name: str, config: pytest.Config) -> Any:  # noqa: ARG001 - pytest gives both by name
@@ -66,7 +67,7 @@ def cluster(config: pytest.Config, options: Mapping[str, Any]) -> Iterator[Any]:
     if address := config.getoption("ray_address"):
         ray.init(address=address, namespace=namespace)
     else:
-        start_cluster(ray, namespace, options)
+        start_ray(lambda: ray.init(address="local", namespace=namespace, **options))
     try:
         yield ray
     finally:
@@ -75,22 +76,22 @@ def cluster(config: pytest.Config, options: Mapping[str, Any]) -> Iterator[Any]:
         ray.shutdown()
 
 
-def start_cluster(ray: Any, namespace: str, options: Mapping[str, Any]) -> None:
+def start_ray(start: Callable[[], Cluster]) -> Cluster:
     """Start a cluster, and retry if Ray gives up after its own 30 seconds: a busy machine takes longer.
 
     The limit of fixtures ends this.
     """
+    import ray
+
     while True:
         before = Belongings()
         try:
-            ray.init(address="local", namespace=namespace, **options)
+            return start()
         except Exception as error:  # Ray raises nothing narrower
             if RAY_WAS_SLOW not in str(error):
                 raise
             ray.shutdown()
             processes.end(before.children_since_start())
-        else:
-            return
         finally:
             before.close()
 

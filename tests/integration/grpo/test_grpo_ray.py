@@ -14,6 +14,7 @@ from test_grpo_ahead import groups_of, require_balance, used
 from test_grpo_train import a_plan, log_of
 from waiting import HANG_S
 
+from pytest_rlcanary.fixtures import start_ray
 from rlcanary.cleanup.ray_cluster import actors
 from rlcanary.contract.batch import Completion
 from rlcanary.errors import UserError
@@ -33,13 +34,18 @@ REPLICAS = {
 REPLICA = REPLICAS | {"roles__sampler": {"cpus": 1.0, "slots": 4}}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head and another node with one CPU each, so that two replicas lie on two nodes."""
+def two_nodes() -> Any:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1, resources={"other": 1})
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head and another node with one CPU each, so that two replicas lie on two nodes."""
+    cluster = start_ray(two_nodes)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     yield cluster
     ray.shutdown()

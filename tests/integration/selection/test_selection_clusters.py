@@ -177,12 +177,17 @@ def second(x):
 NODES = """
     import pytest
     import ray
+    from pytest_rlcanary.fixtures import start_ray
     from ray.cluster_utils import Cluster
+
+    def two_nodes():
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        cluster.add_node(num_cpus=2, resources={"other": 2})
+        return cluster
 
     @pytest.fixture(scope="session", autouse=True)
     def cluster():
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        cluster.add_node(num_cpus=2, resources={"other": 2})
+        cluster = start_ray(two_nodes)
         ray.init(address=cluster.address, logging_level="error", runtime_env={"working_dir": "."})
         yield
         ray.shutdown()

@@ -10,12 +10,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import ray
 from pkg.workers import Async, Counter
 
-from pytest_rlcanary.fixtures import start_cluster
+from pytest_rlcanary.fixtures import start_ray
 
 
 @pytest.fixture(scope="session")
 def cluster():
-    start_cluster(ray, "selection", {"num_cpus": 4, "include_dashboard": False, "logging_level": "error"})
+    start_ray(lambda: ray.init(num_cpus=4, include_dashboard=False, logging_level="error"))
     yield
     closing()
     ray.shutdown()
