@@ -136,7 +136,7 @@ class OwnBiasesNeverSent(BiasesNeverSent, OwnArchitecture):
         ("config_dtype", LoadedInTheDtypeOfTheConfig, "step.same_policy", ReferenceAdapter),
         ("bfloat16", MastersNeverWrittenBack, "step.only_the_optimizer_moves", GrpoAdapter),
         ("float16", LogitsScaledInTheirDtype, "forward.scores_each_token_at_its_place", ReferenceAdapter),
-        ("own", OwnBiasesNeverSent, "sync.every_time", OwnArchitecture),
+        ("own", OwnBiasesNeverSent, "sync.cached_prefixes", OwnArchitecture),
     ],
 )
 def test_world_shows_a_mistake_that_the_llama_hides(
