@@ -106,7 +106,7 @@ def _several_pieces(rng: Generator) -> Iterator[Case]:
         for n in (2, 4):
             yield Case(profile, f"{n} pieces", batch=batch, n_pieces=n, profile=profile)
     _, batch = next(_batches(rng))
-    for name, shift in (("largest", -1.0), ("smallest", 1.0)):
+    for name, shift in (("largest", -2.0), ("smallest", 2.0)):
         old_BT = batch.old_logprobs.clone()
         old_BT[-1] += shift
         profile = f"the {name} ratio in the last row"
