@@ -57,3 +57,12 @@ def prompts_of(batch: CollatedBatch) -> list[Tensor]:
     starts = batch.completion_starts.tolist()
     rows = zip(batch.input_ids, batch.attention_mask, starts, strict=True)
     return [ids[:start][kept[:start]] for ids, kept, start in rows]
+
+
+def tokens_of_completions(batch: CollatedBatch) -> Tensor:
+    """[B, T] bool, true on the tokens of a completion, those of tools included, which are read and not trained."""
+    import torch
+
+    rows = zip(batch.attention_mask, batch.completion_starts.tolist(), strict=True)
+    lengths_B = torch.tensor([int(kept[start:].sum()) for kept, start in rows])
+    return torch.arange(batch.completion_mask.shape[1]) < lengths_B.unsqueeze(1)

@@ -10,7 +10,7 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.adapters.batches import micro_batches, prompts_of
+from rlcanary.adapters.batches import micro_batches, prompts_of, tokens_of_completions
 from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
@@ -103,7 +103,7 @@ class OpenrlhfAdapter(Adapter):
         return actor(  # type: ignore[no-any-return]
             torch.cat([prompt_ids, batch.completion_ids], dim=1),
             batch.completion_mask,
-            attention_mask=torch.cat([prompt_mask, batch.completion_mask], dim=1).long(),
+            attention_mask=torch.cat([prompt_mask, tokens_of_completions(batch)], dim=1).long(),
         )
 
     def entropy(self, logits: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.adapters.batches import kl_of_each_token, micro_batches, prompts_of
+from rlcanary.adapters.batches import kl_of_each_token, micro_batches, prompts_of, tokens_of_completions
 from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
@@ -98,7 +98,7 @@ class TrlAdapter(Adapter):
         logprobs, _, _ = self._trainer._get_per_token_logps_and_entropies(
             patched,
             torch.cat([prompt_ids, batch.completion_ids], dim=1),
-            torch.cat([prompt_mask, batch.completion_mask.long()], dim=1),
+            torch.cat([prompt_mask, tokens_of_completions(batch).long()], dim=1),
             batch.completion_ids.shape[1],
         )
         return logprobs  # type: ignore[no-any-return]

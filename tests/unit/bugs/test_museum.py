@@ -12,6 +12,7 @@ from data_mutants import DATA_MUTANTS
 from loss_mutants import LOSS_MUTANTS
 from torch import Tensor
 from trainer_mutants import TRAINER_MUTANTS
+from world_mutants import WORLD_MUTANTS
 
 from rlcanary import reference
 from rlcanary.adapters import load_adapter
@@ -157,6 +158,7 @@ MUTANTS = [
     *DATA_MUTANTS,
     *LOSS_MUTANTS,
     *TRAINER_MUTANTS,
+    *WORLD_MUTANTS,
 ]
 
 

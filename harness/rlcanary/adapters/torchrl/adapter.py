@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcanary.adapters.batches import kl_of_each_token, micro_batches
+from rlcanary.adapters.batches import kl_of_each_token, micro_batches, tokens_of_completions
 from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.adapters.torchrl.data import completion_of, full_length, generate_kwargs, given_actor, ragged_rows
 from rlcanary.contract.adapter import Adapter, NotProvided
@@ -233,7 +233,7 @@ class TorchrlAdapter(Adapter):
         with quiet():
             logprobs, _, _ = self._new_loss(wrapper)._get_cur_log_prob(ragged_rows(batch))
         # Rows end together, for torchrl pads them on the left.
-        lengths = batch.completion_mask.sum(dim=1).tolist()
+        lengths = tokens_of_completions(batch).sum(dim=1).tolist()
         completions = [row[len(row) - length :] for row, length in zip(logprobs, lengths, strict=True)]
         width = batch.completion_ids.shape[1]
         return torch.stack(
@@ -246,6 +246,8 @@ class TorchrlAdapter(Adapter):
 
         if batch.old_logprobs is None:
             raise NotProvided("torchrl takes the ratio against the sampler's logprobs")
+        if not torch.equal(batch.completion_mask, tokens_of_completions(batch)):
+            raise NotProvided("the adapter gives torchrl no mask of tool tokens")
         data = ragged_rows(batch)
         advantages = self.advantages(batch.rewards, batch.group_ids)
         given: dict[tuple[str, ...], list[Tensor]] = {("log_probs", "full"): full_length(batch.old_logprobs, batch)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from rlcanary.adapters.batches import tokens_of_completions
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.sampling import Sampling
 
@@ -55,7 +56,7 @@ def ragged_rows(batch: CollatedBatch) -> Any:
     import torch
     from tensordict import TensorDict, lazy_stack
 
-    lengths = batch.completion_mask.sum(dim=1).tolist()
+    lengths = tokens_of_completions(batch).sum(dim=1).tolist()
     rows = zip(batch.input_ids, batch.attention_mask, lengths, strict=True)
     return lazy_stack(
         [
@@ -74,7 +75,7 @@ def full_length(values: Tensor, batch: CollatedBatch) -> list[Tensor]:
     """[B, T] of the completions -> one tensor per row over prompt and completion, NaN on the unscored prompt."""
     import torch
 
-    rows = zip(values, batch.completion_mask, batch.attention_mask.sum(dim=1).tolist(), strict=True)
+    rows = zip(values, tokens_of_completions(batch), batch.attention_mask.sum(dim=1).tolist(), strict=True)
     return [
         torch.nn.functional.pad(row[kept], (total - int(kept.sum()), 0), value=torch.nan) for row, kept, total in rows
     ]

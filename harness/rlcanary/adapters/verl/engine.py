@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from rlcanary.adapters.batches import tokens_of_completions
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.contract.adapter import NotProvided
 
@@ -106,9 +107,10 @@ def sequences(batch: CollatedBatch) -> dict[str, Tensor]:
             batch.input_ids, batch.attention_mask, batch.completion_starts.tolist(), strict=True
         )
     ]
-    completions = [ids[kept] for ids, kept in zip(batch.completion_ids, batch.completion_mask, strict=True)]
+    are_tokens_BT = tokens_of_completions(batch)
+    completions = [ids[kept] for ids, kept in zip(batch.completion_ids, are_tokens_BT, strict=True)]
     rows = [torch.cat(pair) for pair in zip(prompts, completions, strict=True)]
-    mask = [torch.ones_like(ids) for ids in completions]
+    mask = [each[kept].long() for each, kept in zip(batch.completion_mask, are_tokens_BT, strict=True)]
     return {
         "input_ids": ragged(rows),
         "position_ids": ragged([torch.arange(len(ids)) for ids in rows]),

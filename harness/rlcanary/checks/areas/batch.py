@@ -5,11 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from rlcanary.checks.asserts import assert_equal, assert_true
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
+from rlcanary.checks.worlds.groups import PADDING_IDS
+from rlcanary.checks.worlds.groups import sampled as drawn_groups
+from rlcanary.checks.worlds.rows import one_of
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion, Group
 
@@ -43,6 +46,12 @@ def rows_of(groups: list[Group]) -> list[tuple[Group, Completion, float]]:
     ]
 
 
+def own(completion: Completion, values: Sequence[float]) -> list[float]:
+    """Return the values of the tokens that the policy sampled, rounded."""
+    marks = [True] * len(completion.token_ids) if completion.sampled is None else completion.sampled
+    return [round(value, 4) for value, is_own in zip(values, marks, strict=True) if is_own]
+
+
 def masked(values_BT: Tensor, mask_BT: Tensor) -> list[list[float]]:
     """Return the entries of each row where the mask is true, rounded."""
     return [
@@ -64,7 +73,11 @@ def _padded() -> Iterator[Case]:
         yield Case(f"padding id {pad_token_id}", groups=GROUPS, pad_token_id=pad_token_id)
 
 
-@check("batch.tokens", needs=("make_batch",), cases=_padded)
+def _drawn_and_padded(rng: Generator, size: int) -> Case:
+    return Case(groups=drawn_groups(rng, size, logprobs=True), pad_token_id=one_of(rng, PADDING_IDS))
+
+
+@check("batch.tokens", needs=("make_batch",), cases=_padded, draws=_drawn_and_padded)
 def tokens(adapter: Adapter, groups: list[Group], pad_token_id: int) -> None:
     """Each row holds its own prompt and completion exactly as sampled, for any padding id.
 
@@ -73,7 +86,7 @@ def tokens(adapter: Adapter, groups: list[Group], pad_token_id: int) -> None:
     """
     batch, rows = adapter.make_batch(groups, pad_token_id), rows_of(groups)
     told = f"with pad id {pad_token_id} the"
-    completions = [list(completion.token_ids) for _, completion, _ in rows]
+    completions = [own(completion, completion.token_ids) for _, completion, _ in rows]
     assert_rows(f"{told} completion", masked(batch.completion_ids, batch.completion_mask), completions)
     sequences = [[*group.prompt_ids, *completion.token_ids] for group, completion, _ in rows]
     assert_rows(f"{told} sequence", masked(batch.input_ids, batch.attention_mask), sequences)
@@ -86,7 +99,11 @@ def _unpadded() -> Iterator[Case]:
     yield Case(groups=GROUPS)
 
 
-@check("batch.positions", needs=("make_batch",), cases=_unpadded)
+def _drawn(rng: Generator, size: int) -> Case:
+    return Case(groups=drawn_groups(rng, size, logprobs=True))
+
+
+@check("batch.positions", needs=("make_batch",), cases=_unpadded, draws=_drawn)
 def positions(adapter: Adapter, groups: list[Group]) -> None:
     """Position ids count the tokens of each row from 0, with padding on either side.
 
@@ -98,7 +115,7 @@ def positions(adapter: Adapter, groups: list[Group]) -> None:
     assert_rows("positions", masked(batch.position_ids, batch.attention_mask), wanted)
 
 
-@check("batch.rewards_and_identity", needs=("make_batch",), cases=_unpadded)
+@check("batch.rewards_and_identity", needs=("make_batch",), cases=_unpadded, draws=_drawn)
 def rewards_and_identity(adapter: Adapter, groups: list[Group]) -> None:
     """Each row carries the reward, the group and the sampler's logprobs of its own completion.
 
@@ -117,21 +134,21 @@ def rewards_and_identity(adapter: Adapter, groups: list[Group]) -> None:
         is_recomputed = adapter.conventions.old_logprobs != "sampler"
         assert_true(is_recomputed, f"{told}old_logprobs='trainer'", quantity="sampler logprobs", magnitude=1.0)
     else:
-        sampled = [[round(value, 4) for value in completion.logprobs or ()] for _, completion, _ in rows]
-        assert_rows("sampler logprobs", masked(batch.old_logprobs, batch.completion_mask), sampled)
+        drawn = [own(completion, completion.logprobs or ()) for _, completion, _ in rows]
+        assert_rows("sampler logprobs", masked(batch.old_logprobs, batch.completion_mask), drawn)
 
 
-@check("batch.nothing_lost", needs=("make_batch",), cases=_unpadded)
+@check("batch.nothing_lost", needs=("make_batch",), cases=_unpadded, draws=_drawn)
 def nothing_lost(adapter: Adapter, groups: list[Group]) -> None:
     """The number of trained completion tokens is the number sampled.
 
     Silent because no logged number shows a dropped row or an extra token. Look for `zip` over lists of unequal
     length, and for masks that were built before truncation.
     """
-    sampled = sum(len(completion.token_ids) for _, completion, _ in rows_of(groups))
+    drawn = sum(len(own(completion, completion.token_ids)) for _, completion, _ in rows_of(groups))
     trained = int(torch.as_tensor(adapter.make_batch(groups, 2).completion_mask).sum())
-    told = f"{sampled} completion tokens were sampled, {trained} are trained"
-    assert_true(trained == sampled, told, quantity="number of tokens", magnitude=abs(trained - sampled) / sampled)
+    told = f"{drawn} completion tokens were sampled, {trained} are trained"
+    assert_true(trained == drawn, told, quantity="number of tokens", magnitude=abs(trained - drawn) / drawn)
 
 
 def _mixed_options() -> Iterator[Case]:

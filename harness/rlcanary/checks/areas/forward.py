@@ -6,32 +6,49 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from rlcanary import reference
 from rlcanary.checks.asserts import assert_close
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
+from rlcanary.checks.worlds.groups import PADDING_IDS, sampled
+from rlcanary.checks.worlds.rows import one_of
 from rlcanary.checks.worlds.samples import trainer_logprobs
 from rlcanary.checks.worlds.states import nats, precision
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 
-# Prompts and completions of different lengths, one prompt as long as its completion, ids that serve as padding elsewhere.
+# Prompts and completions of different lengths, one prompt as long as its completion, ids that serve as padding elsewhere,
+# tokens of a tool within a completion.
 GROUPS = [
     Group([5, 6, 7], [Completion([8, 9, 2]), Completion([10])], [1.0, 0.0]),
     Group([11, 12, 13, 14, 15], [Completion([16, 17, 18, 19, 2]), Completion([20, 0, 21])], [1.0, 0.0]),
     Group([22], [Completion([23, 24])], [1.0]),
+    Group([25, 26], [Completion([27, 28, 29, 30, 31], sampled=[True, False, False, True, True])], [1.0]),
 ]
 
 
+def _groups() -> Iterator[Case]:
+    yield Case(groups=GROUPS)
+
+
+def _drawn(rng: Generator, size: int) -> Case:
+    return Case(groups=sampled(rng, size))
+
+
 def _assert_as_alone(
-    score: Callable[..., Tensor], model: Any, batch: CollatedBatch, message: str, temperature: float = 1.0
+    score: Callable[..., Tensor],
+    model: Any,
+    groups: list[Group],
+    batch: CollatedBatch,
+    message: str,
+    temperature: float = 1.0,
 ) -> None:
     """Assert that completions of a batch get the logprobs that each gets in a batch of its own, without padding."""
     got_BT = score(model, copy.deepcopy(batch), temperature)
     exact_BT = torch.zeros(batch.completion_mask.shape, dtype=torch.float64)
-    alone = [(group.prompt_ids, completion.token_ids) for group in GROUPS for completion in group.completions]
+    alone = [(group.prompt_ids, completion.token_ids) for group in groups for completion in group.completions]
     for row, (prompt, token_ids) in enumerate(alone):
         exact_BT[row, : len(token_ids)] = trainer_logprobs(model, prompt, token_ids, temperature)
     # Attention over padded rows sums in another order; logits of this model are of the order of 10.
@@ -39,15 +56,17 @@ def _assert_as_alone(
     assert_close(got_BT, exact_BT, message, where=batch.completion_mask, scale=10, within=within)
 
 
-@check("forward.scores_each_token_at_its_place", needs=("completion_logprobs",))
-def scores_each_token_at_its_place(adapter: Adapter, model: Any) -> None:
+@check("forward.scores_each_token_at_its_place", needs=("completion_logprobs",), cases=_groups, draws=_drawn)
+def scores_each_token_at_its_place(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     """Every completion token is scored by the logits at the position before it, for prompts of any length.
 
     Silent because logits one position off, or of the neighbouring row, are logits: the loss falls and the policy learns
     noise. Look for a slice of the last T positions, a shift on one side only, and one prompt length for all rows.
     """
-    batch, _ = reference.make_batch(GROUPS, pad_token_id=0)
-    _assert_as_alone(adapter.completion_logprobs, model, batch, "logprobs differ from those of each sequence alone")
+    batch, _ = reference.make_batch(groups, pad_token_id=0)
+    _assert_as_alone(
+        adapter.completion_logprobs, model, groups, batch, "logprobs differ from those of each sequence alone"
+    )
 
 
 def _paddings() -> Iterator[Case]:
@@ -59,71 +78,83 @@ def _paddings() -> Iterator[Case]:
         "padding with the id 21": {"pad_token_id": 21},
     }
     for told, layout in layouts.items():
-        yield Case(told, told=told, layout=layout)
+        yield Case(told, groups=GROUPS, told=told, layout=layout)
+
+
+def _drawn_layout(rng: Generator, size: int) -> Case:
+    pad, side, wider = one_of(rng, PADDING_IDS), one_of(rng, ("left", "right")), one_of(rng, (None, [40]))
+    layout = {"pad_token_id": pad, "prompt_padding": side, "seq_len_buckets": wider}
+    return Case(groups=sampled(rng, size), told=f"padding with the id {pad} on the {side}", layout=layout)
 
 
 @check(
     "forward.padding",
     needs=("completion_logprobs",),
     cases=_paddings,
+    draws=_drawn_layout,
     worlds=("learned_positions", "convolution", "bfloat16"),
 )
-def padding(adapter: Adapter, model: Any, told: str, layout: dict[str, Any]) -> None:
+def padding(adapter: Adapter, model: Any, groups: list[Group], told: str, layout: dict[str, Any]) -> None:
     """Neither the side nor the amount nor the id of the padding changes a completion's logprobs.
 
     Silent because policy and reference are off by the same amount, so that the KL looks fine: a short prompt scores
     differently in a batch with a long one. Look for a forward pass without attention mask, and for positions that count
     padding.
     """
-    batch, _ = reference.make_batch(GROUPS, **layout)
-    _assert_as_alone(adapter.completion_logprobs, model, batch, f"{told} changed the logprobs")
+    batch, _ = reference.make_batch(groups, **layout)
+    _assert_as_alone(adapter.completion_logprobs, model, groups, batch, f"{told} changed the logprobs")
 
 
-@check("forward.garbage_in_padding", needs=("completion_logprobs",), worlds=("router",))
-def garbage_in_padding(adapter: Adapter, model: Any) -> None:
+@check("forward.garbage_in_padding", needs=("completion_logprobs",), cases=_groups, worlds=("router",), draws=_drawn)
+def garbage_in_padding(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     """The ids in the padding do not change the logprobs.
 
     Silent because padding ids are usually constant, and the model adapts to them. Look for masks made from ids instead
     of lengths, and for attention to padding after the end.
     """
-    batch, _ = reference.make_batch(GROUPS, pad_token_id=0)
+    batch, _ = reference.make_batch(groups, pad_token_id=0)
     dirty_BS = torch.where(batch.attention_mask, batch.input_ids, 33)
-    dirty_BT = torch.where(batch.completion_mask, batch.completion_ids, 33)
+    lengths_B = torch.tensor([len(completion.token_ids) for group in groups for completion in group.completions])
+    is_token_BT = reference.lengths_to_mask(lengths_B, batch.completion_ids.shape[1])
+    dirty_BT = torch.where(is_token_BT, batch.completion_ids, 33)
     dirty = replace(batch, input_ids=dirty_BS, completion_ids=dirty_BT)
-    _assert_as_alone(adapter.completion_logprobs, model, dirty, "ordinary ids in the padding changed the logprobs")
+    _assert_as_alone(
+        adapter.completion_logprobs, model, groups, dirty, "ordinary ids in the padding changed the logprobs"
+    )
 
 
 def _temperatures() -> Iterator[Case]:
     for temperature in (0.6, 1.5):
-        yield Case(f"temperature {temperature}", temperature=temperature)
+        yield Case(f"temperature {temperature}", groups=GROUPS, temperature=temperature)
 
 
 @check("forward.temperature", needs=("completion_logprobs",), cases=_temperatures)
-def applies_the_temperature(adapter: Adapter, model: Any, temperature: float) -> None:
+def applies_the_temperature(adapter: Adapter, model: Any, groups: list[Group], temperature: float) -> None:
     """The forward path applies the sampling temperature, once.
 
     Silent because only one of several paths may omit it (one backend, or the old logprobs): the ratio is then off at
     every token and clipping hides it. Look at each path that turns logits into logprobs.
     """
-    batch, _ = reference.make_batch(GROUPS, pad_token_id=0)
+    batch, _ = reference.make_batch(groups, pad_token_id=0)
     told = f"at temperature {temperature} the forward path scores another distribution"
-    _assert_as_alone(adapter.completion_logprobs, model, batch, told, temperature)
+    _assert_as_alone(adapter.completion_logprobs, model, groups, batch, told, temperature)
 
 
 @check(
     "forward.packing",
     needs=("packed_logprobs",),
-    cases=lambda: [Case(f"temperature {each}", temperature=each) for each in (1.0, 0.6)],
+    cases=lambda: [Case(f"temperature {each}", groups=GROUPS, temperature=each) for each in (1.0, 0.6)],
+    draws=lambda rng, size: Case(groups=sampled(rng, size), temperature=1.0),
     worlds=("learned_positions", "sliding_window", "convolution"),
 )
-def packing(adapter: Adapter, model: Any, temperature: float) -> None:
+def packing(adapter: Adapter, model: Any, groups: list[Group], temperature: float) -> None:
     """Rows packed into one sequence get the same logprobs as alone, at every temperature.
 
     Silent because attention across the seam between two documents still gives probabilities. Look at the boundaries
     (cumulative lengths that start at 0 and end at the number of tokens), at positions that start anew, and at whether this
     path gets the temperature.
     """
-    batch, _ = reference.make_batch(GROUPS, pad_token_id=0)
+    batch, _ = reference.make_batch(groups, pad_token_id=0)
     _assert_as_alone(
-        adapter.packed_logprobs, model, batch, "packed rows score differently from each row alone", temperature
+        adapter.packed_logprobs, model, groups, batch, "packed rows score differently from each row alone", temperature
     )

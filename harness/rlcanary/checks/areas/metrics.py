@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Generator
 
 from rlcanary.checks.asserts import NothingToCompare, assert_true
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
+from rlcanary.checks.worlds.groups import sampled as drawn_groups
 from rlcanary.checks.worlds.states import decaying, in_precision_of, precision, scheduled_rates
-from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, reference_near, sampled, state_of
+from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, reference_near, sampled, state_of
 from rlcanary.checks.worlds.updates import declared
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Group
@@ -65,12 +67,17 @@ def on_policy_identities(adapter: Adapter, model: Any) -> None:
     _assert_logged(adapter, state, batch, expected, "on policy, with a reference that equals the policy")
 
 
-def _two_batches() -> Iterator[Case]:
+def _batches() -> Iterator[Case]:
     for groups in (PAIR, GROUPS):
         yield Case(f"{len(groups)} prompts", groups=groups)
+    yield Case("tool tokens", groups=TOOLS)
 
 
-@check("metrics.recomputed", needs=("train_step",), cases=_two_batches, worlds=("router",))
+def _drawn(rng: Generator, size: int) -> Case:
+    return Case(groups=drawn_groups(rng, min(size, 4)))
+
+
+@check("metrics.recomputed", needs=("train_step",), cases=_batches, worlds=("router",), draws=_drawn)
 def recomputed(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     """The logged learning rate, gradient norm, reward, KL, entropy, ratios and tokens are those of this update.
 

@@ -6,12 +6,23 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Generator
 
 from rlcanary.checks.asserts import NothingToCompare, assert_close, assert_equal, assert_true, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds.samples import distribution, p_value, sampling, shortfall, trainer_logprobs, wrong_ending
+from rlcanary.checks.worlds.rows import one_of, whole
+from rlcanary.checks.worlds.samples import (
+    distribution,
+    p_value,
+    sampling,
+    scored,
+    shortfall,
+    trainer_logprobs,
+    wrong_ending,
+)
 from rlcanary.checks.worlds.states import nats, precision
+from rlcanary.checks.worlds.tiny_trainer import tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Completion
 
@@ -89,6 +100,47 @@ def logprobs(adapter: Adapter, model: Any, prompts: list[list[int]], temperature
                 within=(0.0, _close(model)),
                 quantity=f"logprobs of prompt {index}",
             )
+
+
+# Prompts of a block of a prefix cache, of one token less and of one more; beginnings that were asked for before.
+REQUESTS = [
+    ([LONG[:16]], {"temperature": 1.0}),
+    ([LONG, LONG[:15]], {"temperature": 0.6}),
+    ([[*LONG[:17], 60], SHORT], {"temperature": 1.0}),
+    ([LONG], {"temperature": 1.5}),
+    ([LONG[:16], [13]], {"temperature": 1.0}),
+]
+
+
+def _histories() -> Iterator[Case]:
+    yield Case(requests=REQUESTS)
+
+
+def _drawn_history(rng: Generator, size: int) -> Case:
+    requests = []
+    for _ in range(whole(rng, 1, size)):
+        beginning = LONG[: one_of(rng, (0, 1, 15, 16, 17, 32, 33))]
+        prompts = [[*beginning, *torch.randint(3, 64, (whole(rng, 1, 3),), generator=rng).tolist()] for _ in range(2)]
+        requests.append((prompts, {"temperature": one_of(rng, (0.6, 1.0, 1.5)), "n": whole(rng, 1, 3)}))
+    return Case(requests=requests)
+
+
+@check("parity.whenever_asked", needs=("generate",), cases=_histories, draws=_drawn_history)
+def whenever_asked(adapter: Adapter, requests: list[tuple[list[list[int]], dict[str, Any]]]) -> None:
+    """The engine computes the same as the trainer in every request, whatever it was asked before.
+
+    Silent because the first request is right: keys and values of another prompt that began alike, a temperature or a
+    processor of logits that stays from the request before, are off by little. Look at the blocks of the prefix cache, at
+    state that the engine keeps between requests, and at requests that share a batch.
+    """
+    engine, model = adapter.new_engine(tiny_policy()), tiny_policy()
+    for number, (prompts, choice) in enumerate(requests, 1):
+        groups = _generate(adapter, model, prompts, sampling(**choice), engine)
+        for prompt, completions in zip(prompts, groups, strict=True):
+            for completion in completions:
+                expected_T = trainer_logprobs(model, prompt, completion.token_ids, choice["temperature"])
+                told = f"in request {number} the logprobs of a prompt of {len(prompt)} tokens are not the trainer's"
+                assert_close(_given(completion), expected_T, told, within=(0.0, CLOSE), quantity="logprobs")
 
 
 @check(
@@ -190,6 +242,34 @@ def endings(adapter: Adapter, model: Any, eos_token_ids: tuple[int, ...], max_ne
         if (told := wrong_ending(completion, eos_token_ids, max_new_tokens))
     ]
     assert_true(not wrong, "".join(wrong[:1]), quantity="endings", compared=len(completions))
+
+
+@check("parity.ends_as_often_as_probable", needs=("generate",))
+def ends_as_often_as_probable(adapter: Adapter) -> None:
+    """An end-of-sequence token is drawn as often as the trainer's model gives it, as the first token and as the second.
+
+    Silent because a policy that may not end yet, under a minimum of new tokens or a penalty, writes longer answers of good
+    text, whose end is then trained on a distribution that was never sampled from. Look for `min_tokens`, `ignore_eos`, a
+    bias on the end-of-sequence id and the model's generation config.
+    """
+    model, count = tiny_policy(), 600
+    first_V = scored(model, SHORT, [0])[0].exp()
+    went_on = int(first_V.argmax())
+    second_V = scored(model, SHORT, [went_on, 0])[1].exp()
+    # Likely tokens end a completion, so that many end with the first token, and many of those that went on with the second.
+    ends = [int(first_V.topk(2).indices[1]), int(second_V.argmax())]
+    request = sampling(n=count, max_new_tokens=2, eos_token_ids=tuple(ends))
+    (completions,) = _generate_again(adapter, model, [SHORT], request)
+    drawn = [list(completion.token_ids) for completion in completions]
+    leading = [ids[0] for ids in drawn if ids]
+    following = [ids[1] for ids in drawn if len(ids) > 1 and ids[0] == went_on]
+    for place, tokens, exact_V in (("first", leading, first_V), ("second", following, second_V)):
+        share, expected = sum(token in ends for token in tokens), float(exact_V[ends].sum()) * len(tokens)
+        told = f"{share} of {len(tokens)} {place} tokens end the completion, about {expected:.0f} should"
+        is_end_V = torch.zeros_like(exact_V).scatter(0, torch.tensor(ends), 1.0)
+        two_V = torch.stack([(exact_V * (1 - is_end_V)).sum(), (exact_V * is_end_V).sum()])
+        holds = p_value([int(token in ends) for token in tokens], two_V) > IMPROBABLE
+        assert_true(holds, told, quantity=f"{place} tokens", compared=len(tokens))
 
 
 def _filters() -> Iterator[Case]:

@@ -1,14 +1,17 @@
 """Rollout: each completion stays with its prompt, its item, its reward and its policy version."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from torch import Generator
+
 from rlcanary.checks.asserts import NothingToCompare, assert_equal, assert_true, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
+from rlcanary.checks.worlds.rows import whole
 from rlcanary.checks.worlds.scripted_engine import (
     Request,
     ScriptedEngine,
@@ -32,14 +35,24 @@ def _case(scripted: list[ScriptedItem]) -> Case:
     return Case(f"{len(scripted)} items, {len(scripted[0].completions)} completions each", scripted=scripted)
 
 
+def _drawn(rng: Generator, size: int) -> Case:
+    delays = [whole(rng, 0, 30) for _ in range(whole(rng, 2, 5))]
+    return Case(scripted=scripted_items(whole(rng, 1, size), whole(rng, 1, 4)), delays=delays)
+
+
 def _scripts() -> Iterator[Case]:
     yield from map(_case, (scripted_items(2, 1), scripted_items(2, 2), scripted_items(7, 3)))
 
 
-def _rollout(adapter: Adapter, scripted: list[ScriptedItem], engine: ScriptedEngine | None = None) -> list[Group]:
-    """Sample all completions of the items, from a new engine or from this one."""
+def _rollout(
+    adapter: Adapter,
+    scripted: list[ScriptedItem],
+    engine: ScriptedEngine | None = None,
+    delays: Sequence[int] = (),
+) -> list[Group]:
+    """Sample all completions of the items, from a new engine with these delays or from this one."""
     sampling = sampling_of(n=len(scripted[0].completions))
-    return adapter.rollout(engine or engine_of(scripted), items_of(scripted), sampling)
+    return adapter.rollout(engine or engine_of(scripted, delays=delays), items_of(scripted), sampling)
 
 
 def _requests(adapter: Adapter, scripted: list[ScriptedItem], **options: Any) -> list[Request]:
@@ -69,8 +82,8 @@ def _rounded(numbers: Iterable[float]) -> list[str]:
     return [f"{float(number):.4f}" for number in numbers]
 
 
-@check("rollout.groups_follow_items", needs=("rollout",), cases=_scripts)
-def groups_follow_items(adapter: Adapter, scripted: list[ScriptedItem]) -> None:
+@check("rollout.groups_follow_items", needs=("rollout",), cases=_scripts, draws=_drawn)
+def groups_follow_items(adapter: Adapter, scripted: list[ScriptedItem], delays: Sequence[int] = ()) -> None:
     """A rollout returns one group per item, in the items' order, with the item's id and its prompt's ids.
 
     Silent because a group of another prompt looks valid: rewards and logprobs then belong to other text, and a batch
@@ -79,11 +92,12 @@ def groups_follow_items(adapter: Adapter, scripted: list[ScriptedItem]) -> None:
     tokenised or padded again on the way to the trainer.
     """
     told = f"the groups are not those of the {len(scripted)} items, in order"
-    assert_equal(_identities(_rollout(adapter, scripted)), _identities(groups_of(scripted)), told)
+    groups = _rollout(adapter, scripted, delays=delays)
+    assert_equal(_identities(groups), _identities(groups_of(scripted)), told)
 
 
-@check("rollout.completions_of_their_prompt", needs=("rollout",), cases=_scripts)
-def completions_of_their_prompt(adapter: Adapter, scripted: list[ScriptedItem]) -> None:
+@check("rollout.completions_of_their_prompt", needs=("rollout",), cases=_scripts, draws=_drawn)
+def completions_of_their_prompt(adapter: Adapter, scripted: list[ScriptedItem], delays: Sequence[int] = ()) -> None:
     """Each group holds exactly the n completions that the engine returned for its prompt.
 
     Silent because any completion can be scored under any prompt; equal completions of one prompt count as often as they
@@ -91,7 +105,7 @@ def completions_of_their_prompt(adapter: Adapter, scripted: list[ScriptedItem]) 
     `repeat_interleave` differ, for dictionaries and sets keyed by text, and for padding of unequal groups.
     """
     told = "the groups do not hold the completions of their prompts"
-    assert_equal(_tokens(_rollout(adapter, scripted)), _tokens(groups_of(scripted)), told)
+    assert_equal(_tokens(_rollout(adapter, scripted, delays=delays)), _tokens(groups_of(scripted)), told)
 
 
 def _unusual_completions() -> Iterator[Case]:
@@ -129,15 +143,15 @@ def _scripts_and_missing_logprobs() -> Iterator[Case]:
     yield _case([ScriptedItem("a", prompt_of("a"), unscored, {"a0": 1.0, "a1": 0.0})])
 
 
-@check("rollout.logprobs_and_finish_reasons", needs=("rollout",), cases=_scripts_and_missing_logprobs)
-def logprobs_and_finish_reasons(adapter: Adapter, scripted: list[ScriptedItem]) -> None:
+@check("rollout.logprobs_and_finish_reasons", needs=("rollout",), cases=_scripts_and_missing_logprobs, draws=_drawn)
+def logprobs_and_finish_reasons(adapter: Adapter, scripted: list[ScriptedItem], delays: Sequence[int] = ()) -> None:
     """Each completion keeps the sampler's logprobs of its own tokens and its finish reason.
 
     Silent because the logprobs of a neighbour, or those shifted by a token, are negative numbers as well: the importance
     ratio is wrong on policy and gets clipped. A missing logprob stays missing (None or NaN), because 0.0 means that the
     token was certain. Look for lists of different origin that are zipped together, and for fallback values.
     """
-    both = _rollout(adapter, scripted), groups_of(scripted)
+    both = _rollout(adapter, scripted, delays=delays), groups_of(scripted)
     got, expected = ([sorted(map(_scored, group.completions)) for group in groups] for groups in both)
     assert_equal(got, expected, "ids, finish reason and logprobs do not belong together")
 
@@ -155,15 +169,16 @@ def _scripts_and_odd_texts() -> Iterator[Case]:
         yield _case([ScriptedItem("a", prompt_of("a"), completions, chosen)])
 
 
-@check("rollout.rewards_of_their_completion", needs=("rollout",), cases=_scripts_and_odd_texts)
-def rewards_of_their_completion(adapter: Adapter, scripted: list[ScriptedItem]) -> None:
+@check("rollout.rewards_of_their_completion", needs=("rollout",), cases=_scripts_and_odd_texts, draws=_drawn)
+def rewards_of_their_completion(adapter: Adapter, scripted: list[ScriptedItem], delays: Sequence[int] = ()) -> None:
     """Each completion has the reward of its own item's function for its text; 0.0 stays 0.0 and None becomes NaN.
 
     Silent because a neighbour's reward is a plausible reward: the advantage then has a random direction. Look for
     rewards that are collected in the order in which they arrive, for `reward or default`, and for text that is stripped
     or has its prompt in front before it is scored.
     """
-    got, expected = (list(map(_rewarded, groups)) for groups in (_rollout(adapter, scripted), groups_of(scripted)))
+    both = _rollout(adapter, scripted, delays=delays), groups_of(scripted)
+    got, expected = (list(map(_rewarded, groups)) for groups in both)
     assert_equal(got, expected, "the rewards are not those of the completions beside them")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Generator
 
 from rlcanary.checks.asserts import assert_close, assert_true, assert_unchanged
 from rlcanary.checks.case import Case
@@ -23,8 +24,9 @@ from rlcanary.checks.worlds.descent import (
     twin,
     watched,
 )
+from rlcanary.checks.worlds.groups import sampled
 from rlcanary.checks.worlds.states import decaying, lead, named, nats, policy_gap, precision, scheduled_rates
-from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, state_of, tiny_policy
+from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, state_of, tiny_policy
 from rlcanary.checks.worlds.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Group
@@ -52,9 +54,14 @@ def _on_policy(conventions: Conventions) -> Iterator[Case]:
     for choice in ({}, {"temperature": 0.6}, {"kl_coef": 0.3}, {"temperature": 0.6, "kl_coef": 0.3}):
         for case in _off_policy(conventions):
             yield Case(choice, case.label, changes=choice, **case.inputs)
+    yield Case("tool tokens", groups=TOOLS, is_clipped=False)
 
 
-@check("step.declared_gradient", needs=("train_step",), cases=_on_policy)
+def _drawn(rng: Generator, size: int) -> Case:
+    return Case(groups=sampled(rng, min(size, 4)), is_clipped=False)
+
+
+@check("step.declared_gradient", needs=("train_step",), cases=_on_policy, draws=_drawn)
 def declared_gradient(adapter: Adapter, model: Any, groups: list[Group], is_clipped: bool | None) -> None:
     """On policy, the gradient that reaches the optimizer is that of the declared objective, at any temperature.
 
@@ -78,6 +85,7 @@ def _kl_in_reward(conventions: Conventions) -> str | None:
     cases=_off_policy,
     applies=_kl_in_reward,
     worlds=("router", "lora", "bfloat16"),
+    draws=_drawn,
 )
 def off_policy_gradient(adapter: Adapter, model: Any, groups: list[Group], is_clipped: bool | None) -> None:
     """On samples of an older policy, ratios use the declared old logprobs and are clipped as declared.

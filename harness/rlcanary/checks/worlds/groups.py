@@ -56,11 +56,13 @@ def sampled(rng: Generator, size: int, *, logprobs: bool = False, empty: bool = 
         if groups and whole(rng, 0, 3) == 0:
             prompt = list(groups[-1].prompt_ids)
         completions = [_completion(rng, size, logprobs, empty) for _ in range(max(rows, 2 if index == 0 else 1))]
-        earned = uniform(rng, len(completions), low=-1, high=1)
+        # Eighths, which float32 holds exactly.
+        earned = torch.randint(-8, 9, (len(completions),), generator=rng) / 8
         if index == 0:
             earned[0] = earned[1:].max() + 0.5
-        rewards_G = [round(reward, 2) for reward in earned.tolist()]
-        groups.append(Group(prompt, completions, rewards_G, item_id=f"item {index}", policy_version=whole(rng, 0, 3)))
+        groups.append(
+            Group(prompt, completions, earned.tolist(), item_id=f"item {index}", policy_version=whole(rng, 0, 3))
+        )
     return groups
 
 

@@ -41,13 +41,14 @@ class Request:
 class ScriptedEngine:
     """A `rlcanary.contract.engine.Engine` that hands out given completions.
 
-    Concurrent requests finish in the reverse of the script's order: the first prompt last. Completions of a prompt are
-    handed out in the order of the script, over any number of requests.
+    Concurrent requests finish in the reverse of the script's order, the first prompt last, or after given delays.
+    Completions of a prompt are handed out in the order of the script, over any number of requests.
 
     Attributes:
         script: the completions of each prompt.
         fails: prompts for which a request raises RuntimeError.
         version: policy version; with `syncing` a weight sync falls into each request, so that it grows.
+        delays: turns of the event loop that each request takes, in the order of the requests, over and over.
         requests: the requests, in order.
         served: the completions handed out, by prompt.
         tokenizer: the tokenizer that made the texts, for code that decodes itself.
@@ -60,11 +61,13 @@ class ScriptedEngine:
         fails: Sequence[Prompt] = (),
         version: int = 0,
         syncing: bool = False,
+        delays: Sequence[int] = (),
     ) -> None:
         self.script = script
         self.fails = fails
         self.version = version
         self.syncing = syncing
+        self.delays = delays
         self.requests: list[Request] = []
         self.served: dict[Prompt, list[Completion]] = {prompt: [] for prompt in script}
 
@@ -80,7 +83,10 @@ class ScriptedEngine:
     async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
         request = self._request(prompt, sampling)
         place = list(self.script).index(request.prompt) if request.prompt in self.script else len(self.script)
-        for turn in range(1 + TURNS * (len(self.script) - place)):
+        turns = TURNS * (len(self.script) - place)
+        if self.delays:
+            turns = self.delays[(len(self.requests) - 1) % len(self.delays)]
+        for turn in range(1 + turns):
             await asyncio.sleep(0)
             if turn == 0:
                 self._sync()

@@ -28,6 +28,18 @@ GROUPS = [
         [0.0, 2.0, 0.0, 1.0],
     ),
 ]
+# Tokens of a tool within a completion and at its start, and a completion of nothing else.
+TOOLS = [
+    Group(
+        [5, 6, 7],
+        [
+            Completion([8, 9, 30, 31, 10, 2], sampled=[True, True, False, False, True, True]),
+            Completion([11, 12], sampled=[False, True]),
+            Completion([13, 14, 15], sampled=[False, False, False]),
+        ],
+        [1.0, 0.0, 0.25],
+    )
+]
 
 
 def tiny_policy(**options: Any) -> Any:
@@ -85,4 +97,6 @@ def sampled(
     batch, _ = reference.make_batch(list(groups), pad_token_id, **layout)
     logprobs_BT = own_logprobs(model, batch, conventions.temperature)
     noise_BT = torch.rand(logprobs_BT.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    return replace(batch, old_logprobs=logprobs_BT.float() + drift * noise_BT)
+    # A sampler gives no logprobs of tokens that it did not sample.
+    old_logprobs_BT = (logprobs_BT.float() + drift * noise_BT).masked_fill(~batch.completion_mask, torch.nan)
+    return replace(batch, old_logprobs=old_logprobs_BT)

@@ -1,0 +1,97 @@
+"""Mistakes that only hostile inputs show: tool tokens, earlier requests, ends that come at once, odd orders of arrival."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.contract.adapter import Item
+from rlcanary.contract.batch import CollatedBatch, Completion, Group
+
+
+def _without_tool_tokens(batch: CollatedBatch) -> CollatedBatch:
+    attended_BS = batch.attention_mask.clone()
+    for row, start in enumerate(batch.completion_starts.tolist()):
+        width = min(batch.completion_mask.shape[1], attended_BS.shape[1] - start)
+        trained_T = batch.completion_mask[row, :width]
+        # Padding of the completion is not attended either way.
+        attended_BS[row, start : start + width] &= trained_T
+    return replace(batch, attention_mask=attended_BS)
+
+
+class ToolTokensUnattended(ReferenceAdapter):
+    """Takes the mask of what is trained for the mask of what is attended."""
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        attended = _without_tool_tokens(batch)
+        output = model(
+            input_ids=batch.input_ids, attention_mask=attended.attention_mask, position_ids=batch.position_ids
+        )
+        logprobs_BT = torch.full(batch.completion_ids.shape, torch.nan)
+        for row, start in enumerate(batch.completion_starts.tolist()):
+            length = min(batch.completion_ids.shape[1], batch.input_ids.shape[1] - start)
+            ids_L = batch.completion_ids[row, :length]
+            scores_LV = (output.logits[row, start - 1 : start - 1 + length] / temperature).log_softmax(dim=-1)
+            logprobs_BT[row, :length] = scores_LV.gather(1, ids_L.unsqueeze(1)).squeeze(1)
+        return logprobs_BT
+
+
+class RewardOfToolTokens(ReferenceAdapter):
+    """Trains on every token of a completion, those of tools included."""
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        width = batch.completion_mask.shape[1]
+        attended_B = batch.attention_mask.cumsum(dim=1).gather(1, batch.completion_starts.unsqueeze(1)).squeeze(1) - 1
+        lengths_B1 = (batch.attention_mask.sum(dim=1) - attended_B).unsqueeze(1)
+        mask_BT = torch.arange(width) < lengths_B1
+        old_BT = None if batch.old_logprobs is None else batch.old_logprobs.nan_to_num(-1.0)
+        return super().train_step(state, replace(batch, completion_mask=mask_BT, old_logprobs=old_BT))
+
+
+class FirstTemperatureStays(ReferenceAdapter):
+    """The engine's processor of logits is made with the first request."""
+
+    def new_engine(self, model: Any) -> Any:
+        engine = super().new_engine(model)
+        engine.first = None
+        return engine
+
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        engine.first = engine.first or sampling
+        return super().generate(engine, prompts, {**sampling, "temperature": engine.first["temperature"]})
+
+
+class NeverEndsAtOnce(ReferenceAdapter):
+    """A completion has at least two tokens."""
+
+    def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
+        wanted, ends = sampling["n"], sampling["eos_token_ids"] or ()
+        groups = super().generate(engine, prompts, {**sampling, "n": 3 * wanted} if ends else sampling)
+        if not ends:
+            return groups
+        return [[each for each in group if each.token_ids[0] not in ends][:wanted] for group in groups]
+
+
+class GroupsAsTheyArrive(ReferenceAdapter):
+    """Groups are collected as their requests finish, and sorted back by the order that the scripts of old had."""
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        arrived: list[Group] = []
+
+        async def one(item: Item) -> None:
+            completions = await engine.agenerate(item.prompt_ids, sampling)
+            rewards = self.score([item] * len(completions), [str(each.text) for each in completions]).tolist()
+            arrived.append(Group(item.prompt_ids, completions, rewards, item_id=item.id, policy_version=0))
+
+        async def everything() -> None:
+            await asyncio.gather(*map(one, items))
+
+        asyncio.run(everything())
+        return arrived[::-1]
+
+
+WORLD_MUTANTS = [ToolTokensUnattended, RewardOfToolTokens, FirstTemperatureStays, NeverEndsAtOnce, GroupsAsTheyArrive]
