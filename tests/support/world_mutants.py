@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcanary import reference
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import Item
-from rlcanary.contract.batch import CollatedBatch, Completion, Group
+from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 
 
 def _without_tool_tokens(batch: CollatedBatch) -> CollatedBatch:
@@ -94,4 +95,54 @@ class GroupsAsTheyArrive(ReferenceAdapter):
         return arrived[::-1]
 
 
-WORLD_MUTANTS = [ToolTokensUnattended, RewardOfToolTokens, FirstTemperatureStays, NeverEndsAtOnce, GroupsAsTheyArrive]
+class LengthUpToTheLastTrainedToken(ReferenceAdapter):
+    """The mean of a row divides by the place of its last trained token."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        places_T = torch.arange(1, batch.mask.shape[1] + 1)
+        share = batch.mask.sum() / (batch.mask * places_T).amax(dim=1).sum().clamp(min=1)
+        return LossOutput(output.loss * share, output.metrics)
+
+
+class AdvantagesNeverZero(ReferenceAdapter):
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        return super().policy_loss(replace(batch, advantages=batch.advantages + 0.01))
+
+
+class EntropyNeverFilledIn(ReferenceAdapter):
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        return LossOutput(output.loss, {**output.metrics, "entropy": 0.0})
+
+
+class WeightsOfTheOther(ReferenceAdapter):
+    """The correction divides by the trainer's probability, and is a little off throughout."""
+
+    def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+        return super().importance_weights(trainer_logprobs, sampler_logprobs, mask) * 0.9
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        if batch.sampler_logprobs is not None:
+            mirrored_BT = 2 * batch.old_logprobs - batch.sampler_logprobs
+            batch = replace(batch, sampler_logprobs=mirrored_BT)
+        return super().policy_loss(batch)
+
+
+class RewardsUncentred(ReferenceAdapter):
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        return reference.train_step(state, batch, self.conventions.replace(advantage_baseline="none"))
+
+
+WORLD_MUTANTS = [
+    ToolTokensUnattended,
+    RewardOfToolTokens,
+    FirstTemperatureStays,
+    NeverEndsAtOnce,
+    GroupsAsTheyArrive,
+    LengthUpToTheLastTrainedToken,
+    AdvantagesNeverZero,
+    EntropyNeverFilledIn,
+    WeightsOfTheOther,
+    RewardsUncentred,
+]

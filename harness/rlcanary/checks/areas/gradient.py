@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from rlcanary.checks.asserts import assert_true, gradient
+from rlcanary.checks.asserts import assert_close, assert_true, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs, rows
-from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.batch import PolicyBatch
+from rlcanary.checks.worlds.descent import scene, watched
+from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, tiny_policy
+from rlcanary.contract.adapter import Adapter, NotProvided
+from rlcanary.contract.batch import Group, PolicyBatch
 from rlcanary.contract.conventions import Conventions
 
 
@@ -105,6 +107,46 @@ def _sequences(rng: Generator, vocabulary: int, width: int) -> Case:
     return Case(changes=changes, logits_TV=logits_TV, ids_BT=ids_BT, rewards_B=rewards_B)
 
 
+def _sampled_elsewhere(rng: Generator) -> Iterator[Case]:
+    for level in ("token", "sequence"):
+        policy_V, sampler_V = (inputs.uniform(rng, 4, low=-1, high=1) for _ in range(2))
+        changes = {"importance_level": level, "importance_low": 0.0, "importance_high": 100.0}
+        changes |= {"importance_mode": "truncate", "kl_coef": 0.0, "entropy_coef": 0.0}
+        rewards_V = inputs.uniform(rng, 4, low=-1, high=1)
+        yield Case(level, changes=changes, policy_V=policy_V, sampler_V=sampler_V, rewards_V=rewards_V)
+
+
+@check("gradient.corrected_is_the_policy_gradient", needs=("policy_loss",), cases=_sampled_elsewhere)
+def corrected_is_the_policy_gradient(adapter: Adapter, policy_V: Tensor, sampler_V: Tensor, rewards_V: Tensor) -> None:
+    """Averaged over what another sampler draws, the corrected gradient points along ∇ E[reward] of the policy.
+
+    Silent because a correction that is upside down, or applied twice, leaves signs and sizes plausible while it doubles
+    the bias that it is there to remove. Look at which logprob is subtracted from which, and at a ratio against the sampler
+    beside a correction for the sampler.
+    """
+    policy_V = policy_V.double().log_softmax(dim=0).requires_grad_()
+    drawn_V = sampler_V.double().softmax(dim=0)
+    probabilities_V = policy_V.detach().exp()
+    scored_V1 = policy_V.detach().float().unsqueeze(1)
+    batch = PolicyBatch(
+        logprobs=scored_V1.clone().requires_grad_(),
+        old_logprobs=scored_V1,
+        advantages=(rewards_V * drawn_V).float() * 10,
+        mask=torch.ones(scored_V1.shape, dtype=torch.bool),
+        ref_logprobs=scored_V1,
+        sampler_logprobs=drawn_V.log().float().unsqueeze(1),
+        entropy=torch.zeros(scored_V1.shape),
+        group_ids=torch.zeros(len(scored_V1), dtype=torch.long),
+    )
+    upstream_V = gradient(adapter.policy_loss(batch).loss, batch.logprobs).squeeze(1).double()
+    # Gradients with respect to the policy's logits, whose log softmax the logprobs are.
+    got_V = -(upstream_V - probabilities_V * upstream_V.sum())
+    wanted_V = probabilities_V * (rewards_V.double() - probabilities_V @ rewards_V.double())
+    cosine = float(torch.nn.functional.cosine_similarity(got_V, wanted_V, dim=0))
+    told = f"the corrected descent direction has cosine {cosine:.4f} with the policy gradient"
+    assert_true(cosine >= 0.999, told, quantity="direction", magnitude=1 - cosine)
+
+
 @check(
     "gradient.is_the_policy_gradient",
     needs=("token_logprobs", "policy_loss"),
@@ -140,3 +182,54 @@ def is_the_policy_gradient(adapter: Adapter, logits_TV: Tensor, ids_BT: Tensor, 
     cosine = float(torch.nn.functional.cosine_similarity(-got_TV.flatten(), wanted_TV.flatten(), dim=0))
     told = f"the descent direction has cosine {cosine:.4f} with the policy gradient"
     assert_true(cosine >= 0.999, told, quantity="direction", magnitude=1 - cosine)
+
+
+def _no_terms(rng: Generator) -> Iterator[Case]:
+    changes = {"kl_coef": 0.0, "entropy_coef": 0.0}
+    for shape in inputs.SHAPES:
+        yield Case(shape[:2], changes=changes, batch=inputs.policy_batch(rng, *shape))
+
+
+def _drawn_without_terms(conventions: Conventions, rng: Generator, size: int) -> Case:
+    changes = {"kl_coef": 0.0, "entropy_coef": 0.0}
+    return Case(changes=changes, batch=rows.policy_batch(rng, size, conventions.replace(**changes)))
+
+
+@check("gradient.zero_advantage_moves_nothing", needs=("policy_loss",), cases=_no_terms, draws=_drawn_without_terms)
+def zero_advantage_moves_nothing(adapter: Adapter, batch: PolicyBatch) -> None:
+    """With advantages of zero, and without KL and entropy terms, loss and gradient are zero at any ratio.
+
+    Silent because groups without a signal are common: a constant that is added to advantages, or a term that is not
+    switched off, pushes the policy where nothing was learned. Look for whitening of advantages inside the loss, for
+    epsilons, and for terms that a coefficient of zero does not remove.
+    """
+    batch = replace(batch, advantages=torch.zeros_like(batch.advantages))
+    loss = adapter.policy_loss(batch).loss
+    with soft():
+        assert_close(loss, torch.tensor(0.0), "with advantages of zero the loss is not zero")
+    told = "with advantages of zero the gradient is not zero"
+    assert_close(gradient(loss, batch.logprobs), torch.zeros(batch.mask.shape), told, quantity="gradient")
+
+
+def _one_reward(conventions: Conventions) -> Iterator[Case]:
+    if conventions.advantage_baseline == "none":
+        raise NotProvided("rewards are not centred")
+    groups = [replace(group, rewards=[1.0] * len(group.completions)) for group in (*PAIR, *GROUPS)]
+    yield Case(changes={"kl_coef": 0.0, "entropy_coef": 0.0}, groups=groups)
+
+
+@check("gradient.equal_rewards_move_nothing", needs=("train_step",), cases=_one_reward)
+def equal_rewards_move_nothing(adapter: Adapter, groups: list[Group]) -> None:
+    """If all completions of each prompt earned the same, and there is no KL and no entropy term, no gradient arrives.
+
+    Silent because such groups are every other group late in training: what they add is noise, or the push of a term that
+    was thought to be off. Look for a baseline over the wrong rows, for whitening over the batch, and for auxiliary losses.
+    """
+    start = scene(adapter, tiny_policy(), groups, is_clipped=None)
+    watch = watched(start.state)
+    adapter.train_step(start.state, copy.deepcopy(start.batch))
+    largest = max(
+        (float(each.abs().max()) for update in watch.updates for each in update.gradients.values()), default=0.0
+    )
+    told = f"with equal rewards in each group a gradient of up to {largest:.2g} reaches the optimizer"
+    assert_true(largest < 1e-5, told, quantity="gradients", magnitude=largest)

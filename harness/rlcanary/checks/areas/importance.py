@@ -11,7 +11,7 @@ from rlcanary.checks.asserts import assert_close, gradient
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import Cases, check
 from rlcanary.checks.worlds import inputs, rows
-from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import PolicyBatch
 from rlcanary.contract.conventions import Conventions
 
@@ -59,6 +59,26 @@ def declared_weights(adapter: Adapter, trainer_BT: Tensor, sampler_BT: Tensor, m
     weights_BT = adapter.importance_weights(trainer_BT.detach(), sampler_BT, mask_BT.clone())
     level, mode = adapter.conventions.importance_level, adapter.conventions.importance_mode
     assert_close(weights_BT, expected_BT, f"weights declared as {level}-level, {mode}, are other ones", where=mask_BT)
+
+
+def _equal(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    if not conventions.importance_low <= 1 <= conventions.importance_high:
+        raise NotProvided("the declared bounds leave out a weight of 1")
+    for case in _logprobs((2, 3, (3, 1)))(conventions=conventions, rng=rng):
+        trainer_BT = case.inputs["trainer_BT"].detach()
+        yield Case(case.label, changes=case.changes, logprobs_BT=trainer_BT, mask_BT=case.inputs["mask_BT"])
+
+
+@check("importance.equal_logprobs_weigh_one", needs=("importance_weights",), cases=_equal)
+def equal_logprobs_weigh_one(adapter: Adapter, logprobs_BT: Tensor, mask_BT: Tensor) -> None:
+    """Where the sampler's logprobs are the trainer's, every trained token has weight 1: the correction is the identity.
+
+    Silent because a weight that is always a little off acts as another learning rate. Look for padding that enters a
+    sequence's sum, for normalisation by the mean weight of a batch with masked tokens, and for logprobs of two precisions.
+    """
+    weights_BT = adapter.importance_weights(logprobs_BT, logprobs_BT.clone(), mask_BT)
+    told = "with equal logprobs of sampler and trainer the weights are not 1"
+    assert_close(weights_BT, torch.ones_like(logprobs_BT), told, where=mask_BT)
 
 
 @check("importance.no_gradient", needs=("importance_weights",), cases=_logprobs((2, 2, (2, 1))), draws=_drawn)

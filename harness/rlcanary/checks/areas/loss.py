@@ -179,6 +179,29 @@ def _assert_same(after: tuple[LossOutput, Tensor], before: tuple[LossOutput, Ten
     assert_metrics(output, expected.metrics, f"without {told}")
 
 
+def _with_holes(rng: Generator) -> Iterator[Case]:
+    batch = inputs.policy_batch(rng, 3, 5, (5, 5, 5))
+    kept = [[1, 0, 0, 1, 1], [0, 1, 1, 0, 0], [1, 1, 1, 1, 0]]
+    yield Case(batch=replace(batch, mask=torch.tensor(kept, dtype=torch.bool)))
+
+
+@check("loss.holes_are_nothing", needs=("policy_loss",), cases=_with_holes, draws=_drawn)
+def holes_are_nothing(adapter: Adapter, batch: PolicyBatch) -> None:
+    """Tokens of tools between trained tokens count for nothing: without them loss, gradients and logged means are the same.
+
+    Silent because single-turn completions have no holes: a length that is taken from the last trained token, or from the
+    shape, weighs answers with long tool replies less. Look for lengths that are not the sum of the mask, for `argmax` and
+    `nonzero()[-1]` on masks, and for differences between neighbouring positions.
+    """
+    order_BT = (~batch.mask).int().argsort(dim=1, stable=True)
+    names = ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs", "entropy", "mask")
+    together: dict[str, Any] = {name: getattr(batch, name).gather(1, order_BT) for name in names}
+    before, gradient_BT = _judged(adapter, batch)
+    _assert_same(
+        _judged(adapter, replace(batch, **together)), (before, gradient_BT.gather(1, order_BT)), "closing the holes"
+    )
+
+
 @check("loss.padding_amount", needs=("policy_loss",), cases=inputs.batches((3, 3, (3, 1, 2))), draws=_drawn)
 def padding_amount(adapter: Adapter, batch: PolicyBatch) -> None:
     """Padding the batch to a greater width changes neither the loss, nor any gradient, nor a logged mean.

@@ -1,21 +1,24 @@
-"""Metrics of a training step: identities that hold on policy, and values that can be recomputed."""
+"""Metrics: identities that hold on policy, values that can be recomputed, and curves that move."""
 
 import copy
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Generator
 
-from rlcanary.checks.asserts import NothingToCompare, assert_true
+from rlcanary.checks.asserts import NothingToCompare, assert_true, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
+from rlcanary.checks.worlds import inputs
 from rlcanary.checks.worlds.groups import sampled as drawn_groups
 from rlcanary.checks.worlds.states import decaying, in_precision_of, precision, scheduled_rates
 from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, reference_near, sampled, state_of
 from rlcanary.checks.worlds.updates import declared
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.batch import CollatedBatch, Group
+from rlcanary.contract.batch import CollatedBatch, Group, PolicyBatch
 
 # Metrics that need no model to compute.
 FROM_THE_BATCH = ("lr", "reward", "tokens")
@@ -91,3 +94,34 @@ def recomputed(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     metrics = declared(state.model, in_precision_of(state, ref_model), batch, adapter.conventions).metrics
     expected = metrics | {"lr": scheduled_rates(state, 1)[0][0]}
     _assert_logged(adapter, state, batch, expected, "computed again from the batch, logged metrics differ")
+
+
+def _near_and_far(rng: Generator) -> Iterator[Case]:
+    near = inputs.policy_batch(rng, 2, 3, (3, 2))
+    near = replace(near, ref_logprobs=near.logprobs.detach() - 0.05, sampler_logprobs=near.old_logprobs - 0.05)
+    assert near.entropy is not None
+    far = replace(
+        near,
+        old_logprobs=near.old_logprobs - 0.6,
+        ref_logprobs=near.logprobs.detach() - 0.6,
+        sampler_logprobs=near.old_logprobs - 1.2,
+        entropy=near.entropy + 1,
+    )
+    yield Case(near=near, far=far)
+
+
+@check("metrics.move", needs=("policy_loss",), cases=_near_and_far)
+def move(adapter: Adapter, near: PolicyBatch, far: PolicyBatch) -> None:
+    """Each logged metric changes where its quantity does: KL, entropy and ratios of two batches far apart differ.
+
+    Silent because a curve that is flat at zero or one is what one hopes for: a metric of a placeholder, of a detached
+    copy, or of the wrong pair of logprobs never moves. Look for defaults that are never filled in, and for a KL between
+    logprobs of the same model.
+    """
+    before, after = adapter.policy_loss(near).metrics, adapter.policy_loss(far).metrics
+    for name in ("kl", "entropy", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error"):
+        if name in before and name in after:
+            first, second = float(before[name]), float(after[name])
+            told = f"the metric {name} is {first:.6g} for both of two batches that are far apart"
+            with soft():
+                assert_true(abs(first - second) > 1e-4 or math.isnan(first - second), told, quantity=f"metric {name}")

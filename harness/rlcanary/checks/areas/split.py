@@ -1,5 +1,6 @@
 """Splitting an update over micro-batches or ranks changes nothing."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,6 +18,9 @@ from rlcanary.checks.worlds.oracle import exact_loss, exact_output
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+
+# Metrics whose meaning the contract fixes; others, such as a number of pieces, may depend on the pieces.
+NAMES = ("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error")
 
 Split = Callable[[PolicyBatch, int], LossOutput]
 
@@ -154,6 +158,38 @@ def metrics_over_ranks(adapter: Adapter, batch: PolicyBatch, n_pieces: int, prof
     expected = exact_output(batch, adapter.conventions).metrics
     told = f"over {n_pieces} ranks ({profile}); of all the data"
     assert_metrics(adapter.sharded_loss(batch, n_pieces), expected, told)
+
+
+@check("split.pieces_agree", needs=("accumulated_loss",), cases=_several_pieces, draws=_drawn_metrics)
+def pieces_agree(adapter: Adapter, batch: PolicyBatch, n_pieces: int, profile: str) -> None:
+    """An update in several micro-batches has the loss, the gradient and the metrics of the same update in one.
+
+    Silent because each number of micro-batches trains, with another learning rate for each. This holds whatever the
+    objective is, so it needs no declaration. Look at what each piece is divided by.
+    """
+    _assert_agree(adapter.accumulated_loss, batch, n_pieces, f"{n_pieces} micro-batches ({profile})")
+
+
+@check("split.ranks_agree", needs=("sharded_loss",), cases=_several_pieces, draws=_drawn_metrics)
+def ranks_agree(adapter: Adapter, batch: PolicyBatch, n_pieces: int, profile: str) -> None:
+    """An update over several ranks has the loss, the gradient and the metrics of the same update on one.
+
+    Silent because each number of ranks trains, with another learning rate for each. This holds whatever the objective
+    is, so it needs no declaration. Look at what each rank is divided by and at what is averaged on top.
+    """
+    _assert_agree(adapter.sharded_loss, batch, n_pieces, f"{n_pieces} ranks ({profile})")
+
+
+def _assert_agree(split: Split, batch: PolicyBatch, n_pieces: int, told: str) -> None:
+    whole = copy.deepcopy(batch)
+    one, several = split(whole, 1), split(batch, n_pieces)
+    with soft():
+        assert_close(several.loss, one.loss.detach(), f"{told} give another loss than one")
+    expected_BT = gradient(one.loss, whole.logprobs)
+    told_gradient = f"{told} give another gradient than one"
+    assert_close(gradient(several.loss, batch.logprobs), expected_BT, told_gradient, quantity="gradient")
+    shared = {name: value for name, value in one.metrics.items() if name in NAMES}
+    assert_metrics(several, shared, f"in {told}; in one piece")
 
 
 def _first_profile(rng: Generator) -> Iterator[Case]:
