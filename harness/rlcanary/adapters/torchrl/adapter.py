@@ -323,7 +323,8 @@ class TorchrlAdapter(Adapter):
 
         from rlcanary.tiny_models import tiny_tokenizer
 
-        if list(inspect.signature(model.forward).parameters)[1] != "attention_mask":
+        forward = getattr(model, "forward", None)  # a model that only generates has none
+        if forward is not None and list(inspect.signature(forward).parameters)[1] != "attention_mask":
             raise NotProvided(
                 "torchrl passes the attention mask as second argument, where this model takes another one"
             )
