@@ -318,7 +318,9 @@ def _agree(mine: Found, theirs: Found) -> bool:
         return mine.is_error and theirs.is_error
     if mine.compared and theirs.compared:
         return _is_same(mine.compared[0], theirs.compared[0])
-    if mine.fingerprint.magnitude is not None and theirs.fingerprint.magnitude is not None:
+    magnitudes = mine.fingerprint.magnitude, theirs.fingerprint.magnitude
+    # The message of a metric has six digits, of which the last may be rounded otherwise.
+    if mine.fingerprint.quantity.startswith("metric ") and None not in magnitudes:
         return _is_same(torch.tensor(mine.fingerprint.magnitude), torch.tensor(theirs.fingerprint.magnitude))
     return mine.message == theirs.message
 
