@@ -222,6 +222,8 @@ def _truncated_turns() -> Iterator[Case]:
     cut = _sampled("hel", tiny_chat_tokenizer().convert_tokens_to_ids(list("hel")))
     yield _case(QUESTION, cut)
     yield _case(QUESTION, cut, TOOL, ANSWER)
+    empty = _case(QUESTION, _sampled("", []), TOOL, ANSWER)
+    yield Case("nothing sampled", **empty.inputs)
 
 
 @check("rendering.truncated_turn", needs=("render",), cases=_truncated_turns)
@@ -229,14 +231,23 @@ def truncated_turn(adapter: Adapter, messages: Messages) -> None:
     """The end-of-turn token that the template adds to a truncated turn is not trained, because it was not sampled.
 
     Silent because it looks like any other end of turn: the policy is taught to stop where the token limit cut it. Look
-    for masks that run to the end-of-turn token without testing whether it was sampled.
+    for masks that run to the end-of-turn token without testing whether it was sampled, and for turns behind it that lose
+    a token or repeat one.
     """
     tokenizer = tiny_chat_tokenizer()
-    _, trained = _render(adapter, messages, tokenizer)
-    start, _ = _turns(messages, tokenizer)[0]
-    places = [place for place in trained if place <= start + 3]
-    told = "the places that are trained are not those of the three tokens that were sampled"
-    assert_equal(places, [start, start + 1, start + 2], told)
+    ids, trained = _render(adapter, messages, tokenizer)
+    (start, end), *later = _turns(messages, tokenizer)
+    size, expected = len(messages[1]["token_ids"]), _template(messages, tokenizer)
+    places = [place for place in trained if place <= start + size]
+    told = f"the places that are trained are not those of the {size} tokens that were sampled"
+    assert_equal(places, list(range(start, start + size)), told)
+    # A rendering may end the truncated turn or leave it open.
+    behind, allowed = _to_last_end(ids[start + size :]), (expected[end - 1 :], expected[end:])
+    told = "behind a truncated turn stands something else than the template's end of turn and the later turns"
+    assert_true(behind in allowed, told, quantity="data")
+    answers = [token for first, last in later for token in expected[first:last]]
+    told = "behind a truncated turn other tokens are trained than the sampled ones"
+    assert_equal([ids[place] for place in trained if place > start + size], answers, told)
 
 
 def _shorter() -> Iterator[Case]:
