@@ -28,8 +28,9 @@ VERDICTS: tuple[Verdict, ...] = ("killed", "survived", "unreached", "crashed", "
     help="""Mutate the code behind an adapter and show which mistakes the checks miss.
 
     Each mutant is one small mistake in a function that the checks run: another operator, comparison, constant, axis or
-    branch, a dropped statement or argument, swapped logprobs or masks, a gradient too many or too few. The score is the
-    killed share of the mutants that run without an error. Reviewed equivalents are left out.
+    branch, a dropped statement or argument, swapped logprobs or masks, a gradient too many or too few. `--module contract`
+    ignores fields, arguments, sampling parameters and declared values instead. The score is the killed share of the mutants
+    that run without an error. Reviewed equivalents are left out.
     """,
     epilog="Exit codes: 0 every mutant killed, 1 some survived, 2 usage error, 3 internal error.",
 )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.mutants.contract import contract_mutants
 from rlcanary.mutants.functions import functions_of, mutants_of
 
 LIST = Path(__file__).with_name("equivalents.toml")
@@ -53,5 +55,6 @@ def stale(entries: list[Equivalent]) -> list[Equivalent]:
 
 def _ids(where: str) -> set[str]:
     module = importlib.import_module(where.partition(":")[0])
+    found = {mutant.id for mutant in contract_mutants(ReferenceAdapter()) if mutant.where == where}
     functions = {f"{function.__module__}:{function.__qualname__}": function for function in functions_of(module)}
-    return {mutant.id for mutant in mutants_of(functions[where])} if where in functions else set()
+    return found | ({mutant.id for mutant in mutants_of(functions[where])} if where in functions else set())

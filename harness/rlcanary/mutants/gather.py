@@ -9,6 +9,7 @@ from rlcanary.adapters.load import load_adapter
 from rlcanary.checks import all_checks
 from rlcanary.contract.adapter import Adapter
 from rlcanary.errors import UserError
+from rlcanary.mutants.contract import contract_mutants
 from rlcanary.mutants.functions import functions_reached, mutants_of
 from rlcanary.mutants.killing import Trial
 from rlcanary.mutants.mutant import Mutant, Run
@@ -74,7 +75,15 @@ def gather(
     for index, check in enumerate(checks):
         tell(check.id, index, len(checks))
         runs += runs_on_original(adapter, name, [check], packages)
-    return trials(name, adapter, function_mutants(runs, packages, modules), runs)
+    found: list[Mutant] = [
+        *function_mutants(runs, packages, modules),
+        *(
+            each
+            for each in contract_mutants(adapter)
+            if not modules or _is_one_of(each.where.partition(":")[0], modules)
+        ),
+    ]
+    return trials(name, adapter, found, runs)
 
 
 def trials(name: str, adapter: Adapter, mutants: Sequence[Mutant], runs: Sequence[Run]) -> list[Trial]:

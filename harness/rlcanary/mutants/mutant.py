@@ -67,12 +67,17 @@ def wrapped(adapter: Adapter, around: Around) -> Adapter:
     def method(name: str) -> Any:
         def run(self: Adapter, *arguments: Any, **keywords: Any) -> Any:
             with around(name):
-                return getattr(super(made, self), name)(*arguments, **keywords)
+                return getattr(kind, name)(self, *arguments, **keywords)
 
         return run
 
     names = (name for name in CAPABILITIES if getattr(kind, name) is not getattr(Adapter, name))
-    made = type(kind.__name__, (kind,), {name: method(name) for name in (*names, "new_state", "new_engine")})
-    copy: Adapter = object.__new__(made)
+    return overridden(adapter, {name: method(name) for name in (*names, "new_state", "new_engine")})
+
+
+def overridden(adapter: Adapter, methods: Mapping[str, Callable[..., Any]]) -> Adapter:
+    """Return a copy of an adapter with these methods in place of its own."""
+    kind = type(adapter)
+    copy: Adapter = object.__new__(type(kind.__name__, (kind,), dict(methods)))
     vars(copy).update(vars(adapter))
     return copy

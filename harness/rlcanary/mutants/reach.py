@@ -19,6 +19,8 @@ from rlcanary.mutants.mutant import Line, Run, wrapped
 def runs_on_original(adapter: Adapter, spec: str, checks: Iterable[Check], packages: tuple[str, ...]) -> Iterator[Run]:
     """Run the checks on the original code, and yield those that pass or fail with the lines they run.
 
+    A check that does not apply under the adapter's conventions runs no line.
+
     Args:
         adapter: the original.
         spec: its name for `load_adapter`.
@@ -28,7 +30,7 @@ def runs_on_original(adapter: Adapter, spec: str, checks: Iterable[Check], packa
     for check in checks:
         lines: dict[str, set[Line]] = defaultdict(set)
         result = run_check(check, wrapped(adapter, partial(_traced, lines, packages)), spec)
-        if result.status in ("pass", "fail"):
+        if result.status in ("pass", "fail") or (not result.missing and check.applies(adapter.conventions)):
             reached = {name: frozenset(ran) for name, ran in lines.items()}
             yield Run(check, result.seconds, reached, tuple(found.fingerprint for found in result.findings))
 
