@@ -45,6 +45,8 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "score": ("id", "prompt_ids"),
 }
 
+NEXT = "is the next one's"
+
 Change = Callable[[Any, Any], Any]
 """Makes what the code sees instead of a value, from the value and the neighbouring record's."""
 
@@ -110,7 +112,7 @@ def _mutants_of(capability: str) -> Iterator[CapabilityMutant]:
     result = hints.pop("return")
     make = partial(CapabilityMutant, capability)
     for name, hint in hints.items():
-        for part, told, seen in _argument_changes(name, hint):
+        for part, told, seen in _argument_changes(capability, name, hint):
             yield make(part, told, {name: seen})
         for record, part, told, change in _field_changes(hint, capability):
             yield make(part, told, {name: partial(_with_records, record, change)})
@@ -125,10 +127,10 @@ def _mutants_of(capability: str) -> Iterator[CapabilityMutant]:
                 yield make(part, "lacks the last row", after=partial(_with_metric, name, lambda _, other: other()))
 
 
-def _argument_changes(name: str, hint: Any) -> Iterator[tuple[str, str, Callable[[Any], Any]]]:
+def _argument_changes(capability: str, name: str, hint: Any) -> Iterator[tuple[str, str, Callable[[Any], Any]]]:
     """Yield the changed part of an argument, the change in words, and the change."""
     if name == "state":
-        for told, change in STATE_CHANGES.items():
+        for told, change in STATE_CHANGES.get(capability, {}).items():
             yield name, told, change
     elif name == "sampling":
         for each in fields(Sampling):
@@ -139,7 +141,9 @@ def _argument_changes(name: str, hint: Any) -> Iterator[tuple[str, str, Callable
             yield f"messages.{key}", "is ignored", partial(_without_key, key)
     else:
         for told, replacement in _value_changes(name, hint):
-            yield name, told, partial(_alone, replacement)
+            # An argument has no neighbour.
+            if told != NEXT:
+                yield name, told, partial(_alone, replacement)
 
 
 def _field_changes(hint: Any, capability: str) -> Iterator[tuple[type, str, str, Change]]:
@@ -185,9 +189,9 @@ def _value_changes(name: str, hint: Any) -> Iterator[tuple[str, Change]]:
     elif origin in (collections.abc.Sequence, list) and not _records_in(hint):
         yield "is shifted by one", lambda value, _: [*value[1:], *value[:1]]
         yield "lacks the last", lambda value, _: value[:-1]
-        yield "is the next one's", lambda _, following: following
+        yield NEXT, lambda _, following: following
     elif origin in (str, collections.abc.Hashable, collections.abc.Callable):
-        yield "is the next one's", lambda _, following: following
+        yield NEXT, lambda _, following: following
 
 
 def _with_records(record: type, change: Change, value: Any, _: Any = None) -> Any:
@@ -268,10 +272,12 @@ def _state_with(name: str, change: Callable[[Any], Any], state: Any) -> Any:
     return changed
 
 
-STATE_CHANGES: dict[str, Callable[[Any], Any]] = {
-    "has no ref_model": partial(_state_with, "ref_model", lambda _: None),
-    "has the policy for ref_model": lambda state: _state_with("ref_model", lambda _: state.model, state),
-    "has dropout in ref_model": partial(_state_with, "ref_model", lambda model: model and _Dropping(model)),
-    "has a scheduler that stands still": partial(_state_with, "scheduler", lambda _: _Still()),
-    "has only the first eval item": partial(_state_with, "eval_items", lambda items: items[:1]),
+STATE_CHANGES: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "train_step": {
+        "has no ref_model": partial(_state_with, "ref_model", lambda _: None),
+        "has the policy for ref_model": lambda state: _state_with("ref_model", lambda _: state.model, state),
+        "has dropout in ref_model": partial(_state_with, "ref_model", lambda model: model and _Dropping(model)),
+        "has a scheduler that stands still": partial(_state_with, "scheduler", lambda _: _Still()),
+    },
+    "evaluate": {"has only the first item": partial(_state_with, "eval_items", lambda items: items[:1])},
 }

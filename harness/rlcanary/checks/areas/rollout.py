@@ -141,24 +141,30 @@ def _scripts_and_missing_logprobs() -> Iterator[Case]:
         Completion([*spelled("a1"), EOS_ID], [-0.5, float("nan"), -0.25], text="a1"),
     ]
     yield _case([ScriptedItem("a", prompt_of("a"), unscored, {"a0": 1.0, "a1": 0.0})])
+    marks = [True, False, True]
+    marked = [replace(completion_of(text, 1), sampled=marks[: len(text) + 1]) for text in ("a0", "b")]
+    item = ScriptedItem("a", prompt_of("a"), marked, {"a0": 1.0, "b": 0.0})
+    yield Case("tokens of a tool", scripted=[item])
 
 
 @check("rollout.logprobs_and_finish_reasons", needs=("rollout",), cases=_scripts_and_missing_logprobs, draws=_drawn)
 def logprobs_and_finish_reasons(adapter: Adapter, scripted: list[ScriptedItem], delays: Sequence[int] = ()) -> None:
-    """Each completion keeps the sampler's logprobs of its own tokens and its finish reason.
+    """Each completion keeps the sampler's logprobs of its own tokens, its finish reason and its marks of what was sampled.
 
     Silent because the logprobs of a neighbour, or those shifted by a token, are negative numbers as well: the importance
     ratio is wrong on policy and gets clipped. A missing logprob stays missing (None or NaN), because 0.0 means that the
-    token was certain. Look for lists of different origin that are zipped together, and for fallback values.
+    token was certain. A tool's tokens without their marks are trained. Look for lists of different origin that are zipped
+    together, for fallback values, and for fields that are not copied.
     """
     both = _rollout(adapter, scripted, delays=delays), groups_of(scripted)
     got, expected = ([sorted(map(_scored, group.completions)) for group in groups] for groups in both)
-    assert_equal(got, expected, "ids, finish reason and logprobs do not belong together")
+    assert_equal(got, expected, "ids, finish reason, logprobs and marks do not belong together")
 
 
-def _scored(completion: Completion) -> tuple[list[int], str, list[str]]:
+def _scored(completion: Completion) -> tuple[list[int], str, list[str], list[bool]]:
     logprobs = [math.nan] * len(completion.token_ids) if completion.logprobs is None else completion.logprobs
-    return _ids(completion.token_ids), completion.finish_reason, _rounded(logprobs)
+    marks = [True] * len(completion.token_ids) if completion.sampled is None else list(map(bool, completion.sampled))
+    return _ids(completion.token_ids), completion.finish_reason, _rounded(logprobs), marks
 
 
 def _scripts_and_odd_texts() -> Iterator[Case]:
