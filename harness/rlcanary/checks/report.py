@@ -23,6 +23,9 @@ from rlcanary.checks.severity import EFFECTS
 from rlcanary.checks.tally import Found
 
 STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-compared": "yellow", "not-provided": "dim"}
+WIDE = 100
+"""Columns from which on the table says in a column of its own what was found."""
+
 LABELS = {
     "pass": "pass",
     "fail": "FAIL",
@@ -85,7 +88,7 @@ def show(
 ) -> None:
     """Print the table of all checks by area, each cause, each other unexpected failure, and the counts."""
     known = {result.id for result in comparison.known}
-    console.print(_table(adapter, checks, results, known, causes))
+    console.print(_table(adapter, checks, results, known, causes, is_wide=console.width >= WIDE))
     by_id = {check.id: check for check in checks}
     folds, rest = folded(comparison.unexpected, causes)
     for cause, members in folds:
@@ -170,13 +173,30 @@ def summary(adapter: str, results: list[Result], comparison: Comparison) -> Text
     return line.append(f" in {sum(result.seconds for result in results):.1f} s")
 
 
-def _table(adapter: str, checks: list[Check], results: list[Result], known: set[str], causes: Sequence[Cause]) -> Table:
-    """A row per check that ran, and one for each reason why others of an area did not."""
+def _table(
+    adapter: str,
+    checks: list[Check],
+    results: list[Result],
+    known: set[str],
+    causes: Sequence[Cause],
+    *,
+    is_wide: bool,
+) -> Table:
+    """Make a row per check that ran, and one for each reason why others of an area did not."""
     table = Table(title=f"Conformance of {escape(adapter)}", title_justify="left", expand=True)
-    table.add_column("Check", no_wrap=True, min_width=max(len(check.id) for check in checks))
-    table.add_column("Status", no_wrap=True, min_width=len("not provided"))
-    table.add_column("Severity", no_wrap=True)
-    table.add_column("Found", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("Check", no_wrap=is_wide, ratio=None if is_wide else 1)
+    table.add_column("Status", no_wrap=True)
+    if is_wide:
+        table.add_column("Severity", no_wrap=True)
+        table.add_column("Found", no_wrap=True, overflow="ellipsis", ratio=1)
+
+    def add(label: str, status: Text, severity: str, found: str, style: str = "dim") -> None:
+        if is_wide:
+            table.add_row(label, status, severity, Text(found, style))
+        else:
+            told = Text.assemble(label, ("\n" if found else "", ""), (found, style))
+            table.add_row(told, status.append(f"\n{severity}" if severity else "", style=""))
+
     rows = zip(checks, results, strict=True)
     for area, members in groupby(rows, key=lambda row: row[0].area):
         missing: Counter[str] = Counter()
@@ -189,17 +209,10 @@ def _table(adapter: str, checks: list[Check], results: list[Result], known: set[
             status = Text(LABELS[result.status], style=STYLES[result.status])
             if result.id in known:
                 status = Text("expected", style="yellow")
-            table.add_row(
-                check.id,
-                status,
-                result.severity or "",
-                Text(first_line, style="" if result.status == "fail" else "dim"),
-            )
+            add(check.id, status, result.severity or "", first_line, "" if result.status == "fail" else "dim")
         for reason, count in missing.items():
-            label = f"{area}: {count} check{'s' if count > 1 else ''}"
-            table.add_row(
-                label, Text(LABELS["not-provided"], style=STYLES["not-provided"]), "", Text(reason, style="dim")
-            )
+            status = Text(LABELS["not-provided"], style=STYLES["not-provided"])
+            add(f"{area}: {_many(count, 'check')}", status, "", reason)
         table.add_section()
     return table
 
