@@ -130,8 +130,12 @@ def check(
         for name in (name for name, expectation in expected.items() if expectation.reason == NO_REASON):
             click.echo(f"rlcanary: {updated_path}: say after the # why {name} is expected to fail", err=True)
     comparison = compare(results, expected)
+    causes = []
     # Known failures need no explanation.
-    causes = causes_of(checks, results, implementation, seed, timeout) if comparison.unexpected else []
+    if comparison.unexpected:
+        with progress_bar() as progress:
+            progress.add_task("searching for causes", total=None)
+            causes = causes_of(checks, results, implementation, seed, timeout)
     if json_path is not None:
         write_whole(json_path, to_json(implementation.name, results, causes))
     if markdown is not None:
