@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from functools import cache
 from typing import Any
 
@@ -184,6 +185,8 @@ def tiny_lfm2(seed: int = 0) -> Any:
     """
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
+    # Its warning that the plain convolution is slow means nothing for a tiny model.
+    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     layers = ["conv", "full_attention"]
     config = Lfm2Config(**_sizes(), layer_types=layers, conv_L_cache=3, block_multiple_of=8, tie_word_embeddings=False)
     return _seeded(Lfm2ForCausalLM, config, seed)
