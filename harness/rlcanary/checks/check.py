@@ -239,7 +239,7 @@ def _run(
         return "pass", "\n".join(notes), ""
     reasons = "; ".join(dict.fromkeys(tally.empty + tally.declined))
     if tally.empty or (tally.made and not tally.declined):
-        return "not-compared", reasons or "what the calls returned leaves nothing to compare", ""
+        return "not-compared", reasons or "the code returned nothing that this check compares", ""
     return "not-provided", reasons or "no case applies", ""
 
 

@@ -2,7 +2,6 @@
 
 import math
 import textwrap
-from collections.abc import Callable
 from dataclasses import Field, fields, is_dataclass
 from functools import partial
 from types import FunctionType
@@ -60,14 +59,16 @@ def _joined(opening: str, parts: list[str], closing: str) -> str:
     return "\n".join([opening, *(textwrap.indent(f"{part},", "    ") for part in parts), closing])
 
 
-def short(tensor: Tensor) -> str:
-    """Format a tensor for a message: four significant digits, shortened when large."""
-    render: Callable[[Any], str] = lambda item: f"{item:.4g}" if isinstance(item, float) else str(item)  # noqa: E731
+def short(tensor: Tensor, where: Tensor | None = None) -> str:
+    """Format a tensor for a message: four significant digits, shortened when large, `-` outside `where`."""
 
-    def nested(value: Any) -> str:
-        return f"[{', '.join(map(nested, value))}]" if isinstance(value, list) else render(value)
+    def nested(value: Any, counts: Any) -> str:
+        if isinstance(value, list):
+            return f"[{', '.join(map(nested, value, counts))}]"
+        return "-" if not counts else f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    return clipped(nested(tensor.detach().cpu().tolist()))
+    counted = torch.ones_like(tensor, dtype=torch.bool) if where is None else where
+    return clipped(nested(tensor.detach().cpu().tolist(), counted.tolist()))
 
 
 def clipped(text: str) -> str:

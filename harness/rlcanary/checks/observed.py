@@ -41,7 +41,9 @@ class Observed:
         def call(*arguments: Any, **keywords: Any) -> Any:
             shapes = [str(list(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in arguments]
             self._tally.calling = f"{name}({', '.join(shapes)})"
+            self._tally.has_returned = False
             output = attribute(*arguments, **keywords)
+            self._tally.has_returned = True
             self._tally.made += 1
             return output
 

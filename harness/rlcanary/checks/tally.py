@@ -113,6 +113,7 @@ class Tally:
         empty: reasons why a case left nothing to compare.
         found: findings and exceptions, in the order of the cases.
         calling: the capability that was called last, with its arguments.
+        has_returned: whether that call has ended without an exception.
         judged: the label of the case and the name of the quantity of each comparison.
     """
 
@@ -122,6 +123,7 @@ class Tally:
     empty: list[str] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
     calling: str = ""
+    has_returned: bool = False
     judged: set[tuple[str, str]] = field(default_factory=set)
     _case: str = ""
     _program: Callable[[], str] = str
@@ -155,7 +157,9 @@ class Tally:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
             message = f": {error}" if str(error) else ""
-            called = f"{self.calling} raised " if self.calling else ""
+            called = (
+                f"after {self.calling}: " if self.has_returned else f"{self.calling} raised " if self.calling else ""
+            )
             self.stopped(
                 f"raises {type(error).__name__}", f"{called}{type(error).__name__}{message} ({where})", program()
             )

@@ -74,7 +74,7 @@ class Adapter:
         Raises:
             NotProvided: the codebase has no such setting.
         """
-        raise NotProvided("this adapter runs one configuration")
+        raise NotProvided("needs configured: another setting than the declared one")
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         """[B, T, V] logits that score [B, T] ids at their own position -> [B, T] logprobs at this temperature."""

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import Check, all_checks, run_check
-from rlcanary.checks.asserts import assert_close
+from rlcanary.checks.asserts import Finding, assert_close
 from rlcanary.checks.check import Result, check
+from rlcanary.checks.worlds.descent import assert_gradients
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
 
@@ -99,7 +100,39 @@ def test_check_that_called_and_compared_nothing_is_not_compared() -> None:
         adapter.keep_group(torch.tensor([1.0, 0.0]))
 
     result = run_check(check_of(calling), ReferenceAdapter(), "reference")
-    assert (result.status, result.message) == ("not-compared", "what the calls returned leaves nothing to compare")
+    assert (result.status, result.message) == ("not-compared", "the code returned nothing that this check compares")
+
+
+def test_error_of_a_check_does_not_blame_the_call_that_has_returned() -> None:
+    def comparing(adapter: ReferenceAdapter) -> None:
+        adapter.keep_group(torch.tensor([1.0, 0.0]))
+        raise RuntimeError("no such number")
+
+    result = run_check(check_of(comparing), ReferenceAdapter(), "reference")
+    assert result.message.startswith("after keep_group([2]): RuntimeError: no such number (comparing, line ")
+
+
+def test_gradient_that_is_nan_on_both_sides_is_a_failure() -> None:
+    model = torch.nn.Linear(1, 1)
+    undefined = {"weight": torch.tensor([[torch.nan]])}
+    with pytest.raises(Finding, match="the other gradient is NaN already"):
+        assert_gradients(undefined, undefined, model, "another order changed the gradient")
+
+
+def test_entries_that_do_not_count_are_not_shown() -> None:
+    with pytest.raises(Finding, match=r"got:      \[1, -\]\n  expected: \[2, -\]"):
+        assert_close(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0]), "off", where=torch.tensor([True, False]))
+
+
+def test_metric_of_no_tokens_may_be_logged_as_anything() -> None:
+    class Zero(ReferenceAdapter):
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            output = super().policy_loss(batch)
+            return LossOutput(
+                output.loss, {name: value if value == value else 0.0 for name, value in output.metrics.items()}
+            )
+
+    assert run_check(CHECKS["loss.metrics"], Zero(), "reference", examples=12).status == "pass"
 
 
 def test_comparison_of_no_entry_is_none() -> None:

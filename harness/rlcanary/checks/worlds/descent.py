@@ -1,6 +1,7 @@
 """One update of a state: its starting point, the update itself, and the comparison of its gradients."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,6 +147,8 @@ def assert_gradients(got: dict[str, Tensor], expected: dict[str, Tensor], model:
         raise Finding("no parameter of state.model requires a gradient")
     rounding = 24 * torch.finfo(precision(model)).eps
     unit = max(float(gradient.abs().max()) for gradient in expected.values())
+    if math.isnan(unit):
+        raise Finding(f"{message}\n  nothing to compare with: the other gradient is NaN already", "gradients")
     relative, absolute = max(1e-3, rounding), max(1e-4, rounding) * unit
     wrong = [name for name in expected if not close(got[name], expected[name], relative, absolute)]
     got_P, expected_P = (torch.cat([each[name].double().flatten() for name in expected]) for each in (got, expected))
