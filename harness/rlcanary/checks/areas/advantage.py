@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, get_args
 
 import torch
@@ -14,7 +15,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import groups, inputs
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.conventions import Baseline, Conventions, NanReward, Scale
+from rlcanary.contract.conventions import Baseline, Conventions, EpsMode, NanReward, Scale, SingletonGroup
 
 
 def _has_no_baseline(conventions: Conventions) -> str | None:
@@ -41,6 +42,26 @@ def _reward_groups(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     if conventions.reward_clip is not None:
         rewards_B = torch.tensor([0.9, 1.1, -0.9, -1.1, 3.0, 0.0]) * conventions.reward_clip
         yield Case(rewards_B, rewards_B=rewards_B, group_ids_B=torch.zeros(6, dtype=torch.long))
+    yield from _other_settings()
+
+
+def _other_settings() -> Iterator[Case]:
+    """Yield uneven groups under every formula that an adapter may be set to."""
+    # Sixteenths, whose sums are exact; in the group of three and in that of two the others of a row may be equal.
+    rewards_B = torch.tensor([2.0, 0.0, 1.0, 1.0, 3.0, 0.5, 0.75, 0.5, 0.5, 0.25, 0.75, -4.0, 0.0625, 1.5])
+    given = {"rewards_B": rewards_B, "group_ids_B": torch.tensor([5, 5, 5, 5, 5, 0, 0, 0, 3, 3, 3, 3, 1, 1])}
+    for baseline, scale in product(get_args(Baseline), get_args(Scale)):
+        changes = {"advantage_baseline": baseline, "advantage_scale": scale}
+        for ddof in (0, 1) if scale != "none" else ():
+            yield Case(changes, f"ddof {ddof}", changes={**changes, "advantage_ddof": ddof}, **given)
+        for mode in get_args(EpsMode) if scale != "none" else ():
+            # Above the deviation of some groups and below that of others.
+            epsilon = {"advantage_eps_mode": mode, "advantage_eps": 0.4}
+            yield Case(changes, mode, changes={**changes, **epsilon}, **given)
+        if scale == "none":
+            yield Case(changes, changes=changes, **given)
+    for clip in (0.5, 1.25):
+        yield Case(f"reward_clip {clip}", changes={"reward_clip": clip}, **given)
 
 
 def _other_formulas(conventions: Conventions) -> list[dict[str, Any]]:
@@ -83,21 +104,29 @@ def _formula(conventions: Conventions) -> str:
     return f"({formula}) / (std of {scope}, ddof {conventions.advantage_ddof}, {eps} {conventions.advantage_eps:g})"
 
 
+LEAVE_ONE_OUT: dict[str, Any] = {"advantage_baseline": "leave_one_out"}
+NO_EPSILON: dict[str, Any] = {"advantage_eps": 0.0}
+
+
 def _constant_rewards() -> Iterator[Case]:
     for size in (2, 3, 5, 7, 8, 16):
         for reward in (0.9, 0.1, 1.0, 0.0, -0.3, 0.7, 0.95):
             yield Case(f"{size} rewards of {reward}", size=size, reward=reward)
+    for size, changes in product((3, 6, 7), (NO_EPSILON, NO_EPSILON | LEAVE_ONE_OUT)):
+        for reward in (0.1, 0.7):
+            label = f"{size} float64 rewards of {reward}"
+            yield Case(label, changes, changes=changes, size=size, reward=reward, dtype=torch.float64)
 
 
 @check("advantage.constant_reward_is_zero", needs=("advantages",), cases=_constant_rewards, applies=_has_no_baseline)
-def constant_reward_is_zero(adapter: Adapter, size: int, reward: float) -> None:
+def constant_reward_is_zero(adapter: Adapter, size: int, reward: float, dtype: torch.dtype = torch.float32) -> None:
     """A group with equal rewards gets advantage zero, for any reward and group size.
 
     Silent because the mean of equal float32 numbers is not always that number, and the rounding error is then divided
     by an epsilon: groups without a signal push the policy in a random direction. Look at float32 means and at a tiny
     epsilon; subtract in float64, or set the advantage to zero when the rewards' range is zero.
     """
-    advantages_B = _advantages(adapter, torch.full((size,), reward), torch.zeros(size, dtype=torch.long))
+    advantages_B = _advantages(adapter, torch.full((size,), reward, dtype=dtype), torch.zeros(size, dtype=torch.long))
     largest = float(advantages_B.abs().max())
     told = f"{size} completions with reward {reward} each get an advantage of {largest:.2g} instead of 0"
     assert_true(largest <= 1e-5, told, quantity="value", magnitude=largest)
@@ -219,7 +248,16 @@ def bounded(adapter: Adapter, rewards: list[float]) -> None:
     assert_true(largest <= len(rewards), told, quantity="value", magnitude=largest)
 
 
-@check("advantage.single_completion", needs=("advantages",))
+def _single_completions() -> Iterator[Case]:
+    yield Case()
+    for baseline, scale in product(get_args(Baseline), get_args(Scale)):
+        formula = {"advantage_baseline": baseline, "advantage_scale": scale}
+        for name in get_args(SingletonGroup):
+            changes = {**formula, "singleton_group": name}
+            yield Case(changes, changes=changes)
+
+
+@check("advantage.single_completion", needs=("advantages",), cases=_single_completions)
 def single_completion(adapter: Adapter) -> None:
     """A prompt with a single completion gets the declared advantage, also in a batch with other prompts.
 
@@ -244,6 +282,8 @@ def _nan_rewards(conventions: Conventions) -> Iterator[Case]:
             label = f"{sum(map(math.isnan, rewards))} NaN", *[name] * (name != conventions.nan_reward)
             given = {"rewards_B": torch.tensor(rewards), "group_ids_B": torch.arange(8) // 4}
             yield Case(*label, changes={"nan_reward": name}, **given)
+    changes = {"nan_reward": "exclude", "advantage_scale": "batch"}
+    yield Case(changes, changes=changes, **given)
 
 
 def _drawn_with_nan(rng: Generator, size: int) -> Case:

@@ -1,8 +1,10 @@
 """The KL term: the declared estimator, its gradient, its sign and its weight in the loss."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
+from typing import Any, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -15,7 +17,7 @@ from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.oracle import exact_loss
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import PolicyBatch
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.conventions import Conventions, KlDirection, KlEstimator
 
 
 def _logprobs(conventions: Conventions, rng: Generator) -> Iterator[Case]:
@@ -24,11 +26,34 @@ def _logprobs(conventions: Conventions, rng: Generator) -> Iterator[Case]:
         ref_BT = logprobs_BT + inputs.uniform(rng, *shape, low=-1, high=1)
         yield Case(logprobs_BT, logprobs_BT=logprobs_BT.clone().requires_grad_(), ref_BT=ref_BT, place="")
     for name, edges in _edges(conventions).items():
-        log_ratio_1T = torch.tensor([[factor * edge for edge in edges for factor in (0.9, 1.1)]])
-        # Neither of the two probabilities is above 1.
-        logprobs_1T = log_ratio_1T.clamp(max=0) - 0.5
-        ref_1T, place = logprobs_1T - log_ratio_1T, f", on both sides of {name}"
-        yield Case(logprobs_1T, place, logprobs_BT=logprobs_1T.clone().requires_grad_(), ref_BT=ref_1T, place=place)
+        yield _both_sides(name, edges)
+    given = {"logprobs_BT": logprobs_BT.clone().requires_grad_(), "ref_BT": ref_BT}
+    for changes in _other_kinds(conventions):
+        yield Case(changes, changes=changes, **given, place=f" under {changes}")
+    for estimator, clamp in product(get_args(KlEstimator), ({"kl_input_clamp": 0.5}, {"kl_output_clamp": 0.25})):
+        changes = {"kl_estimator": estimator, **clamp}
+        for name, edges in _edges(conventions.replace(**changes)).items():
+            if name in clamp:
+                yield _both_sides(name, edges, changes)
+    # An estimate that overflows before its clamp.
+    far = _both_sides("kl_output_clamp", [-100.0, 100.0], {"kl_output_clamp": 10.0})
+    yield Case(far.label, "far out", changes=far.changes, **far.inputs)
+
+
+def _both_sides(name: str, edges: Sequence[float], changes: dict[str, Any] | None = None) -> Case:
+    log_ratio_1T = torch.tensor([[factor * edge for edge in edges for factor in (0.9, 1.1)]])
+    # Neither of the two probabilities is above 1.
+    logprobs_1T = log_ratio_1T.clamp(max=0) - 0.5
+    ref_1T, place = logprobs_1T - log_ratio_1T, f", on both sides of {name}"
+    given = {"logprobs_BT": logprobs_1T.clone().requires_grad_(), "ref_BT": ref_1T, "place": place}
+    return Case(changes or logprobs_1T, place, changes=changes, **given)
+
+
+def _other_kinds(conventions: Conventions) -> Iterator[dict[str, Any]]:
+    """Yield every estimator in both directions, and without a weight also with its score-function part."""
+    parts = (False,) if conventions.kl_ratio_weighted else (False, True)
+    for estimator, direction, part in product(get_args(KlEstimator), get_args(KlDirection), parts):
+        yield {"kl_estimator": estimator, "kl_direction": direction, "kl_score_term": part}
 
 
 def _drawn(conventions: Conventions, rng: Generator, size: int) -> Case:
