@@ -176,6 +176,7 @@ def _show_causes(terminalreporter: pytest.TerminalReporter, config: pytest.Confi
     from rlcanary.adapters import load_adapter
     from rlcanary.bugs.causes import causes_of
     from rlcanary.checks import all_checks, run_check
+    from rlcanary.checks.grouping import grouped
     from rlcanary.checks.report import folded, told_of
 
     adapter = load_adapter(spec)
@@ -187,12 +188,17 @@ def _show_causes(terminalreporter: pytest.TerminalReporter, config: pytest.Confi
         ran = [(check, run_check(check, adapter, spec, seed, timeout, examples)) for check in chosen]
     checks, results = [check for check, _ in ran], [result for _, result in ran]
     unexpected = [result for result in results if f"canary[{adapter.name}]::{result.id}" in failed]
-    folds, _ = folded(unexpected, causes_of(checks, results, adapter, seed, timeout))
-    if folds:
+    folds, rest = folded(unexpected, causes_of(checks, results, adapter, seed, timeout))
+    shared = [fold for fold in grouped(rest, checks, results) if fold.told]
+    if folds or shared:
         terminalreporter.section(f"causes of the failures of {adapter.name}")
     for cause, members in folds:
         terminalreporter.line(cause.words, bold=True)
         terminalreporter.line(f"  {told_of(members)}")
+    for fold in shared:
+        terminalreporter.line(f"{fold.members[0].id} (no known cause)", bold=True)
+        for line in fold.told.splitlines():
+            terminalreporter.line(f"  {line}")
 
 
 class CanaryChecks(pytest.Collector):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
+from itertools import combinations
 from typing import Any, get_args, get_type_hints
 
 from rlcanary.adapters.reference import ReferenceAdapter
-from rlcanary.bugs.mistakes import LOSSES, MISTAKES, Mistaken, reached_by, scalings
+from rlcanary.bugs.mistakes import MISTAKES
+from rlcanary.bugs.mistakes.factors import scalings
+from rlcanary.bugs.mistakes.planting import LOSSES, Mistaken, reached_by
 from rlcanary.bugs.museum import all_bugs
 from rlcanary.checks.check import Check, Result
 from rlcanary.checks.diagnosis import SECONDS, Candidate, Cause, diagnose
+from rlcanary.checks.grouping import factor_of
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.conventions import Conventions
 
@@ -50,7 +55,8 @@ def candidates(declared: Conventions, results: Iterable[Result], but: str = "") 
         for words, patches in scalings(factor).items():
             yield Candidate(words, Mistaken(declared, patches), reached_by(patches))
     for words, changes in others:
-        yield Candidate(f"{words}, whatever is set", _Fixed(declared, changes), _reached(changes))
+        yield Candidate(f"{words}, whatever is set", _Adjusted(declared, partial(_fixed, changes)), _reached(changes))
+    yield from _settings(declared, [found.fingerprint.case for result in results for found in result.findings])
     for bug in all_bugs():
         if bug.id != but:
             changed = frozenset(
@@ -137,27 +143,72 @@ def _reached(changes: dict[str, Any]) -> frozenset[str]:
     return LOSSES
 
 
-class _Fixed(ReferenceAdapter):
-    """The oracle under conventions of which some cannot be set."""
+# Defaults of codebases, which `setting or default` puts in the place of an explicit 0 or None.
+DEFAULTS: dict[str, tuple[float, ...]] = {
+    "kl_coef": (0.001, 0.01, 0.04, 0.1),
+    "entropy_coef": (0.001, 0.01, 0.1),
+    "clip_low": (0.2,),
+    "clip_high": (0.2, 0.28),
+    "dual_clip": (3.0,),
+    "log_ratio_clamp": (10.0, 20.0),
+    "kl_output_clamp": (10.0,),
+    "advantage_ddof": (1,),
+    "advantage_eps": (1e-8, 1e-6, 1e-4),
+    "evaluation_temperature": (1.0,),
+    "max_grad_norm": (1.0,),
+}
 
-    def __init__(self, conventions: Conventions, fixed: dict[str, Any]) -> None:
-        super().__init__(conventions.replace(**fixed))
-        self._declared, self._fixed = conventions, fixed
 
-    def configured(self, **changes: Any) -> _Fixed:
-        return _Fixed(self._declared.replace(**changes), self._fixed)
+def _settings(declared: Conventions, cases: Sequence[str]) -> Iterator[Candidate]:
+    """Yield settings that are ignored, computed as another value, or replaced by a default where they are 0 or None."""
+    hints = get_type_hints(Conventions)
+
+    def candidate(words: str, name: str, change: Callable[[Conventions], dict[str, Any]]) -> Candidate:
+        return Candidate(words, _Adjusted(declared, change), _reached({name: None}))
+
+    for name in (field.name for field in fields(Conventions)):
+        now, allowed = getattr(declared, name), get_args(hints[name])
+        yield candidate(f"{name} is ignored: it stays {now!r}", name, partial(_fixed, {name: now}))
+        for default in DEFAULTS.get(name, ()):
+            words = f"{name} is {default!r} where it is set to 0 or None"
+            yield candidate(words, name, partial(_defaulted, name, default))
+        values = [value for value in allowed if isinstance(value, str)]
+        # The cases of checks that set an option name its value.
+        for asked in (value for value in values if any(value in case for case in cases)):
+            for other in values:
+                if other != asked:
+                    words = f"{name} {asked!r} is computed as {other!r}"
+                    yield candidate(words, name, partial(_confused, name, {asked: other}))
+        for one, other in combinations(values, 2):
+            words = f"{name} {one!r} and {other!r} are swapped"
+            yield candidate(words, name, partial(_confused, name, {one: other, other: one}))
+
+
+def _fixed(changes: dict[str, Any], _: Conventions) -> dict[str, Any]:
+    return changes
+
+
+def _defaulted(name: str, default: float, now: Conventions) -> dict[str, Any]:
+    return {name: getattr(now, name) or default}
+
+
+def _confused(name: str, others: dict[str, str], now: Conventions) -> dict[str, Any]:
+    return {name: others.get(getattr(now, name), getattr(now, name))}
+
+
+class _Adjusted(ReferenceAdapter):
+    """The oracle under conventions that are not those which are set."""
+
+    def __init__(self, asked: Conventions, change: Callable[[Conventions], dict[str, Any]]) -> None:
+        super().__init__(asked.replace(**change(asked)))
+        self._asked, self._change = asked, change
+
+    def configured(self, **changes: Any) -> _Adjusted:
+        return _Adjusted(self._asked.replace(**changes), self._change)
 
 
 def _factors(results: Iterable[Result]) -> list[float]:
     """Return the commonest factors by which all entries of a finding are off."""
-    seen: Counter[float] = Counter()
-    for found in (found for result in results for found in result.findings):
-        if found.compared is None or found.compared[0].shape != found.compared[1].shape:
-            continue
-        got, expected = (each.double() for each in found.compared)
-        ratios = (got / expected)[expected != 0]
-        if ratios.numel() and ratios.isfinite().all():
-            factor = float(ratios.median())
-            if bool(((ratios - factor).abs() <= 1e-3 * abs(factor)).all()) and abs(factor - 1) > 1e-3:
-                seen[float(f"{factor:.3g}")] += 1
+    factors = [factor_of(found) for result in results for found in result.findings]
+    seen = Counter(float(f"{factor:.3g}") for factor in factors if factor is not None)
     return [factor for factor, _ in seen.most_common(3)]

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import wraps
 from typing import Any
@@ -140,6 +140,8 @@ class _Search:
     seed: int
     timeout: float
     end: float | None
+    # What a mistake does to a check is the same in all versions of it that change the same of the check's capabilities.
+    _compared: dict[tuple[str, str, frozenset[str], bool], _Outcome] = field(default_factory=dict)
 
     def explanations(
         self, failed: list[tuple[Check, Result]], passed: list[tuple[Check, Result]], candidates: Iterable[Candidate]
@@ -175,25 +177,35 @@ class _Search:
     def _explanation(self, candidate: Candidate, failed: list[tuple[Check, Result]]) -> _Explanation | None:
         pairs: set[tuple[str, Fingerprint]] = set()
         called: set[str] = set()
+        # Two mistakes rarely meet in one function: what explains a few of its failures only is a coincidence.
+        own = [check.id for check, _ in failed if candidate.changed >= set(check.needs)]
+        unexplained = 0
+        has_value = False
         for check, result in failed:
             if not candidate.changed & set(check.needs):
                 continue
             # Most candidates are refuted by the first findings already.
             outcome = self._outcome(candidate, check, result, FIRST_CASES)
             outcome = self._outcome(candidate, check, result) if outcome is _Outcome.SAME else outcome
-            if outcome is _Outcome.OTHER and candidate.changed >= set(check.needs):
-                return None
             if outcome is _Outcome.SAME:
                 pairs |= {(check.id, found.fingerprint) for found in result.findings}
                 called |= set(check.needs)
-        # Two mistakes rarely meet in one function: what explains a few of its failures only is a coincidence.
-        own = [check.id for check, _ in failed if candidate.changed >= set(check.needs)]
-        if 2 * len({check_id for check_id, _ in pairs} & set(own)) < len(own):
-            return None
-        return _Explanation(candidate, frozenset(pairs), frozenset(called)) if pairs else None
+                has_value |= any(not found.is_error for found in result.findings)
+            elif check.id in own:
+                unexplained += 1
+                if outcome is _Outcome.OTHER or 2 * unexplained > len(own):
+                    return None
+        # Exceptions of one type have many causes: they come under a cause that other findings show.
+        return _Explanation(candidate, frozenset(pairs), frozenset(called)) if has_value else None
 
     def _outcome(self, candidate: Candidate, check: Check, result: Result, first: int | None = None) -> _Outcome:
         """Compare the findings of the candidate with those of the code, in its first cases that failed or in all."""
+        key = candidate.words, check.id, candidate.changed & set(check.needs), first is None
+        if key not in self._compared:
+            self._compared[key] = self._run(candidate, check, result, first)
+        return self._compared[key]
+
+    def _run(self, candidate: Candidate, check: Check, result: Result, first: int | None) -> _Outcome:
         against = _Against(result, first)
         left = [self.timeout] if self.timeout else []
         left += [max(self.end - time.monotonic(), 0.01)] if self.end is not None else []

@@ -19,6 +19,7 @@ from rlcanary.checks.check import Check, Result
 from rlcanary.checks.coverage import Coverage, coverage
 from rlcanary.checks.diagnosis import Cause
 from rlcanary.checks.expected import Comparison
+from rlcanary.checks.grouping import grouped
 from rlcanary.checks.severity import EFFECTS
 from rlcanary.checks.tally import Found
 
@@ -86,7 +87,7 @@ def show(
     comparison: Comparison,
     causes: Sequence[Cause] = (),
 ) -> None:
-    """Print the table of all checks by area, each cause, each other unexpected failure, and the counts."""
+    """Print the table of all checks by area, each cause, the other unexpected failures by capability, and the counts."""
     known = {result.id for result in comparison.known}
     console.print(_table(adapter, checks, results, known, causes, is_wide=console.width >= WIDE))
     by_id = {check.id: check for check in checks}
@@ -96,8 +97,10 @@ def show(
         console.print(Text(told_of(members)))
         console.print("\nThe first of them:\n", style="dim")
         _explain(console, by_id[members[0].id], members[0])
-    for result in rest:
-        _explain(console, by_id[result.id], result)
+    for fold in grouped(rest, checks, results):
+        _explain(console, by_id[fold.members[0].id], fold.members[0])
+        if fold.told:
+            console.print(Text(f"{fold.told}\n"))
     for result in comparison.stale:
         told = "passes" if result.status == "pass" else f"did not run ({result.message})"
         console.print(f"[bold red]stale[/] {result.id} is expected to fail, but {told}: remove it from the file")

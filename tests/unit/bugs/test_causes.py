@@ -1,6 +1,8 @@
 """A cause explains all that it stands above, and what nothing explains stays by itself."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +11,11 @@ from torch import Tensor
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import all_bugs
 from rlcanary.bugs.causes import candidates, causes_of
+from rlcanary.bugs.mistakes import MISTAKES
+from rlcanary.bugs.mistakes.planting import Mistaken, reached_by
 from rlcanary.checks import Check, Result, all_checks, run_check
 from rlcanary.checks.diagnosis import Cause
-from rlcanary.contract.batch import LossOutput, PolicyBatch
+from rlcanary.contract.batch import Group, LossOutput, PolicyBatch
 from rlcanary.contract.conventions import GRPO
 
 CHECKS = {check.id: check for check in all_checks()}
@@ -141,3 +145,60 @@ def test_oracle_is_right_again_behind_a_candidate() -> None:
 
 def test_passing_suite_has_no_cause() -> None:
     assert diagnosed(ReferenceAdapter(), "loss.on_policy_sign")[0] == []
+
+
+class MoreMistakes:
+    class AdvantagesOfTheRowBefore(ReferenceAdapter):
+        words = "the advantages are those of the previous row"
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            return super().policy_loss(replace(batch, advantages=batch.advantages.roll(1, dims=0)))
+
+    class EntropyByDefault(ReferenceAdapter):
+        words = "entropy_coef is 0.01 where it is set to 0 or None"
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            coefficient = self.conventions.entropy_coef or 0.01
+            return ReferenceAdapter(self.conventions.replace(entropy_coef=coefficient)).policy_loss(batch)
+
+    class SumsAreMeans(ReferenceAdapter):
+        words = "aggregation 'sequence_sum' is computed as 'sequence_mean'"
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            changes = {"aggregation": "sequence_mean"} if self.conventions.aggregation == "sequence_sum" else {}
+            return ReferenceAdapter(self.conventions.replace(**changes)).policy_loss(batch)
+
+    class LastItemLost(ReferenceAdapter):
+        words = "the last item is never sampled"
+
+        def rollout(self, *given: Any) -> list[Group]:
+            return super().rollout(*given)[:-1]
+
+    class SystemPromptLost(ReferenceAdapter):
+        words = "the system prompt is dropped"
+
+        def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+            return super().render([message for message in messages if message["role"] != "system"], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "check_id"),
+    [
+        (MoreMistakes.AdvantagesOfTheRowBefore, "loss.declared_gradient"),
+        (MoreMistakes.EntropyByDefault, "config.entropy_option"),
+        (MoreMistakes.SumsAreMeans, "config.aggregation_options"),
+        (MoreMistakes.LastItemLost, "rollout.groups_follow_items"),
+        (MoreMistakes.SystemPromptLost, "rendering.is_the_template"),
+    ],
+)
+def test_mistake_is_found_in_any_part_of_the_loop(mistake: type[ReferenceAdapter], check_id: str) -> None:
+    causes, results = diagnosed(mistake(), check_id)
+    assert [result.status for result in results] == ["fail"]
+    assert [cause.words for cause in causes] == [mistake.words]  # type: ignore[attr-defined]
+
+
+def test_oracle_with_any_known_mistake_still_answers() -> None:
+    rewards_B, groups_B = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0, 0, 0])
+    for words, patches in MISTAKES.items():
+        if reached_by(patches) >= {"advantages"}:
+            assert Mistaken(GRPO, patches).advantages(rewards_B, groups_B).shape == (3,), words
