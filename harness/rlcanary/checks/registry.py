@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Sequence
+from difflib import get_close_matches
 
 from rlcanary.checks import areas
 from rlcanary.checks.check import Check
+from rlcanary.errors import UserError
 
 # The order of the report, by module: an area is one, or several beside each other whose names start with it. A module that
 # is not named here comes after them, by name.
@@ -44,3 +47,19 @@ def all_checks() -> list[Check]:
     names = [*(name for name in READING_ORDER if name in found), *sorted(found - set(READING_ORDER))]
     modules = [importlib.import_module(f"{areas.__name__}.{name}") for name in names]
     return [value for module in modules for value in vars(module).values() if isinstance(value, Check)]
+
+
+def checks_of(prefixes: Sequence[str]) -> list[Check]:
+    """Return the checks whose id starts with one of these, as `--only` takes them; all without any.
+
+    Raises:
+        UserError: there is none.
+    """
+    checks, starts = all_checks(), tuple(prefix.removesuffix("*") for prefix in prefixes)
+    chosen = [each for each in checks if not prefixes or each.id.startswith(starts)]
+    if not chosen:
+        areas = list(dict.fromkeys(each.area for each in checks))
+        close = get_close_matches(prefixes[0].partition(".")[0], areas, n=1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"no check starts with {' or '.join(prefixes)}: {meant}The areas are {', '.join(areas)}")
+    return chosen

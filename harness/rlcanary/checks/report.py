@@ -20,7 +20,7 @@ from rlcanary.checks.coverage import Coverage, coverage
 from rlcanary.checks.diagnosis import Cause
 from rlcanary.checks.expected import Comparison
 from rlcanary.checks.grouping import grouped
-from rlcanary.checks.severity import EFFECTS
+from rlcanary.checks.severity import EFFECTS, Severity
 from rlcanary.checks.tally import Found
 
 STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-compared": "yellow", "not-provided": "dim"}
@@ -132,11 +132,19 @@ def _many(count: int, noun: str) -> str:
 
 
 def to_markdown(
-    adapter: str, checks: list[Check], results: list[Result], comparison: Comparison, causes: Sequence[Cause] = ()
+    adapter: str,
+    checks: list[Check],
+    results: list[Result],
+    comparison: Comparison,
+    causes: Sequence[Cause] = (),
+    least: Severity = "hardening",
 ) -> str:
-    """Summarise for a CI page: the counts, the causes, then each failure, folded, with its counterexample."""
+    """Summarise for a CI page: the counts, the causes, then each failure, folded, with its counterexample.
+
+    The verdict is that of the exit code, for which failures of the severity `least` or a worse one count.
+    """
     by_id = {check.id: check for check in checks}
-    verdict = "❌" if comparison.is_red else "✅"
+    verdict = "❌" if comparison.is_red_from(least) else "✅"
     lines = [
         f"## {verdict} Conformance of {adapter}",
         "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -101,19 +100,13 @@ def check(
     implementation = load_adapter(adapter)
 
     from rlcanary.bugs.causes import causes_of
-    from rlcanary.checks import all_checks, run_check
+    from rlcanary.checks import checks_of, run_check
     from rlcanary.checks.expected import NO_REASON, changes, compare, read_expected, update_expected
     from rlcanary.checks.report import show, to_json, to_markdown
     from rlcanary.checks.worlds.models import chosen
 
     models = chosen(worlds)
-    prefixes = tuple(prefix.removesuffix("*") for prefix in only)
-    checks = [item for item in all_checks() if not only or item.id.startswith(prefixes)]
-    if not checks:
-        areas = list(dict.fromkeys(item.area for item in all_checks()))
-        close = get_close_matches(prefixes[0].partition(".")[0], areas, n=1)
-        meant = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"no check starts with {' or '.join(only)}: {meant}The areas are {', '.join(areas)}")
+    checks = checks_of(only)
     expected = {} if expected_path is None else read_expected(expected_path)
     results = []
     with progress_bar() as progress:
@@ -139,7 +132,7 @@ def check(
     if json_path is not None:
         write_whole(json_path, to_json(implementation.name, results, causes))
     if markdown is not None:
-        write_whole(markdown, to_markdown(implementation.name, checks, results, comparison, causes))
+        write_whole(markdown, to_markdown(implementation.name, checks, results, comparison, causes, fail_on))
     show(report_console(), implementation.name, checks, results, comparison, causes)
     for line in misspelt(implementation):
         click.echo(f"rlcanary: {line}", err=True)

@@ -32,7 +32,7 @@ VERDICTS: tuple[Verdict, ...] = ("killed", "survived", "unreached", "crashed", "
     ignores fields, arguments, sampling parameters and declared values instead. The score is the killed share of the mutants
     that run without an error. Reviewed equivalents are left out.
     """,
-    epilog="Exit codes: 0 every mutant killed, 1 some survived, 2 usage error, 3 internal error.",
+    epilog="Exit codes: 0 every mutant killed, 1 some survived or no check runs them, 2 usage error, 3 internal error.",
 )
 @click.option(
     "--adapter",

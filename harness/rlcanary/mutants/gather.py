@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from rlcanary.adapters.load import load_adapter
-from rlcanary.checks import all_checks
+from rlcanary.checks import checks_of
 from rlcanary.contract.adapter import Adapter
 from rlcanary.errors import UserError
 from rlcanary.mutants.contract import contract_mutants
@@ -67,10 +67,10 @@ def gather(
         tell: is called before each check with its id, the number of checks that have run, and that of all.
 
     Raises:
-        UserError: no package is known to mutate behind this adapter, or it cannot be loaded.
+        UserError: no package is known to mutate behind this adapter, it cannot be loaded, or there is no such
+            check.
     """
-    packages, adapter = packages_of(name), load_adapter(name)
-    checks = [check for check in all_checks() if not only or check.id.startswith(only)]
+    packages, adapter, checks = packages_of(name), load_adapter(name), checks_of(only)
     runs: list[Run] = []
     for index, check in enumerate(checks):
         tell(check.id, index, len(checks))

@@ -7,6 +7,7 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import Result, all_checks, run_check
 from rlcanary.checks.coverage import coverage
 from rlcanary.checks.expected import NO_REASON, changes, compare, read_expected, update_expected
+from rlcanary.checks.report import to_markdown
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 
@@ -58,6 +59,13 @@ def test_only_failures_of_the_chosen_severity_or_a_worse_one_are_red() -> None:
     assert [dashboard.is_red_from(each) for each in least] == [False, True, True]
     assert [update.is_red_from(each) for each in least] == [True, True, True]
     assert hardening.is_red
+
+
+def test_summary_for_ci_has_the_verdict_of_the_exit_code() -> None:
+    results = [run("loss.inputs_untouched", InPlace())]
+    checks = [CHECKS["loss.inputs_untouched"]]
+    assert to_markdown("mine", checks, results, compare(results, {})).startswith("## ❌")
+    assert to_markdown("mine", checks, results, compare(results, {}), least="update").startswith("## ✅")
 
 
 def test_stale_entry_is_red_at_every_severity(tmp_path: Path) -> None:

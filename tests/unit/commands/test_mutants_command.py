@@ -26,8 +26,14 @@ def test_survivors_are_shown_and_every_verdict_is_written(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--adapter", "other"], ["--adapter", "reference", "--module", "os", "--only", "filter."]]
+    ("arguments", "told"),
+    [
+        (["--adapter", "other"], "no package is known to mutate behind 'other'"),
+        (["--adapter", "reference", "--only", "filtre."], "did you mean filter?"),
+        (["--adapter", "reference", "--module", "os", "--only", "filter."], "nothing to mutate in os"),
+    ],
 )
-def test_nothing_to_mutate_is_a_usage_error(arguments: list[str]) -> None:
+def test_nothing_to_mutate_is_a_usage_error(arguments: list[str], told: str) -> None:
     done = CliRunner().invoke(mutants, arguments)
     assert isinstance(done.exception, UserError)
+    assert told in str(done.exception)
