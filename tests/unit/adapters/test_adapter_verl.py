@@ -22,7 +22,11 @@ def status(adapter, check_id):
 
 def test_padded_and_packed_forward_passes_score_each_completion_as_if_alone(verl):
     ids = [check_id for check_id in CHECKS if check_id.startswith("forward.")]
-    assert {check_id: status(verl, check_id) for check_id in ids} == dict.fromkeys(ids, "pass")
+    results = {check_id: run_check(CHECKS[check_id], verl, "verl") for check_id in ids}
+    red = {check_id for check_id, result in results.items() if result.status != "pass"}
+    assert red == {"forward.packing"}
+    # A convolution reaches past the boundaries of packed rows.
+    assert all("convolution" in str(finding.fingerprint) for finding in results["forward.packing"].findings)
 
 
 def test_a_step_descends_the_declared_gradient_and_logs_the_learning_rate_of_the_next(verl):

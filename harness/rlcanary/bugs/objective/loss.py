@@ -44,6 +44,8 @@ class KlOverPadding(Bug):
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         output = super().policy_loss(batch)
+        if "kl" not in output.metrics:
+            return output
         share = float(batch.mask.float().mean())
         return LossOutput(output.loss, {**output.metrics, "kl": output.metrics["kl"] * share})
 

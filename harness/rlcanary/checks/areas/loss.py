@@ -16,7 +16,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.oracle import exact_loss, exact_output
-from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Aggregation, Conventions
 
@@ -230,8 +230,12 @@ def share_of_the_update(adapter: Adapter, batch: PolicyBatch) -> None:
     """The loss of a part of an update is divided by the tokens or rows of the whole update, which the batch tells.
 
     Silent because a part divided by its own count is also a mean: the parts then weigh the same, however many tokens each
-    has. Look for a sum of the part's own mask where `global_tokens` or `global_sequences` is given.
+    has. Look for a sum of the part's own mask where `global_tokens` or `global_sequences` is given. A loss that does not
+    take the counts is left out; `accumulated_loss` and `sharded_loss` judge how such code divides.
     """
+    alone = adapter.policy_loss(replace(batch, global_tokens=None, global_sequences=None)).loss
+    if torch.equal(adapter.policy_loss(batch).loss, alone):
+        raise NotProvided("the loss does not take the counts of a whole update")
     _assert_declared(adapter, batch, "a batch with the counts of the whole update")
 
 

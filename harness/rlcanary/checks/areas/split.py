@@ -34,12 +34,12 @@ PROFILES: dict[str, tuple[int, ...]] = {
 }
 
 
-# Parts of the loss, each with inputs of its own.
-TERMS: tuple[dict[str, Any], ...] = (
-    {"aggregation": "group_token_mean"},
-    {"kl_coef": 0.5},
-    {"importance_level": "token", "importance_high": 1.1},
-)
+def _terms(conventions: Conventions) -> Iterator[dict[str, Any]]:
+    """Yield parts of the loss, each with inputs of its own."""
+    yield {"aggregation": "group_token_mean"}
+    yield {"kl_coef": 0.5}
+    # A sequence's ratio is defined with one weight for the sequence: with one per token, codebases differ.
+    yield {"importance_level": conventions.ratio_level, "importance_high": 1.1}
 
 
 def _batches(rng: Generator) -> Iterator[tuple[str, PolicyBatch]]:
@@ -56,7 +56,7 @@ def _pieces(conventions: Conventions, rng: Generator) -> Iterator[Case]:
                 yield Case(profile, name, f"{n} pieces", changes=changes, batch=batch, n_pieces=n, told=told)
     _, batch = next(_batches(rng))
     uneven = replace(batch, group_ids=torch.tensor([0, 0, 0, 1, 1, 1, 1, 1]))
-    for changes in TERMS:
+    for changes in _terms(conventions):
         told = Case(changes).label
         yield Case("groups of 3 and 5", changes, changes=changes, batch=uneven, n_pieces=2, told=told)
 
