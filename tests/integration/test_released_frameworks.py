@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import run_without_rlcanary
 
 from rlcanary.adapters import load_adapter
+from rlcanary.checks import all_checks, run_check
+from rlcanary.checks.standalone import standalone
 
 EXPECTED = Path(__file__).parents[1] / "expected"
 
@@ -24,6 +27,24 @@ def test_framework_fails_exactly_where_it_is_known_to(framework: str, at_least: 
     statuses = [item["status"] for item in json.loads((tmp_path / "out.json").read_text())["checks"]]
     assert statuses.count("pass") >= at_least
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("framework", "check_id"),
+    [
+        ("trl", "entropy.filtered_logits"),
+        ("verl", "entropy.filtered_logits"),
+        ("torchrl", "advantage.constant_reward_is_zero"),
+    ],
+)
+def test_program_of_a_finding_can_do_with_the_framework_and_without_rlcanary(framework: str, check_id: str) -> None:
+    pytest.importorskip(framework)
+    adapter = load_adapter(framework)
+    (check,) = [each for each in all_checks() if each.id == check_id]
+    alone = standalone(run_check(check, adapter, framework).snippet, adapter, framework)
+    assert framework in alone.partition("\n")[0]
+    with pytest.raises(AssertionError):
+        run_without_rlcanary(alone)
 
 
 INVERTED = """

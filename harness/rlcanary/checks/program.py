@@ -35,14 +35,14 @@ def program(body: Callable[..., object], case: Case, spec: str) -> str:
     inputs = [f"{name}={literal(value)}" for name, value in case.inputs.items()]
     arguments = textwrap.indent(",\n".join([adapter, *inputs]), "    ")
     parts = [
-        "\n".join(_merged(imports)),
+        merged(imports),
         *(_source(function) for function in reversed(functions)),
         f"{body.__name__}(\n{arguments},\n)" if inputs else f"{body.__name__}({adapter})",
     ]
     return "\n\n\n".join(parts)
 
 
-def _merged(imports: set[str]) -> list[str]:
+def merged(imports: set[str]) -> str:
     """Sort import lines, modules first, with one line for all names from a module."""
     names: dict[str, list[str]] = {}
     for line in sorted(imports):
@@ -50,7 +50,7 @@ def _merged(imports: set[str]) -> list[str]:
             module, _, name = line.removeprefix("from ").partition(" import ")
             names.setdefault(module, []).append(name)
     modules = sorted(line for line in imports if line.startswith("import "))
-    return [*modules, *(f"from {module} import {', '.join(found)}" for module, found in names.items())]
+    return "\n".join([*modules, *(f"from {module} import {', '.join(found)}" for module, found in names.items())])
 
 
 def _own_functions(body: FunctionType) -> Iterator[FunctionType]:

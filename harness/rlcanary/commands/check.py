@@ -47,6 +47,12 @@ from rlcanary.system.files import require_writable, write_whole
     help="Run every check that has a model on these models too, such as router,lora; docs/worlds.md lists them.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
+@click.option(
+    "--programs",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also write the program of each failure as DIR/CHECK.py, so that it runs without rlcanary.",
+)
 @click.option("--markdown", type=click.Path(path_type=Path), help="Also write a summary here, as Markdown.")
 @click.option(
     "--expected",
@@ -85,6 +91,7 @@ def check(
     worlds: str,
     fail_on: Literal["update", "dashboard", "hardening"],
     json_path: Path | None,
+    programs: Path | None,
     markdown: Path | None,
     expected_path: Path | None,
     updated_path: Path | None,
@@ -95,6 +102,8 @@ def check(
     for path in (json_path, markdown, updated_path):
         if path is not None:
             require_writable(path)
+    if programs is not None:
+        _make_folder(programs)
     # The console script does not put the current folder, with the user's package, on the path.
     sys.path.insert(0, str(Path.cwd()))
     implementation = load_adapter(adapter)
@@ -103,6 +112,7 @@ def check(
     from rlcanary.checks import checks_of, run_check
     from rlcanary.checks.expected import NO_REASON, changes, compare, read_expected, update_expected
     from rlcanary.checks.report import show, to_json, to_markdown
+    from rlcanary.checks.standalone import standalone
     from rlcanary.checks.worlds.models import chosen
 
     models = chosen(worlds)
@@ -131,6 +141,10 @@ def check(
             causes = causes_of(checks, results, implementation, seed, timeout)
     if json_path is not None:
         write_whole(json_path, to_json(implementation.name, results, causes))
+    if programs is not None:
+        for result in comparison.unexpected:
+            if result.snippet:
+                write_whole(programs / f"{result.id}.py", standalone(result.snippet, implementation, adapter))
     if markdown is not None:
         write_whole(markdown, to_markdown(implementation.name, checks, results, comparison, causes, fail_on))
     show(report_console(), implementation.name, checks, results, comparison, causes)
@@ -142,3 +156,10 @@ def check(
             why = f"{implementation.name} provides nothing that these checks need"
         raise UserError(f"nothing was checked: {why}")
     ctx.exit(1 if comparison.is_red_from(fail_on) else 0)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path}: {error.strerror}") from error

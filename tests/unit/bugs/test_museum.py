@@ -10,6 +10,7 @@ import pytest
 import torch
 from data_mutants import DATA_MUTANTS
 from loss_mutants import LOSS_MUTANTS
+from programs import run_without_rlcanary
 from torch import Tensor
 from trainer_mutants import TRAINER_MUTANTS
 from world_mutants import WORLD_MUTANTS
@@ -20,6 +21,7 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import OUT_OF_REACH, Bug, all_bugs
 from rlcanary.bugs.detection import false_alarms, relevant_checks
 from rlcanary.checks import Check, Result, all_checks, run_check
+from rlcanary.checks.standalone import standalone
 from rlcanary.contract.batch import CollatedBatch, Group, LossOutput, PolicyBatch
 from rlcanary.contract.conventions import GRPO, PAPERS, PRESETS, Conventions
 
@@ -56,6 +58,16 @@ def test_shipped_bug_is_caught_and_its_snippet_tells_it_from_the_reference(bug: 
         with pytest.raises(AssertionError):
             exec(result.snippet, {})
         exec(result.snippet.replace(bug.spec(), "reference"), {})
+
+
+@pytest.mark.parametrize("bug", {bug.area(): bug for bug in BUGS}.values(), ids=lambda bug: bug.id)
+def test_its_snippet_tells_a_shipped_bug_of_each_area_from_the_reference_without_rlcanary_too(bug: type[Bug]) -> None:
+    results = (outcome(check, bug) for check in relevant_checks(bug))
+    snippet = next(result.snippet for result in results if result.status == "fail")
+    with pytest.raises(AssertionError):
+        run_without_rlcanary(standalone(snippet, bug(), bug.spec()))
+    on_reference = snippet.replace(bug.spec(), "reference")
+    run_without_rlcanary(standalone(on_reference, ReferenceAdapter(), "reference"))
 
 
 class Watched(Conventions):

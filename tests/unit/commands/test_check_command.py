@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import rlcanary
+from programs import run_without_rlcanary
 
 WRONG_MEAN = """
 import torch
@@ -37,7 +38,7 @@ def test_reference_passes_every_check(tmp_path: Path) -> None:
 
 def test_failure_shows_counterexample_and_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WRONG_MEAN)
-    done = rlcanary("check", "mine", "--json", "out.json", cwd=tmp_path)
+    done = rlcanary("check", "mine", "--json", "out.json", "--programs", "programs", cwd=tmp_path)
     assert done.returncode == 1
     assert "FAIL advantage.declared_formula (wrong update)" in done.stdout
     assert "advantage.groups_are_separate" in done.stdout
@@ -52,6 +53,8 @@ def test_failure_shows_counterexample_and_exits_with_1(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", failed["snippet"]], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "Finding: " in done.stderr
+    with pytest.raises(AssertionError, match="reward"):
+        run_without_rlcanary((tmp_path / "programs" / "advantage.groups_are_separate.py").read_text())
 
 
 def test_exception_in_the_adapter_is_an_error_and_the_rest_runs(tmp_path: Path) -> None:
