@@ -15,7 +15,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import groups, inputs
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.conventions import Baseline, Conventions, EpsMode, NanReward, Scale, SingletonGroup
+from rlcanary.contract.conventions import Baseline, Conventions, NanReward, Scale, SingletonGroup
 
 
 def _has_no_baseline(conventions: Conventions) -> str | None:
@@ -42,26 +42,6 @@ def _reward_groups(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     if conventions.reward_clip is not None:
         rewards_B = torch.tensor([0.9, 1.1, -0.9, -1.1, 3.0, 0.0]) * conventions.reward_clip
         yield Case(rewards_B, rewards_B=rewards_B, group_ids_B=torch.zeros(6, dtype=torch.long))
-    yield from _other_settings()
-
-
-def _other_settings() -> Iterator[Case]:
-    """Yield uneven groups under every formula that an adapter may be set to."""
-    # Sixteenths, whose sums are exact; in the group of three and in that of two the others of a row may be equal.
-    rewards_B = torch.tensor([2.0, 0.0, 1.0, 1.0, 3.0, 0.5, 0.75, 0.5, 0.5, 0.25, 0.75, -4.0, 0.0625, 1.5])
-    given = {"rewards_B": rewards_B, "group_ids_B": torch.tensor([5, 5, 5, 5, 5, 0, 0, 0, 3, 3, 3, 3, 1, 1])}
-    for baseline, scale in product(get_args(Baseline), get_args(Scale)):
-        changes = {"advantage_baseline": baseline, "advantage_scale": scale}
-        for ddof in (0, 1) if scale != "none" else ():
-            yield Case(changes, f"ddof {ddof}", changes={**changes, "advantage_ddof": ddof}, **given)
-        for mode in get_args(EpsMode) if scale != "none" else ():
-            # Above the deviation of some groups and below that of others.
-            epsilon = {"advantage_eps_mode": mode, "advantage_eps": 0.4}
-            yield Case(changes, mode, changes={**changes, **epsilon}, **given)
-        if scale == "none":
-            yield Case(changes, changes=changes, **given)
-    for clip in (0.5, 1.25):
-        yield Case(f"reward_clip {clip}", changes={"reward_clip": clip}, **given)
 
 
 def _other_formulas(conventions: Conventions) -> list[dict[str, Any]]:

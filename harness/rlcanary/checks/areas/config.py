@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any, get_args
 
 import torch
@@ -83,6 +84,30 @@ def _advantage_choices(conventions: Conventions) -> Iterator[Case]:
     for choice in (*alone, *divided):
         told = Case(choice).label
         yield Case("uneven groups", choice, changes=choice, rewards_B=rewards_B, group_ids_B=group_ids_B, told=told)
+    yield from _other_settings()
+
+
+def _other_settings() -> Iterator[Case]:
+    """Yield uneven groups under every formula that the code may be set to."""
+    # Sixteenths, whose sums are exact; in the group of three and in that of two the others of a row may be equal.
+    rewards_B = torch.tensor([2.0, 0.0, 1.0, 1.0, 3.0, 0.5, 0.75, 0.5, 0.5, 0.25, 0.75, -4.0, 0.0625, 1.5])
+    given = {"rewards_B": rewards_B, "group_ids_B": torch.tensor([5, 5, 5, 5, 5, 0, 0, 0, 3, 3, 3, 3, 1, 1])}
+
+    def case(**changes: Any) -> Case:
+        told = Case(changes).label
+        return Case("uneven groups", changes, changes=changes, told=told, **given)
+
+    for baseline, scale in product(get_args(Baseline), get_args(Scale)):
+        changes = {"advantage_baseline": baseline, "advantage_scale": scale}
+        for ddof in (0, 1) if scale != "none" else ():
+            yield case(**changes, advantage_ddof=ddof)
+        for mode in get_args(EpsMode) if scale != "none" else ():
+            # Above the deviation of some groups and below that of others.
+            yield case(**changes, advantage_eps_mode=mode, advantage_eps=0.4)
+        if scale == "none":
+            yield case(**changes)
+    for clip in (0.5, 1.25):
+        yield case(reward_clip=clip)
 
 
 @check("config.advantage_options", needs=("advantages",), cases=_advantage_choices)
