@@ -181,6 +181,7 @@ def _show_causes(terminalreporter: pytest.TerminalReporter, config: pytest.Confi
     from rlcanary.checks import all_checks, run_check
     from rlcanary.checks.grouping import grouped
     from rlcanary.checks.report import folded, told_of
+    from rlcanary.checks.worlds.models import chosen as chosen_models
 
     adapter = load_adapter(spec)
     seed, timeout, examples = (config.getoption(f"canary_{name}") for name in ("seed", "timeout", "examples"))
@@ -188,7 +189,8 @@ def _show_causes(terminalreporter: pytest.TerminalReporter, config: pytest.Confi
     if ran is None:
         # Under xdist the results are those of other processes.
         chosen = [check for check in all_checks() if f"canary[{adapter.name}]::{check.id}" in failed]
-        ran = [(check, run_check(check, adapter, spec, seed, timeout, examples)) for check in chosen]
+        worlds = chosen_models(config.getoption("canary_worlds"))
+        ran = [(check, run_check(check, adapter, spec, seed, timeout, examples, worlds)) for check in chosen]
     checks, results = [check for check, _ in ran], [result for _, result in ran]
     unexpected = [result for result in results if f"canary[{adapter.name}]::{result.id}" in failed]
     folds, rest = folded(unexpected, causes_of(checks, results, adapter, seed, timeout))

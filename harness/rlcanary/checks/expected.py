@@ -160,10 +160,6 @@ class Comparison:
     known: list[Result]
     stale: list[Result]
 
-    @property
-    def is_red(self) -> bool:
-        return self.is_red_from("hardening")
-
     def is_red_from(self, least: Severity) -> bool:
         """Tell whether an unexpected failure has this severity or a worse one, or the file is stale."""
         return bool(self.stale) or any(reaches(result.severity, least) for result in self.unexpected)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcanary.contract.batch import Completion
+from rlcanary.contract.layers import layers_besides_attention
 from rlcanary.contract.sampling import Options, Sampling
 
 if TYPE_CHECKING:
@@ -94,9 +95,7 @@ class InProcessEngine:
         self.decode = decode or (lambda token_ids: " ".join(map(str, token_ids)))
         self.eos_token_ids = tuple(eos_token_ids)
         # A model outside transformers, or with a state besides keys and values, reads each row from its start.
-        layers = set(getattr(getattr(model, "config", None), "layer_types", None) or ())
-        kept_apart = layers <= {"full_attention", "sliding_attention", "chunked_attention"}
-        self.caches_keys = kept_apart and not getattr(model, "_is_stateful", True)
+        self.caches_keys = not layers_besides_attention(model) and not getattr(model, "_is_stateful", True)
         self._caches_prefixes = copies
         self._max_batch_size = max_batch_size if self.caches_keys else 1
         # A generator of its own: sampling leaves the trainer's random state as it is.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.contract.batch import CollatedBatch
+from rlcanary.contract.layers import layers_besides_attention
 
 
 def token_logprobs(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
@@ -105,9 +106,7 @@ def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) 
     Raises:
         Unpackable: a layer of the model mixes positions otherwise, such as a convolution, which no mask keeps in its row.
     """
-    config = getattr(model, "config", None)
-    layers = set(getattr(config, "layer_types", None) or ())
-    if others := layers - {"full_attention", "sliding_attention", "chunked_attention"}:
+    if others := layers_besides_attention(model):
         raise Unpackable(f"layers of the type {min(others)!r} reach from one packed row into the next")
     kept_BS = batch.attention_mask
     row_BS = torch.arange(len(kept_BS), device=kept_BS.device).unsqueeze(1).expand_as(kept_BS)
@@ -117,7 +116,9 @@ def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) 
     bias_11NN = torch.zeros(1, 1, count, count, device=kept_BS.device).masked_fill(
         ~visible_NN, torch.finfo(torch.float32).min
     )
-    is_windowed = getattr(config, "sliding_window", None) is not None or len(layers) > 1
+    config = getattr(model, "config", None)
+    several = len(set(getattr(config, "layer_types", None) or ())) > 1
+    is_windowed = getattr(config, "sliding_window", None) is not None or several
     # A mask that is given replaces the window, which transformers adds to one that it makes from positions that start anew.
     options = {"attention_mask": None, "use_cache": False} if is_windowed else {"attention_mask": bias_11NN}
     logits_NV = model(

@@ -73,14 +73,14 @@ def test_smaller_failure_is_expected(tmp_path: Path) -> None:
 def test_rounding_that_is_five_times_as_large_is_red(tmp_path: Path) -> None:
     name = "advantage.constant_reward_is_zero"
     comparison = compared(name, Rounds(), RoundsFiveTimes(), tmp_path / "known.txt")
-    assert comparison.is_red
+    assert comparison.is_red_from("hardening")
     assert "not among the" in comparison.unexpected[0].message
 
 
 def test_inverted_weights_are_red_behind_an_expected_crash(tmp_path: Path) -> None:
     known, inverted = CrashesWhenAllAreMasked(CORRECTED), CrashesAndInverts(CORRECTED)
     comparison = compared("importance.declared_weights", known, inverted, tmp_path / "known.txt")
-    assert comparison.is_red
+    assert comparison.is_red_from("hardening")
     # What is shown is the new finding, with a program that reproduces it.
     assert comparison.unexpected[0].status == "fail"
     assert "weights declared as token-level" in comparison.unexpected[0].message
@@ -99,7 +99,7 @@ def test_gradient_is_red_behind_an_expected_value(tmp_path: Path) -> None:
         sign = -1.0
 
     comparison = compared("kl.declared_estimator", OffsetKl(), UpsideDown(), tmp_path / "known.txt")
-    assert comparison.is_red
+    assert comparison.is_red_from("hardening")
     assert {found.fingerprint.quantity for found in comparison.unexpected[0].findings} == {"gradient"}
 
 

@@ -58,7 +58,7 @@ def test_only_failures_of_the_chosen_severity_or_a_worse_one_are_red() -> None:
     assert [hardening.is_red_from(each) for each in least] == [False, False, True]
     assert [dashboard.is_red_from(each) for each in least] == [False, True, True]
     assert [update.is_red_from(each) for each in least] == [True, True, True]
-    assert hardening.is_red
+    assert hardening.is_red_from("hardening")
 
 
 def test_summary_for_ci_has_the_verdict_of_the_exit_code() -> None:

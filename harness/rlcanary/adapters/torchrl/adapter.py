@@ -324,7 +324,7 @@ class TorchrlAdapter(Adapter):
         from rlcanary.tiny_models import tiny_tokenizer
 
         forward = getattr(model, "forward", None)  # a model that only generates has none
-        if forward is not None and list(inspect.signature(forward).parameters)[1] != "attention_mask":
+        if forward is not None and list(inspect.signature(forward).parameters)[1:2] != ["attention_mask"]:
             raise NotProvided(
                 "torchrl passes the attention mask as second argument, where this model takes another one"
             )
