@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -95,11 +96,24 @@ class Monitoring:
 
 
 class Hook:
-    """A function that Python calls in each thread that sets it, and that code under test may replace or remove."""
+    """A function that Python calls in each thread that sets it, and that code under test may replace or remove.
+
+    Every thread sets it when its work begins (`threads.patch_threading`).
+    """
 
     def __init__(self, recorder: Noticing) -> None:
         self.recorder = recorder
         self.here = threading.local()
+        self.renew_lock()
+        os.register_at_fork(after_in_child=self.renew_lock)  # the thread that held it is not in the child
+
+    def renew_lock(self) -> None:
+        # A thread cannot set its hook while another sets its own, which takes as long as the audit hooks. So no hook is set
+        # by `threading.settrace`, where Python would do it without this lock, and end the thread.
+        self.setting = threading.RLock()
+
+    def start(self) -> None:
+        self.start_here()
 
     def is_set(self) -> bool:
         raise NotImplementedError
@@ -115,7 +129,8 @@ class Hook:
         raise NotImplementedError
 
     def start_here(self) -> None:
-        self.set_here()
+        with self.setting:
+            self.set_here()
         self.here.started = True
 
     @contextmanager
@@ -124,7 +139,8 @@ class Hook:
             yield
             return
         self.here.started = False
-        self.remove_here()
+        with self.setting:
+            self.remove_here()
         try:
             yield
         finally:
@@ -155,10 +171,6 @@ class Profile(Hook):
                     hit(code)
 
         self.profile = profile
-
-    def start(self) -> None:
-        threading.setprofile(self.profile)
-        self.start_here()
 
     def is_set(self) -> bool:
         return sys.getprofile() is self.profile
@@ -209,16 +221,6 @@ class CTracer(Hook):
         tracer.warn = tracer.check_include = tracer.disable_plugin = lambda *_, **__: False
         tracer.lock_data = tracer.unlock_data = lambda: None
         return tracer
-
-    def start(self) -> None:
-        threading.settrace(self.install)
-        self.start_here()
-
-    def install(self, frame: FrameType, event: str, argument: object) -> Any:
-        """Handle the first event of a new thread."""
-        sys.settrace(None)
-        self.start_here()
-        return self.here.tracer(frame, event, argument)
 
     def is_set(self) -> bool:
         tracer = getattr(self.here, "tracer", None)

@@ -24,6 +24,8 @@ def patch_threading(recorder: Recorder, _module: Any) -> None:
             current.set(context)
             if counts:
                 recorder.begin(context)
+            else:
+                recorder.backend.rearm()
             try:
                 run()
             finally:
