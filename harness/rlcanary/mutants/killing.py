@@ -123,7 +123,8 @@ def _ended(running: dict[Connection[Any, Any], _Worker]) -> Iterator[tuple[Trial
         fate = Fate("crashed", seconds=time.monotonic() - worker.started)
         with suppress(EOFError):
             fate = ready.recv()
-        worker.process.join()
+        # It has said all: what a fork of a process with threads does at its end may take for ever.
+        worker.kill()
         yield worker.trial, fate
     for receiver, worker in list(running.items()):
         if time.monotonic() - worker.started > worker.limit:
