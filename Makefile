@@ -24,8 +24,10 @@ venv: .venv/ready
 .venv/ready: requirements/cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "rlcanary needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/cpu.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile --requirement requirements/cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	# pip would compile file after file. Some packages bring templates that are no Python.
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 venv312: .venv312/ready

@@ -58,20 +58,52 @@ def _by_signal(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _by_thread(seconds: float) -> Iterator[None]:
-    thread = ctypes.c_ulong(threading.get_ident())
-    ended = threading.Event()
-
-    def interrupt() -> None:
-        waited = seconds
-        while not ended.wait(waited):
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TookTooLong))
-            waited = AGAIN_SECONDS
-
-    watcher = threading.Thread(target=interrupt, name="rlcanary-time-limit", daemon=True)
+    watcher = _Watcher(seconds)
     watcher.start()
     try:
-        yield
+        try:
+            yield
+        finally:
+            watcher.ended.set()
     finally:
-        ended.set()
-        watcher.join()
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)
+        watcher.take_back()
+
+
+class _Watcher(threading.Thread):
+    """Raises `TookTooLong` in the thread that made it, each time that the limit has passed again."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(name="rlcanary-time-limit", daemon=True)
+        self.seconds = seconds
+        self.watched = ctypes.c_ulong(threading.get_ident())
+        self.ended = threading.Event()
+        self.has_raised = False
+
+    def run(self) -> None:
+        waited = self.seconds
+        while not self.ended.wait(waited):
+            self.has_raised = True
+            self.interrupt()
+            waited = AGAIN_SECONDS
+
+    def interrupt(self) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(self.watched, ctypes.py_object(TookTooLong))
+
+    def take_back(self) -> None:
+        """End, in the watched thread, with no exception on its way to it.
+
+        An exception on its way can be replaced and caught, but not withdrawn: Python 3.11 would go on looking for it, at
+        each call of a function, and never get past the first line of one that is traced.
+        """
+        is_over = False
+        while not is_over:
+            try:
+                self.ended.set()
+                self.join()
+                if self.has_raised:
+                    self.interrupt()
+                    while True:
+                        pass
+                is_over = True
+            except TookTooLong:
+                is_over = not self.is_alive()

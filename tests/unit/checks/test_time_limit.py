@@ -2,6 +2,8 @@
 
 import math
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -127,3 +129,32 @@ def test_search_for_another_declaration_has_the_limit_of_its_check() -> None:
     result = run_check(check, waiting, "mine", timeout=QUICK_S)
     assert waiting.calls == alone.calls
     assert (result.status, result.message) == (plain.status, plain.message)
+
+
+IN_A_THREAD = """
+import sys, threading
+from rlcanary.checks.time_limit import TookTooLong, time_limit
+
+def work():
+    with time_limit(60):
+        pass
+    try:
+        with time_limit(0.01):
+            while True:
+                pass
+    except TookTooLong:
+        print("took too long")
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+sys.settrace(lambda *_: None)
+threading.settrace(None)
+print("traced")
+"""
+
+
+def test_limit_in_a_thread_leaves_an_interpreter_that_can_be_traced() -> None:
+    """Python 3.11 goes on looking for a withdrawn exception: then no traced function gets past its first line."""
+    done = subprocess.run([sys.executable, "-c", IN_A_THREAD], capture_output=True, text=True, timeout=HANG_S)
+    assert (done.stdout, done.stderr) == ("took too long\ntraced\n", "")
