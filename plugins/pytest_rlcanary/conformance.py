@@ -193,7 +193,8 @@ def _show_causes(terminalreporter: pytest.TerminalReporter, config: pytest.Confi
         ran = [(check, run_check(check, adapter, spec, seed, timeout, examples, worlds)) for check in chosen]
     checks, results = [check for check, _ in ran], [result for _, result in ran]
     unexpected = [result for result in results if f"canary[{adapter.name}]::{result.id}" in failed]
-    folds, rest = folded(unexpected, causes_of(checks, results, adapter, seed, timeout))
+    diagnosis = causes_of(checks, results, adapter, seed, timeout)
+    folds, rest = folded(unexpected, diagnosis.causes)
     shared = [fold for fold in grouped(rest, checks, results) if fold.told]
     if folds or shared:
         terminalreporter.section(f"causes of the failures of {adapter.name}")
@@ -204,6 +205,8 @@ def _show_causes(terminalreporter: pytest.TerminalReporter, config: pytest.Confi
         terminalreporter.line(f"{fold.members[0].id} (no known cause)", bold=True)
         for line in fold.told.splitlines():
             terminalreporter.line(f"  {line}")
+    if str(diagnosis):
+        terminalreporter.line(f"rlcanary: {diagnosis}")
 
 
 class CanaryChecks(pytest.Collector):

@@ -15,7 +15,7 @@ from rlcanary.bugs.mistakes.factors import scalings
 from rlcanary.bugs.mistakes.planting import LOSSES, Mistaken, reached_by
 from rlcanary.bugs.museum import all_bugs
 from rlcanary.checks.check import Check, Result
-from rlcanary.checks.diagnosis import SECONDS, Candidate, Cause, diagnose
+from rlcanary.checks.diagnosis import SECONDS, Candidate, Diagnosis, diagnose
 from rlcanary.checks.grouping import factor_of
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.conventions import Conventions
@@ -28,7 +28,7 @@ def causes_of(
     seed: int = 0,
     timeout: float = 0,
     seconds: float = SECONDS,
-) -> list[Cause]:
+) -> Diagnosis:
     """Find the causes of the failures among the results of an adapter, as `rlcanary.checks.diagnosis.diagnose` does."""
     declared = adapter.conventions
     found = candidates(declared, results, but=adapter.name)

@@ -68,6 +68,25 @@ class Cause:
         return found.fingerprint in self.explained.get(check_id, frozenset())
 
 
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a search for causes found.
+
+    Attributes:
+        causes: those that explain most first.
+        cut_after: the limit in seconds that ended the search before it had tried every candidate, None if none did.
+    """
+
+    causes: list[Cause]
+    cut_after: float | None = None
+
+    def __str__(self) -> str:
+        """Say that causes may be missing; nothing where the search was complete."""
+        if self.cut_after is None:
+            return ""
+        return f"the search for causes ended after {self.cut_after:g} s: a failure without a cause may have one"
+
+
 def diagnose(
     checks: Sequence[Check],
     results: Sequence[Result],
@@ -78,8 +97,8 @@ def diagnose(
     seed: int = 0,
     timeout: float = 0,
     seconds: float = SECONDS,
-) -> list[Cause]:
-    """Find the candidates that explain failures, those that explain most first.
+) -> Diagnosis:
+    """Find the candidates that explain failures.
 
     A finding has one cause at most. A cause has no finding in a check that passed and calls nothing else than those
     which it explains.
@@ -96,7 +115,7 @@ def diagnose(
     """
     failed = [row for row in zip(checks, results, strict=True) if row[1].status in ("fail", "error")]
     if not failed:
-        return []
+        return Diagnosis([])
     search = _Search(declared, oracle, seed, timeout, time.monotonic() + seconds if seconds else None)
     failed.sort(key=lambda row: row[1].seconds)
     passed = [row for row in zip(checks, results, strict=True) if row[1].status == "pass"]
@@ -116,7 +135,8 @@ def diagnose(
         told = causes.setdefault(best.candidate.words, {})
         for check_id, fingerprint in new:
             told[check_id] = told.get(check_id, frozenset()) | {fingerprint}
-    return sorted((Cause(words, explained) for words, explained in causes.items()), key=lambda cause: -cause.count)
+    told_causes = (Cause(words, explained) for words, explained in causes.items())
+    return Diagnosis(sorted(told_causes, key=lambda cause: -cause.count), seconds if search.is_over() else None)
 
 
 @dataclass(frozen=True)
@@ -152,7 +172,7 @@ class _Search:
         explanations: list[_Explanation] = []
         for candidate in candidates:
             for version in _versions(candidate, self.oracle, called):
-                if self._is_over():
+                if self.is_over():
                     return explanations
                 explanation = self._explanation(version, failed)
                 if explanation is None:
@@ -168,7 +188,7 @@ class _Search:
         for check, result in passed:
             if not (explanation.called >= set(check.needs) and explanation.candidate.changed & set(check.needs)):
                 continue
-            if self._is_over():
+            if self.is_over():
                 return False
             if self._outcome(explanation.candidate, check, result) is _Outcome.OTHER:
                 return True
@@ -218,7 +238,7 @@ class _Search:
             return ended.outcome
         return _Outcome.SAME if against.has_all else _Outcome.FEWER
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         return self.end is not None and time.monotonic() >= self.end
 
 

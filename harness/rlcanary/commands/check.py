@@ -110,6 +110,7 @@ def check(
 
     from rlcanary.bugs.causes import causes_of
     from rlcanary.checks import checks_of, run_check
+    from rlcanary.checks.diagnosis import Diagnosis
     from rlcanary.checks.expected import NO_REASON, changes, compare, read_expected, update_expected
     from rlcanary.checks.report import show, to_json, to_markdown
     from rlcanary.checks.standalone import standalone
@@ -133,21 +134,25 @@ def check(
         for name in (name for name, expectation in expected.items() if expectation.reason == NO_REASON):
             click.echo(f"rlcanary: {updated_path}: say after the # why {name} is expected to fail", err=True)
     comparison = compare(results, expected)
-    causes = []
+    diagnosis = Diagnosis([])
     # Known failures need no explanation.
     if comparison.unexpected:
         with progress_bar() as progress:
             progress.add_task("searching for causes", total=None)
-            causes = causes_of(checks, results, implementation, seed, timeout)
+            diagnosis = causes_of(checks, results, implementation, seed, timeout)
+    causes = diagnosis.causes
     if json_path is not None:
         write_whole(json_path, to_json(implementation.name, results, causes))
     if programs is not None:
-        for result in comparison.unexpected:
-            if result.snippet:
-                write_whole(programs / f"{result.id}.py", standalone(result.snippet, implementation, adapter))
+        written = [result for result in comparison.unexpected if result.snippet]
+        for result in written:
+            write_whole(programs / f"{result.id}.py", standalone(result.snippet, implementation, adapter))
+        click.echo(f"rlcanary: programs written to {programs}: {len(written)}", err=True)
     if markdown is not None:
         write_whole(markdown, to_markdown(implementation.name, checks, results, comparison, causes, fail_on))
     show(report_console(), implementation.name, checks, results, comparison, causes)
+    if str(diagnosis):
+        click.echo(f"rlcanary: {diagnosis}", err=True)
     for line in misspelt(implementation):
         click.echo(f"rlcanary: {line}", err=True)
     if all(result.status in ("not-provided", "not-compared") for result in results):

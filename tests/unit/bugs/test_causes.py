@@ -25,7 +25,7 @@ def diagnosed(adapter: ReferenceAdapter, *ids: str) -> tuple[list[Cause], list[R
     """Run these checks and search for the causes of what failed, however long it takes."""
     checks: list[Check] = [CHECKS[name] for name in ids]
     results = [run_check(check, adapter, "reference") for check in checks]
-    return causes_of(checks, results, adapter, seconds=0), results
+    return causes_of(checks, results, adapter, seconds=0).causes, results
 
 
 class Mistakes:
@@ -202,3 +202,10 @@ def test_oracle_with_any_known_mistake_still_answers() -> None:
     for words, patches in MISTAKES.items():
         if reached_by(patches) >= {"advantages"}:
             assert Mistaken(GRPO, patches).advantages(rewards_B, groups_B).shape == (3,), words
+
+
+def test_search_that_its_limit_ends_says_so() -> None:
+    check, adapter = CHECKS["loss.declared_value"], Mistakes.QuarterOfTheLoss()
+    results = [run_check(check, adapter, "reference")]
+    assert "ended after 1e-09 s" in str(causes_of([check], results, adapter, seconds=1e-9))
+    assert str(causes_of([check], results, adapter, seconds=0)) == ""
