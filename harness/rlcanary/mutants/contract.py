@@ -34,16 +34,20 @@ METRICS = {"train_step": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"),
 DIFFERENTIABLE = ("logits", "logprobs", "entropy")
 WITHOUT_COLUMNS = ("completion_starts", "rewards", "group_ids", "policy_versions")
 
-# Fields of a record that a capability has no reason to read: it scores tokens, trains whatever the age of a row, has no
-# place for them in its result, or rewards text.
+# Fields of a record that a capability has no reason to read or give: it scores tokens, trains whatever the age of a row, has
+# no place for them in its result, rewards text, or was not told them.
 SCORES_TOKENS = ("rewards", "group_ids", "old_logprobs", "ref_logprobs", "policy_versions", "item_ids")
 UNREAD: dict[str, tuple[str, ...]] = {
     "completion_logprobs": SCORES_TOKENS,
     "packed_logprobs": SCORES_TOKENS,
     "train_step": ("policy_versions", "item_ids"),
-    "make_batch": ("dataset",),
+    "make_batch": ("dataset", "finish_reason", "token_versions", "text"),
+    "rollout": ("ref_logprobs", "dataset", "text"),
     "score": ("id", "prompt_ids"),
 }
+
+# Sampling parameters that the contract promises to no capability.
+NOT_GIVEN = ("logprobs", "repetition_penalty", "stop_sequences", "skip_special_tokens")
 
 NEXT = "is the next one's"
 
@@ -134,8 +138,8 @@ def _argument_changes(capability: str, name: str, hint: Any) -> Iterator[tuple[s
             yield name, told, change
     elif name == "sampling":
         for each in fields(Sampling):
-            default = {each.name: each.default}
-            yield f"sampling.{each.name}", "is ignored", partial(_with_keys, default)
+            if each.name not in NOT_GIVEN:
+                yield f"sampling.{each.name}", "is ignored", partial(_with_keys, {each.name: each.default})
     elif name == "messages":
         for key in ("sampled", "token_ids"):
             yield f"messages.{key}", "is ignored", partial(_without_key, key)
@@ -153,6 +157,9 @@ def _field_changes(hint: Any, capability: str) -> Iterator[tuple[type, str, str,
         for each in fields(record):
             if each.name not in UNREAD.get(capability, ()):
                 for told, change in _value_changes(each.name, hints[each.name]):
+                    # A batch has no neighbour either.
+                    if told == NEXT and record is CollatedBatch:
+                        continue
                     yield record, f"{record.__name__}.{each.name}", told, partial(_with_field, each.name, change)
 
 
