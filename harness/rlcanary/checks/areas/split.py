@@ -40,6 +40,7 @@ def _terms(conventions: Conventions) -> Iterator[dict[str, Any]]:
     yield {"kl_coef": 0.5}
     # A sequence's ratio is defined with one weight for the sequence: with one per token, codebases differ.
     yield {"importance_level": conventions.ratio_level, "importance_high": 1.1}
+    yield {"entropy_coef": 0.1}
 
 
 def _batches(rng: Generator) -> Iterator[tuple[str, PolicyBatch]]:

@@ -50,11 +50,17 @@ def _off_policy(conventions: Conventions) -> Iterator[Case]:
             yield Case(f"{len(groups)} prompts", told, groups=groups, is_clipped=is_clipped)
 
 
+def _with_reference(conventions: Conventions) -> Iterator[Case]:
+    yield Case(changes={"kl_coef": conventions.kl_coef or 0.3})
+
+
 def _on_policy(conventions: Conventions) -> Iterator[Case]:
     for choice in ({}, {"temperature": 0.6}, {"kl_coef": 0.3}, {"temperature": 0.6, "kl_coef": 0.3}):
         for case in _off_policy(conventions):
             yield Case(choice, case.label, changes=choice, **case.inputs)
     yield Case("tool tokens", groups=TOOLS, is_clipped=False)
+    for case in _with_reference(conventions):
+        yield Case("given reference logprobs", changes=case.changes, groups=GROUPS, is_clipped=False, is_given=True)
 
 
 def _drawn(rng: Generator, size: int) -> Case:
@@ -62,14 +68,16 @@ def _drawn(rng: Generator, size: int) -> Case:
 
 
 @check("step.declared_gradient", needs=("train_step",), cases=_on_policy, draws=_drawn)
-def declared_gradient(adapter: Adapter, model: Any, groups: list[Group], is_clipped: bool | None) -> None:
+def declared_gradient(
+    adapter: Adapter, model: Any, groups: list[Group], is_clipped: bool | None, is_given: bool = False
+) -> None:
     """On policy, the gradient that reaches the optimizer is that of the declared objective, at any temperature.
 
     Silent because the step can be wrong although each part is right: a temperature that one path omits, micro-batches
     whose gradients are weighted wrongly, a division after backward, a loss in half precision. The logged loss is finite
     and falls. Look at everything between the batch and `optimizer.step()`.
     """
-    start = scene(adapter, model, groups, is_clipped=is_clipped)
+    start = scene(adapter, model, groups, is_clipped=is_clipped, brings_reference=is_given)
     _expect_declared(adapter, start, "on policy, the gradient is not the declared one")
 
 
@@ -102,7 +110,11 @@ def _drops_out(conventions: Conventions) -> str | None:
     return "updates keep dropout on" if conventions.training_dropout else None
 
 
-@check("step.dropout_is_off", needs=("train_step",), applies=_drops_out)
+def _without_and_with_reference(conventions: Conventions) -> list[Case]:
+    return [Case(), *_with_reference(conventions)]
+
+
+@check("step.dropout_is_off", needs=("train_step",), cases=_without_and_with_reference, applies=_drops_out)
 def dropout_is_off(adapter: Adapter) -> None:
     """The update of a model with dropout, in training mode, is computed without dropout, as it was sampled.
 
@@ -329,10 +341,6 @@ def learning_rate_schedule(adapter: Adapter, model: Any, decays: bool) -> None:
     got = [list(update.learning_rates) for update in watch.updates]
     told = "four updates had other learning rates than their schedule gives"
     assert_close(got, torch.tensor(expected), told, within=(1e-3, 0.0), quantity="learning rates")
-
-
-def _with_reference(conventions: Conventions) -> Iterator[Case]:
-    yield Case(changes={"kl_coef": conventions.kl_coef or 0.3})
 
 
 @check("step.reference_model_stays", needs=("train_step",), cases=_with_reference)

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlcanary.checks.asserts import Finding, assert_true
 from rlcanary.checks.closeness import close
 from rlcanary.checks.worlds.states import in_precision_of, precision, toned
-from rlcanary.checks.worlds.tiny_trainer import PAIR, reference_near, sampled, state_of
+from rlcanary.checks.worlds.tiny_trainer import PAIR, reference_near, sampled, state_of, with_reference
 from rlcanary.checks.worlds.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Group
@@ -45,6 +45,7 @@ def scene(
     learning_rate: float = 1e-3,
     is_clipped: bool | None = False,
     other_reference: bool = True,
+    brings_reference: bool = False,
 ) -> Scene:
     """Make a state and a batch on one side of the declared max_grad_norm.
 
@@ -59,6 +60,7 @@ def scene(
         learning_rate: the state's learning rate.
         is_clipped: true for a gradient norm above the bound, false for one below; None takes the model as it is.
         other_reference: whether the reference model, if the conventions need one, differs from the policy.
+        brings_reference: whether the batch brings the logprobs of such a model, and that of the state equals the policy.
 
     Raises:
         NotProvided: no gradient of such a model lies on this side of the bound.
@@ -67,9 +69,11 @@ def scene(
     limit = conventions.max_grad_norm
     for _ in range(8):
         policy = toned(copy.deepcopy(model), factor)
-        ref_model = reference_near(policy, conventions, other_reference)
+        ref_model = reference_near(policy, conventions, other_reference and not brings_reference)
         state = state_of(adapter, *copy.deepcopy((policy, ref_model)), learning_rate)
         batch = sampled(state.model, conventions, groups, drift)
+        if brings_reference:
+            batch = with_reference(batch, reference_near(policy, conventions), conventions)
         start = Scene(state, batch, policy, in_precision_of(state, ref_model))
         if limit is None or is_clipped is None:
             return start

@@ -100,3 +100,9 @@ def sampled(
     # A sampler gives no logprobs of tokens that it did not sample.
     old_logprobs_BT = (logprobs_BT.float() + drift * noise_BT).masked_fill(~batch.completion_mask, torch.nan)
     return replace(batch, old_logprobs=old_logprobs_BT)
+
+
+def with_reference(batch: CollatedBatch, ref_model: Any, conventions: Conventions) -> CollatedBatch:
+    """Return the batch with the logprobs of this reference model, NaN where a token was not sampled."""
+    ref_logprobs_BT = own_logprobs(ref_model, batch, conventions.temperature).float()
+    return replace(batch, ref_logprobs=ref_logprobs_BT.masked_fill(~batch.completion_mask, torch.nan))
