@@ -7,7 +7,8 @@ import re
 import sys
 from dataclasses import fields
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -66,9 +67,14 @@ def load_adapter(spec: str) -> Adapter:
 def registered() -> dict[str, set[str]]:
     """Return the `module:Class` of each adapter that is bundled or registered by an installed package, by name."""
     named = {name: {target} for name, target in BUNDLED.items()}
-    for entry in entry_points(group="rlcanary.adapters"):
+    for entry in _entries(tuple(sys.path)):
         named.setdefault(entry.name, set()).add(entry.value)
     return named
+
+
+@cache  # to read what is installed takes longer than most checks
+def _entries(_path: tuple[str, ...]) -> EntryPoints:
+    return entry_points(group="rlcanary.adapters")
 
 
 def misspelt(adapter: Adapter) -> list[str]:
