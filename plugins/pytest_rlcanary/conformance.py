@@ -19,8 +19,8 @@ from rlcanary.errors import UserError
 if TYPE_CHECKING:
     from rlcanary.adapters import Adapter
     from rlcanary.checks import Check, Result
-    from rlcanary.checks.coverage import Coverage
-    from rlcanary.checks.expected import Expectation
+    from rlcanary.checks.findings.coverage import Coverage
+    from rlcanary.checks.findings.expected import Expectation
 
 CHOSEN = pytest.StashKey[set[str]]()
 SEVERITIES = ("update", "dashboard", "hardening")
@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         adapters = [load_adapter(spec) for spec in specs]
         # The checks import torch, which an adapter that was loaded has.
         from rlcanary.checks import all_checks
-        from rlcanary.checks.expected import read_expected
+        from rlcanary.checks.findings.expected import read_expected
         from rlcanary.checks.worlds.models import chosen as chosen_models
 
         worlds = chosen_models(config.getoption("canary_worlds"))
@@ -159,7 +159,7 @@ def _coverage(terminalreporter: pytest.TerminalReporter) -> dict[str, Coverage]:
     if not reports:
         return {}
     # The checks import torch, which is there where one of them ran.
-    from rlcanary.checks.coverage import coverage
+    from rlcanary.checks.findings.coverage import coverage
 
     adapters = dict.fromkeys(nodeid.partition("::")[0] for nodeid in reports)
     found = {}
@@ -179,8 +179,8 @@ def _show_causes(terminalreporter: pytest.TerminalReporter, config: pytest.Confi
     from rlcanary.adapters import load_adapter
     from rlcanary.bugs.causes import causes_of
     from rlcanary.checks import all_checks, run_check
-    from rlcanary.checks.grouping import grouped
-    from rlcanary.checks.report import folded, told_of
+    from rlcanary.checks.findings.grouping import grouped
+    from rlcanary.checks.findings.report import folded, told_of
     from rlcanary.checks.worlds.models import chosen as chosen_models
 
     adapter = load_adapter(spec)
@@ -242,7 +242,7 @@ class CanaryItem(pytest.Item):
 
     def runtest(self) -> None:
         from rlcanary.checks import run_check
-        from rlcanary.checks.expected import compare
+        from rlcanary.checks.findings.expected import compare
 
         seed, timeout, examples = (self.config.getoption(f"canary_{name}") for name in ("seed", "timeout", "examples"))
         result = run_check(self.check, self.adapter, self.spec, seed, timeout, examples, self.worlds)

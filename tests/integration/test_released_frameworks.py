@@ -12,7 +12,7 @@ from programs import run_without_rlcanary
 
 from rlcanary.adapters import load_adapter
 from rlcanary.checks import all_checks, run_check
-from rlcanary.checks.standalone import standalone
+from rlcanary.checks.programs.standalone import standalone
 
 EXPECTED = Path(__file__).parents[1] / "expected"
 

@@ -15,8 +15,8 @@ from rlcanary.bugs.mistakes.factors import scalings
 from rlcanary.bugs.mistakes.planting import LOSSES, Mistaken, reached_by
 from rlcanary.bugs.museum import all_bugs
 from rlcanary.checks.check import Check, Result
-from rlcanary.checks.diagnosis import SECONDS, Candidate, Diagnosis, diagnose
-from rlcanary.checks.grouping import factor_of
+from rlcanary.checks.findings.diagnosis import SECONDS, Candidate, Diagnosis, diagnose
+from rlcanary.checks.findings.grouping import factor_of
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.conventions import Conventions
 
@@ -29,7 +29,7 @@ def causes_of(
     timeout: float = 0,
     seconds: float = SECONDS,
 ) -> Diagnosis:
-    """Find the causes of the failures among the results of an adapter, as `rlcanary.checks.diagnosis.diagnose` does."""
+    """Find the causes of the failures among the results of an adapter, as `diagnose` does."""
     declared = adapter.conventions
     found = candidates(declared, results, but=adapter.name)
     oracle = ReferenceAdapter(declared)

@@ -19,7 +19,7 @@ from rlcanary.checks.asserts import tallied
 from rlcanary.checks.case import Case, Model
 from rlcanary.checks.examples import Draw, run_examples
 from rlcanary.checks.observed import Observed
-from rlcanary.checks.program import program
+from rlcanary.checks.programs.program import program
 from rlcanary.checks.severity import Severity, severity_of, worst
 from rlcanary.checks.tally import Found, Tally
 from rlcanary.checks.time_limit import TookTooLong, time_limit

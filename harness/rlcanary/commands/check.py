@@ -110,10 +110,10 @@ def check(
 
     from rlcanary.bugs.causes import causes_of
     from rlcanary.checks import checks_of, run_check
-    from rlcanary.checks.diagnosis import Diagnosis
-    from rlcanary.checks.expected import NO_REASON, changes, compare, read_expected, update_expected
-    from rlcanary.checks.report import show, to_json, to_markdown
-    from rlcanary.checks.standalone import standalone
+    from rlcanary.checks.findings.diagnosis import Diagnosis
+    from rlcanary.checks.findings.expected import NO_REASON, changes, compare, read_expected, update_expected
+    from rlcanary.checks.findings.report import show, to_json, to_markdown
+    from rlcanary.checks.programs.standalone import standalone
     from rlcanary.checks.worlds.models import chosen
 
     models = chosen(worlds)

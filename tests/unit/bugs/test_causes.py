@@ -14,7 +14,7 @@ from rlcanary.bugs.causes import candidates, causes_of
 from rlcanary.bugs.mistakes import MISTAKES
 from rlcanary.bugs.mistakes.planting import Mistaken, reached_by
 from rlcanary.checks import Check, Result, all_checks, run_check
-from rlcanary.checks.diagnosis import Cause
+from rlcanary.checks.findings.diagnosis import Cause
 from rlcanary.contract.batch import Group, LossOutput, PolicyBatch
 from rlcanary.contract.conventions import GRPO
 

@@ -21,7 +21,7 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import OUT_OF_REACH, Bug, all_bugs
 from rlcanary.bugs.detection import false_alarms, relevant_checks
 from rlcanary.checks import Check, Result, all_checks, run_check
-from rlcanary.checks.standalone import standalone
+from rlcanary.checks.programs.standalone import standalone
 from rlcanary.contract.batch import CollatedBatch, Group, LossOutput, PolicyBatch
 from rlcanary.contract.conventions import GRPO, PAPERS, PRESETS, Conventions
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
-from rlcanary.checks.expected import NO_REASON, Comparison, compare, read_expected, update_expected
+from rlcanary.checks.findings.expected import NO_REASON, Comparison, compare, read_expected, update_expected
 from rlcanary.checks.tally import Fingerprint
 from rlcanary.contract.conventions import PAPERS
 

@@ -4,7 +4,7 @@ import torch
 
 from rlcanary.checks import Check, Result
 from rlcanary.checks.case import Case
-from rlcanary.checks.grouping import factor_of, grouped
+from rlcanary.checks.findings.grouping import factor_of, grouped
 from rlcanary.checks.tally import Fingerprint, Found
 
 

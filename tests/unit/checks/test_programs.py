@@ -10,8 +10,8 @@ from rlcanary.adapters import Adapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import Check, all_checks, run_check
 from rlcanary.checks.case import Case
-from rlcanary.checks.program import program
-from rlcanary.checks.standalone import standalone
+from rlcanary.checks.programs.program import program
+from rlcanary.checks.programs.standalone import standalone
 from rlcanary.checks.worlds.models import models_for
 from rlcanary.contract.conventions import GRPO
 

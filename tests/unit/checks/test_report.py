@@ -8,8 +8,8 @@ from rich.console import Console
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs.causes import causes_of
 from rlcanary.checks import all_checks, run_check
-from rlcanary.checks.expected import compare
-from rlcanary.checks.report import show
+from rlcanary.checks.findings.expected import compare
+from rlcanary.checks.findings.report import show
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import Result, all_checks, run_check
-from rlcanary.checks.coverage import coverage
-from rlcanary.checks.expected import NO_REASON, changes, compare, read_expected, update_expected
-from rlcanary.checks.report import to_markdown
+from rlcanary.checks.findings.coverage import coverage
+from rlcanary.checks.findings.expected import NO_REASON, changes, compare, read_expected, update_expected
+from rlcanary.checks.findings.report import to_markdown
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 

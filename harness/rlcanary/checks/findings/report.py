@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcanary.checks.check import Check, Result
-from rlcanary.checks.coverage import Coverage, coverage
-from rlcanary.checks.diagnosis import Cause
-from rlcanary.checks.expected import Comparison
-from rlcanary.checks.grouping import grouped
+from rlcanary.checks.findings.coverage import Coverage, coverage
+from rlcanary.checks.findings.diagnosis import Cause
+from rlcanary.checks.findings.expected import Comparison
+from rlcanary.checks.findings.grouping import grouped
 from rlcanary.checks.severity import EFFECTS, Severity
 from rlcanary.checks.tally import Found
 

@@ -7,8 +7,8 @@ import re
 import sys
 from collections import Counter
 
-from rlcanary.checks.definitions import Code, NotAlone, Reader, Ref, definition
-from rlcanary.checks.program import merged
+from rlcanary.checks.programs.definitions import Code, NotAlone, Reader, Ref, definition
+from rlcanary.checks.programs.program import merged
 from rlcanary.contract.adapter import Adapter
 
 USED = "# What the check uses of rlcanary and the adapter."

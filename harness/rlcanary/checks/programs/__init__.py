@@ -1,0 +1,1 @@
+"""The program that a failed check prints, with rlcanary or without."""
