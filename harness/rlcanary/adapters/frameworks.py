@@ -46,7 +46,9 @@ def usable(package: str, install: str, written_for: str, at_least: str | None = 
 def quiet() -> Iterator[None]:
     """Silence a framework's warnings, log messages and progress bars, which would clutter the report."""
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    is_loud = level < logging.WARNING
+    if is_loud:  # to change the level clears the caches of all loggers
+        logging.disable(logging.WARNING)
     bars = sys.modules.get("transformers.utils.logging")
     had_bars = bars is not None and bars.is_progress_bar_enabled()
     if bars and had_bars:
@@ -58,7 +60,8 @@ def quiet() -> Iterator[None]:
     finally:
         if bars and had_bars:
             bars.enable_progress_bar()
-        logging.disable(level)
+        if is_loud:
+            logging.disable(level)
 
 
 def _is_found(package: str) -> bool:

@@ -5,6 +5,7 @@ averaged over tokens or over sequences, a KL estimator. None of these is a bug. 
 """
 
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal, Self, get_args, get_type_hints
 
 Baseline = Literal["mean", "leave_one_out", "none"]
@@ -138,11 +139,10 @@ class Conventions:
     data_order: DataOrder = "shuffled"
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
         for field in fields(self):
-            allowed = get_args(hints[field.name])
+            allowed = _choices().get(field.name)
             value = getattr(self, field.name)
-            if allowed and isinstance(allowed[0], str) and value not in allowed:
+            if allowed and value not in allowed:
                 raise ValueError(f"{field.name}={value!r} is not one of {', '.join(map(repr, allowed))}")
         if self.advantage_ddof not in (0, 1):
             raise ValueError(f"advantage_ddof={self.advantage_ddof!r} is neither 0 nor 1")
@@ -167,6 +167,13 @@ class Conventions:
             ValueError: a value is not one that the convention can take.
         """
         return replace(self, **changes)
+
+
+@cache
+def _choices() -> dict[str, tuple[str, ...]]:
+    """Return the words that each field can take; none for a field of another type."""
+    listed = {name: get_args(hint) for name, hint in get_type_hints(Conventions).items()}
+    return {name: values if values and isinstance(values[0], str) else () for name, values in listed.items()}
 
 
 GRPO = Conventions()

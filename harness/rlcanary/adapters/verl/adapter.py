@@ -261,7 +261,8 @@ class VerlAdapter(Adapter):
             raise NotProvided("the engine counts the tokens of the whole update itself")
         if len(batch.mask) % (n_ranks * n_micro):
             raise NotProvided("ranks and micro-batches have to be of equal size")
-        data = self._update_data(batch, len(batch.mask) // (n_ranks * n_micro))
+        with quiet():
+            chunks = chunk_tensordict(self._update_data(batch, len(batch.mask) // (n_ranks * n_micro)), n_ranks)
 
         def on_rank(rank: int, group: Any) -> tuple[Tensor, dict[str, Any]]:
             losses, leaves = [], []
@@ -274,7 +275,7 @@ class VerlAdapter(Adapter):
 
             engine = new_engine(self._actor_config, group, model=lambda **_: None)
             engine.prepare_model_outputs = partial(given_outputs, batch)
-            output = engine.forward_backward_batch(chunk_tensordict(data, n_ranks)[rank], loss_function)
+            output = engine.forward_backward_batch(chunks[rank], loss_function)
             return sum(leaf.grad * loss for leaf, loss in zip(leaves, losses, strict=True)), output["metrics"]
 
         losses, metrics = zip(*on_ranks(n_ranks, on_rank), strict=True)

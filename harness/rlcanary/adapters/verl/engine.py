@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,15 +51,32 @@ def new_engine(actor_config: Any, group: Any, model: Any = None, optimizer: Any 
 
 def on_ranks(n_ranks: int, run: Callable[[int, Any], Any]) -> list[Any]:
     """Call `run(rank, process group)` on every rank of a data-parallel group of threads, with the CPU as verl's platform."""
+    key = os.getpid(), n_ranks  # a fork has none of the threads of its parent's groups
+    if key not in _groups:
+        _groups[key] = _new_groups(n_ranks)
+    with _on_cpu(), ThreadPoolExecutor(n_ranks) as pool:
+        try:
+            return list(pool.map(run, range(n_ranks), _groups[key]))
+        except BaseException:
+            # One rank may have called a collective that another has not.
+            del _groups[key]
+            raise
+
+
+# To connect the ranks takes longer than most calls.
+_groups: dict[tuple[int, int], list[Any]] = {}
+
+
+def _new_groups(n_ranks: int) -> list[Any]:
     import torch.distributed as dist
 
     store = dist.HashStore()  # type: ignore[attr-defined]
 
-    def on(rank: int) -> Any:
-        return run(rank, dist.ProcessGroupGloo(store, rank, n_ranks, timedelta(seconds=60)))
+    def connected(rank: int) -> Any:
+        return dist.ProcessGroupGloo(store, rank, n_ranks, timedelta(seconds=60))
 
-    with _on_cpu(), ThreadPoolExecutor(n_ranks) as pool:
-        return list(pool.map(on, range(n_ranks)))
+    with ThreadPoolExecutor(n_ranks) as pool:
+        return list(pool.map(connected, range(n_ranks)))
 
 
 @contextmanager
