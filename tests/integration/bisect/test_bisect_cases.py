@@ -68,8 +68,8 @@ def test_coreutils_timeout_is_read_as_a_timeout_and_can_be_said_to_be_bad(histor
     ends = "--good", "c1", "--bad", "c100"
     hang = "sh", "-c", "test $(cat value) -lt 63 || timeout 0.2 sleep 9999"
     refused = refusal(bisect(history, *ends, "--", *hang))
-    assert "cannot be tested: exit 124: timed out, 3 times" in refused
-    assert "if the hang is what you search for, add --on-timeout bad" in refused
+    assert "exit 124: timed out, 3 times" in refused
+    assert "add --on-timeout bad" in refused
     assert found(bisect(history, *ends, "--on-timeout", "bad", "--", *hang)) == "change 63 [wip]"
 
 
@@ -102,7 +102,7 @@ def test_command_that_good_lacks_is_found_out_without_a_run(history: Path, tmp_p
         result = bisect(repository, *ends, "--", *command)
         assert "is not in" in refusal(result)
         assert "  1  " not in result.stderr
-    assert "no such file in the checkout, GOOD or BAD" in refusal(bisect(repository, *ends, "--", "bash", "chekc.sh"))
+    assert "no such file in the checkout" in refusal(bisect(repository, *ends, "--", "bash", "chekc.sh"))
     both = refusal(bisect(repository, *ends, "--", "bash", "-c", "chekc"))
     assert "nor can BAD" in both
 
@@ -179,7 +179,7 @@ def test_terminal_that_goes_away_loses_nothing(history: Path, tmp_path: Path) ->
     assert len(git(history, "worktree", "list").splitlines()) == 1
     resumed = bisect(history, *command[2:])
     assert found(resumed) == "change 63 [wip]"
-    assert "continuing the interrupted search, 2 outcomes known" in resumed.stderr
+    assert "2 outcomes known" in resumed.stderr
 
 
 @pytest.mark.parametrize("where", ["self", "child"])

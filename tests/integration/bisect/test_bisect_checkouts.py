@@ -51,7 +51,7 @@ def with_filter(tmp_path: Path) -> Path:
 def test_commit_whose_filter_fails_is_untestable_with_gits_reason(with_filter: Path, tmp_path: Path) -> None:
     result = bisect(with_filter, *ENDS, "--", *BUG)
     assert found(result) == "change 63 [wip]"
-    assert "git cannot check it out: git checkout: fatal: w.bin: smudge filter large failed" in result.stderr
+    assert "w.bin: smudge filter large" in result.stderr
     assert untested(result.stderr) <= set(range(45, 56))
     assert len(git(with_filter, "worktree", "list").splitlines()) == 1
 
@@ -64,7 +64,7 @@ def test_commit_with_a_missing_blob_is_untestable_and_the_search_goes_on_after_a
     first = bisect(repository, *ENDS, "--budget-runs", "4", "--", *command)
     assert first.returncode == 1
     assert untested(first.stderr) == {50}
-    assert "git cannot check it out: git checkout: " in first.stderr
+    assert "git cannot check it out" in first.stderr
     second = bisect(repository, *ENDS, "--", *command)
     assert found(second) == "change 63 [wip]"
     assert 50 not in values(counter)
@@ -151,7 +151,7 @@ def test_only_initialised_submodules_are_taken_and_the_others_are_named(with_sub
     result = bisect(with_submodules, *SEARCH, "--", "sh", "-c", script)
     assert found(result) == "step 7"
     assert "exit 99" not in result.stdout
-    assert "submodules that your checkout has not initialised are left out: huge (" in result.stderr
+    assert "left out: huge (" in result.stderr
 
 
 @pytest.mark.parametrize("place", [(), ("--in-place",)], ids=["worktree", "in place"])
@@ -162,14 +162,14 @@ def test_submodules_can_be_left_out(with_submodules: Path, place: tuple[str, ...
     result = bisect(with_submodules, *SEARCH, *place, "--no-submodules", "--", "sh", "-c", script)
     assert found(result) == "step 7"
     assert "exit 99" not in result.stdout
-    assert "submodules are left out (--no-submodules)" in result.stderr
+    assert "left out (--no-submodules)" in result.stderr
 
 
 def test_submodule_that_is_active_by_a_pattern_counts_as_initialised(with_submodules: Path) -> None:
     """`git clone --recurse-submodules` asks for all: one that cannot be had makes its commits untestable, not bad."""
     git(with_submodules, "config", "submodule.active", ".")
     assert "GOOD (" in (refused := refusal(bisect(with_submodules, *SEARCH, "--", "true")))
-    assert "cannot be tested: submodules: " in refused
+    assert "tested: submodules: " in refused
 
 
 @pytest.mark.parametrize(

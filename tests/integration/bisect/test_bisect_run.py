@@ -76,7 +76,7 @@ def test_nothing_of_the_users_is_touched(tmp_path: Path) -> None:
     before = contents(repository)
     result = bisect(repository, "--good", "c1", "--bad", "c100", "--", *BUG)
     assert found(result) == "change 63 [wip]"
-    assert "uncommitted changes in 2 tracked files are not tested" in result.stderr
+    assert "changes in 2 tracked files" in result.stderr
     assert contents(repository) == before
     assert git(repository, "status", "--porcelain", "--", "bisect-logs") == ""
 
@@ -90,7 +90,7 @@ def test_runs_in_the_same_subdirectory_of_each_commit(history: Path) -> None:
 def test_folder_that_a_commit_lacks_makes_it_untestable(tmp_path: Path) -> None:
     repository = make_history(tmp_path / "r", 9, lambda i: {"value": f"{i}\n"} | ({"sub/x": ""} if i > 3 else {}))
     result = bisect(repository / "sub", "--good", "c1", "--bad", "c9", "--", "true")
-    assert "the folder sub does not exist at this commit" in refusal(result)
+    assert "the folder sub does not exist" in refusal(result)
 
 
 def test_linked_worktree_and_detached_head_stay_as_they_are(history: Path, tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_outside_a_repository_without_a_command_or_with_a_missing_one(history: P
     ends = "--good", "c1", "--bad", "c100"
     assert "is not in a git repository" in refusal(bisect(tmp_path, *ends, "--", "true"))
     assert "is not in a working tree" in refusal(bisect(history / ".git", *ends, "--", "true"))
-    assert "the command to run on each commit is missing" in refusal(bisect(history, *ends))
+    assert "the command to run" in refusal(bisect(history, *ends))
     assert "command not found: 'pytset'" in refusal(bisect(history, *ends, "--", "pytset", "x"))
-    assert "without quotes around all of them" in refusal(bisect(history, *ends, "--", "test -f x"))
-    assert "no such file in the checkout, GOOD or BAD" in refusal(bisect(history, *ends, "--", "./gone.sh"))
+    assert "without quotes" in refusal(bisect(history, *ends, "--", "test -f x"))
+    assert "no such file in the checkout" in refusal(bisect(history, *ends, "--", "./gone.sh"))
 
 
 def test_git_directory_that_cannot_be_written_costs_one_line(history: Path) -> None:
@@ -205,9 +205,9 @@ def test_diverged_good_is_replaced_by_the_merge_base(history: Path) -> None:
         git(history, "update-ref", f"refs/heads/{name}", commit)
     result = bisect(history, "--good", "side", "--bad", "c100", "--", *BUG)
     assert found(result) == "change 63 [wip]"
-    assert "is not an ancestor of BAD: the search starts at their merge base" in result.stderr
+    assert "not an ancestor of BAD" in result.stderr
     refused = refusal(bisect(history, "--good", "fix", "--bad", "c100", "--", *BUG))
-    assert "the merge base of GOOD and BAD" in refused
+    assert "merge base of GOOD and BAD" in refused
     assert "already fails" in refused
     assert "GOOD has a fix" in refused
 
@@ -234,7 +234,7 @@ def test_command_that_older_commits_lack_blames_none_of_them(tmp_path: Path) -> 
     git(repository, "checkout", "--quiet", "--detach", "c1")
     command = "bash", "test.sh"
     refused = refusal(bisect(repository, "--good", "c1", "--bad", "c100", "--", *command))
-    assert "command not found in GOOD: test.sh is not in" in refused
+    assert "not found in GOOD: test.sh" in refused
     assert "--good-when-added test.sh" in refused
     skipped = bisect(repository, "--good", "c1", "--bad", "c100", "--skip-good-check", "--", *command)
     assert found(skipped) == "change 63 [wip]"
@@ -257,7 +257,7 @@ def test_pytest_that_does_not_find_the_test_is_untestable_also_inside_a_script(t
     result = bisect(repository, "--good", "c1", "--bad", "c16", "--skip-good-check", "--", "bash", "run.sh")
     assert found(result) == "change 6 [wip]"
     assert "pytest did not find the test" in result.stderr
-    assert "pinned as it is in your checkout, the same for every commit: run.sh" in result.stderr
+    assert "for every commit: run.sh" in result.stderr
 
 
 def test_new_test_that_no_commit_holds_is_run_on_all_of_them(tmp_path: Path) -> None:
@@ -268,4 +268,4 @@ def test_new_test_that_no_commit_holds_is_run_on_all_of_them(tmp_path: Path) -> 
     command = "pytest", "-q", "-p", "no:cacheprovider", "test_new.py::test_answer"
     result = bisect(repository, "--good", "c1", "--bad", "c16", "--", *command)
     assert found(result) == "change 9 [wip]"
-    assert "the same for every commit: test_new.py" in result.stderr
+    assert "every commit: test_new.py" in result.stderr

@@ -47,7 +47,7 @@ def test_command_that_lies_one_time_in_five_does_not_lead_astray(history: Path, 
     assert answer["probability"] >= 0.9
     assert answer["posterior"][answer["first_bad"]["sha"]] == pytest.approx(answer["probability"])
     assert 0.05 < answer["estimates"]["false_fail"] < 0.45
-    assert "The command is flaky: a good commit fails" in result.stdout
+    assert "The command is flaky" in result.stdout
     assert "next best: " in result.stdout
     assert re.search(r"\d good, \d bad|\d bad, good|good, \d bad|\d good, bad|\d bad, \d good", result.stdout)
 
@@ -95,7 +95,7 @@ def test_history_that_breaks_is_mended_and_breaks_again_is_called_so(history: Pa
     seen = [f"git bisect {'bad' if value < 60 else 'good'} c{value}" for value in (40, 45, 50, 55, 62, 66, 70, 74)]
     log.write_text("\n".join(["git bisect start c100 c1", *seen]) + "\n")
     result = bisect(history, "--replay", str(log), "--json", str(tmp_path / "r.json"), "--", "sh", "-c", script)
-    assert "The history breaks more than once: " in result.stdout
+    assert "breaks more than once" in result.stdout
     answer = json.loads((tmp_path / "r.json").read_text())
     bad, good = (int(git(history, "show", f"{sha}:value")) for sha in answer["relapse"])
     assert 30 <= bad < 60 <= good < 80
@@ -149,7 +149,7 @@ def test_probe_that_has_become_worthless_is_ended_with_its_children(history: Pat
     hang = f"[ $(cat value) -lt 45 ] && [ $(cat value) -gt 1 ] && {{ sleep 9999 & echo $! >> '{child}'; wait; }}"
     result = bisect(history, *ENDS, "--jobs", "4", "--", "sh", "-c", f"{hang}; test $(cat value) -lt 63")
     assert found(result) == "change 63 [wip]"
-    assert "cancelled: its outcome no longer matters" in result.stderr
+    assert "cancelled: its outcome" in result.stderr
     children = [int(line) for line in child.read_text().split()]
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in children)
 
@@ -185,7 +185,7 @@ def test_budget_of_runs_stops_with_the_posterior_and_the_same_command_goes_on(hi
     assert (answer["status"], answer["runs"]) == ("budget", 5)
     assert answer["first_bad"] is None
     assert git(history, "rev-parse", "c63") in [suspect["sha"] for suspect in answer["suspects"]]
-    assert "the budget of 5 runs is spent; resume with: " in first.stdout
+    assert "budget of 5 runs is spent" in first.stdout
     second = bisect(history, *ENDS, "--", *command)
     assert found(second) == "change 63 [wip]"
     assert "5 outcomes known" in second.stderr
@@ -195,7 +195,7 @@ def test_budget_of_minutes_ends_what_runs(history: Path) -> None:
     script = "v=$(cat value); [ $v -gt 1 ] && [ $v -lt 100 ] && sleep 9999; test $v -lt 63"
     result = bisect(history, *ENDS, "--budget-minutes", "0.05", "--", "sh", "-c", script)
     assert result.returncode == 1
-    assert "the budget of 0.05 minutes is spent" in result.stdout
+    assert "budget of 0.05 minutes" in result.stdout
     assert "one of these " in result.stdout
 
 
@@ -235,7 +235,7 @@ def test_in_place_search_leaves_branch_untracked_and_ignored_files(tmp_path: Pat
         name: digest for name, digest in before.items() if ".git/" not in name
     }
     (repository / "value").write_text("edited\n")
-    assert "1 tracked files have uncommitted changes" in refusal(bisect(repository, *ENDS, "--in-place", "--", "true"))
+    assert "uncommitted changes" in refusal(bisect(repository, *ENDS, "--in-place", "--", "true"))
 
 
 def test_checkout_of_a_killed_in_place_search_goes_home_at_the_next_start(history: Path, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_options_have_defaults_in_pyproject_and_the_outcome_table_counts(tmp_pat
     assert "printed 'lost the node'" in result.stderr
     aborted = refusal(bisect(repository, *ends, "--", "sh", "-c", "exit 4"))
     assert "stopped: exit 4" in aborted
-    assert "; resume with: rlcanary bisect --replay" in aborted
+    assert "rlcanary bisect --replay" in aborted
 
 
 def rlcanary(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -311,11 +311,11 @@ def test_contradiction_loses_no_run_and_can_be_taken_back(history: Path) -> None
     believed = *ENDS, "--deterministic"
     bisect(history, *believed, "--budget-runs", "4", "--", *BUG)
     rlcanary(history, "mark", "c2", "bad")
-    assert "the runs contradict each other: " in refusal(bisect(history, *believed, "--", *BUG))
+    assert "contradict each other" in refusal(bisect(history, *believed, "--", *BUG))
     for look in ("status", "visualize"):
         shown = rlcanary(history, look)
         assert (shown.returncode, len(shown.stderr.splitlines())) == (2, 1)
-        assert "undo the last one with `rlcanary bisect undo`" in shown.stderr
+        assert "`rlcanary bisect undo`" in shown.stderr
     assert "git bisect bad" in rlcanary(history, "log").stdout
     assert "taken back: bad" in rlcanary(history, "undo").stdout
     result = bisect(history, *believed, "--", *BUG)
@@ -355,7 +355,7 @@ def test_corrections_that_cannot_be_made_cost_one_line(history: Path, tmp_path: 
     assert "there was no search here yet" in rlcanary(history, "status").stderr
     bisect(history, "--good", "c10", "--bad", "c20", "--", "true")
     assert "only 5 outcomes to undo" in rlcanary(history, "undo", "9").stderr
-    assert "is not in the range of the search" in rlcanary(history, "mark", "c30", "bad").stderr
+    assert "not in the range" in rlcanary(history, "mark", "c30", "bad").stderr
     assert "does not name a commit" in rlcanary(history, "mark", "c3x", "bad").stderr
     gate = tmp_path / "gate"
     with started_search(history, *ENDS, "--", "sh", "-c", f"touch '{gate}'; sleep 9999") as search:
@@ -363,7 +363,7 @@ def test_corrections_that_cannot_be_made_cost_one_line(history: Path, tmp_path: 
         for subcommand in (["undo"], ["mark", "c50", "bad"]):
             refused = rlcanary(history, *subcommand)
             assert refused.returncode == 2
-            assert "already running in this checkout" in refused.stderr
+            assert "already running" in refused.stderr
         assert f"search running, process {search.pid}" in rlcanary(history, "status").stdout
         search.send_signal(signal.SIGINT)
         search.communicate(timeout=HANG_S)

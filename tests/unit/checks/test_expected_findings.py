@@ -83,7 +83,7 @@ def test_inverted_weights_are_red_behind_an_expected_crash(tmp_path: Path) -> No
     assert comparison.is_red_from("hardening")
     # What is shown is the new finding, with a program that reproduces it.
     assert comparison.unexpected[0].status == "fail"
-    assert "weights declared as token-level" in comparison.unexpected[0].message
+    assert "declared as token-level" in comparison.unexpected[0].message
     assert "assert_close(weights_BT" in comparison.unexpected[0].snippet
 
 

@@ -20,7 +20,7 @@ def run(check_id: str, adapter: Adapter) -> Result:
 def test_nan_gradient_at_masked_positions_is_a_finding() -> None:
     result = run("loss.masked_positions", mutants.WhereAroundTheResult())
     assert result.status == "fail"
-    assert "nan at the masked positions of logprobs changed the gradient" in result.message
+    assert "nan at the masked positions" in result.message
 
 
 @pytest.mark.parametrize("term", ["ref_logprobs", "sampler_logprobs", "entropy"])

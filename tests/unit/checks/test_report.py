@@ -35,7 +35,7 @@ def report(width: int) -> str:
 @pytest.mark.parametrize("width", [80, 150])
 def test_table_names_what_was_found_and_what_is_missing(width: int) -> None:
     table = report(width).partition("└")[0]
-    assert "the loss is 0.333 times the declared one" in table
-    assert "does not apply: updates have no dropout" in table
+    assert "0.333 times the declared one" in table
+    assert "updates have no dropout" in table
     assert all(name in table for name in ("loss.declared_value", "FAIL", "update", "not provided"))
     assert all(len(line) <= width for line in table.splitlines())

@@ -168,14 +168,14 @@ class CrashesOnOthers(ReferenceAdapter):
 def test_model_that_the_adapter_declines_is_left_out_and_no_failure() -> None:
     result = run_check(CHECKS["forward.padding"], LlamaOnly(), "unused")
     assert result.status == "pass"
-    assert "on the model learned_positions: only Llamas are implemented" in result.message
+    assert "learned_positions" in result.message
 
 
 def test_crash_on_a_model_says_how_to_decline_it() -> None:
     result = run_check(CHECKS["forward.padding"], CrashesOnOthers(), "unused")
     assert result.status == "error"
     assert result.message.startswith("on the model learned_positions: ")
-    assert "an adapter that does not take such a model raises NotProvided" in result.message
+    assert "raises NotProvided" in result.message
 
 
 def test_worlds_of_an_option_are_all_or_named_and_a_wrong_name_is_told() -> None:

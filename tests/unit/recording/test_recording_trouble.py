@@ -149,7 +149,7 @@ def test_folder_of_results_that_a_test_removes_costs_no_value(pytester: pytest.P
 
         def test_a(tracker):
             tracker.track("a", 1)
-            shutil.rmtree("unit_results")
+            shutil.rmtree("unit_results", ignore_errors=True)  # the controller may be writing there
             tracker.track("b", 2)
         """
     )
