@@ -93,7 +93,8 @@ def show(
     by_id = {check.id: check for check in checks}
     folds, rest = folded(comparison.unexpected, causes)
     for cause, members in folds:
-        console.rule(f"[{STYLES['fail']}]CAUSE[/] [bold]{escape(cause.words)}", align="left", style="dim")
+        console.rule(f"[{STYLES['fail']}]CAUSE[/]", align="left", style="dim")
+        console.print(Text(cause.words, style="bold"))  # in a rule, its end would be cut off
         console.print(Text(told_of(members)))
         console.print("\nThe first of them:\n", style="dim")
         _explain(console, by_id[members[0].id], members[0])
