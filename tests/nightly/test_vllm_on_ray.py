@@ -9,6 +9,7 @@ import psutil
 import pytest
 from test_e2e_smoke import LIMIT, log_of, the_plan
 from vllm_engines import IN_THE_ENGINE
+from waiting import HANG_S
 
 from rlcanary.grpo.train import ENDINGS, train
 from rlcanary.system import processes
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.ray]
 
 def on_ray(**options: Any) -> dict[str, Any]:
     sampler = {"engine": "vllm", "cpus": 1.0, "options": {"max_model_len": 160, **options}}
-    return {"runtime__kind": "ray", "roles__sampler": sampler}
+    return {"runtime__kind": "ray", "runtime__start_timeout_s": HANG_S, "roles__sampler": sampler}
 
 
 AHEAD = {"schedule__max_staleness": 1, "conventions__old_logprobs": "sampler"}

@@ -28,6 +28,7 @@ ray = pytest.importorskip("ray")
 REPLICAS = {
     "runtime__kind": "ray",
     "runtime__sync_timeout_s": HANG_S,
+    "runtime__start_timeout_s": HANG_S,
     "roles__sampler": {"replicas": 2, "cpus": 1.0, "slots": 4},
 }
 # Each engine is a process that imports torch and transformers.
@@ -82,6 +83,12 @@ def test_a_run_that_fails_leaves_no_actor(cluster: Any, tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         train(a_plan(tmp_path, **REPLICA), on_step=fail)
+    assert live_actors() == 0
+
+
+def test_engines_that_do_not_start_in_time_end_the_run_and_leave_no_actor(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(EnginesLost, match=r"runtime\.start_timeout_s"):
+        train(a_plan(tmp_path, **REPLICA | {"runtime__start_timeout_s": 0.001}))
     assert live_actors() == 0
 
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import HANG_S
+
 # Setting a hook takes as long as the audit hooks: this one makes sure that the threads meet there.
 PROGRAM = """
 import sys, threading, time
@@ -36,7 +38,7 @@ def test_threads_that_begin_work_at_once_are_not_lost_from_sight(tmp_path: Path)
         folder = tmp_path / backend
         folder.mkdir()
         command = [sys.executable, "-c", PROGRAM, folder, tmp_path, backend]
-        run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=HANG_S)
         assert run.stderr == ""
         records = [json.loads(line) for path in folder.glob("*.journal") for line in path.read_text().splitlines()]
         assert [fields for fields in (record.get("fields") for record in records) if fields and fields[0] == "a"] == []

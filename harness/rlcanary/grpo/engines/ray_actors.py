@@ -12,7 +12,7 @@ from rlcanary.contract.batch import Completion
 from rlcanary.contract.engine import Engine
 from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
-from rlcanary.grpo.engines.engine_pool import EngineDied
+from rlcanary.grpo.engines.engine_pool import EngineDied, EnginesLost
 from rlcanary.grpo.plan.plan import Runtime, SamplerRole
 from rlcanary.grpo.sync.sync import Endpoint, Expected
 from rlcanary.grpo.sync.transports import Transport
@@ -176,6 +176,9 @@ def start_on_ray(
         sampling: the seed of the engines, and the kind of logprobs that they return.
         dtype: dtype of the model, such as "bfloat16".
         folder: folder of the model, visible to every node.
+
+    Raises:
+        EnginesLost: an engine did not start within the limit of `runtime`.
     """
     import ray
 
@@ -185,7 +188,11 @@ def start_on_ray(
         for _ in range(role.replicas):
             options = {"num_cpus": role.cpus, "max_concurrency": role.slots + SPARE_CALLS}
             actors.append(remote.options(**options).remote(role, sampling, dtype, folder))
-        ray.get([actor.ready.remote() for actor in actors], timeout=runtime.start_timeout_s)
+        try:
+            ray.get([actor.ready.remote() for actor in actors], timeout=runtime.start_timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            limit = f"{runtime.start_timeout_s:g} seconds (runtime.start_timeout_s)"
+            raise EnginesLost(f"the engines did not start within {limit}") from None
         engines = [RemoteEngine(actor, runtime.sync_timeout_s) for actor in actors]
         yield engines, engines
     finally:
