@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PR_SET_CHILD_SUBREAPER = 36
 DEAD = (b"Z", b"X")
+PF_EXITING = 0x4
 
 # Time between SIGTERM and SIGKILL.
 GRACE_SECONDS = 1.0
@@ -56,7 +57,10 @@ def adopt_orphans() -> None:
 
 
 class Census(NamedTuple):
-    """The children of this process: the living ones, and the ended ones that wait to be reaped."""
+    """The children of this process: the living ones, and those that have ended or are ending, which nothing can stop.
+
+    Ending takes a process that held much memory some tenths of a second.
+    """
 
     alive: set[ProcessId]
     dead: set[ProcessId]
@@ -105,7 +109,8 @@ def census() -> Census:
         for pid in map(int, listed.split()):
             fields = _stat(pid)
             if fields:
-                (found.dead if fields[0] in DEAD else found.alive).add(ProcessId(pid, int(fields[19])))
+                ends = fields[0] in DEAD or int(fields[6]) & PF_EXITING
+                (found.dead if ends else found.alive).add(ProcessId(pid, int(fields[19])))
     return found
 
 
@@ -143,9 +148,8 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def reap(dead: Iterable[ProcessId]) -> None:
-    """Reap ended children. After `adopt_orphans`, this process has to reap them itself."""
-    for process in dead:
-        _reaped(process.pid)
+    """Reap children that have ended or are at it. After `adopt_orphans`, this process has to reap them itself."""
+    wait_until_gone([process.pid for process in dead], GRACE_SECONDS)
 
 
 def command_line(pid: int) -> str:

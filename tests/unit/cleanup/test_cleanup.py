@@ -99,6 +99,23 @@ def test_descendants_of_a_child_end_with_it() -> None:
     assert processes.identify(grandchild) is None
 
 
+def test_a_killed_child_that_still_gives_its_memory_back_is_no_longer_listed_and_is_reaped() -> None:
+    script = "import time; held = b'x' * 2**30; print(flush=True); time.sleep(9999)"
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.kill()
+    while processes.command_line(child.pid):
+        pass
+    census = processes.census()
+    assert child.pid not in {process.pid for process in census.alive}
+    processes.reap(census.dead)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child.pid, os.WNOHANG)
+    child.stdout.close()
+    child.wait()
+
+
 def test_child_is_listed_until_it_ends() -> None:
     child = subprocess.Popen(["sleep", "62"])
     assert child.pid in {process.pid for process in processes.children()}
