@@ -1,6 +1,7 @@
 """Bisects over histories whose dependencies change, with environments that uv, pip and a user's command really build."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -128,8 +129,9 @@ def test_command_of_the_user_fills_the_environment(with_pip: Path, cache: Path) 
 
 def test_build_that_was_killed_half_way_is_never_used(with_pip: Path, cache: Path, tmp_path: Path) -> None:
     """The first build hangs after it has made the folder, and the driver is killed; the next start builds it anew."""
-    gate = tmp_path / "gate"
-    fill = f"mkdir -p $RLCANARY_ENV/bin; test -e '{gate}' || {{ touch '{gate}'; exec sleep 83; }}; touch $RLCANARY_ENV/whole"
+    gate, hang = tmp_path / "gate", ["sleep", f"83.{os.getpid()}"]
+    stop = f"{{ touch '{gate}'; exec {' '.join(hang)}; }}"
+    fill = f"mkdir -p $RLCANARY_ENV/bin; test -e '{gate}' || {stop}; touch $RLCANARY_ENV/whole"
     command = "sh", "-c", "test -e $RLCANARY_ENV/whole || exit 99; test $(cat number) -lt 13"
     arguments = (
         *("--good", "c1", "--bad", f"c{COMMITS}", "--env-dir", str(cache), "--env", fill, "--"),
@@ -140,7 +142,7 @@ def test_build_that_was_killed_half_way_is_never_used(with_pip: Path, cache: Pat
         search.kill()
         search.communicate()
     (half,) = [path for path in cache.iterdir() if path.is_dir()]
-    (builder,) = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "83"]]
+    (builder,) = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == hang]
     result = bisect(with_pip, *arguments)
     assert found(result) == "change 13 [wip]"
     assert "exit 99" not in result.stdout

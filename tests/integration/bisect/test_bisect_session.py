@@ -132,7 +132,11 @@ def test_history_of_the_tracker_tells_how_flaky_the_test_is(history: Path) -> No
 
 def test_probes_run_at_once_and_find_the_same_commit(history: Path, tmp_path: Path) -> None:
     counter = tmp_path / "at once"
-    script = f"echo + >> '{counter}'; sleep 0.15; echo - >> '{counter}'; test $(cat value) -lt 63"
+    # Probes between the ends wait until three have met, once.
+    n_running = f"$(($(grep -c + '{counter}') - $(grep -c - '{counter}')))"
+    meet = f"until [ -e '{tmp_path}/met' ]; do [ {n_running} -ge 3 ] && touch '{tmp_path}/met'; sleep 0.02; done"
+    is_between = "[ $(cat value) -gt 1 ] && [ $(cat value) -lt 100 ]"
+    script = f"echo + >> '{counter}'; {is_between} && {meet}; echo - >> '{counter}'; test $(cat value) -lt 63"
     result = bisect(history, *ENDS, "--jobs", "4", "--", "sh", "-c", script)
     assert found(result) == "change 63 [wip]"
     level = most = 0
