@@ -29,7 +29,10 @@ def scored(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperat
     if precision(model) not in (torch.float32, torch.float64):
         frozen = copy.deepcopy(frozen).double()
     with torch.no_grad():
-        logits_SV: Tensor = frozen(input_ids=torch.tensor([[*prompt, *token_ids]])).logits[0].double()
+        ids_1S = torch.tensor([[*prompt, *token_ids]])
+        positions_1S = torch.arange(ids_1S.shape[1]).unsqueeze(0)
+        output = frozen(input_ids=ids_1S, attention_mask=torch.ones_like(ids_1S), position_ids=positions_1S)
+        logits_SV: Tensor = output.logits[0].double()
     return (logits_SV[len(prompt) - 1 : -1] / temperature).log_softmax(dim=-1)
 
 
