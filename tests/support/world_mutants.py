@@ -1,6 +1,7 @@
 """Mistakes that only hostile inputs show: tool tokens, earlier requests, ends that come at once, odd orders of arrival."""
 
 import asyncio
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -134,6 +135,35 @@ class RewardsUncentred(ReferenceAdapter):
         return reference.train_step(state, batch, self.conventions.replace(advantage_baseline="none"))
 
 
+class SyncSkippedAfterEvaluation(ReferenceAdapter):
+    """A sync is skipped where nothing is marked as changed, and an evaluation clears the mark that an update sets."""
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        state.is_changed = True
+        return super().train_step(state, batch)
+
+    def evaluate(self, state: Any) -> dict[str, float]:
+        state.is_changed = False
+        return super().evaluate(state)
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        if getattr(state, "is_changed", True):
+            super().sync_weights(state, engine)
+        else:
+            engine.version += 1
+
+
+class FirstWeightsPutBack(ReferenceAdapter):
+    """The weights that are put back after an evaluation are those of the first evaluation."""
+
+    def evaluate(self, state: Any) -> dict[str, float]:
+        if not hasattr(state, "kept"):
+            state.kept = copy.deepcopy(state.model.state_dict())
+        metrics = super().evaluate(state)
+        state.model.load_state_dict(state.kept)
+        return metrics
+
+
 WORLD_MUTANTS = [
     ToolTokensUnattended,
     RewardOfToolTokens,
@@ -145,4 +175,6 @@ WORLD_MUTANTS = [
     EntropyNeverFilledIn,
     WeightsOfTheOther,
     RewardsUncentred,
+    SyncSkippedAfterEvaluation,
+    FirstWeightsPutBack,
 ]

@@ -1,24 +1,40 @@
 """Weight sync: afterwards the sampler is the policy in training, with nothing left of the old weights."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from rlcanary import reference
-from rlcanary.checks.asserts import assert_equal, assert_true, leave_out, unless_raised
+from rlcanary.checks.asserts import NothingToCompare, assert_equal, assert_true, leave_out, unless_raised
+from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
+from rlcanary.checks.worlds.items import with_items
+from rlcanary.checks.worlds.rows import whole
 from rlcanary.checks.worlds.samples import gap, sampling
-from rlcanary.checks.worlds.states import held, named, nats, nudged, policy_gap, precision, shaken, sizes_of
-from rlcanary.checks.worlds.tiny_trainer import PAIR, state_of, tiny_policy
-from rlcanary.contract.adapter import Adapter
+from rlcanary.checks.worlds.states import (
+    held,
+    named,
+    nats,
+    nudged,
+    own_logprobs,
+    policy_gap,
+    precision,
+    seeded,
+    shaken,
+    sizes_of,
+)
+from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, reference_near, sampled, state_of, tiny_policy
+from rlcanary.contract.adapter import Adapter, provided
 
 SHORT = [5, 6, 7]
 # Several whole blocks of a prefix cache.
 LONG = list(range(3, 51))
+STEPS = ("update", "sync", "evaluate", "sample")
+LEARNING_RATE = 1e-2
 
 
 def _pair(adapter: Adapter, model: Any) -> tuple[Any, Any]:
@@ -180,6 +196,88 @@ def same_policy(adapter: Adapter, model: Any) -> None:
             f"after the weight sync of a new state {which} is {distance:.3g} nats away from the model it was made from"
         )
         assert_true(distance < nats(state.model), told, quantity="nats", magnitude=distance)
+
+
+def _start(adapter: Adapter, model: Any) -> tuple[Any, Any]:
+    """Make a state that can be updated and evaluated, and an engine of the same weights."""
+    ref_model = reference_near(model, adapter.conventions)
+    state = with_items(state_of(adapter, copy.deepcopy(model), ref_model, LEARNING_RATE))
+    return state, adapter.new_engine(copy.deepcopy(model))
+
+
+def _take(adapter: Adapter, step: str, state: Any, engine: Any) -> None:
+    if step == "update":
+        seeded(adapter.train_step, state, sampled(state.model, adapter.conventions, PAIR))
+    elif step == "sync":
+        adapter.sync_weights(state, engine)
+    elif step == "evaluate":
+        adapter.evaluate(state)
+    else:
+        engine.generate([LONG], sampling())
+
+
+def _possible(adapter: Adapter, steps: Sequence[str]) -> list[str]:
+    return [step for step in steps if step != "evaluate" or "evaluate" in provided(adapter)]
+
+
+def _orders() -> Iterator[Case]:
+    for steps in (
+        ["update", "sync", "update"],
+        ["sync", "sample", "update", "evaluate", "sync", "sample", "update", "evaluate", "sync", "update"],
+    ):
+        yield Case(" ".join(steps), steps=steps)
+
+
+def _drawn(rng: Generator, size: int) -> Case:
+    steps = [STEPS[whole(rng, 0, 3)] for _ in range(whole(rng, 1, size + 2))]
+    return Case(steps=["update", *steps, "update"])
+
+
+@check("sync.training_goes_on", needs=("train_step", "sync_weights"), cases=_orders, draws=_drawn)
+def training_goes_on(adapter: Adapter, model: Any, steps: Sequence[str]) -> None:
+    """Training after any weight syncs, evaluations and samples continues as it would have without them.
+
+    Silent because runs that sync or evaluate at other times are never compared. Look for weights that are merged, cast or
+    swapped for the engine and put back only the first time, for an evaluation that clears what the optimizer keeps, and
+    for modes, gradients and hooks that outlive their step.
+    """
+    taken = _possible(adapter, steps)
+    ends = []
+    for steps_of_run in (taken, [step for step in taken if step == "update"]):
+        state, engine = _start(adapter, model)
+        for step in steps_of_run:
+            _take(adapter, step, state, engine)
+        ends.append(state)
+    batch, _ = reference.make_batch(GROUPS, 0)
+    distance = policy_gap(ends[0], ends[1].model, batch)
+    told = f"after {', '.join(taken)} the policy is {distance:.3g} nats away from where the updates alone lead"
+    assert_true(distance < nats(state.model), told, quantity="nats", magnitude=distance)
+
+
+@check("sync.stays_in_step", needs=("train_step", "sync_weights"), cases=_orders, draws=_drawn)
+def stays_in_step(adapter: Adapter, model: Any, steps: Sequence[str]) -> None:
+    """From each weight sync to the next update the engine samples from the policy, whatever lies before and between.
+
+    Silent because a sampler that is one update behind, or holds the weights of an evaluation, samples good text. Look for
+    a sync that is skipped because nothing seems to have changed, for weights that are resolved once, and for an evaluation
+    that leaves its own weights or prefixes in the engine.
+    """
+    state, engine = _start(adapter, model)
+    batch, _ = reference.make_batch(PAIR, 0)
+    before_BT = own_logprobs(state.model, batch)
+    distances, is_in_step = {}, False
+    for place, step in enumerate(_possible(adapter, steps), 1):
+        _take(adapter, step, state, engine)
+        is_in_step = step == "sync" or (is_in_step and step != "update")
+        if is_in_step:
+            distances[f"step {place}, {step}"] = gap(engine, state.model, LONG)
+    allowed = nats(state.model)
+    if not float((own_logprobs(state.model, batch) - before_BT).abs().max()) > 4 * allowed:
+        raise NothingToCompare("the updates do not change the policy's logprobs")
+    wrong = {name: distance for name, distance in distances.items() if not distance < allowed}
+    largest = max(wrong.values(), default=0.0)
+    told = f"after {' and '.join(wrong)} the engine is {largest:.3g} nats away from the trainer"
+    assert_true(not wrong, told, quantity="nats", magnitude=largest, compared=len(distances))
 
 
 def _disturbed(state: Any, engine: Any, name: str) -> bool:
