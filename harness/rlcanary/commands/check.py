@@ -142,15 +142,16 @@ def check(
             diagnosis = causes_of(checks, results, implementation, seed, timeout)
     causes = diagnosis.causes
     if json_path is not None:
-        write_whole(json_path, to_json(implementation.name, results, causes))
+        write_whole(json_path, to_json(implementation.name, results, diagnosis))
+    written = [result for result in comparison.unexpected if result.snippet]
     if programs is not None:
-        written = [result for result in comparison.unexpected if result.snippet]
         for result in written:
             write_whole(programs / f"{result.id}.py", standalone(result.snippet, implementation, adapter))
-        click.echo(f"rlcanary: programs written to {programs}: {len(written)}", err=True)
     if markdown is not None:
         write_whole(markdown, to_markdown(implementation.name, checks, results, comparison, causes, fail_on))
     show(report_console(), implementation.name, checks, results, comparison, causes)
+    if programs is not None:
+        click.echo(f"rlcanary: programs written to {programs}: {len(written)}", err=True)
     if str(diagnosis):
         click.echo(f"rlcanary: {diagnosis}", err=True)
     for line in misspelt(implementation):

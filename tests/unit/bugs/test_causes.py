@@ -1,5 +1,7 @@
 """A cause explains all that it stands above, and what nothing explains stays by itself."""
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +16,8 @@ from rlcanary.bugs.causes import candidates, causes_of
 from rlcanary.bugs.mistakes import MISTAKES
 from rlcanary.bugs.mistakes.planting import Mistaken, reached_by
 from rlcanary.checks import Check, Result, all_checks, run_check
-from rlcanary.checks.findings.diagnosis import Cause
+from rlcanary.checks.findings.diagnosis import Cause, Diagnosis
+from rlcanary.checks.findings.report import to_json
 from rlcanary.contract.batch import Group, LossOutput, PolicyBatch
 from rlcanary.contract.conventions import GRPO
 
@@ -88,6 +91,21 @@ def test_mistake_in_two_capabilities_is_one_cause() -> None:
     assert [result.status for result in results] == ["fail", "fail", "pass"]
     assert [cause.words for cause in causes] == ["the KL has no gradient"]
     assert set(causes[0].explained) == {"kl.declared_estimator", "loss.declared_gradient"}
+
+
+def test_metric_of_no_tokens_refutes_no_cause() -> None:
+    class Shifted(ReferenceAdapter):
+        """The mask one token late, and zero for the metrics of a batch without tokens."""
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            later_BT = torch.nn.functional.pad(batch.mask, (1, 0))[:, :-1]
+            output = super().policy_loss(replace(batch, mask=later_BT))
+            metrics = {name: 0.0 if math.isnan(value) else value for name, value in output.metrics.items()}
+            return LossOutput(output.loss, metrics)
+
+    causes, results = diagnosed(Shifted(GRPO.replace(kl_coef=0.5)), "loss.metrics", "loss.declared_value")
+    assert [cause.words for cause in causes] == ["the mask is shifted by one: each row trains the token after"]
+    assert causes[0].count == sum(len(result.findings) for result in results)
 
 
 def test_two_mistakes_are_two_causes() -> None:
@@ -209,3 +227,4 @@ def test_search_that_its_limit_ends_says_so() -> None:
     results = [run_check(check, adapter, "reference")]
     assert "ended after 1e-09 s" in str(causes_of([check], results, adapter, seconds=1e-9))
     assert str(causes_of([check], results, adapter, seconds=0)) == ""
+    assert json.loads(to_json("x", results, Diagnosis([], 2.0)))["causes_cut_after"] == 2.0

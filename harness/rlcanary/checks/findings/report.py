@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rlcanary.checks.check import Check, Result
 from rlcanary.checks.findings.coverage import Coverage, coverage
-from rlcanary.checks.findings.diagnosis import Cause
+from rlcanary.checks.findings.diagnosis import Cause, Diagnosis
 from rlcanary.checks.findings.expected import Comparison
 from rlcanary.checks.findings.grouping import grouped
 from rlcanary.checks.severity import EFFECTS, Severity
@@ -43,16 +43,17 @@ def coverage_of(results: Iterable[Result]) -> Coverage:
     return coverage([result.id for result in results], missing)
 
 
-def to_json(adapter: str, results: Sequence[Result], causes: Sequence[Cause]) -> str:
+def to_json(adapter: str, results: Sequence[Result], diagnosis: Diagnosis) -> str:
     """Write the results as JSON.
 
-    The keys are `adapter`, `checks`, `causes` (with `cause`, `findings`, `checks`) and `coverage` (with the fields of
-    `Coverage`). A check has `id`, `area`, `status`, `severity` (the worst of its findings), `message`, `snippet`, `seconds`
-    and `findings`; a finding has `fingerprint`, `message`, `snippet`, `severity` and `cause`, null where none is known.
+    The keys are `adapter`, `checks`, `causes` (with `cause`, `findings`, `checks`), `causes_cut_after` (the limit in seconds
+    that ended the search for causes, null if none did) and `coverage` (with the fields of `Coverage`). A check has `id`,
+    `area`, `status`, `severity` (the worst of its findings), `message`, `snippet`, `seconds` and `findings`; a finding has
+    `fingerprint`, `message`, `snippet`, `severity` and `cause`, null where none is known.
     """
 
     def finding(result: Result, found: Found) -> dict[str, Any]:
-        words = [cause.words for cause in causes if cause.covers(result.id, found)]
+        words = [cause.words for cause in diagnosis.causes if cause.covers(result.id, found)]
         told = {"fingerprint": str(found.fingerprint), "message": found.message, "snippet": found.snippet}
         return {**told, "severity": found.severity, "cause": words[0] if words else None}
 
@@ -72,8 +73,10 @@ def to_json(adapter: str, results: Sequence[Result], causes: Sequence[Cause]) ->
             for result in results
         ],
         "causes": [
-            {"cause": cause.words, "findings": cause.count, "checks": list(cause.explained)} for cause in causes
+            {"cause": cause.words, "findings": cause.count, "checks": list(cause.explained)}
+            for cause in diagnosis.causes
         ],
+        "causes_cut_after": diagnosis.cut_after,
         "coverage": asdict(coverage_of(results)),
     }
     return json.dumps(document, indent=2) + "\n"
