@@ -97,7 +97,20 @@ class PartTakenForTheWhole(ReferenceAdapter):
         return super().policy_loss(replace(batch, global_tokens=None, global_sequences=None))
 
 
+class TokensCountedInTheBatchsDtype(ReferenceAdapter):
+    """The number of tokens is added up one by one in the dtype of the logprobs."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        tokens = int(batch.mask.sum())
+        counted = torch.zeros((), dtype=batch.logprobs.dtype)
+        for _ in range(tokens):
+            counted += 1
+        return LossOutput(output.loss * (tokens / counted.float()), output.metrics)
+
+
 LOSS_MUTANTS = [
+    TokensCountedInTheBatchsDtype,
     PartTakenForTheWhole,
     NanRewardCountsAsZero,
     EntropyBonusWithoutGradient,

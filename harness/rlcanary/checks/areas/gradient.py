@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from rlcanary.checks.asserts import assert_close, assert_true, gradient, soft
+from rlcanary.checks.asserts import assert_close, assert_true, gradient, soft, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs, rows
@@ -209,6 +209,43 @@ def zero_advantage_moves_nothing(adapter: Adapter, batch: PolicyBatch) -> None:
         assert_close(loss, torch.tensor(0.0), "with advantages of zero the loss is not zero")
     told = "with advantages of zero the gradient is not zero"
     assert_close(gradient(loss, batch.logprobs), torch.zeros(batch.mask.shape), told, quantity="gradient")
+
+
+def _half_precisions() -> Iterator[Case]:
+    # More tokens than half precision can count one by one.
+    inputs = {"advantages_B": torch.tensor([0.5, -1.0, 1.5]), "lengths_B": torch.tensor([400, 37, 2200])}
+    for dtype in ("bfloat16", "float16"):
+        yield Case(dtype, changes={"kl_coef": 0.0, "entropy_coef": 0.0}, dtype=dtype, **inputs)
+
+
+@check("gradient.half_precision", needs=("policy_loss",), cases=_half_precisions)
+def half_precision(adapter: Adapter, advantages_B: Tensor, lengths_B: Tensor, dtype: str) -> None:
+    """On policy, a batch in half precision gives the gradient of the same numbers in float32.
+
+    Silent because sums in bfloat16 stop growing at 256 tokens of one: each update is then a multiple of what it should be,
+    which depends on the lengths. Look for counts and sums in the dtype of the batch. Code that raises is not silent.
+    """
+    mask_BT = torch.arange(int(lengths_B.max())) < lengths_B.unsqueeze(1)
+    gradients = []
+    for kind in (torch.float32, getattr(torch, dtype)):
+        logprobs_BT = torch.full(mask_BT.shape, -1.0, dtype=kind)
+        batch = PolicyBatch(
+            logprobs=logprobs_BT.clone().requires_grad_(),
+            old_logprobs=logprobs_BT,
+            advantages=advantages_B.to(kind),
+            mask=mask_BT,
+            ref_logprobs=logprobs_BT,
+            sampler_logprobs=logprobs_BT,
+            entropy=torch.zeros_like(logprobs_BT),
+            group_ids=torch.zeros(len(mask_BT), dtype=torch.long),
+        )
+        output = unless_raised(adapter.policy_loss, batch)
+        if output is None:
+            return
+        gradients.append(gradient(output.loss, batch.logprobs).float())
+    told = f"the gradient of a batch in {dtype} is not that of the same batch in float32"
+    within = 0.02, 0.02 * float(gradients[0].abs().max())
+    assert_close(gradients[1], gradients[0], told, within=within, quantity="gradient")
 
 
 def _one_reward(conventions: Conventions) -> Iterator[Case]:
