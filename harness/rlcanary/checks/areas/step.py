@@ -59,6 +59,10 @@ def _on_policy(conventions: Conventions) -> Iterator[Case]:
         for case in _off_policy(conventions):
             yield Case(choice, case.label, changes=choice, **case.inputs)
     yield Case("tool tokens", groups=TOOLS, is_clipped=False)
+    in_reward = {"kl_coef": 0.3, "kl_placement": "reward"}
+    for estimator in dict.fromkeys((conventions.kl_estimator, "k1")):
+        choice = {**in_reward, "kl_estimator": estimator}
+        yield Case(choice, changes=choice, groups=[*GROUPS, *TOOLS], is_clipped=False)
     for case in _with_reference(conventions):
         yield Case("given reference logprobs", changes=case.changes, groups=GROUPS, is_clipped=False, is_given=True)
 
