@@ -164,6 +164,34 @@ class FirstWeightsPutBack(ReferenceAdapter):
         return metrics
 
 
+class InputsStayInTheirBuffer(ReferenceAdapter):
+    """The inputs of the first batch of a shape stay in a buffer, from which all later ones are scored."""
+
+    def _first(self, batch: CollatedBatch) -> CollatedBatch:
+        return self.__dict__.setdefault("buffers", {}).setdefault(batch.input_ids.shape, batch)
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        return super().completion_logprobs(model, self._first(batch), temperature)
+
+    def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        return super().packed_logprobs(model, self._first(batch), temperature)
+
+
+class OnlyWhatChangedIsSent(ReferenceAdapter):
+    """A sync sends the weights that differ from those sent last, to whichever engine."""
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        sent = getattr(state, "sent", {})
+        weights = {name: weight.detach().clone() for name, weight in state.model.named_parameters()}
+        changed = {
+            name: each for name, each in weights.items() if name not in sent or not torch.equal(each, sent[name])
+        }
+        engine.load_weights(changed.items())
+        engine.reset_prefix_cache()
+        engine.version += 1
+        state.sent = weights
+
+
 WORLD_MUTANTS = [
     ToolTokensUnattended,
     RewardOfToolTokens,
@@ -177,4 +205,6 @@ WORLD_MUTANTS = [
     RewardsUncentred,
     SyncSkippedAfterEvaluation,
     FirstWeightsPutBack,
+    InputsStayInTheirBuffer,
+    OnlyWhatChangedIsSent,
 ]

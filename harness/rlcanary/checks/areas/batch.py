@@ -34,6 +34,14 @@ GROUPS = [
         item_id="b",
         policy_version=4,
     ),
+    # Another item with the prompt of the first.
+    Group(
+        prompt_ids=[11, 12],
+        completions=[Completion([25, 2], logprobs=[-0.9, -1.0])],
+        rewards=[-0.5],
+        item_id="c",
+        policy_version=4,
+    ),
 ]
 
 
@@ -125,8 +133,10 @@ def rewards_and_identity(adapter: Adapter, groups: list[Group]) -> None:
     """
     batch, rows = adapter.make_batch(groups, 0), rows_of(groups)
     assert_rows("reward", [float(reward) for reward in batch.rewards], [reward for _, _, reward in rows])
-    in_first = [bool(group_id == batch.group_ids[0]) for group_id in batch.group_ids]
-    assert_rows("membership in the first group", in_first, [group is groups[0] for group, _, _ in rows])
+    ids = torch.as_tensor(batch.group_ids).tolist()
+    got = [[row for row, each in enumerate(ids) if each == own_id] for own_id in ids]
+    wanted = [[row for row, (each, _, _) in enumerate(rows) if each is group] for group, _, _ in rows]
+    assert_rows("as rows of its group", got, wanted)
     if batch.old_logprobs is None:
         told = (
             "each completion has its sampler's logprobs, the batch has none; if the trainer computes its own, declare "
@@ -160,7 +170,7 @@ def _mixed_options() -> Iterator[Case]:
         "the first lacks them": [lacking, scored],
     }.items():
         yield Case(told, groups=[Group([11, 12], pair, [1.0, 0.0], item_id="a", policy_version=3)])
-    ref_logprobs = [[[-1.0, -1.1, -1.2], [-1.3]], [[-1.4, -1.5], [-1.6, -1.7]]]
+    ref_logprobs = [[[-1.0, -1.1, -1.2], [-1.3]], [[-1.4, -1.5], [-1.6, -1.7]], [[-1.8, -1.9]]]
     groups = [replace(group, ref_logprobs=rows) for group, rows in zip(GROUPS, ref_logprobs, strict=True)]
     yield Case("reference logprobs", groups=groups)
 

@@ -26,6 +26,14 @@ GROUPS = [
     Group([11, 12, 13, 14, 15], [Completion([16, 17, 18, 19, 2]), Completion([20, 0, 21])], [1.0, 0.0]),
     Group([22], [Completion([23, 24])], [1.0]),
     Group([25, 26], [Completion([27, 28, 29, 30, 31], sampled=[True, False, False, True, True])], [1.0]),
+    # The longest prompt, whose completion is short.
+    Group([32, 33, 34, 35, 36, 37, 38], [Completion([39, 2])], [1.0]),
+]
+# A row of a single token, which is nothing but its prompt, between others.
+WITH_NOTHING_SAMPLED = [
+    Group([5, 6], [Completion([8, 9])], [1.0]),
+    Group([7], [Completion([])], [0.0]),
+    Group([10, 11, 12], [Completion([13]), Completion([14, 15])], [1.0, 0.0]),
 ]
 
 
@@ -53,7 +61,7 @@ def _assert_as_alone(
     for row, (prompt, completion) in enumerate(alone):
         length = len(completion.token_ids)
         exact_BT[row, :length] = trainer_logprobs(model, prompt, completion.token_ids, temperature)
-        if allowed:
+        if allowed and length:
             single, _ = reference.make_batch([Group(prompt, [completion], [0.0])], pad_token_id=0)
             error_T = (own_logprobs(model, single, temperature)[0] - exact_BT[row, :length])[single.completion_mask[0]]
             # Half precision rounds the same sequence otherwise in another batch.
@@ -147,11 +155,17 @@ def applies_the_temperature(adapter: Adapter, model: Any, groups: list[Group], t
     _assert_as_alone(adapter.completion_logprobs, model, groups, batch, told, temperature)
 
 
+def _packed() -> Iterator[Case]:
+    for temperature in (1.0, 0.6):
+        yield Case(f"temperature {temperature}", groups=GROUPS, temperature=temperature)
+    yield Case("a row of a single token", groups=WITH_NOTHING_SAMPLED, temperature=1.0)
+
+
 @check(
     "forward.packing",
     needs=("packed_logprobs",),
-    cases=lambda: [Case(f"temperature {each}", groups=GROUPS, temperature=each) for each in (1.0, 0.6)],
-    draws=lambda rng, size: Case(groups=sampled(rng, size), temperature=1.0),
+    cases=_packed,
+    draws=lambda rng, size: Case(groups=sampled(rng, size, empty=True), temperature=1.0),
     worlds=("learned_positions", "sliding_window", "convolution"),
 )
 def packing(adapter: Adapter, model: Any, groups: list[Group], temperature: float) -> None:
@@ -165,3 +179,29 @@ def packing(adapter: Adapter, model: Any, groups: list[Group], temperature: floa
     _assert_as_alone(
         adapter.packed_logprobs, model, groups, batch, "packed rows score differently from each row alone", temperature
     )
+
+
+@check("forward.earlier_calls", needs=("completion_logprobs",))
+def earlier_calls(adapter: Adapter, model: Any) -> None:
+    """Scores do not depend on earlier calls: the same rows are scored again, in another order between.
+
+    Silent because the first batch is right. Look for masks and positions that are cached under a shape, and for inputs
+    that a call leaves changed.
+    """
+    _assert_unaffected(adapter.completion_logprobs, model)
+
+
+@check("forward.earlier_packings", needs=("packed_logprobs",))
+def earlier_packings(adapter: Adapter, model: Any) -> None:
+    """Scores of packed rows do not depend on earlier calls: the same rows are packed again, in another order between.
+
+    Silent because the first batch is right. Look for masks and boundaries that are cached under a length or a number of
+    tokens.
+    """
+    _assert_unaffected(adapter.packed_logprobs, model)
+
+
+def _assert_unaffected(score: Callable[..., Tensor], model: Any) -> None:
+    for told, groups in (("in order", GROUPS), ("in reverse", GROUPS[::-1]), ("in order again", GROUPS)):
+        batch, _ = reference.make_batch(groups, pad_token_id=0)
+        _assert_as_alone(score, model, groups, batch, f"the rows {told}: logprobs differ from those of each row alone")

@@ -66,7 +66,12 @@ def _equal(conventions: Conventions, rng: Generator) -> Iterator[Case]:
         raise NotProvided("the declared bounds leave out a weight of 1")
     for case in _logprobs((2, 3, (3, 1)))(conventions=conventions, rng=rng):
         trainer_BT = case.inputs["trainer_BT"].detach()
-        yield Case(case.label, changes=case.changes, logprobs_BT=trainer_BT, mask_BT=case.inputs["mask_BT"])
+        same = {"logprobs_BT": trainer_BT, "mask_BT": case.inputs["mask_BT"]}
+        yield Case(case.label, changes=case.changes, **same)
+        # A weight on a bound lies within.
+        is_mask = case.changes.get("importance_mode", conventions.importance_mode) == "mask"
+        for name in ("importance_low", "importance_high") if is_mask else ():
+            yield Case(case.label, f"{name} 1", changes={**case.changes, name: 1.0}, **same)
 
 
 @check("importance.equal_logprobs_weigh_one", needs=("importance_weights",), cases=_equal)

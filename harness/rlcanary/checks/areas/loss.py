@@ -136,18 +136,26 @@ def _judged(adapter: Adapter, batch: PolicyBatch) -> tuple[LossOutput, Tensor]:
     return output, gradient(output.loss, batch.logprobs)
 
 
-@check(
-    "loss.token_advantages",
-    needs=("policy_loss",),
-    cases=inputs.batches((2, 2, (2, 1)), (3, 3, (3, 1, 2)), (2, 4, (4, 2))),
-    draws=_drawn,
-)
-def token_advantages(adapter: Adapter, batch: PolicyBatch) -> None:
-    """Advantages given per token, equal along each row, give the same loss and gradient as one advantage per row.
+def _row_and_token_advantages(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    for shape in ((2, 2, (2, 1)), (3, 3, (3, 1, 2)), (2, 4, (4, 2))):
+        batch = inputs.policy_batch(rng, *shape)
+        yield Case(batch, batch=batch)
+        # A sequence's ratio is defined with one advantage for the sequence.
+        if conventions.ratio_level == "token":
+            along_BT = inputs.uniform(rng, *batch.mask.shape, low=-1.5, high=1.5)
+            yield Case(batch, "differing along rows", batch=replace(batch, advantages=along_BT))
 
-    Silent because [B, T] and [B, 1] broadcast together to [B, B, T] without an error. Look at `unsqueeze(1)` and at how
-    the shape of the advantages is told apart.
+
+@check("loss.token_advantages", needs=("policy_loss",), cases=_row_and_token_advantages, draws=_drawn)
+def token_advantages(adapter: Adapter, batch: PolicyBatch) -> None:
+    """Advantages given per token weight their own tokens and, equal along each row, do what one advantage per row does.
+
+    Silent because [B, T] and [B, 1] broadcast together to [B, B, T] without an error, and the first advantage of a row is
+    an advantage too. Look at `unsqueeze(1)` and at how the shape of the advantages is told apart.
     """
+    if batch.advantages.ndim == 2:
+        _assert_declared(adapter, batch, "with advantages that differ along the rows")
+        return
     advantages_BT = batch.advantages.unsqueeze(1).expand_as(batch.mask).contiguous()
     before, before_BT = _judged(adapter, batch)
     after, after_BT = _judged(adapter, replace(batch, advantages=advantages_BT))
@@ -303,22 +311,22 @@ def clipping(adapter: Adapter, ratio: float, advantage: float) -> None:
     a clip fraction that counts another side than the one that is clipped.
     """
     told = f"one token with ratio {ratio:.3g} and advantage {advantage:g}"
-    batch = _one_token(math.log(ratio), advantage)
+    batch = _one_row([math.log(ratio)], advantage)
     expected = exact_output(batch, adapter.conventions).metrics
     assert_metrics(_assert_declared(adapter, batch, told), expected, f"for {told}")
 
 
-def _one_token(log_ratio: float, advantage: float) -> PolicyBatch:
-    """Make a batch of one token, with equal logprobs of policy and reference."""
-    logprobs_11 = torch.tensor([[-1.0]])
+def _one_row(log_ratios: list[float], advantage: float) -> PolicyBatch:
+    """Make a batch of one row, with equal logprobs of policy and reference."""
+    logprobs_1T, log_ratio_1T = torch.full((1, len(log_ratios)), -1.0), torch.tensor([log_ratios])
     return PolicyBatch(
-        logprobs=logprobs_11.clone().requires_grad_(),
-        old_logprobs=logprobs_11 - log_ratio,
+        logprobs=logprobs_1T.clone().requires_grad_(),
+        old_logprobs=logprobs_1T - log_ratio_1T,
         advantages=torch.tensor([advantage]),
-        mask=torch.tensor([[True]]),
-        ref_logprobs=logprobs_11,
-        sampler_logprobs=logprobs_11 - log_ratio,
-        entropy=torch.tensor([[1.0]]),
+        mask=torch.ones_like(logprobs_1T, dtype=torch.bool),
+        ref_logprobs=logprobs_1T,
+        sampler_logprobs=logprobs_1T - log_ratio_1T,
+        entropy=torch.ones_like(logprobs_1T),
         group_ids=torch.tensor([0]),
     )
 
@@ -333,18 +341,23 @@ def _both_sides_of_the_clamp(conventions: Conventions) -> Iterator[Case]:
             for advantage in (1.0, -1.0):
                 label = f"log-ratio {log_ratio:.3g}", f"advantage {advantage:g}"
                 yield Case(*label, within=changes, changes=changes, log_ratio=log_ratio, advantage=advantage)
+        if clamp is not None:
+            # One token beyond the clamp, the mean of the row within, and the reverse of neither.
+            for log_ratios in ([3 * clamp, -2.5 * clamp], [1.5 * clamp, -0.2 * clamp]):
+                yield Case(log_ratios, within=changes, changes=changes, log_ratio=log_ratios, advantage=1.0)
 
 
 @check("loss.log_ratio_clamp", needs=("policy_loss",), cases=_both_sides_of_the_clamp)
-def log_ratio_clamp(adapter: Adapter, log_ratio: float, advantage: float) -> None:
+def log_ratio_clamp(adapter: Adapter, log_ratio: float | list[float], advantage: float) -> None:
     """The log-ratio is clamped as declared, on both sides, and a token beyond the clamp has no gradient.
 
     Silent because ratios of this size are rare: one token whose probability fell by e²⁰ then outweighs its batch, or
     overflows to infinity, and infinity times a gradient of zero is NaN. Look for `exp` before the clamp, for a clamp of
     the ratio where one of the log-ratio is declared, and for a clamp that the conventions do not mention.
     """
-    told = f"one token with log-ratio {log_ratio:.3g} and advantage {advantage:g}"
-    _assert_declared(adapter, _one_token(log_ratio, advantage), told)
+    log_ratios = [log_ratio] if isinstance(log_ratio, float) else log_ratio
+    told = f"log-ratio {', '.join(f'{each:.3g}' for each in log_ratios)} and advantage {advantage:g}"
+    _assert_declared(adapter, _one_row(log_ratios, advantage), told)
 
 
 @check("loss.metrics", severity="dashboard", needs=("policy_loss",), cases=inputs.batches(*inputs.SHAPES), draws=_drawn)

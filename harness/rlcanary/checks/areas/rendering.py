@@ -45,6 +45,9 @@ def _conversations() -> Iterator[Case]:
     yield _case(_user("é ∑ 你好"), _sampled("ñ 👍\n\nyes "))
     yield _case(SYSTEM, QUESTION, _history("yes"), _user("sure?"), ANSWER)
     yield _case(QUESTION, _sampled("ask"), TOOL, _sampled("hello"), OTHER_TOOL, ANSWER)
+    # Texts that code likes to parse or strip.
+    thought, padded = _sampled("<think>x</think>four"), _sampled("  four\n")
+    yield Case("thoughts and blanks", messages=[QUESTION, thought, _user("sure?"), padded, _user("really?"), ANSWER])
 
 
 def _render(adapter: Adapter, messages: Messages, tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -153,6 +156,7 @@ def _histories() -> Iterator[Case]:
     yield from _conversations()
     yes, sure = _sampled("yes"), _user("sure?")
     yield _case(QUESTION, _history("four"), sure, ANSWER)
+    yield _case(QUESTION, _sampled("four"), sure, ANSWER)  # the same text, of which more was sampled
     yield _case(QUESTION, yes, sure, _history("yes"), _user("really?"), yes)
     yield _case(QUESTION, _history("yes"))
 
@@ -254,6 +258,8 @@ def _shorter() -> Iterator[Case]:
     messages = [SYSTEM, QUESTION, _sampled("ask"), TOOL, _sampled("hello"), _user("sure?"), ANSWER]
     for end in (3, 5):
         yield Case(f"{end} messages", messages=messages, end=end)
+    thoughts = [QUESTION, _sampled("<think>x</think>four"), _user("sure?"), _sampled("<tool_call>{}</tool_call>"), TOOL]
+    yield Case("thoughts", messages=[*thoughts, ANSWER], end=2)
 
 
 @check("rendering.grows_by_appending", needs=("render",), cases=_shorter)

@@ -5,6 +5,7 @@ Each parameter moves by the optimizer's full step, and nothing else moves.
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,34 +15,28 @@ from rlcanary.checks.asserts import assert_close, assert_true, assert_unchanged
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.descent import (
-    Scene,
     assert_gradients,
+    expect_declared,
+    expect_same,
     scene,
     sides,
     some,
     step_gradients,
-    terms,
     twin,
     watched,
+    with_others,
 )
 from rlcanary.checks.worlds.groups import sampled
 from rlcanary.checks.worlds.states import decaying, lead, named, nats, policy_gap, precision, scheduled_rates
-from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, state_of, tiny_policy
+from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, UNEVEN, state_of, tiny_policy
 from rlcanary.checks.worlds.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Group
 from rlcanary.contract.conventions import Conventions
 
 
-def _expect_declared(adapter: Adapter, start: Scene, message: str) -> None:
-    expected = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).gradients
-    got = step_gradients(adapter, start)
-    assert_gradients(got, expected, start.state.model, f"{message} ({terms(adapter.conventions)})")
-
-
 def _each_side(conventions: Conventions) -> Iterator[Case]:
-    for told, is_clipped in sides(conventions):
-        yield Case(told, is_clipped=is_clipped)
+    yield from (Case(told, is_clipped=is_clipped) for told, is_clipped in sides(conventions))
 
 
 def _off_policy(conventions: Conventions) -> Iterator[Case]:
@@ -59,12 +54,14 @@ def _on_policy(conventions: Conventions) -> Iterator[Case]:
         for case in _off_policy(conventions):
             yield Case(choice, case.label, changes=choice, **case.inputs)
     yield Case("tool tokens", groups=TOOLS, is_clipped=False)
-    in_reward = {"kl_coef": 0.3, "kl_placement": "reward"}
+    yield Case("groups of 3, 5 and 2", groups=UNEVEN, is_clipped=False)
     for estimator in dict.fromkeys((conventions.kl_estimator, "k1")):
-        choice = {**in_reward, "kl_estimator": estimator}
-        yield Case(choice, changes=choice, groups=[*GROUPS, *TOOLS], is_clipped=False)
+        in_reward = {"kl_coef": 0.3, "kl_placement": "reward", "kl_estimator": estimator}
+        yield Case(in_reward, changes=in_reward, groups=[*GROUPS, *TOOLS], is_clipped=False)
     for case in _with_reference(conventions):
         yield Case("given reference logprobs", changes=case.changes, groups=GROUPS, is_clipped=False, is_given=True)
+        equal = [replace(group, rewards=[0.5] * 4) for group in GROUPS]
+        yield Case("equal rewards", changes=case.changes, groups=equal, is_clipped=False)
 
 
 def _drawn(rng: Generator, size: int) -> Case:
@@ -82,7 +79,7 @@ def declared_gradient(
     and falls. Look at everything between the batch and `optimizer.step()`.
     """
     start = scene(adapter, model, groups, is_clipped=is_clipped, brings_reference=is_given)
-    _expect_declared(adapter, start, "on policy, the gradient is not the declared one")
+    expect_declared(adapter, start, "on policy, the gradient is not the declared one")
 
 
 def _kl_in_reward(conventions: Conventions) -> str | None:
@@ -107,7 +104,7 @@ def off_policy_gradient(adapter: Adapter, model: Any, groups: list[Group], is_cl
     and declare `old_logprobs` if they are the trainer's.
     """
     start = scene(adapter, model, groups, drift=0.5, is_clipped=is_clipped)
-    _expect_declared(adapter, start, "with samples of an older policy the gradient is not the declared one")
+    expect_declared(adapter, start, "with samples of an older policy the gradient is not the declared one")
 
 
 def _drops_out(conventions: Conventions) -> str | None:
@@ -128,7 +125,7 @@ def dropout_is_off(adapter: Adapter) -> None:
     """
     start = scene(adapter, tiny_policy(dropout=0.3).train())
     message = "with dropout 0.3 in the model, the gradient is not that of the policy that sampled"
-    _expect_declared(adapter, start, message)
+    expect_declared(adapter, start, message)
 
 
 def _drops_nothing(conventions: Conventions) -> str | None:
@@ -174,20 +171,28 @@ def gradient_norm_is_clipped(adapter: Adapter, model: Any, told: str, is_clipped
     is taken.
     """
     start = scene(adapter, model, GROUPS, is_clipped=is_clipped)
-    _expect_declared(adapter, start, f"{told} the gradient is not the declared one")
+    expect_declared(adapter, start, f"{told} the gradient is not the declared one")
 
 
-@check("step.gradients_start_anew", needs=("train_step",))
-def gradients_start_anew(adapter: Adapter, model: Any) -> None:
-    """An update's gradient comes from its own batch alone.
+def _several_updates(conventions: Conventions) -> Iterator[Case]:
+    yield Case(is_clipped=False)
+    yield Case("above max_grad_norm", changes={"max_grad_norm": conventions.max_grad_norm or 0.1}, is_clipped=True)
+    for case in _with_reference(conventions):
+        yield Case("with a reference", changes=case.changes, is_clipped=False)
 
-    Silent because the sum of old gradients acts like momentum: training goes on, only with growing steps.
-    Look for `zero_grad`, where it stands, and which optimizer or model it is called on.
+
+@check("step.gradients_start_anew", needs=("train_step",), cases=_several_updates)
+def gradients_start_anew(adapter: Adapter, model: Any, is_clipped: bool) -> None:
+    """Each update's gradient comes from its own batch alone, clipped anew: also of other completions of the same items.
+
+    Silent because the sum of old gradients acts like momentum, and logprobs of another completion are logprobs. Look for
+    `zero_grad`, where it stands, for parameters that are listed once and used up, and for scores cached by item or shape.
     """
-    # The step is so small that the policy is still the one that sampled.
-    start = scene(adapter, model, learning_rate=1e-7)
+    # The steps are so small that the policy is still the one that sampled.
+    start = scene(adapter, model, GROUPS, learning_rate=1e-7, is_clipped=is_clipped)
     step_gradients(adapter, start)
-    _expect_declared(adapter, start, "the gradient of the second update is not that of its batch")
+    expect_declared(adapter, with_others(adapter, start), "the gradient of the second update is not that of its batch")
+    expect_declared(adapter, start, "the gradient of the third update is not that of its batch")
 
 
 @check("step.repeatable", needs=("train_step",), cases=_each_side)
@@ -206,15 +211,6 @@ def repeatable(adapter: Adapter, model: Any, is_clipped: bool | None) -> None:
     assert_gradients(second, first, start.state.model, message)
 
 
-def _expect_same(
-    adapter: Adapter, model: Any, is_clipped: bool | None, groups: list[Group], message: str, layout: dict[str, Any]
-) -> None:
-    start = scene(adapter, model, GROUPS, is_clipped=is_clipped)
-    first = step_gradients(adapter, start)
-    second = step_gradients(adapter, twin(adapter, start, groups, **layout))
-    assert_gradients(second, first, start.state.model, message)
-
-
 @check("step.row_order", needs=("train_step",), cases=_each_side)
 def row_order(adapter: Adapter, model: Any, is_clipped: bool | None) -> None:
     """The order of the groups in a batch, and of the completions in a group, does not change the update.
@@ -225,7 +221,7 @@ def row_order(adapter: Adapter, model: Any, is_clipped: bool | None) -> None:
     backwards = [
         Group(group.prompt_ids, list(group.completions)[::-1], list(group.rewards)[::-1]) for group in GROUPS[::-1]
     ]
-    _expect_same(adapter, model, is_clipped, backwards, "the order of the rows changed the gradient", {})
+    expect_same(adapter, model, is_clipped, backwards, "the order of the rows changed the gradient", {})
 
 
 def _paddings(conventions: Conventions) -> Iterator[Case]:
@@ -247,7 +243,7 @@ def padding(adapter: Adapter, model: Any, told: str, layout: dict[str, Any], is_
     Silent because the longest rows of a batch set its padding: a dependence on it looks like noise between batches.
     Look for means over positions, attention to padding, and masks that compare ids with the padding id.
     """
-    _expect_same(adapter, model, is_clipped, GROUPS, f"{told} changed the gradient", layout)
+    expect_same(adapter, model, is_clipped, GROUPS, f"{told} changed the gradient", layout)
 
 
 @check("step.batch_untouched", needs=("train_step",))

@@ -112,6 +112,21 @@ def every_parameter(adapter: Adapter, model: Any) -> None:
     assert_true(not missing, told, quantity="parameters", magnitude=len(missing), compared=judged)
 
 
+@check("sync.every_engine", needs=("sync_weights",))
+def every_engine(adapter: Adapter, model: Any) -> None:
+    """Each engine gets all weights, also one that joins after another was synced and held other weights before.
+
+    Silent because an engine that restarted, or joined late, samples good text from an old policy. Look for weights that are
+    sent only where they changed since the last sync, and for a record of what was sent that belongs to no engine.
+    """
+    state, engine = _pair(adapter, model)
+    adapter.sync_weights(state, engine)
+    late = adapter.new_engine(nudged(copy.deepcopy(model), 0.5))
+    adapter.sync_weights(state, late)
+    distances = {"first": gap(engine, state.model, SHORT), "second": gap(late, state.model, SHORT)}
+    _assert_in_step(distances, state.model, "two engines were synced to one state; after")
+
+
 @check("sync.tied_weights", needs=("sync_weights",))
 def tied_weights(adapter: Adapter) -> None:
     """A weight sync updates both embedding and output layer if they share weights.

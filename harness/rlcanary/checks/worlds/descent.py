@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,15 @@ from torch import Tensor
 from rlcanary.checks.asserts import Finding, assert_true
 from rlcanary.checks.closeness import close
 from rlcanary.checks.worlds.states import in_precision_of, precision, toned
-from rlcanary.checks.worlds.tiny_trainer import PAIR, reference_near, sampled, state_of, with_reference
+from rlcanary.checks.worlds.tiny_trainer import (
+    GROUPS,
+    PAIR,
+    others,
+    reference_near,
+    sampled,
+    state_of,
+    with_reference,
+)
 from rlcanary.checks.worlds.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Group
@@ -164,3 +172,25 @@ def assert_gradients(got: dict[str, Tensor], expected: dict[str, Tensor], model:
     )
     magnitude = float((got_P - expected_P).norm() / expected_P.norm())
     assert_true(not wrong, told, quantity="gradients", magnitude=magnitude, compared=len(expected))
+
+
+def with_others(adapter: Adapter, start: Scene) -> Scene:
+    """Return the same state with a batch of other completions of the items in `GROUPS`."""
+    return replace(start, batch=sampled(start.state.model, adapter.conventions, others(GROUPS)))
+
+
+def expect_declared(adapter: Adapter, start: Scene, message: str) -> None:
+    """Train on the batch, and assert that the gradient is the declared one."""
+    expected = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).gradients
+    got = step_gradients(adapter, start)
+    assert_gradients(got, expected, start.state.model, f"{message} ({terms(adapter.conventions)})")
+
+
+def expect_same(
+    adapter: Adapter, model: Any, is_clipped: bool | None, groups: list[Group], message: str, layout: dict[str, Any]
+) -> None:
+    """Assert that these groups in this layout (options for `sampled`) give the gradient that `GROUPS` gives."""
+    start = scene(adapter, model, GROUPS, is_clipped=is_clipped)
+    first = step_gradients(adapter, start)
+    second = step_gradients(adapter, twin(adapter, start, groups, **layout))
+    assert_gradients(second, first, start.state.model, message)

@@ -32,6 +32,7 @@ def _of_one_group(rng: Generator, rows: int) -> Tensor:
         "right or wrong": torch.randint(2, (rows,), generator=rng).float(),
         "graded": uniform(rng, rows, low=-2, high=5),
         "constant": torch.full((rows,), one_of(rng, (1.0, 0.0, 0.5, -0.25))),
+        "equal but for one": torch.tensor([0.0, *[one_of(rng, (0.1, 0.7, 0.9, 0.95))] * (rows - 1)]),
         "huge": uniform(rng, rows, low=-1, high=1) * 1e4,
         "tiny": uniform(rng, rows, low=-1, high=1) * 1e-4,
     }

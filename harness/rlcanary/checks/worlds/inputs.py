@@ -94,5 +94,7 @@ def reward_groups(rng: Generator) -> Iterator[tuple[Tensor, Tensor]]:
     yield torch.tensor([0.0, 1.0, 100.0, 103.0]), torch.tensor([0, 0, 1, 1])
     # So small that the epsilon matters.
     yield torch.tensor([0.0, 1e-4, 3e-4, 2e-4]), torch.tensor([0, 0, 0, 0])
+    # Equal but for one, and not exact in float32, where E[x²] - E[x]² cancels.
+    yield torch.tensor([0.0, *[0.95] * 7]), torch.zeros(8, dtype=torch.long)
     yield uniform(rng, 6, low=0, high=1), torch.tensor([0, 1, 0, 1, 1, 0])
     yield uniform(rng, 7, low=0, high=1), torch.tensor([4, 4, 4, 7, 7, 7, 7])

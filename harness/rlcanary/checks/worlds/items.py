@@ -17,12 +17,16 @@ def with_items(state: Any) -> Any:
 
 
 def with_graded_items(state: Any, *chosen: int) -> Any:
-    """Give the state four prompts to evaluate on, or some of them, whose rewards depend on prompt and text.
+    """Give the state seven prompts to evaluate on, or some of them, whose rewards depend on prompt and text.
 
-    The rewards lie between 0.5 and 1.5, -1 and 0, 0 and 1, 2 and 3; none is 0 or 1.
+    Each item's rewards lie in an interval of length 1 of its own, from -3 to 4; hardly any is 0 or 1. No batch size but 7
+    divides them.
     """
-    prompts = ([5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15])
-    items = [Item(index, prompts[index], Graded(start)) for index, start in enumerate((0.5, -1.0, 0.0, 2.0))]
+    prompts = ([5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15], [16, 17], [18], [19, 20, 21])
+    starts = (0.5, -1.0, 0.0, 2.0, -3.0, 3.0, 1.25)
+    items = [
+        Item(index, prompt, Graded(start)) for index, (prompt, start) in enumerate(zip(prompts, starts, strict=True))
+    ]
     return _evaluating(state, [items[index] for index in chosen or range(len(items))])
 
 

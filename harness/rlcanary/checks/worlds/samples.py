@@ -38,7 +38,7 @@ def scored(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperat
 
 def trainer_logprobs(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0) -> Tensor:
     """[T] float64 logprobs of a completion."""
-    ids_T1 = torch.tensor(list(token_ids)).unsqueeze(1)
+    ids_T1 = torch.tensor(list(token_ids), dtype=torch.long).unsqueeze(1)
     return scored(model, prompt, token_ids, temperature).gather(1, ids_T1).squeeze(1)
 
 

@@ -21,12 +21,19 @@ GROUPS = [
         [5, 6],
         [Completion([8, 9, 2]), Completion([10]), Completion([11, 0]), Completion([11, 0])],
         [1.0, 0.0, 0.75, 0.25],
+        item_id="a",
     ),
     Group(
         [13, 14, 15, 16],
         [Completion([17, 18, 19, 20, 2]), Completion([21, 2]), Completion([22]), Completion([23, 24, 25])],
         [0.0, 2.0, 0.0, 1.0],
+        item_id="b",
     ),
+]
+# Sizes that share no factor, so that no micro-batch of several rows ends with a group.
+UNEVEN = [
+    Group([5, 6, 7][:size], [Completion([8 + row, 9, 2][: 1 + row % 3]) for row in range(size)], rewards)
+    for size, rewards in ((3, [1.0, 0.0, 0.5]), (5, [0.0, 1.0, 0.0, 0.25, 1.0]), (2, [0.0, 2.0]))
 ]
 # Tokens of a tool within a completion and at its start, and a completion of nothing else.
 TOOLS = [
@@ -40,6 +47,20 @@ TOOLS = [
         [1.0, 0.0, 0.25],
     )
 ]
+
+
+def others(groups: Sequence[Group]) -> list[Group]:
+    """Return other completions of the same items, each as long as the one in its place, with the rewards in reverse."""
+    return [
+        replace(
+            group,
+            completions=[
+                replace(each, token_ids=[63 - token for token in each.token_ids]) for each in group.completions
+            ],
+            rewards=list(group.rewards)[::-1],
+        )
+        for group in groups
+    ]
 
 
 def tiny_policy(**options: Any) -> Any:
