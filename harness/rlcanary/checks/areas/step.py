@@ -57,7 +57,7 @@ def _on_policy(conventions: Conventions) -> Iterator[Case]:
     yield Case("groups of 3, 5 and 2", groups=UNEVEN, is_clipped=False)
     for estimator in dict.fromkeys((conventions.kl_estimator, "k1")):
         in_reward = {"kl_coef": 0.3, "kl_placement": "reward", "kl_estimator": estimator}
-        yield Case(in_reward, changes=in_reward, groups=[*GROUPS, *TOOLS], is_clipped=False)
+        yield Case("tool tokens", in_reward, changes=in_reward, groups=[*GROUPS, *TOOLS], is_clipped=False)
     for case in _with_reference(conventions):
         yield Case("given reference logprobs", changes=case.changes, groups=GROUPS, is_clipped=False, is_given=True)
         equal = [replace(group, rewards=[0.5] * 4) for group in GROUPS]
