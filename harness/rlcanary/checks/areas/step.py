@@ -60,8 +60,9 @@ def _on_policy(conventions: Conventions) -> Iterator[Case]:
         yield Case("tool tokens", in_reward, changes=in_reward, groups=[*GROUPS, *TOOLS], is_clipped=False)
     for case in _with_reference(conventions):
         yield Case("given reference logprobs", changes=case.changes, groups=GROUPS, is_clipped=False, is_given=True)
-        equal = [replace(group, rewards=[0.5] * 4) for group in GROUPS]
-        yield Case("equal rewards", changes=case.changes, groups=equal, is_clipped=False)
+        # In the reward, the rounding of the KL would be divided by a tiny spread.
+        equal, in_loss = [replace(each, rewards=[0.5] * 4) for each in GROUPS], {**case.changes, "kl_placement": "loss"}
+        yield Case("equal rewards", changes=in_loss, groups=equal, is_clipped=False)
 
 
 def _drawn(rng: Generator, size: int) -> Case:
@@ -188,7 +189,6 @@ def gradients_start_anew(adapter: Adapter, model: Any, is_clipped: bool) -> None
     Silent because the sum of old gradients acts like momentum, and logprobs of another completion are logprobs. Look for
     `zero_grad`, where it stands, for parameters that are listed once and used up, and for scores cached by item or shape.
     """
-    # The steps are so small that the policy is still the one that sampled.
     start = scene(adapter, model, GROUPS, learning_rate=1e-7, is_clipped=is_clipped)
     step_gradients(adapter, start)
     expect_declared(adapter, with_others(adapter, start), "the gradient of the second update is not that of its batch")
