@@ -148,7 +148,7 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def reap(dead: Iterable[ProcessId]) -> None:
-    """Reap children that have ended or are at it. After `adopt_orphans`, this process has to reap them itself."""
+    """Reap children that have ended or are ending. After `adopt_orphans`, this process has to reap them itself."""
     wait_until_gone([process.pid for process in dead], GRACE_SECONDS)
 
 

@@ -65,7 +65,7 @@ def _assert_as_alone(
             single, _ = reference.make_batch([Group(prompt, [completion], [0.0])], pad_token_id=0)
             error_T = (own_logprobs(model, single, temperature)[0] - exact_BT[row, :length])[single.completion_mask[0]]
             # Half precision rounds the same sequence otherwise in another batch.
-            allowed = max(allowed, *(3 * error_T.abs()).tolist())
+            allowed = max([allowed, *(3 * error_T.abs()).tolist()])
     # Attention over padded rows sums in another order; logits of this model are of the order of 10.
     within = (0.0, allowed) if allowed else None
     assert_close(got_BT, exact_BT, message, where=batch.completion_mask, scale=10, within=within)

@@ -128,16 +128,9 @@ def corrected_is_the_policy_gradient(adapter: Adapter, policy_V: Tensor, sampler
     drawn_V = sampler_V.double().softmax(dim=0)
     probabilities_V = policy_V.detach().exp()
     scored_V1 = policy_V.detach().float().unsqueeze(1)
-    batch = PolicyBatch(
-        logprobs=scored_V1.clone().requires_grad_(),
-        old_logprobs=scored_V1,
-        advantages=(rewards_V * drawn_V).float() * 10,
-        mask=torch.ones(scored_V1.shape, dtype=torch.bool),
-        ref_logprobs=scored_V1,
-        sampler_logprobs=drawn_V.log().float().unsqueeze(1),
-        entropy=torch.zeros(scored_V1.shape),
-        group_ids=torch.zeros(len(scored_V1), dtype=torch.long),
-    )
+    weighted_V, mask_V1 = (rewards_V * drawn_V).float() * 10, torch.ones(scored_V1.shape, dtype=torch.bool)
+    batch = inputs.on_policy_batch(scored_V1, weighted_V, mask_V1)
+    batch = replace(batch, sampler_logprobs=drawn_V.log().float().unsqueeze(1))
     upstream_V = gradient(adapter.policy_loss(batch).loss, batch.logprobs).squeeze(1).double()
     # Gradients with respect to the policy's logits, whose log softmax the logprobs are.
     got_V = -(upstream_V - probabilities_V * upstream_V.sum())
@@ -167,16 +160,8 @@ def is_the_policy_gradient(adapter: Adapter, logits_TV: Tensor, ids_BT: Tensor, 
 
     logprobs_BT = adapter.token_logprobs(logits_BTV, ids_BT, 1.0)
     scored_BT = logprobs_BT.detach().float()
-    batch = PolicyBatch(
-        logprobs=scored_BT.clone().requires_grad_(),
-        old_logprobs=scored_BT,
-        advantages=(rewards_B * probabilities_B.detach()).float() * 10,
-        mask=torch.ones_like(ids_BT, dtype=torch.bool),
-        ref_logprobs=scored_BT,
-        sampler_logprobs=scored_BT,
-        entropy=torch.zeros(ids_BT.shape),
-        group_ids=torch.zeros(len(ids_BT), dtype=torch.long),
-    )
+    weighted_B = (rewards_B * probabilities_B.detach()).float() * 10
+    batch = inputs.on_policy_batch(scored_BT, weighted_B, torch.ones_like(ids_BT, dtype=torch.bool))
     upstream_BT = gradient(adapter.policy_loss(batch).loss, batch.logprobs)
     got_TV = gradient(logprobs_BT, logits_TV, upstream_BT)
     cosine = float(torch.nn.functional.cosine_similarity(-got_TV.flatten(), wanted_TV.flatten(), dim=0))
@@ -213,9 +198,9 @@ def zero_advantage_moves_nothing(adapter: Adapter, batch: PolicyBatch) -> None:
 
 def _half_precisions() -> Iterator[Case]:
     # More tokens than half precision can count one by one.
-    inputs = {"advantages_B": torch.tensor([0.5, -1.0, 1.5]), "lengths_B": torch.tensor([400, 37, 2200])}
+    given = {"advantages_B": torch.tensor([0.5, -1.0, 1.5]), "lengths_B": torch.tensor([400, 37, 2200])}
     for dtype in ("bfloat16", "float16"):
-        yield Case(dtype, changes={"kl_coef": 0.0, "entropy_coef": 0.0}, dtype=dtype, **inputs)
+        yield Case(dtype, changes={"kl_coef": 0.0, "entropy_coef": 0.0}, dtype=dtype, **given)
 
 
 @check("gradient.half_precision", needs=("policy_loss",), cases=_half_precisions)
@@ -229,16 +214,7 @@ def half_precision(adapter: Adapter, advantages_B: Tensor, lengths_B: Tensor, dt
     gradients = []
     for kind in (torch.float32, getattr(torch, dtype)):
         logprobs_BT = torch.full(mask_BT.shape, -1.0, dtype=kind)
-        batch = PolicyBatch(
-            logprobs=logprobs_BT.clone().requires_grad_(),
-            old_logprobs=logprobs_BT,
-            advantages=advantages_B.to(kind),
-            mask=mask_BT,
-            ref_logprobs=logprobs_BT,
-            sampler_logprobs=logprobs_BT,
-            entropy=torch.zeros_like(logprobs_BT),
-            group_ids=torch.zeros(len(mask_BT), dtype=torch.long),
-        )
+        batch = inputs.on_policy_batch(logprobs_BT, advantages_B.to(kind), mask_BT)
         output = unless_raised(adapter.policy_loss, batch)
         if output is None:
             return

@@ -319,16 +319,11 @@ def clipping(adapter: Adapter, ratio: float, advantage: float) -> None:
 def _one_row(log_ratios: list[float], advantage: float) -> PolicyBatch:
     """Make a batch of one row, with equal logprobs of policy and reference."""
     logprobs_1T, log_ratio_1T = torch.full((1, len(log_ratios)), -1.0), torch.tensor([log_ratios])
-    return PolicyBatch(
-        logprobs=logprobs_1T.clone().requires_grad_(),
-        old_logprobs=logprobs_1T - log_ratio_1T,
-        advantages=torch.tensor([advantage]),
-        mask=torch.ones_like(logprobs_1T, dtype=torch.bool),
-        ref_logprobs=logprobs_1T,
-        sampler_logprobs=logprobs_1T - log_ratio_1T,
-        entropy=torch.ones_like(logprobs_1T),
-        group_ids=torch.tensor([0]),
+    batch = inputs.on_policy_batch(
+        logprobs_1T, torch.tensor([advantage]), torch.ones_like(logprobs_1T, dtype=torch.bool)
     )
+    old_1T = logprobs_1T - log_ratio_1T
+    return replace(batch, old_logprobs=old_1T, sampler_logprobs=old_1T, entropy=torch.ones_like(logprobs_1T))
 
 
 def _both_sides_of_the_clamp(conventions: Conventions) -> Iterator[Case]:
@@ -340,22 +335,21 @@ def _both_sides_of_the_clamp(conventions: Conventions) -> Iterator[Case]:
         for log_ratio in (sign * size for size in sizes for sign in (1, -1)):
             for advantage in (1.0, -1.0):
                 label = f"log-ratio {log_ratio:.3g}", f"advantage {advantage:g}"
-                yield Case(*label, within=changes, changes=changes, log_ratio=log_ratio, advantage=advantage)
+                yield Case(*label, within=changes, changes=changes, log_ratios=[log_ratio], advantage=advantage)
         if clamp is not None:
-            # One token beyond the clamp, the mean of the row within, and the reverse of neither.
+            # Tokens beyond the clamp in a row whose mean is within: a clamp of the mean would do nothing.
             for log_ratios in ([3 * clamp, -2.5 * clamp], [1.5 * clamp, -0.2 * clamp]):
-                yield Case(log_ratios, within=changes, changes=changes, log_ratio=log_ratios, advantage=1.0)
+                yield Case(log_ratios, within=changes, changes=changes, log_ratios=log_ratios, advantage=1.0)
 
 
 @check("loss.log_ratio_clamp", needs=("policy_loss",), cases=_both_sides_of_the_clamp)
-def log_ratio_clamp(adapter: Adapter, log_ratio: float | list[float], advantage: float) -> None:
+def log_ratio_clamp(adapter: Adapter, log_ratios: list[float], advantage: float) -> None:
     """The log-ratio is clamped as declared, on both sides, and a token beyond the clamp has no gradient.
 
     Silent because ratios of this size are rare: one token whose probability fell by e²⁰ then outweighs its batch, or
     overflows to infinity, and infinity times a gradient of zero is NaN. Look for `exp` before the clamp, for a clamp of
     the ratio where one of the log-ratio is declared, and for a clamp that the conventions do not mention.
     """
-    log_ratios = [log_ratio] if isinstance(log_ratio, float) else log_ratio
     told = f"log-ratio {', '.join(f'{each:.3g}' for each in log_ratios)} and advantage {advantage:g}"
     _assert_declared(adapter, _one_row(log_ratios, advantage), told)
 

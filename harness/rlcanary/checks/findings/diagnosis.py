@@ -337,12 +337,12 @@ class _Against(Tally):
         theirs = self._theirs.get(self._case, {}).get(quantity)
         # A metric of no tokens has no value: the oracle says NaN, and others 0.
         is_nan = quantity.startswith("metric ") and found.fingerprint.magnitude == math.inf
-        if theirs is None and not is_nan:
+        if theirs is None:
             name = quantity.partition(" of shape ")[0].partition(" of torch.")[0]
             is_known = self._case in self._cases_there if found.is_error else (self._case, name) in self._judged_there
-            if is_known:
+            if is_known and not is_nan:
                 raise _Ended(_Outcome.OTHER)
-        elif theirs is not None and not is_nan and not _agree(found, theirs):
+        elif not (is_nan or _agree(found, theirs)):
             raise _Ended(_Outcome.OTHER)
         self._shared[self._case].add(quantity)
 

@@ -73,6 +73,20 @@ def policy_batch(
     )
 
 
+def on_policy_batch(logprobs_BT: Tensor, advantages: Tensor, mask_BT: Tensor) -> PolicyBatch:
+    """A batch of one group, in the dtype of these logprobs, which are those of policy, sampler and reference alike."""
+    return PolicyBatch(
+        logprobs=logprobs_BT.clone().requires_grad_(),
+        old_logprobs=logprobs_BT,
+        advantages=advantages,
+        mask=mask_BT,
+        ref_logprobs=logprobs_BT,
+        sampler_logprobs=logprobs_BT,
+        entropy=torch.zeros_like(logprobs_BT),
+        group_ids=torch.zeros(len(mask_BT), dtype=torch.long),
+    )
+
+
 def batches(*shapes: Shape, on_policy: bool = False, **changes: Any) -> Callable[[Generator], Iterator[Case]]:
     """Make the cases of a check: a batch of each of these shapes, under conventions with these changes."""
 

@@ -19,8 +19,8 @@ def with_items(state: Any) -> Any:
 def with_graded_items(state: Any, *chosen: int) -> Any:
     """Give the state seven prompts to evaluate on, or some of them, whose rewards depend on prompt and text.
 
-    Each item's rewards lie in an interval of length 1 of its own, from -3 to 4; hardly any is 0 or 1. No batch size but 7
-    divides them.
+    Each item's rewards lie in an interval of length 1 of its own, from -3 to 4; hardly any is 0 or 1. No batch size
+    between 1 and 7 divides them.
     """
     prompts = ([5, 6, 7], [8, 9, 10, 11, 12], [13, 14], [15], [16, 17], [18], [19, 20, 21])
     starts = (0.5, -1.0, 0.0, 2.0, -3.0, 3.0, 1.25)
