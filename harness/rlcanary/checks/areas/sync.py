@@ -280,18 +280,19 @@ def stays_in_step(adapter: Adapter, model: Any, steps: Sequence[str]) -> None:
     state, engine = _start(adapter, model)
     batch, _ = reference.make_batch(PAIR, 0)
     before_BT = own_logprobs(state.model, batch)
+    taken = _possible(adapter, steps)
     distances, is_in_step = {}, False
-    for place, step in enumerate(_possible(adapter, steps), 1):
+    for place, step in enumerate(taken, 1):
         _take(adapter, step, state, engine)
         is_in_step = step == "sync" or (is_in_step and step != "update")
         if is_in_step:
-            distances[f"step {place}, {step}"] = gap(engine, state.model, LONG)
+            distances[f"{step} (step {place})"] = gap(engine, state.model, LONG)
     allowed = nats(state.model)
     if not float((own_logprobs(state.model, batch) - before_BT).abs().max()) > 4 * allowed:
         raise NothingToCompare("the updates do not change the policy's logprobs")
     wrong = {name: distance for name, distance in distances.items() if not distance < allowed}
     largest = max(wrong.values(), default=0.0)
-    told = f"after {' and '.join(wrong)} the engine is {largest:.3g} nats away from the trainer"
+    told = f"in the order {', '.join(taken)} the engine is {largest:.3g} nats away from the trainer after {', '.join(wrong)}"
     assert_true(not wrong, told, quantity="nats", magnitude=largest, compared=len(distances))
 
 
