@@ -34,7 +34,7 @@ def test_accumulation_holds_for_means_over_sequences_and_is_found_wrong_for_mean
 
 
 def test_a_step_without_a_kl_term_descends_the_declared_gradient_at_the_scheduled_rate(torchrl):
-    ids = ("step.off_policy_gradient", "step.learning_rate_schedule", "step.dropout_is_off")
+    ids = ("step.off_policy_gradient", "step.learning_rate_schedule", "step.every_parameter_moves")
     assert {check_id: status(torchrl, check_id) for check_id in ids} == dict.fromkeys(ids, "pass")
 
 

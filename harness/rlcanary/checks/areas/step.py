@@ -55,14 +55,16 @@ def _on_policy(conventions: Conventions) -> Iterator[Case]:
             yield Case(choice, case.label, changes=choice, **case.inputs)
     yield Case("tool tokens", groups=TOOLS, is_clipped=False)
     yield Case("groups of 3, 5 and 2", groups=UNEVEN, is_clipped=False)
-    for estimator in dict.fromkeys((conventions.kl_estimator, "k1")):
-        in_reward = {"kl_coef": 0.3, "kl_placement": "reward", "kl_estimator": estimator}
-        yield Case("tool tokens", in_reward, changes=in_reward, groups=[*GROUPS, *TOOLS], is_clipped=False)
-    for case in _with_reference(conventions):
-        yield Case("given reference logprobs", changes=case.changes, groups=GROUPS, is_clipped=False, is_given=True)
-        # In the reward, the rounding of the KL would be divided by a tiny spread.
-        equal, in_loss = [replace(each, rewards=[0.5] * 4) for each in GROUPS], {**case.changes, "kl_placement": "loss"}
-        yield Case("equal rewards", changes=in_loss, groups=equal, is_clipped=False)
+    kl = {"kl_coef": conventions.kl_coef or 0.3}
+    # In the reward, the rounding of the KL would be divided by a tiny spread.
+    in_loss = {**kl, "kl_placement": "loss"}
+    equal = [replace(each, rewards=[0.5] * 4) for each in GROUPS]
+    for told, is_clipped in sides(conventions):
+        for estimator in dict.fromkeys((conventions.kl_estimator, "k1")):
+            changes = {"kl_coef": 0.3, "kl_placement": "reward", "kl_estimator": estimator}
+            yield Case("tool tokens", told, changes, changes=changes, groups=[*GROUPS, *TOOLS], is_clipped=is_clipped)
+        yield Case("equal rewards", told, changes=in_loss, groups=equal, is_clipped=is_clipped)
+        yield Case("given reference logprobs", told, changes=kl, groups=GROUPS, is_clipped=is_clipped, is_given=True)
 
 
 def _drawn(rng: Generator, size: int) -> Case:
@@ -393,8 +395,6 @@ def same_policy(adapter: Adapter, model: Any) -> None:
     start = scene(adapter, model, learning_rate=1e-9)
     for told in ("a new state", "after one update at learning rate 1e-9 a state", "after two such updates a state"):
         distance = policy_gap(start.state, start.policy, start.batch)
-        told += (
-            f" gives a completion's token a logprob that is {distance:.3g} nats off that of the model it was made from"
-        )
+        told += f" scores a completion's token {distance:.3g} nats off the model it was made from"
         assert_true(distance < nats(start.state.model), told, quantity="nats", magnitude=distance)
         adapter.train_step(start.state, copy.deepcopy(start.batch))

@@ -88,7 +88,7 @@ def scene(
         norm = declared(state.model, start.ref_model, batch, conventions).metrics["grad_norm"]
         if norm > 2 * limit if is_clipped else norm < limit / 2:
             return start
-        factor *= (4 if is_clipped else 0.25) * limit / max(norm, 1e-3 * limit)
+        factor *= math.sqrt((4 if is_clipped else 0.25) * limit / max(norm, 1e-3 * limit))
     raise NotProvided(f"no gradient of such a model is {'above' if is_clipped else 'below'} max_grad_norm {limit:g}")
 
 
