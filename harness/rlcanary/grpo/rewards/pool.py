@@ -141,8 +141,8 @@ class VerifierPool:
     def _start(self, number: int) -> _Worker:
         import ray
 
-        actor = ray.remote(_Judge).options(num_cpus=0).remote(self._factory)
-        return _Worker(number, actor, actor.get_ready.remote(*self._warm_up))
+        actor = ray.remote(_Judge).options(num_cpus=0).remote()
+        return _Worker(number, actor, actor.get_ready.remote(self._factory, *self._warm_up))
 
     def _wait_ready(self, worker: _Worker) -> tuple[str, tuple[float, float]]:
         """Wait for a worker -> the reason why it did not start, or "", and the bounds of its verifier."""
@@ -170,10 +170,11 @@ class VerifierPool:
 class _Judge:
     """Runs a verifier in an actor."""
 
-    def __init__(self, factory: Callable[[], Verifier]) -> None:
-        self._verifier = factory()
+    _verifier: Verifier
 
-    def get_ready(self, completion: str, target: Any) -> tuple[float, float]:
+    def get_ready(self, factory: Callable[[], Verifier], completion: str, target: Any) -> tuple[float, float]:
+        # Not in the constructor: of one that fails Ray sometimes reports only that the process has ended.
+        self._verifier = factory()
         judge(self._verifier, completion, target)
         return self._verifier.bounds
 
