@@ -36,8 +36,10 @@ def _logprobs(conventions: Conventions, rng: Generator) -> Iterator[Case]:
             if name in clamp:
                 yield _both_sides(name, edges, changes)
     # An estimate that overflows before its clamp.
-    far = _both_sides("kl_output_clamp", [-100.0, 100.0], {"kl_output_clamp": 10.0})
-    yield Case(far.label, "far out", changes=far.changes, **far.inputs)
+    for direction in get_args(KlDirection):
+        changes = {"kl_output_clamp": 10.0, "kl_direction": direction}
+        far = _both_sides("kl_output_clamp", [-100.0, 100.0], changes)
+        yield Case(far.label, "far out", changes=changes, **far.inputs)
 
 
 def _both_sides(name: str, edges: Sequence[float], changes: dict[str, Any] | None = None) -> Case:

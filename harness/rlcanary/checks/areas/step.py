@@ -60,8 +60,8 @@ def _on_policy(conventions: Conventions) -> Iterator[Case]:
     in_loss = {**kl, "kl_placement": "loss"}
     equal = [replace(each, rewards=[0.5] * 4) for each in GROUPS]
     for told, is_clipped in sides(conventions):
-        for estimator in dict.fromkeys((conventions.kl_estimator, "k1")):
-            changes = {"kl_coef": 0.3, "kl_placement": "reward", "kl_estimator": estimator}
+        for estimator, weight in ((conventions.kl_estimator, 0.3), ("k1", 1.0)):
+            changes = {"kl_coef": weight, "kl_placement": "reward", "kl_estimator": estimator}
             yield Case("tool tokens", told, changes, changes=changes, groups=[*GROUPS, *TOOLS], is_clipped=is_clipped)
         yield Case("equal rewards", told, changes=in_loss, groups=equal, is_clipped=is_clipped)
         yield Case("given reference logprobs", told, changes=kl, groups=GROUPS, is_clipped=is_clipped, is_given=True)
