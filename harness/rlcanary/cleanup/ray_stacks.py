@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from rlcanary.cleanup import ray_cluster
 from rlcanary.system import processes
 
-READ_SECONDS = 1.0
+# An aborted worker writes its stack and ends as soon as it gets a core, which takes a while on a busy machine.
+READ_SECONDS = 10.0
 SPY_SECONDS = 2.0
 FATAL = "Fatal Python error: Aborted"
 IDLE_TITLES = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
