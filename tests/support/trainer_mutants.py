@@ -240,7 +240,15 @@ class CompletionsGoToOtherItems(ReferenceAdapter):
         return super().evaluate(replace(state, eval_items=items))
 
 
+class NoEntropyBonus(ReferenceAdapter):
+    """The loss has the bonus; the step calls it without."""
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        return reference.train_step(state, batch, self.conventions.replace(entropy_coef=0.0))
+
+
 CAUGHT_BY = {
+    NoEntropyBonus: "step.declared_gradient",
     NoiseAfterTheFirstUpdate: "step.same_policy",
     HeadIsNotLoaded: "sync.same_policy",
     HalvedBelowItsBound: "step.declared_gradient",

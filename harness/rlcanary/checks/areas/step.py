@@ -57,13 +57,15 @@ def _on_policy(conventions: Conventions) -> Iterator[Case]:
     yield Case("groups of 3, 5 and 2", groups=UNEVEN, is_clipped=False)
     kl = {"kl_coef": conventions.kl_coef or 0.3}
     # In the reward, the rounding of the KL would be divided by a tiny spread.
-    in_loss = {**kl, "kl_placement": "loss"}
+    in_loss: dict[str, Any] = {**kl, "kl_placement": "loss"}
+    bonus: dict[str, Any] = {"kl_coef": 0.0, "entropy_coef": 0.1}
     equal = [replace(each, rewards=[0.5] * 4) for each in GROUPS]
     for told, is_clipped in sides(conventions):
         for estimator, weight in ((conventions.kl_estimator, 0.3), ("k1", 1.0)):
             changes = {"kl_coef": weight, "kl_placement": "reward", "kl_estimator": estimator}
             yield Case("tool tokens", told, changes, changes=changes, groups=[*GROUPS, *TOOLS], is_clipped=is_clipped)
-        yield Case("equal rewards", told, changes=in_loss, groups=equal, is_clipped=is_clipped)
+        for label, changes in (("equal rewards", in_loss), ("entropy alone", bonus)):
+            yield Case(label, told, changes=changes, groups=equal, is_clipped=is_clipped)
         yield Case("given reference logprobs", told, changes=kl, groups=GROUPS, is_clipped=is_clipped, is_given=True)
 
 
@@ -377,10 +379,7 @@ def direction(adapter: Adapter, model: Any) -> None:
     before = lead(start.state.model, start.batch)
     adapter.train_step(start.state, copy.deepcopy(start.batch))
     after = lead(start.state.model, start.batch)
-    told = (
-        f"the completion that earned 1 led the one that earned 0 by {before:.4f} nats before the update and by "
-        f"{after:.4f} after it"
-    )
+    told = f"the rewarded completion led the other by {before:.4f} nats before the update and by {after:.4f} after it"
     assert_true(after > before, told, quantity="lead", magnitude=before - after)
 
 
