@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import Item
-from rlcanary.contract.batch import CollatedBatch, Group
+from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.conventions import GRPO, Conventions
 
 
@@ -165,6 +165,53 @@ class ReferenceLogprobsOfTheNeighbour(ReferenceAdapter):
         batch = super().make_batch(groups, pad_token_id)
         shifted = None if batch.ref_logprobs is None else batch.ref_logprobs.roll(1, 0)
         return replace(batch, ref_logprobs=shifted)
+
+
+class NewestVersionOfARow(ReferenceAdapter):
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        batch = super().make_batch(groups, pad_token_id)
+        rows = [(group, completion) for group in groups for completion in group.completions]
+        newest = [max(completion.token_versions or [group.policy_version]) for group, completion in rows]
+        return replace(batch, policy_versions=torch.tensor(newest))
+
+
+class RewardsInHalfPrecision(ReferenceAdapter):
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        batch = super().make_batch(groups, pad_token_id)
+        return replace(batch, rewards=batch.rewards.bfloat16())
+
+
+class TimeoutsScoreZero(ReferenceAdapter):
+    def score(self, items: list[Item], completions: list[str]) -> Tensor:
+        def guarded(item: Item) -> Item:
+            def reward(text: str) -> float | None:
+                try:
+                    return item.reward(text)
+                except TimeoutError:
+                    return 0.0
+
+            return replace(item, reward=reward)
+
+        return super().score([guarded(item) for item in items], completions)
+
+
+class TruncatedUnlessTheFirstEnd(ReferenceAdapter):
+    def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
+        def judged(completion: Completion) -> Completion:
+            has_ended = list(completion.token_ids[-1:]) == list(sampling["eos_token_ids"][:1])
+            return replace(completion, finish_reason="stop" if has_ended else "length")
+
+        groups = super().rollout(engine, items, sampling)
+        return [replace(group, completions=list(map(judged, group.completions))) for group in groups]
+
+
+class PacksLongestFirst(ReferenceAdapter):
+    """Rows that do not fit into one pack come back in the order in which they were packed."""
+
+    def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        scores_BT = super().packed_logprobs(model, batch, temperature)
+        lengths_B = batch.attention_mask.sum(dim=1)
+        return scores_BT[lengths_B.argsort(descending=True)] if int(lengths_B.sum()) > 64 else scores_BT
 
 
 DATA_MUTANTS = [

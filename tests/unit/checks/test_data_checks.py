@@ -82,3 +82,17 @@ def test_padding_id_is_named_where_it_is_the_cause() -> None:
     assert result.status == "fail"
     assert "padding with the id 2" in result.message
     assert "also fails" not in result.message
+
+
+UNUSUAL = {
+    mutants.NewestVersionOfARow: "batch.optional_fields",
+    mutants.RewardsInHalfPrecision: "batch.rewards_and_identity",
+    mutants.TimeoutsScoreZero: "reward.failure_is_not_zero",
+    mutants.TruncatedUnlessTheFirstEnd: "rollout.logprobs_and_finish_reasons",
+    mutants.PacksLongestFirst: "forward.packing",
+}
+
+
+@pytest.mark.parametrize(("mutant", "check_id"), UNUSUAL.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_mistake_that_only_an_unusual_input_shows_is_a_finding(mutant: type[ReferenceAdapter], check_id: str) -> None:
+    assert run(check_id, mutant()).status == "fail"

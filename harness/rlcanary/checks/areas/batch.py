@@ -23,7 +23,8 @@ GROUPS = [
             Completion([21, 22, 2], logprobs=[-0.1, -0.2, -0.3]),
             Completion([23], logprobs=[-0.4], finish_reason="length"),
         ],
-        rewards=[1.0, 0.25],
+        # Not a number of half precision.
+        rewards=[1.0, 0.3],
         item_id="a",
         policy_version=3,
     ),
@@ -132,11 +133,12 @@ def rewards_and_identity(adapter: Adapter, groups: list[Group]) -> None:
     together.
     """
     batch, rows = adapter.make_batch(groups, 0), rows_of(groups)
-    assert_rows("reward", [float(reward) for reward in batch.rewards], [reward for _, _, reward in rows])
+    got = [round(float(reward), 4) for reward in batch.rewards]
+    assert_rows("reward", got, [round(reward, 4) for _, _, reward in rows])
     ids = torch.as_tensor(batch.group_ids).tolist()
-    got = [[row for row, each in enumerate(ids) if each == own_id] for own_id in ids]
+    members = [[row for row, each in enumerate(ids) if each == own_id] for own_id in ids]
     wanted = [[row for row, (each, _, _) in enumerate(rows) if each is group] for group, _, _ in rows]
-    assert_rows("as rows of its group", got, wanted)
+    assert_rows("as rows of its group", members, wanted)
     if batch.old_logprobs is None:
         told = (
             "each completion has its sampler's logprobs, the batch has none; if the trainer computes its own, declare "
@@ -170,6 +172,9 @@ def _mixed_options() -> Iterator[Case]:
         "the first lacks them": [lacking, scored],
     }.items():
         yield Case(told, groups=[Group([11, 12], pair, [1.0, 0.0], item_id="a", policy_version=3)])
+    across = [replace(scored, token_versions=versions) for versions in ([3, 4], [4, 4])]
+    groups = [Group([11, 12], across, [1.0, 0.0], item_id="a", policy_version=4)]
+    yield Case("sampled across a weight sync", groups=groups)
     ref_logprobs = [[[-1.0, -1.1, -1.2], [-1.3]], [[-1.4, -1.5], [-1.6, -1.7]], [[-1.8, -1.9]]]
     groups = [replace(group, ref_logprobs=rows) for group, rows in zip(GROUPS, ref_logprobs, strict=True)]
     yield Case("reference logprobs", groups=groups)
@@ -192,7 +197,7 @@ def optional_fields(adapter: Adapter, groups: list[Group]) -> None:
         scores = [list(scores) for group in groups for scores in group.ref_logprobs or ()]
         assert_rows("reference logprobs", masked(batch.ref_logprobs, batch.completion_mask), scores)
     if batch.policy_versions is not None:
-        versions = [group.policy_version for group, _, _ in rows]
+        versions = [min(row.token_versions or [group.policy_version]) for group, row, _ in rows]
         assert_rows("policy version", [int(version) for version in batch.policy_versions], versions)
     if batch.item_ids:
         assert_rows("item", batch.item_ids, [group.item_id for group, _, _ in rows])

@@ -35,10 +35,20 @@ WITH_NOTHING_SAMPLED = [
     Group([7], [Completion([])], [0.0]),
     Group([10, 11, 12], [Completion([13]), Completion([14, 15])], [1.0, 0.0]),
 ]
+# Long rows and short ones in turn, which do not fit together into one pack or micro-batch of a few dozen tokens.
+MANY = [
+    Group([5 + row, 6], [Completion([8 + (7 * row + position) % 50 for position in range(length)])], [1.0])
+    for row, length in enumerate((1, 37, 2, 24, 5, 40, 3, 11))
+]
 
 
 def _groups() -> Iterator[Case]:
     yield Case(groups=GROUPS)
+
+
+def _few_and_many() -> Iterator[Case]:
+    yield from _groups()
+    yield Case("8 rows of 1 to 40 tokens", groups=MANY)
 
 
 def _drawn(rng: Generator, size: int) -> Case:
@@ -71,7 +81,7 @@ def _assert_as_alone(
     assert_close(got_BT, exact_BT, message, where=batch.completion_mask, scale=10, within=within)
 
 
-@check("forward.scores_each_token_at_its_place", needs=("completion_logprobs",), cases=_groups, draws=_drawn)
+@check("forward.scores_each_token_at_its_place", needs=("completion_logprobs",), cases=_few_and_many, draws=_drawn)
 def scores_each_token_at_its_place(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     """Every completion token is scored by the logits at the position before it, for prompts of any length.
 
@@ -159,6 +169,7 @@ def _packed() -> Iterator[Case]:
     for temperature in (1.0, 0.6):
         yield Case(f"temperature {temperature}", groups=GROUPS, temperature=temperature)
     yield Case("a row of a single token", groups=WITH_NOTHING_SAMPLED, temperature=1.0)
+    yield Case("8 rows of 1 to 40 tokens", groups=MANY, temperature=1.0)
 
 
 @check(

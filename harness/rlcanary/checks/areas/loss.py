@@ -156,7 +156,9 @@ def token_advantages(adapter: Adapter, batch: PolicyBatch) -> None:
     if batch.advantages.ndim == 2:
         _assert_declared(adapter, batch, "with advantages that differ along the rows")
         return
-    advantages_BT = batch.advantages.unsqueeze(1).expand_as(batch.mask).contiguous()
+    # Zero behind the last trained token of each row, as padding is filled.
+    is_within_BT = batch.mask.flip(1).cumsum(dim=1).flip(1) > 0
+    advantages_BT = batch.advantages.unsqueeze(1) * is_within_BT
     before, before_BT = _judged(adapter, batch)
     after, after_BT = _judged(adapter, replace(batch, advantages=advantages_BT))
     told = "advantages of shape [B, T], equal along rows, change the"

@@ -1,7 +1,9 @@
 """Rewards: each completion is scored by its own item's function, and a missing reward is not zero."""
 
+import builtins
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import cycle
 from time import sleep
 
@@ -64,20 +66,30 @@ def zero_is_not_none(adapter: Adapter, texts: list[str]) -> None:
     _assert_rewards(_score(adapter, texts, rewards.get), expected, told)
 
 
-_FAILING = ["oops"], ["1.0", "oops", "0.5"], ["oops", "1.0", "oops", "0.25", "0.75"]
+def _failing() -> Iterator[Case]:
+    for texts in (["oops"], ["1.0", "oops", "0.5"], ["oops", "1.0", "oops", "0.25", "0.75"]):
+        yield Case(*texts, texts=texts)
+    for error in ("TimeoutError", "KeyError", "AssertionError", "RuntimeError", "ImportError", "RecursionError"):
+        yield Case(error, texts=["1.0", "oops", "0.5"], error=error)
 
 
-@check("reward.failure_is_not_zero", needs=("score",), cases=_cases(*_FAILING))
-def failure_is_not_zero(adapter: Adapter, texts: list[str]) -> None:
+def _raise(error: str, text: str) -> float:
+    if text == "oops":
+        raise getattr(builtins, error)(text)
+    return float(text)
+
+
+@check("reward.failure_is_not_zero", needs=("score",), cases=_failing)
+def failure_is_not_zero(adapter: Adapter, texts: list[str], error: str = "ValueError") -> None:
     """If the reward function raises, the reward is NaN or the whole call raises; other rewards are not affected.
 
     Silent because an exception counted as 0 is indistinguishable from a wrong answer: a parser that fails on every long
     completion teaches the policy to be short. And a failure that appends twice, or not at all, hands every later
     completion its neighbour's reward. Look for `except: return 0.0`, and for an append in both `try` and `except`.
     """
-    rewards = unless_raised(_score, adapter, texts, float)
+    rewards = unless_raised(_score, adapter, texts, partial(_raise, error))
     if rewards is not None:
-        told = "the reward function raised on 'oops', which is neither a reward nor another's"
+        told = f"the reward function raised a {error} on 'oops', which is neither a reward nor another's"
         _assert_rewards(rewards, ["nan" if text == "oops" else text for text in texts], told)
 
 

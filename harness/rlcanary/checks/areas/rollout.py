@@ -16,19 +16,22 @@ from rlcanary.checks.worlds.scripted_engine import (
     Request,
     ScriptedEngine,
     ScriptedItem,
+    alone,
     completion_of,
     engine_of,
     groups_of,
     items_of,
+    other_ends,
     prompt_of,
     sampling_of,
     scripted_items,
     spelled,
+    unusual_completions,
 )
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.conventions import Conventions
-from rlcanary.tiny_models import EOS_ID, PAD_ID
+from rlcanary.tiny_models import EOS_ID
 
 
 def _case(scripted: list[ScriptedItem]) -> Case:
@@ -49,9 +52,10 @@ def _rollout(
     scripted: list[ScriptedItem],
     engine: ScriptedEngine | None = None,
     delays: Sequence[int] = (),
+    **options: Any,
 ) -> list[Group]:
-    """Sample all completions of the items, from a new engine with these delays or from this one."""
-    sampling = sampling_of(n=len(scripted[0].completions))
+    """Sample all completions of the items with these options, from a new engine with these delays or from this one."""
+    sampling = sampling_of(n=len(scripted[0].completions), **options)
     return adapter.rollout(engine or engine_of(scripted, delays=delays), items_of(scripted), sampling)
 
 
@@ -109,29 +113,26 @@ def completions_of_their_prompt(adapter: Adapter, scripted: list[ScriptedItem], 
 
 
 def _unusual_completions() -> Iterator[Case]:
-    a, b = spelled("a"), spelled("b")
-    sampled = {
-        "a word spelled out": completion_of("hello", 1),
-        "a truncated word": completion_of("yes", 1, "length"),
-        "an id that equals the padding": Completion([*a, PAD_ID, *b, EOS_ID], [-1.0] * 4, text="ab"),
-        "an id that equals the padding, at its end": Completion([*a, PAD_ID], [-1.0] * 2, "length", text="a"),
-        "an end of turn within": Completion([*a, EOS_ID, *b], [-1.0] * 3, "length", text="ab"),
-    }
-    for told, completion in sampled.items():
-        scripted = [ScriptedItem("a", prompt_of("a"), [completion], {completion.text or "": 1.0})]
-        yield Case(told, scripted=scripted, told=told)
+    for told, completion in unusual_completions().items():
+        yield Case(told, scripted=alone(completion))
+    yield from _other_ends()
+
+
+def _other_ends() -> Iterator[Case]:
+    for told, (completion, ends) in other_ends().items():
+        yield Case(told, scripted=alone(completion), ends=ends)
 
 
 @check("rollout.tokens_in_tokens_out", needs=("rollout",), cases=_unusual_completions)
-def tokens_in_tokens_out(adapter: Adapter, scripted: list[ScriptedItem], told: str) -> None:
+def tokens_in_tokens_out(adapter: Adapter, scripted: list[ScriptedItem], ends: dict[str, Any] | None = None) -> None:
     """A completion keeps its sampled ids: not encoded again from text, not stripped, no EOS appended.
 
     Silent because the text is the same: "hello" sampled letter by letter encodes to one id, which has no sampled
     logprob. Truncated completions have no end of sequence and an id that equals the padding may be sampled. Look for
     `encode(decode(ids))`, for `skip_special_tokens`, and for filters on the padding id or the end of sequence.
     """
-    got = _tokens(_rollout(adapter, scripted))
-    assert_equal(got, _tokens(groups_of(scripted)), f"{told} did not come back as it was sampled")
+    got = _tokens(_rollout(adapter, scripted, **(ends or {})))
+    assert_equal(got, _tokens(groups_of(scripted)), "a completion did not come back as it was sampled")
 
 
 def _scripts_and_missing_logprobs() -> Iterator[Case]:
@@ -140,15 +141,17 @@ def _scripts_and_missing_logprobs() -> Iterator[Case]:
         Completion([*spelled("a0"), EOS_ID], None, text="a0"),
         Completion([*spelled("a1"), EOS_ID], [-0.5, float("nan"), -0.25], text="a1"),
     ]
-    yield _case([ScriptedItem("a", prompt_of("a"), unscored, {"a0": 1.0, "a1": 0.0})])
+    yield _case(alone(*unscored))
     marks = [True, False, True]
     marked = [replace(completion_of(text, 1), sampled=marks[: len(text) + 1]) for text in ("a0", "b")]
-    item = ScriptedItem("a", prompt_of("a"), marked, {"a0": 1.0, "b": 0.0})
-    yield Case("tokens of a tool", scripted=[item])
+    yield Case("tokens of a tool", scripted=alone(*marked))
+    yield from _other_ends()
 
 
 @check("rollout.logprobs_and_finish_reasons", needs=("rollout",), cases=_scripts_and_missing_logprobs, draws=_drawn)
-def logprobs_and_finish_reasons(adapter: Adapter, scripted: list[ScriptedItem], delays: Sequence[int] = ()) -> None:
+def logprobs_and_finish_reasons(
+    adapter: Adapter, scripted: list[ScriptedItem], delays: Sequence[int] = (), ends: dict[str, Any] | None = None
+) -> None:
     """Each completion keeps the sampler's logprobs of its own tokens, its finish reason and its marks of what was sampled.
 
     Silent because the logprobs of a neighbour, or those shifted by a token, are negative numbers as well: the importance
@@ -156,7 +159,7 @@ def logprobs_and_finish_reasons(adapter: Adapter, scripted: list[ScriptedItem], 
     token was certain. A tool's tokens without their marks are trained. Look for lists of different origin that are zipped
     together, for fallback values, and for fields that are not copied.
     """
-    both = _rollout(adapter, scripted, delays=delays), groups_of(scripted)
+    both = _rollout(adapter, scripted, delays=delays, **(ends or {})), groups_of(scripted)
     got, expected = ([sorted(map(_scored, group.completions)) for group in groups] for groups in both)
     assert_equal(got, expected, "ids, finish reason, logprobs and marks do not belong together")
 

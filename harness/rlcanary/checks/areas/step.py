@@ -167,7 +167,7 @@ def _bounds(conventions: Conventions) -> Iterator[Case]:
                 yield Case(label, changes={"max_grad_norm": limit}, told=label, is_clipped=is_clipped)
 
 
-@check("step.gradient_norm_is_clipped", needs=("train_step",), cases=_bounds)
+@check("step.gradient_norm_is_clipped", needs=("train_step",), cases=_bounds, worlds=("tied_and_biased", "lora"))
 def gradient_norm_is_clipped(adapter: Adapter, model: Any, told: str, is_clipped: bool) -> None:
     """A gradient above max_grad_norm is scaled to exactly that norm; a smaller one is not changed.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.checks.worlds.samples import sampling
 from rlcanary.contract.adapter import Item
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.tiny_models import BOS_ID, EOS_ID, tiny_chat_tokenizer
+from rlcanary.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_chat_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,6 +164,36 @@ def completion_of(text: str, offset: float, finish_reason: str = "stop") -> Comp
     return Completion(
         ids, [round(-offset - position / 10, 2) for position in range(len(ids))], finish_reason, text=text
     )
+
+
+def unusual_completions() -> dict[str, Completion]:
+    """Return completions whose ids are not what their text would be encoded to, by what is unusual in them."""
+    a, b = spelled("a"), spelled("b")
+    return {
+        "a word spelled out": completion_of("hello", 1),
+        "a truncated word": completion_of("yes", 1, "length"),
+        "an id that equals the padding": Completion([*a, PAD_ID, *b, EOS_ID], [-1.0] * 4, text="ab"),
+        "an id that equals the padding, at its end": Completion([*a, PAD_ID], [-1.0] * 2, "length", text="a"),
+        "an end of turn within": Completion([*a, EOS_ID, *b], [-1.0] * 3, "length", text="ab"),
+    }
+
+
+def other_ends() -> dict[str, tuple[Completion, dict[str, Any]]]:
+    """Return completions that stopped otherwise than at the first EOS id, with the sampling parameters that say so."""
+    a = spelled("a")
+    return {
+        "an end at a stop string": (Completion([*a, *a], [-1.0] * 2, text="aa"), {"stop_sequences": ("aa",)}),
+        "an end at the second EOS id": (
+            Completion([*a, START_ID], [-1.0] * 2, text="a"),
+            {"eos_token_ids": (EOS_ID, START_ID)},
+        ),
+    }
+
+
+def alone(*completions: Completion) -> list[ScriptedItem]:
+    """Return one item with these completions, of which the first earns 1 and the others 0."""
+    rewards: dict[str, float | None] = {each.text or "": float(each is completions[0]) for each in completions}
+    return [ScriptedItem("a", prompt_of("a"), list(completions), rewards)]
 
 
 def scripted_items(n_items: int, n: int) -> list[ScriptedItem]:
