@@ -23,8 +23,8 @@ GROUPS = [
             Completion([21, 22, 2], logprobs=[-0.1, -0.2, -0.3]),
             Completion([23], logprobs=[-0.4], finish_reason="length"),
         ],
-        # Not a number of half precision.
-        rewards=[1.0, 0.3],
+        # The second is a number of float32, and of no half precision.
+        rewards=[1.0, 0.2501220703125],
         item_id="a",
         policy_version=3,
     ),
@@ -133,12 +133,11 @@ def rewards_and_identity(adapter: Adapter, groups: list[Group]) -> None:
     together.
     """
     batch, rows = adapter.make_batch(groups, 0), rows_of(groups)
-    got = [round(float(reward), 4) for reward in batch.rewards]
-    assert_rows("reward", got, [round(reward, 4) for _, _, reward in rows])
+    assert_rows("reward", [float(reward) for reward in batch.rewards], [reward for _, _, reward in rows])
     ids = torch.as_tensor(batch.group_ids).tolist()
-    members = [[row for row, each in enumerate(ids) if each == own_id] for own_id in ids]
+    got = [[row for row, each in enumerate(ids) if each == own_id] for own_id in ids]
     wanted = [[row for row, (each, _, _) in enumerate(rows) if each is group] for group, _, _ in rows]
-    assert_rows("as rows of its group", members, wanted)
+    assert_rows("as rows of its group", got, wanted)
     if batch.old_logprobs is None:
         told = (
             "each completion has its sampler's logprobs, the batch has none; if the trainer computes its own, declare "

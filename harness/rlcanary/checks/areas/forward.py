@@ -183,8 +183,8 @@ def packing(adapter: Adapter, model: Any, groups: list[Group], temperature: floa
     """Rows packed into one sequence get the same logprobs as alone, at every temperature.
 
     Silent because attention across the seam between two documents still gives probabilities. Look at the boundaries
-    (cumulative lengths that start at 0 and end at the number of tokens), at positions that start anew, and at whether this
-    path gets the temperature.
+    (cumulative lengths that start at 0 and end at the number of tokens), at positions that start anew, at whether this
+    path gets the temperature, and whether rows of several packs come back in the order of the batch.
     """
     batch, _ = reference.make_batch(groups, pad_token_id=0)
     _assert_as_alone(

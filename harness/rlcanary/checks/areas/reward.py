@@ -89,7 +89,7 @@ def failure_is_not_zero(adapter: Adapter, texts: list[str], error: str = "ValueE
     """
     rewards = unless_raised(_score, adapter, texts, partial(_raise, error))
     if rewards is not None:
-        told = f"the reward function raised a {error} on 'oops', which is neither a reward nor another's"
+        told = f"the reward function raised {error} on 'oops', which is neither a reward nor another's"
         _assert_rewards(rewards, ["nan" if text == "oops" else text for text in texts], told)
 
 

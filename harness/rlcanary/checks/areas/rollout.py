@@ -21,7 +21,6 @@ from rlcanary.checks.worlds.scripted_engine import (
     engine_of,
     groups_of,
     items_of,
-    other_ends,
     prompt_of,
     sampling_of,
     scripted_items,
@@ -113,26 +112,20 @@ def completions_of_their_prompt(adapter: Adapter, scripted: list[ScriptedItem], 
 
 
 def _unusual_completions() -> Iterator[Case]:
-    for told, completion in unusual_completions().items():
-        yield Case(told, scripted=alone(completion))
-    yield from _other_ends()
-
-
-def _other_ends() -> Iterator[Case]:
-    for told, (completion, ends) in other_ends().items():
-        yield Case(told, scripted=alone(completion), ends=ends)
+    for told, (completion, ends) in unusual_completions().items():
+        yield Case(told, scripted=alone(completion), ends=ends, told=told)
 
 
 @check("rollout.tokens_in_tokens_out", needs=("rollout",), cases=_unusual_completions)
-def tokens_in_tokens_out(adapter: Adapter, scripted: list[ScriptedItem], ends: dict[str, Any] | None = None) -> None:
+def tokens_in_tokens_out(adapter: Adapter, scripted: list[ScriptedItem], ends: dict[str, Any], told: str) -> None:
     """A completion keeps its sampled ids: not encoded again from text, not stripped, no EOS appended.
 
     Silent because the text is the same: "hello" sampled letter by letter encodes to one id, which has no sampled
     logprob. Truncated completions have no end of sequence and an id that equals the padding may be sampled. Look for
     `encode(decode(ids))`, for `skip_special_tokens`, and for filters on the padding id or the end of sequence.
     """
-    got = _tokens(_rollout(adapter, scripted, **(ends or {})))
-    assert_equal(got, _tokens(groups_of(scripted)), "a completion did not come back as it was sampled")
+    got = _tokens(_rollout(adapter, scripted, **ends))
+    assert_equal(got, _tokens(groups_of(scripted)), f"{told} did not come back as it was sampled")
 
 
 def _scripts_and_missing_logprobs() -> Iterator[Case]:
@@ -145,7 +138,8 @@ def _scripts_and_missing_logprobs() -> Iterator[Case]:
     marks = [True, False, True]
     marked = [replace(completion_of(text, 1), sampled=marks[: len(text) + 1]) for text in ("a0", "b")]
     yield Case("tokens of a tool", scripted=alone(*marked))
-    yield from _other_ends()
+    for told, (completion, ends) in unusual_completions().items():
+        yield Case(told, scripted=alone(completion), ends=ends)
 
 
 @check("rollout.logprobs_and_finish_reasons", needs=("rollout",), cases=_scripts_and_missing_logprobs, draws=_drawn)

@@ -166,28 +166,23 @@ def completion_of(text: str, offset: float, finish_reason: str = "stop") -> Comp
     )
 
 
-def unusual_completions() -> dict[str, Completion]:
-    """Return completions whose ids are not what their text would be encoded to, by what is unusual in them."""
+def unusual_completions() -> dict[str, tuple[Completion, dict[str, Any]]]:
+    """Return completions with unusual ids or ends, and the sampling parameters that such an end takes, by what they are."""
     a, b = spelled("a"), spelled("b")
-    return {
+    sampled = {
         "a word spelled out": completion_of("hello", 1),
         "a truncated word": completion_of("yes", 1, "length"),
         "an id that equals the padding": Completion([*a, PAD_ID, *b, EOS_ID], [-1.0] * 4, text="ab"),
         "an id that equals the padding, at its end": Completion([*a, PAD_ID], [-1.0] * 2, "length", text="a"),
         "an end of turn within": Completion([*a, EOS_ID, *b], [-1.0] * 3, "length", text="ab"),
+        "an end at a stop string": Completion([*a, *a], [-1.0] * 2, text="aa"),
+        "an end at the second EOS id": Completion([*a, START_ID], [-1.0] * 2, text="a"),
     }
-
-
-def other_ends() -> dict[str, tuple[Completion, dict[str, Any]]]:
-    """Return completions that stopped otherwise than at the first EOS id, with the sampling parameters that say so."""
-    a = spelled("a")
-    return {
-        "an end at a stop string": (Completion([*a, *a], [-1.0] * 2, text="aa"), {"stop_sequences": ("aa",)}),
-        "an end at the second EOS id": (
-            Completion([*a, START_ID], [-1.0] * 2, text="a"),
-            {"eos_token_ids": (EOS_ID, START_ID)},
-        ),
+    ends: dict[str, dict[str, Any]] = {
+        "an end at a stop string": {"stop_sequences": ("aa",)},
+        "an end at the second EOS id": {"eos_token_ids": (EOS_ID, START_ID)},
     }
+    return {told: (completion, ends.get(told, {})) for told, completion in sampled.items()}
 
 
 def alone(*completions: Completion) -> list[ScriptedItem]:
