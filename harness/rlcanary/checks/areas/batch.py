@@ -24,7 +24,7 @@ GROUPS = [
             Completion([23], logprobs=[-0.4], finish_reason="length"),
         ],
         # The second is a number of float32, and of no half precision.
-        rewards=[1.0, 0.2501220703125],
+        rewards=[1.0, 64.03125],
         item_id="a",
         policy_version=3,
     ),

@@ -176,7 +176,8 @@ def greedy(adapter: Adapter, model: Any, prompts: list[list[int]]) -> None:
     results that are collected as they complete, for prompts that are padded on the way, and for a 0 that is taken as
     "not set" and replaced by the default temperature.
     """
-    groups = _generate(adapter, model, prompts, sampling(temperature=0.0))
+    # So many tokens that samples are hardly ever the likeliest ones by chance.
+    groups = _generate(adapter, model, prompts, sampling(temperature=0.0, max_new_tokens=12))
     for index, (prompt, (completion,)) in enumerate(zip(prompts, groups, strict=True), 1):
         ids = list(completion.token_ids)
         lost = shortfall(model, prompt, ids)
