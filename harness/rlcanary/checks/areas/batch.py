@@ -210,20 +210,23 @@ def _written(numbers: Sequence[float]) -> list[str]:
 def _marked() -> Iterator[Case]:
     for sampled in ([True, False, True], [False, True, True], [True, True, False]):
         marked = Completion([21, 22, 23], logprobs=[-0.1, -0.2, -0.3], sampled=sampled)
-        group = Group(prompt_ids=[11, 12], completions=[marked, Completion([24, 2], [-0.4, -0.5])], rewards=[1.0, 0.0])
-        yield Case(sampled, group=group, sampled=sampled)
+        for other in ([24, 2], [24, 25, 26, 2]):
+            completions = [marked, Completion(other, [-0.4] * len(other))]
+            yield Case(sampled, other, group=Group(prompt_ids=[11, 12], completions=completions, rewards=[1.0, 0.0]))
 
 
 @check("batch.only_sampled_tokens_are_trained", needs=("make_batch",), cases=_marked)
-def only_sampled_tokens_are_trained(adapter: Adapter, group: Group, sampled: list[bool]) -> None:
+def only_sampled_tokens_are_trained(adapter: Adapter, group: Group) -> None:
     """Tokens of a completion that the policy did not sample stay in the sequence but are not trained.
 
     Silent because a tool's reply in the middle of a completion is good text: trained, it teaches the policy to write the
     replies itself. Look for masks that are made from the lengths alone, where `Completion.sampled` says more.
     """
     batch = adapter.make_batch([group], 0)
-    kept = [token for token, is_sampled in zip((21, 22, 23), sampled, strict=True) if is_sampled]
-    told = f"the policy sampled {sampled} of the first completion, other tokens are trained"
-    assert_equal(masked(batch.completion_ids, batch.completion_mask), [kept, [24, 2]], told)
-    whole = masked(batch.input_ids, batch.attention_mask)
-    assert_equal(whole, [[11, 12, 21, 22, 23], [11, 12, 24, 2]], "tokens that others wrote are not in the sequence")
+    kept = [own(completion, completion.token_ids) for completion in group.completions]
+    told = f"the policy sampled {group.completions[0].sampled} of the first completion, other tokens are trained"
+    assert_equal(masked(batch.completion_ids, batch.completion_mask), kept, told)
+    whole = [[*group.prompt_ids, *completion.token_ids] for completion in group.completions]
+    assert_equal(
+        masked(batch.input_ids, batch.attention_mask), whole, "tokens that others wrote are not in the sequence"
+    )
