@@ -30,7 +30,7 @@ VERDICTS: tuple[Verdict, ...] = ("killed", "survived", "unreached", "crashed", "
     Each mutant is one small mistake in a function that the checks run: another operator, comparison, constant, axis or
     branch, a dropped statement or argument, swapped logprobs or masks, a gradient too many or too few. `--module contract`
     ignores fields, arguments, sampling parameters and declared values instead. The score is the killed share of the mutants
-    that run without an error. Reviewed equivalents are left out.
+    that run without an error. Reviewed equivalents are left out. Ctrl-C ends early and reports what was judged.
     """,
     epilog="Exit codes: 0 every mutant killed, 1 some survived or no check runs them, 2 usage error, 3 internal error.",
 )
@@ -91,10 +91,13 @@ def mutants(
             raise UserError(f"nothing to mutate in {', '.join(modules) or ', '.join(names)}: no check runs it")
         chosen = drawn(wanted, sample, seed)
         task = progress.add_task("judging mutants", total=len(chosen))
-        judged = []
-        for trial, fate in kill(chosen, workers):
-            judged.append((trial, fate))
-            progress.advance(task)
+        judged, is_cut_short = [], False
+        try:
+            for trial, fate in kill(chosen, workers):
+                judged.append((trial, fate))
+                progress.advance(task)
+        except KeyboardInterrupt:
+            is_cut_short = True
     order = {id(trial): index for index, trial in enumerate(chosen)}
     judged.sort(key=lambda each: order[id(each[0])])
     if json_path is not None:
@@ -104,6 +107,9 @@ def mutants(
     _show_mutants(console, [(trial, fate) for trial, fate in judged if fate.verdict in left])
     _show_scores(console, judged)
     console.print(f"{len(judged)} of {len(wanted)} mutants; {len(found) - len(wanted)} left out")
+    if is_cut_short:
+        console.print("interrupted: the others were not judged")
+        raise click.Abort
     ctx.exit(1 if any(fate.verdict in left for _, fate in judged) else 0)
 
 

@@ -1,13 +1,17 @@
 """`rlcanary mutants` as it is typed."""
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from rlcanary.commands.mutants import mutants
 from rlcanary.errors import UserError
+from rlcanary.mutants import killing
+from rlcanary.mutants.killing import Fate, Trial
 
 
 def test_survivors_are_shown_and_every_verdict_is_written(tmp_path: Path) -> None:
@@ -23,6 +27,20 @@ def test_survivors_are_shown_and_every_verdict_is_written(tmp_path: Path) -> Non
     assert document["scores"]["adapter"]["reference"]["killed"] == verdicts.count("killed")
     for mutant in document["mutants"]:
         assert (mutant["where"] in done.output) >= (mutant["verdict"] in ("survived", "unreached"))
+
+
+def test_an_interrupt_reports_what_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(trials: Sequence[Trial], workers: int | None) -> Iterator[tuple[Trial, Fate]]:
+        yield trials[0], Fate("survived")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(killing, "kill", interrupted)
+    path = tmp_path / "mutants.json"
+    arguments = ["--adapter", "reference", "--module", "reference.filters", "--only", "filter.", "--json", str(path)]
+    done = CliRunner().invoke(mutants, arguments, standalone_mode=False)
+    assert isinstance(done.exception, click.Abort)
+    assert [mutant["verdict"] for mutant in json.loads(path.read_text())["mutants"]] == ["survived"]
+    assert "interrupted" in done.output
 
 
 @pytest.mark.parametrize(
