@@ -183,7 +183,7 @@ class Adapter:
         raise NotProvided
 
     def sync_weights(self, state: Any, engine: Any) -> None:
-        """Copy the trainer's weights into the inference engine."""
+        """Copy the trainer's weights into the inference engine, also where no update ran since the last sync."""
         raise NotProvided
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
