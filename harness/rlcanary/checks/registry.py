@@ -1,4 +1,4 @@
-"""Discovery of the checks in the modules of `areas/`."""
+"""Discovery of the checks in the folders of `areas/`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Sequence
 from difflib import get_close_matches
+from types import ModuleType
 
 from rlcanary.checks import areas
 from rlcanary.checks.check import Check
@@ -41,12 +42,21 @@ READING_ORDER = (
 )
 
 
+def area_modules() -> dict[str, ModuleType]:
+    """Return the modules in the folders of `areas/` by their last name, in reading order."""
+    found = {name.rpartition(".")[2]: name for name in _module_names()}
+    names = [*(name for name in READING_ORDER if name in found), *sorted(found.keys() - set(READING_ORDER))]
+    return {name: importlib.import_module(found[name]) for name in names}
+
+
 def all_checks() -> list[Check]:
     """Return every check of the modules in `areas/`, by area and in the order of its module."""
-    found = {module.name for module in pkgutil.iter_modules(areas.__path__)}
-    names = [*(name for name in READING_ORDER if name in found), *sorted(found - set(READING_ORDER))]
-    modules = [importlib.import_module(f"{areas.__name__}.{name}") for name in names]
-    return [value for module in modules for value in vars(module).values() if isinstance(value, Check)]
+    return [value for module in area_modules().values() for value in vars(module).values() if isinstance(value, Check)]
+
+
+def _module_names() -> list[str]:
+    walked = pkgutil.walk_packages(areas.__path__, f"{areas.__name__}.")
+    return [module.name for module in walked if not module.ispkg]
 
 
 def checks_of(prefixes: Sequence[str]) -> list[Check]:

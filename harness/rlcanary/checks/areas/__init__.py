@@ -1,1 +1,1 @@
-"""One module per area of the conformance suite. New modules here are discovered automatically."""
+"""The checks, one module per area in the folders. New modules here are discovered automatically."""

@@ -1,0 +1,1 @@
+"""Checks of batches, data order, filters and rendering of prompts."""

@@ -1,0 +1,1 @@
+"""Checks of advantages, the loss, its terms and its split into pieces."""

@@ -1,0 +1,1 @@
+"""Checks of rollouts, rewards, the engine and its weights."""

@@ -1,0 +1,1 @@
+"""Checks of logprobs, entropies, forward passes and masks."""

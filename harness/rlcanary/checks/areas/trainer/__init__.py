@@ -1,0 +1,1 @@
+"""Checks of the update, its metrics and evaluation."""
