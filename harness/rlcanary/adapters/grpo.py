@@ -16,6 +16,8 @@ from rlcanary.contract.adapter import Item, NotProvided
 from rlcanary.contract.sampling import Sampling
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rlcanary.contract.batch import CollatedBatch, Completion, Group
 
 # Rows per forward pass: small, so that the checks' few rows make several micro-batches.
@@ -48,6 +50,20 @@ class GrpoAdapter(ReferenceAdapter):
             "reward": float(batch.rewards.double().mean()),
             "tokens": float(batch.attention_mask.sum()),
         }
+
+    def save_checkpoint(self, state: Any, folder: Path) -> None:
+        from rlcanary.grpo.training.checkpoint import learner_content, save_checkpoint
+
+        save_checkpoint(folder, state.updates, learner_content(state), keep=2)
+
+    def load_checkpoint(self, state: Any, folder: Path) -> Any:
+        from rlcanary.grpo.training.checkpoint import last_checkpoint, load_checkpoint, restore_learner
+
+        path = last_checkpoint(folder)
+        if path is None:
+            raise FileNotFoundError(f"{folder} has no checkpoint")
+        restore_learner(state, load_checkpoint(path))
+        return state
 
     def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
         from rlcanary.grpo.data.items import ItemIterator

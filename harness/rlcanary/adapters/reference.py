@@ -9,6 +9,8 @@ from rlcanary.contract.adapter import Adapter, Item, NotProvided
 from rlcanary.contract.conventions import GRPO, Conventions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
@@ -117,10 +119,25 @@ class ReferenceAdapter(Adapter):
         shuffle = self.conventions.data_order == "shuffled"
         return ordering.data_order(n_items, epoch, rank, world_size, shuffle=shuffle)
 
+    def resumed_order(self, n_items: int, consumed: int, count: int, rank: int, world_size: int) -> list[int]:
+        from rlcanary.reference import ordering
+
+        return ordering.resumed_order(lambda epoch: self.data_order(n_items, epoch, rank, world_size), consumed, count)
+
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         from rlcanary import reference
 
         return reference.train_step(state, batch, self.conventions)
+
+    def save_checkpoint(self, state: Any, folder: Path) -> None:
+        from rlcanary.reference import checkpoint
+
+        checkpoint.save_checkpoint(state, folder)
+
+    def load_checkpoint(self, state: Any, folder: Path) -> Any:
+        from rlcanary.reference import checkpoint
+
+        return checkpoint.load_checkpoint(state, folder)
 
     def evaluate(self, state: Any) -> dict[str, float]:
         sampling = {"temperature": self.conventions.evaluation_temperature, "max_new_tokens": 8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +33,10 @@ class Observed:
         if not changes:
             return self
         return Observed(self._adapter.configured(**changes), self._tally, self.conventions.replace(**changes))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Observed:
+        """Copy the adapter, with all that it remembers of its calls."""
+        return Observed(copy.deepcopy(self._adapter, memo), self._tally, self.conventions)
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._adapter, name)

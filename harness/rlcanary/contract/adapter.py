@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from rlcanary.contract.conventions import Conventions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
@@ -165,6 +167,13 @@ class Adapter:
         """Indices that this rank visits in this epoch, in order. They depend only on the arguments and the run's seed."""
         raise NotProvided
 
+    def resumed_order(self, n_items: int, consumed: int, count: int, rank: int, world_size: int) -> list[int]:
+        """Indices that this rank visits next in a run that was stopped after its first `consumed` items and resumed.
+
+        The next `count` of them, over the ends of epochs. `data_order` has the order of each epoch.
+        """
+        raise NotProvided
+
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         """One optimizer update on a `TrainState` -> logged metrics.
 
@@ -173,6 +182,14 @@ class Adapter:
         clipping), `reward` (mean of the rewards) and `tokens` (attended tokens of the batch). A metric that is not
         logged is not compared.
         """
+        raise NotProvided
+
+    def save_checkpoint(self, state: Any, folder: Path) -> None:
+        """Write a checkpoint of a `TrainState` into an existing folder, where earlier ones of the run may be."""
+        raise NotProvided
+
+    def load_checkpoint(self, state: Any, folder: Path) -> Any:
+        """Load the latest checkpoint of a folder into a new state, made as at the start of the run -> the state to train."""
         raise NotProvided
 
     def evaluate(self, state: Any) -> dict[str, float]:

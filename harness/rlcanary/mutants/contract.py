@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -26,7 +27,7 @@ from rlcanary.mutants.declared import pairs
 from rlcanary.mutants.mutant import Mutant, Run, overridden
 
 RECORDS = (CollatedBatch, PolicyBatch, Group, Completion, Item, LossOutput)
-NAMES = {**{record.__name__: record for record in RECORDS}, "Tensor": Tensor}
+NAMES = {**{record.__name__: record for record in RECORDS}, "Tensor": Tensor, "Path": Path}
 LOSS_METRICS = ("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error")
 METRICS = {"train_step": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"), "evaluate": ("reward",)}
 

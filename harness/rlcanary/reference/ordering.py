@@ -1,5 +1,9 @@
 """The items that a data-parallel rank visits in an epoch, and the number of micro-batches per update."""
 
+from collections.abc import Callable, Sequence
+from itertools import count as numbers
+from itertools import islice
+
 import torch
 
 
@@ -34,6 +38,18 @@ def data_order(
         order = torch.randperm(n_items, generator=generator).tolist()
     even = -(-n_items // world_size) * world_size
     return [order[index % n_items] for index in range(rank, even, world_size)]
+
+
+def resumed_order(order: Callable[[int], Sequence[int]], consumed: int, count: int) -> list[int]:
+    """Return the items that a rank visits next after its first `consumed` ones, over the ends of epochs.
+
+    Args:
+        order: the rank's items in an epoch, counted from 0; at least one.
+        consumed: number of items that it has visited, over all epochs.
+        count: number of items to return.
+    """
+    visited = (item for epoch in numbers() for item in order(epoch))
+    return list(islice(visited, consumed, consumed + count))
 
 
 def accumulation_steps(batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int = 1) -> int:

@@ -173,10 +173,11 @@ CLUSTERS = """
 import os, time
 from pathlib import Path
 import pytest, ray
+from pytest_rlcanary.fixtures import start_ray
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_own_cluster(index):
-    ray.init(num_cpus=1, include_dashboard=False)
+    start_ray(lambda: ray.init(num_cpus=1, include_dashboard=False))
     address = ray.get_runtime_context().gcs_address
     here = Path(f"cluster-{index}")
     here.write_text(f"{address} {os.environ['CUDA_VISIBLE_DEVICES']}")
@@ -201,11 +202,12 @@ def test_workers_of_xdist_have_clusters_and_gpus_of_their_own(tmp_path: Path) ->
 ON_A_HOST_WITH_A_CLUSTER = """
 import os
 import pytest, ray
+from pytest_rlcanary.fixtures import start_ray
 
 HOST = os.environ["HOST_CLUSTER"]
 
 def test_own_cluster_by_default():
-    ray.init(num_cpus=1, include_dashboard=False)
+    start_ray(lambda: ray.init(num_cpus=1, include_dashboard=False))
     assert ray.get_runtime_context().gcs_address != HOST
 
 def test_own_cluster_from_the_fixture(ray_session):

@@ -336,6 +336,7 @@ def test_time_that_the_cluster_of_a_test_takes_to_start_is_not_the_tests(tmp_pat
 
 HANGING_IN_RAY = """
 import asyncio, time
+from pathlib import Path
 import pytest, ray
 
 @pytest.fixture(scope="session")
@@ -347,13 +348,16 @@ class Server:
     def answer(self):
         return 42
     def hang(self):
+        Path("hangs-server").touch()
         time.sleep(9999)
 
 @ray.remote(num_cpus=2)
 class Stuck:
     def hang(self):
+        Path("hangs-get").touch()
         time.sleep(9999)
     def spin(self):
+        Path("hangs-wait").touch()
         while True:
             pass
     def answer(self):
@@ -362,10 +366,12 @@ class Stuck:
 @ray.remote(num_cpus=0)
 class AsyncStuck:
     async def hang(self):
+        Path("hangs-async").touch()
         await asyncio.sleep(9999)
 
 @ray.remote(num_cpus=2)
 def stuck_task():
+    Path("hangs-task").touch()
     time.sleep(9999)
 
 @pytest.fixture(scope="module")
@@ -377,23 +383,23 @@ def server(ray_cluster):
 def test_server_answers(server):
     assert ray.get(server.answer.remote()) == 42
 
-@pytest.mark.timeout(12)
+@pytest.mark.timeout(LIMIT)
 def test_get(ray_cluster, server):
     actor = Stuck.remote()
     ray.get(actor.answer.remote())
     ray.get(actor.hang.remote())
 
-@pytest.mark.timeout(12)
+@pytest.mark.timeout(LIMIT)
 def test_wait(ray_cluster):
     actor = Stuck.remote()
     ray.get(actor.answer.remote())
     ray.wait([actor.spin.remote()])
 
-@pytest.mark.timeout(12)
+@pytest.mark.timeout(LIMIT)
 def test_task(ray_cluster):
     ray.get(stuck_task.remote())
 
-@pytest.mark.timeout(12)
+@pytest.mark.timeout(LIMIT)
 def test_async(ray_cluster):
     ray.get(AsyncStuck.remote().hang.remote())
 
@@ -406,7 +412,7 @@ def test_next_test_on_the_shared_cluster(ray_cluster, server):
     assert ray.get(server.answer.remote()) == 42
     assert ray.get(Stuck.remote().answer.remote()) == 42
 
-@pytest.mark.timeout(1)
+@pytest.mark.timeout(LIMIT / 12)
 def test_actor_of_a_shared_fixture(server):
     ray.get(server.hang.remote())
 """
@@ -414,25 +420,23 @@ def test_actor_of_a_shared_fixture(server):
 
 @pytest.fixture(scope="module")
 def hanging_in_ray(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_session(tmp_path_factory.mktemp("ray"), HANGING_IN_RAY)
+    """A session whose workers were hanging when the limits passed: on a busy machine they start late."""
+    for limit in (12, 60, 240):
+        run = run_session(tmp_path_factory.mktemp("ray"), f"LIMIT = {limit}\n{HANGING_IN_RAY}")
+        if len(list(run.folder.glob("hangs-*"))) == 5:
+            break
+    return run
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("name", "limit", "stack"),
-    [
-        ("get", 12, "in hang"),
-        ("wait", 12, "in spin"),
-        ("task", 12, "in stuck_task"),
-        ("async", 12, "ray::AsyncStuck.hang"),
-    ],
+    ("name", "stack"),
+    [("get", "in hang"), ("wait", "in spin"), ("task", "in stuck_task"), ("async", "ray::AsyncStuck.hang")],
 )
-def test_test_hung_in_ray_fails_with_the_stack_of_the_busy_worker(
-    hanging_in_ray: Run, name: str, limit: float, stack: str
-) -> None:
+def test_test_hung_in_ray_fails_with_the_stack_of_the_busy_worker(hanging_in_ray: Run, name: str, stack: str) -> None:
     case = hanging_in_ray.cases[f"test_{name}"]
     assert case.outcome == "failed"
-    assert f"still running after {limit} seconds" in case.text
+    assert "still running after" in case.text
     assert stack in case.text
 
 

@@ -56,7 +56,7 @@ def test_is_killed(vllm_engine):
 def engine_session(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("engine")
     (folder / "test_next.py").write_text(TESTS_OF_THE_NEXT_MODULE)
-    return run_session(folder, ENGINE_TESTS)
+    return run_session(folder, ENGINE_TESTS, "-o", f"rlcanary_fixture_timeout={HANG_S}")
 
 
 def test_engine_is_shared_by_the_tests_of_a_module(engine_session: Run) -> None:

@@ -13,7 +13,13 @@ from selection_session import clean_environment, edited, run_testmon, selected, 
 CLUSTER = """
 import sys
 import ray
-context = ray.init(num_cpus=6, include_dashboard=False, logging_level="error", _temp_dir=sys.argv[1])
+while not ray.is_initialized():
+    try:
+        context = ray.init(num_cpus=6, include_dashboard=False, logging_level="error", _temp_dir=sys.argv[1])
+    except Exception as error:  # after 30 seconds, which a busy machine takes longer than
+        if "timed out during startup" not in str(error):
+            raise
+        ray.shutdown()
 print(context.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 """
@@ -226,10 +232,11 @@ def test_several_nodes_and_an_uploaded_working_dir(tmp_path: Path) -> None:
 PREPARED = """
     import pytest
     import ray
+    from pytest_rlcanary.fixtures import start_ray
 
     @pytest.fixture(scope="session", autouse=True)
     def cluster():
-        ray.init(num_cpus=2, include_dashboard=False, logging_level="error", {options})
+        start_ray(lambda: ray.init(num_cpus=2, include_dashboard=False, logging_level="error", {options}))
         yield
         ray.shutdown()
     """

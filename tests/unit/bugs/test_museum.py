@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from checkpoint_mutants import CHECKPOINT_MUTANTS
 from data_mutants import DATA_MUTANTS
 from loss_mutants import LOSS_MUTANTS
+from memory_mutants import MEMORY_MUTANTS
 from programs import run_without_rlcanary
 from torch import Tensor
 from trainer_mutants import TRAINER_MUTANTS
@@ -167,8 +169,10 @@ class Mutants:
 
 MUTANTS = [
     *(value for value in vars(Mutants).values() if inspect.isclass(value)),
+    *CHECKPOINT_MUTANTS,
     *DATA_MUTANTS,
     *LOSS_MUTANTS,
+    *MEMORY_MUTANTS,
     *TRAINER_MUTANTS,
     *WORLD_MUTANTS,
 ]

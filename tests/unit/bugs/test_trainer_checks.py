@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import checkpoint_mutants
 import pytest
-from trainer_mutants import CAUGHT_BY, CORRECT, IGNORED, DropoutAndSampledEvaluation
+import trainer_mutants
+from trainer_mutants import CORRECT, IGNORED, DropoutAndSampledEvaluation
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs.detection import relevant_checks
 from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.conventions import GRPO
 
-AREAS = ("step", "metrics", "evaluation", "sync", "parity")
+CAUGHT_BY = {**trainer_mutants.CAUGHT_BY, **checkpoint_mutants.CAUGHT_BY}
+AREAS = ("step", "metrics", "checkpoint", "order", "evaluation", "sync", "parity")
 CHECKS = {check.id: check for check in all_checks() if check.area in AREAS}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import data_mutants as mutants
+import memory_mutants
 import pytest
 from torch import Tensor
 
@@ -90,6 +91,7 @@ UNUSUAL = {
     mutants.TimeoutsScoreZero: "reward.failure_is_not_zero",
     mutants.TruncatedUnlessTheFirstEnd: "rollout.logprobs_and_finish_reasons",
     mutants.PacksLongestFirst: "forward.packing",
+    **memory_mutants.CAUGHT_BY,
 }
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcanary.reference.ordering import accumulation_steps, data_order
+from rlcanary.reference.ordering import accumulation_steps, data_order, resumed_order
 
 few = settings(max_examples=50, derandomize=True, deadline=None)
 sizes = st.integers(1, 40)
@@ -67,3 +67,10 @@ def test_steps_times_micro_batch_times_ranks_is_the_batch(steps, micro, data_par
 def test_batch_that_cannot_be_dealt_out_is_refused(numbers, told):
     with pytest.raises(ValueError, match=told):
         accumulation_steps(*numbers)
+
+
+@pytest.mark.parametrize("consumed", range(8))
+def test_a_resumed_run_goes_on_over_the_ends_of_epochs(consumed):
+    epochs = [[0, 1, 2], [2, 0, 1], [1, 2, 0], [0, 2, 1]]
+    whole = [item for epoch in epochs for item in epoch]
+    assert resumed_order(lambda epoch: epochs[epoch], consumed, 4) == whole[consumed : consumed + 4]

@@ -32,3 +32,29 @@ class RepeatedToFillTheBatch(Bug):
     def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
         order = super().data_order(n_items, epoch, rank, world_size)
         return [*order, *order[: -len(order) % 8]]
+
+
+class DataStartsAgain(Bug):
+    id = "open-instruct.data-starts-again"
+    source = "open-instruct 1b6d913ef, #910"
+    effect = "a resumed run visits the data from its start"
+
+    def resumed_order(self, n_items: int, consumed: int, count: int, rank: int, world_size: int) -> list[int]:
+        return super().resumed_order(n_items, 0, count, rank, world_size)
+
+
+class SkippedInEveryEpoch(Bug):
+    id = "open-instruct.skipped-in-every-epoch"
+    source = "open-instruct cd0a38128, #681"
+    effect = (
+        "what was visited before the stop is skipped in every later epoch too: part of the data is never seen again"
+    )
+
+    def resumed_order(self, n_items: int, consumed: int, count: int, rank: int, world_size: int) -> list[int]:
+        per_epoch = len(self.data_order(n_items, 0, rank, world_size))
+        epoch, skipped = divmod(consumed, per_epoch)
+        visited: list[int] = []
+        while len(visited) < count:
+            visited += self.data_order(n_items, epoch, rank, world_size)[skipped:]
+            epoch += 1
+        return visited[:count]

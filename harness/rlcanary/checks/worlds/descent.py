@@ -14,7 +14,6 @@ from rlcanary.checks.closeness import close
 from rlcanary.checks.worlds.states import in_precision_of, precision, toned
 from rlcanary.checks.worlds.tiny_trainer import (
     GROUPS,
-    PAIR,
     others,
     reference_near,
     sampled,
@@ -47,7 +46,7 @@ class Scene:
 def scene(
     adapter: Adapter,
     model: Any,
-    groups: Sequence[Group] = PAIR,
+    groups: Sequence[Group] = GROUPS,
     *,
     drift: float = 0.0,
     learning_rate: float = 1e-3,

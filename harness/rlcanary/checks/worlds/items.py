@@ -11,8 +11,11 @@ from rlcanary.contract.adapter import Item
 
 
 def with_items(state: Any) -> Any:
-    """Give the state prompts to evaluate on, whose rewards differ for almost any two texts."""
-    prompts = ([5, 6, 7], [8, 9, 10, 11, 12])
+    """Give the state prompts to evaluate on, whose rewards differ for almost any two texts.
+
+    One has several whole blocks of a prefix cache.
+    """
+    prompts = ([5, 6, 7], [8, 9, 10, 11, 12], list(range(3, 51)))
     return _evaluating(state, [Item(index, prompt, _fingerprint) for index, prompt in enumerate(prompts)])
 
 

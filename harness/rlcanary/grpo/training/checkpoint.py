@@ -5,16 +5,48 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcanary.errors import UserError
 from rlcanary.system.files import write_whole
+
+if TYPE_CHECKING:
+    from rlcanary.grpo.training.trainer import LearnerState
 
 NAME = re.compile(r"step-(\d{6,})\.pt")
 
 
 class CheckpointError(Exception):
     """A checkpoint was not written; earlier ones are unchanged."""
+
+
+def learner_content(state: LearnerState) -> dict[str, Any]:
+    """Return all of a learner's state that later updates depend on, for `save_checkpoint`."""
+    assert state.masters is not None
+    return {
+        "model": state.model.state_dict(),
+        "masters": state.masters.parameters,
+        "optimizer": state.optimizer.state_dict(),
+        "scheduler": state.scheduler.state_dict(),
+        "updates": state.updates,
+        "reference": None if state.ref_model is None else state.ref_model.state_dict(),
+    }
+
+
+def restore_learner(state: LearnerState, content: dict[str, Any]) -> None:
+    """Put the learner's part of a checkpoint into a state that was made from the same plan."""
+    import torch
+
+    assert state.masters is not None
+    state.model.load_state_dict(content["model"])
+    with torch.no_grad():
+        for master, saved in zip(state.masters.parameters, content["masters"], strict=True):
+            master.copy_(saved)
+    state.optimizer.load_state_dict(content["optimizer"])
+    state.scheduler.load_state_dict(content["scheduler"])
+    state.updates = content["updates"]
+    if content["reference"] is not None:
+        state.ref_model.load_state_dict(content["reference"])
 
 
 def save_checkpoint(folder: Path, step: int, content: dict[str, Any], keep: int) -> Path:

@@ -27,7 +27,13 @@ from rlcanary.grpo.rollout.conversations import ConversationCollector
 from rlcanary.grpo.rollout.environment import ChatEnvironment
 from rlcanary.grpo.rollout.open_environment import chat_environment
 from rlcanary.grpo.sync.sync import Endpoint, sync_weights
-from rlcanary.grpo.training.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
+from rlcanary.grpo.training.checkpoint import (
+    last_checkpoint,
+    learner_content,
+    load_checkpoint,
+    restore_learner,
+    save_checkpoint,
+)
 from rlcanary.grpo.training.rollout import Rollout
 from rlcanary.grpo.training.run_log import LOG, RunLog
 from rlcanary.grpo.training.trace import Trace
@@ -85,17 +91,10 @@ class Run:
         Raises:
             CheckpointError: it was not written.
         """
-        state = self.state
-        assert state.masters is not None
         content = {
             "step": self.step,
             "plan": _settings(self.plan),
-            "model": state.model.state_dict(),
-            "masters": state.masters.parameters,
-            "optimizer": state.optimizer.state_dict(),
-            "scheduler": state.scheduler.state_dict(),
-            "updates": state.updates,
-            "reference": None if state.ref_model is None else state.ref_model.state_dict(),
+            **learner_content(self.state),
             "groups": await self.rollout.buffer.state(),
             "data": self.collector.items.state(),
             "version": self.samplers.version,
@@ -112,21 +111,9 @@ class Run:
         differing = sorted(key for key, value in _settings(self.plan).items() if content["plan"].get(key) != value)
         if differing:
             raise UserError(f"the checkpoint is of a plan with other {', '.join(differing)}: choose another run.folder")
-        import torch
-
-        state = self.state
-        assert state.masters is not None
-        state.model.load_state_dict(content["model"])
-        with torch.no_grad():
-            for master, saved in zip(state.masters.parameters, content["masters"], strict=True):
-                master.copy_(saved)
-        state.optimizer.load_state_dict(content["optimizer"])
-        state.scheduler.load_state_dict(content["scheduler"])
-        state.updates = content["updates"]
-        if content["reference"] is not None:
-            state.ref_model.load_state_dict(content["reference"])
+        restore_learner(self.state, content)
         self.collector.items.load_state(content["data"])
-        sync_weights(state.model, self.samplers.endpoints, self.samplers.transport)
+        sync_weights(self.state.model, self.samplers.endpoints, self.samplers.transport)
         for endpoint in self.samplers.endpoints:
             endpoint.version = content["version"]
         self.step = content["step"]

@@ -43,6 +43,14 @@ GROUPS = [
         item_id="c",
         policy_version=4,
     ),
+    # The second item once more.
+    Group(
+        prompt_ids=[13, 14, 15, 16],
+        completions=[Completion([26], logprobs=[-1.1]), Completion([27, 28], logprobs=[-1.2, -1.3])],
+        rewards=[2.0, 0.25],
+        item_id="b",
+        policy_version=5,
+    ),
 ]
 
 
@@ -174,7 +182,7 @@ def _mixed_options() -> Iterator[Case]:
     across = [replace(scored, token_versions=versions) for versions in ([3, 4], [3, 3])]
     groups = [Group([11, 12], across, [1.0, 0.0], item_id="a", policy_version=3)]
     yield Case("sampled across a weight sync", groups=groups)
-    ref_logprobs = [[[-1.0, -1.1, -1.2], [-1.3]], [[-1.4, -1.5], [-1.6, -1.7]], [[-1.8, -1.9]]]
+    ref_logprobs = [[[-1.0, -1.1, -1.2], [-1.3]], [[-1.4, -1.5], [-1.6, -1.7]], [[-1.8, -1.9]], [[-2.0], [-2.1, -2.2]]]
     groups = [replace(group, ref_logprobs=rows) for group, rows in zip(GROUPS, ref_logprobs, strict=True)]
     yield Case("reference logprobs", groups=groups)
 

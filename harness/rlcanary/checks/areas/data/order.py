@@ -1,12 +1,13 @@
 """Data order: every item is visited by one rank, in an order that a resumed run reproduces."""
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 
 import numpy
 import torch
 
-from rlcanary.checks.asserts import assert_equal, assert_true
+from rlcanary.checks.asserts import assert_equal, assert_true, leave_out, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import Cases, check
 from rlcanary.checks.worlds.states import seeded
@@ -126,17 +127,49 @@ def _ranks() -> Iterator[Case]:
 
 @check("order.repeatable", needs=("data_order",), cases=_ranks)
 def repeatable(adapter: Adapter, world_size: int) -> None:
-    """The same epoch and rank always get the same order, regardless of random numbers drawn before.
+    """The same epoch and rank always get the same order, regardless of random numbers drawn and epochs visited before.
 
-    Silent because any order is plausible: a resumed run whose sampler permutes by the global random state repeats some
-    prompts and never reaches others, and ranks whose random states have diverged overlap. Look for `randperm` and
-    `shuffle` without a generator of their own, and for samplers whose state is not saved.
+    Silent because any order is plausible: a resumed run whose sampler permutes by the global random state, or counts epochs
+    from its own start, repeats some prompts and never reaches others, and ranks whose random states have diverged overlap.
+    Look for `randperm` and `shuffle` without a generator of their own, and for samplers whose state is not saved.
     """
+    later = unless_raised(copy.deepcopy, adapter)
     first = seeded(_order, adapter, 12, 1, 0, world_size, seed=1)
     _order(adapter, 12, 2, 0, world_size)
     again = seeded(_order, adapter, 12, 1, 0, world_size, seed=2)
     told = "with another state of the global random generators, the same epoch has another order"
     assert_equal(again, first, told, quantity="property")
+    if later is None:
+        leave_out("the adapter cannot be copied, as it is in a new process")
+        return
+    # A number of items that no other check asks for.
+    epochs = [_order(adapter, 14, epoch, 0, world_size) for epoch in range(3)]
+    told = "a process that visits an epoch first has another order there than one that visited those before it"
+    assert_equal(_order(later, 14, 2, 0, world_size), epochs[2], told, quantity="property")
+
+
+def _stops() -> Iterator[Case]:
+    for n_items, world_size, consumed in ((5, 1, 0), (5, 1, 3), (5, 1, 5), (6, 2, 1), (6, 2, 4), (7, 3, 8)):
+        told = f"{n_items} items, {world_size} ranks, stopped after {consumed}"
+        yield Case(told, n_items=n_items, world_size=world_size, consumed=consumed)
+
+
+@check("order.resumed", needs=("data_order", "resumed_order"), cases=_stops)
+def resumed(adapter: Adapter, n_items: int, world_size: int, consumed: int) -> None:
+    """A resumed run visits the items that follow those before the stop: none again, none left out, in this epoch and later.
+
+    Silent because the items of a resumed run look like any others: some are trained twice and others never. Look for an
+    epoch that begins again, for a count of batches that were prepared and not of those that were used, and for items that
+    are skipped in every later epoch as well.
+    """
+    for rank in range(world_size):
+        per_epoch = len(_order(adapter, n_items, 0, rank, world_size))
+        epochs = range((consumed + 2 * per_epoch) // per_epoch + 1)
+        whole = [index for epoch in epochs for index in _order(adapter, n_items, epoch, rank, world_size)]
+        count = 2 * per_epoch
+        visited = [int(index) for index in adapter.resumed_order(n_items, consumed, count, rank, world_size)]
+        told = f"rank {rank} of {world_size}, stopped after {consumed} of its items, visits others than without a stop"
+        assert_equal(visited, whole[consumed : consumed + count], told)
 
 
 @check("order.leaves_the_global_random_state", severity="hardening", needs=("data_order",), cases=_epochs)

@@ -8,7 +8,7 @@ from rlcanary.checks.asserts import assert_equal, assert_true
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.contract.adapter import Adapter
-from rlcanary.tiny_models import BOS_ID, EOS_ID, tiny_chat_tokenizer
+from rlcanary.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_chat_tokenizer
 
 Message = Mapping[str, Any]
 Messages = list[Message]
@@ -201,6 +201,10 @@ def _spelled_turns() -> Iterator[Case]:
     hello, four = (_sampled(word, [*tokenizer.convert_tokens_to_ids(list(word)), EOS_ID]) for word in ("hello", "four"))
     yield _case(QUESTION, hello)
     yield _case(QUESTION, hello, TOOL, four)
+    # A policy may sample any id, those of padding and BOS among them.
+    first, *rest = hello["token_ids"]
+    odd = _sampled("hello", [first, PAD_ID, BOS_ID, *rest])
+    yield Case("padding and BOS sampled", messages=[QUESTION, odd, TOOL, four])
 
 
 @check("rendering.sampled_tokens_as_they_are", needs=("render",), cases=_spelled_turns)

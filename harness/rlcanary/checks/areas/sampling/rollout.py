@@ -379,16 +379,21 @@ def samples_afresh(adapter: Adapter) -> None:
     assert_equal(_tokens(_rollout(adapter, second)), _tokens(groups_of(second)), told)
 
 
-@check("rollout.inputs_untouched", severity="hardening", needs=("rollout",))
-def inputs_untouched(adapter: Adapter) -> None:
+@check(
+    "rollout.inputs_untouched",
+    severity="hardening",
+    needs=("rollout",),
+    cases=lambda: [Case(f"seed {seed}", seed=seed) for seed in (None, 3)],
+)
+def inputs_untouched(adapter: Adapter, seed: int | None) -> None:
     """A rollout does not modify the items and the sampling parameters.
 
     Silent because the first rollout is right: the next one samples with another n, or from longer prompts. Look for
     assignments into the sampling parameters and for `+=` on prompt ids.
     """
     scripted = scripted_items(2, 2)
-    items, sampling = items_of(scripted), sampling_of(n=2)
+    items, sampling = items_of(scripted), sampling_of(n=2, seed=seed)
     adapter.rollout(engine_of(scripted), items, sampling)
     expected = [(item.id, item.prompt_ids) for item in scripted]
     assert_equal([(item.id, item.prompt_ids) for item in items], expected, "the items changed")
-    assert_equal(sampling, sampling_of(n=2), "the sampling parameters changed")
+    assert_equal(sampling, sampling_of(n=2, seed=seed), "the sampling parameters changed")

@@ -28,7 +28,7 @@ from rlcanary.checks.worlds.states import (
     sizes_of,
 )
 from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, reference_near, sampled, state_of, tiny_policy
-from rlcanary.contract.adapter import Adapter, provided
+from rlcanary.contract.adapter import Adapter, NotProvided, provided
 
 SHORT = [5, 6, 7]
 # Several whole blocks of a prefix cache.
@@ -110,6 +110,30 @@ def every_parameter(adapter: Adapter, model: Any) -> None:
         adapter.sync_weights(state, engine)
     told = f"changes of these parameters do not reach the engine: {', '.join(missing)}"
     assert_true(not missing, told, quantity="parameters", magnitude=len(missing), compared=judged)
+
+
+@check("sync.small_steps", needs=("sync_weights",))
+def small_steps(adapter: Adapter, model: Any) -> None:
+    """Steps that are too small to matter alone add up in the engine as they do in the trainer.
+
+    Silent because each sync leaves the engine almost right, and at the learning rates of RL every step is small: the engine
+    stays behind further and further. Look for weights that are sent only if they moved by more than a threshold since the
+    last sync, and for differences that are sent rounded.
+    """
+    state, engine = _pair(adapter, model)
+    if precision(state.model) not in (torch.float32, torch.float64):
+        raise NotProvided("such steps round to nothing in half precision")
+    adapter.sync_weights(state, engine)
+    start = gap(engine, state.model, SHORT)
+    behind = copy.deepcopy(state.model)
+    for _ in range(100):
+        nudged(state.model, 5e-5)
+        adapter.sync_weights(state, engine)
+    batch, _ = reference.make_batch(PAIR, 0)
+    if not policy_gap(state, behind, batch) > 4 * nats(state.model):
+        raise NothingToCompare("a hundred small steps do not change the policy's logprobs")
+    distances = {"first": start, "last of 100": gap(engine, state.model, SHORT)}
+    _assert_in_step(distances, state.model, "with small steps between weight syncs, after")
 
 
 @check("sync.every_engine", needs=("sync_weights",))

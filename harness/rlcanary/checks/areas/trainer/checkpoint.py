@@ -1,0 +1,208 @@
+"""Checkpoints: a run that is stopped, saved, loaded and continued takes the updates that it would have taken."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from rlcanary.checks.asserts import NothingToCompare, assert_true, assert_unchanged, leave_out, soft, unless_raised
+from rlcanary.checks.case import Case
+from rlcanary.checks.check import check
+from rlcanary.checks.worlds.states import decaying, held, named, own_logprobs, seeded
+from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, others, reference_near, sampled, state_of
+from rlcanary.contract.adapter import Adapter, NotProvided
+from rlcanary.contract.batch import CollatedBatch
+from rlcanary.contract.conventions import Conventions
+
+NEEDS = ("train_step", "save_checkpoint", "load_checkpoint")
+LEARNING_RATE = 1e-3
+# Of the distance that the weights move behind a stop. A checkpoint is exact; a merge that is undone is not quite.
+ALLOWED = 0.01
+
+
+def _start(adapter: Adapter, model: Any) -> Any:
+    """Make a state as a run does at its start, with a falling learning rate where the scheduler allows one."""
+    ref_model = reference_near(model, adapter.conventions)
+    state = state_of(adapter, copy.deepcopy(model), ref_model, LEARNING_RATE)
+    try:
+        return decaying(state)
+    except NotProvided:
+        return state
+
+
+def _batches(adapter: Adapter, model: Any) -> list[CollatedBatch]:
+    """Make the batches of a run, each other than the one before."""
+    policy = _start(adapter, model).model
+    return [sampled(policy, adapter.conventions, groups) for groups in (GROUPS, others(GROUPS), [*PAIR, *TOOLS])]
+
+
+def _train(adapter: Adapter, state: Any, batch: CollatedBatch) -> dict[str, float]:
+    metrics: dict[str, float] = seeded(adapter.train_step, state, copy.deepcopy(batch))
+    return metrics
+
+
+def _saved_and_loaded(adapter: Adapter, state: Any, model: Any) -> Any:
+    with TemporaryDirectory() as folder:
+        adapter.save_checkpoint(state, Path(folder))
+        return adapter.load_checkpoint(_start(adapter, model), Path(folder))
+
+
+def _distance(state: Any, other: Any) -> float:
+    """Return the distance between the weights of two states, those that their optimizers move included."""
+    one, two = ({**named(each.model), **_prefixed(held(each)[0])} for each in (state, other))
+    squares = [float((one[name].detach().double() - two[name].detach().double()).square().sum()) for name in one]
+    return math.sqrt(sum(squares))
+
+
+def _prefixed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"moved {name}": tensor for name, tensor in tensors.items()}
+
+
+def _assert_same_run(resumed: Any, whole: Any, at_stop: Any, told: str) -> None:
+    """Assert that a resumed run ends where the one without a stop does."""
+    moved, apart = _distance(whole, at_stop), _distance(resumed, whole)
+    if not moved > 0:
+        raise NothingToCompare("the updates do not move the weights")
+    told = f"{told}: the weights end {apart / moved:.3g} times as far from those of the run without a stop as it moves"
+    holds = math.isfinite(apart) and apart <= ALLOWED * moved
+    assert_true(holds, told, quantity="weights", magnitude=apart / moved)
+
+
+def _assert_same_metrics(got: dict[str, float], expected: dict[str, float], told: str) -> None:
+    for name in sorted(got.keys() & expected.keys()):
+        same = math.isclose(got[name], expected[name], rel_tol=1e-3, abs_tol=1e-5) or math.isnan(expected[name])
+        message = f"{told} the metric {name} is {got[name]:.6g}, without a stop {expected[name]:.6g}"
+        with soft():
+            assert_true(same, message, quantity=f"metric {name}", magnitude=abs(got[name] - expected[name]))
+
+
+def _stops() -> Iterator[Case]:
+    for told, stops in (
+        ("after the first update", [1]),
+        ("before it", [0]),
+        ("after the first and the second", [1, 2]),
+    ):
+        yield Case(told, stops=stops)
+
+
+@check("checkpoint.training_goes_on", needs=NEEDS, cases=_stops, worlds=("lora", "bfloat16"))
+def training_goes_on(adapter: Adapter, model: Any, stops: Sequence[int]) -> None:
+    """A run that is stopped, saved, loaded and continued takes the same updates as one that is not, also after two stops.
+
+    Silent because training goes on either way: moments that start at zero, a schedule that warms up again or is advanced
+    twice, and float32 masters made anew from rounded weights show as a small bump in the loss. Look for what is loaded
+    besides the weights, at loading with `strict=False`, and for counters that are restored in two places.
+    """
+    batches = _batches(adapter, model)
+    whole, resumed = _start(adapter, model), _start(adapter, model)
+    at_stop = copy.deepcopy(whole)
+    for number, batch in enumerate(batches):
+        if number in stops:
+            resumed, at_stop = _saved_and_loaded(adapter, resumed, model), copy.deepcopy(whole)
+        expected, got = _train(adapter, whole, batch), _train(adapter, resumed, batch)
+        _assert_same_metrics(got, expected, f"stopped after updates {stops}, in update {number + 1}")
+    _assert_same_run(resumed, whole, at_stop, f"stopped after updates {stops}")
+
+
+@check("checkpoint.saving_changes_nothing", needs=NEEDS, worlds=("lora", "bfloat16"))
+def saving_changes_nothing(adapter: Adapter, model: Any) -> None:
+    """Writing a checkpoint does not change the run that writes it.
+
+    Silent because runs with other intervals between checkpoints are never compared. Look for weights that are merged, cast
+    or moved to be saved and not put back, for modes, and for an optimizer that is emptied to save memory.
+    """
+    batches = _batches(adapter, model)
+    whole, saving = _start(adapter, model), _start(adapter, model)
+    at_stop = copy.deepcopy(whole)
+    with TemporaryDirectory() as folder:
+        for batch in batches:
+            _train(adapter, whole, batch)
+            _train(adapter, saving, batch)
+            adapter.save_checkpoint(saving, Path(folder))
+    _assert_same_run(saving, whole, at_stop, "with a checkpoint after each update")
+
+
+@check("checkpoint.latest_is_loaded", needs=NEEDS)
+def latest_is_loaded(adapter: Adapter, model: Any) -> None:
+    """Of several checkpoints in a folder the latest is loaded.
+
+    Silent because an older one trains as well: the updates since are lost, or, if the steps are numbered from the latest,
+    trained under the wrong learning rate. Look for names that are sorted as text (`step-10` before `step-9`), and for a
+    first one that is never replaced.
+    """
+    batches = [*_batches(adapter, model)[:1] * 10, _batches(adapter, model)[1]]
+    whole = _start(adapter, model)
+    with TemporaryDirectory() as folder:
+        for batch in batches[:-1]:
+            _train(adapter, whole, batch)
+            adapter.save_checkpoint(whole, Path(folder))
+        resumed = adapter.load_checkpoint(_start(adapter, model), Path(folder))
+    at_stop = copy.deepcopy(whole)
+    for state in (whole, resumed):
+        _train(adapter, state, batches[-1])
+    _assert_same_run(resumed, whole, at_stop, f"resumed from the folder of {len(batches) - 1} checkpoints")
+
+
+def _with_reference(conventions: Conventions) -> Iterator[Case]:
+    yield Case(changes={"kl_coef": conventions.kl_coef or 0.3})
+
+
+@check("checkpoint.reference_model_stays", needs=NEEDS, cases=_with_reference)
+def reference_model_stays(adapter: Adapter, model: Any) -> None:
+    """A resumed run keeps the reference model of its start.
+
+    Silent because the KL merely starts again at zero, as in a new run: the policy may then move as far from its reference
+    as before, once per stop. Look for a reference model that is made after the weights were loaded, or from the checkpoint.
+    """
+    state = _start(adapter, model)
+    if state.ref_model is None:
+        raise NotProvided("the state has no ref_model")
+    batch = _batches(adapter, model)[0]
+    before_BT = own_logprobs(state.ref_model, batch)
+    _train(adapter, state, batch)
+    resumed = _saved_and_loaded(adapter, state, model)
+    after_BT = own_logprobs(resumed.ref_model, batch)
+    assert_unchanged(after_BT, before_BT, "a resumed run has another reference model")
+
+
+def _damages() -> Iterator[Case]:
+    for told, keeps_half in (("cut to its half", True), ("missing", False)):
+        yield Case(told, keeps_half=keeps_half, told=told)
+
+
+@check("checkpoint.damage_is_reported", needs=NEEDS, cases=_damages, severity="hardening")
+def damage_is_reported(adapter: Adapter, model: Any, keeps_half: bool, told: str) -> None:
+    """A checkpoint of which a file is cut or missing raises, unless training goes on the same without it.
+
+    Silent because what is not found keeps the value of a new run: the weights are there, the moments and the schedule start
+    again. Look for loading with `strict=False`, for `if path.exists()` around each part, and for an except that logs.
+    """
+    batches, whole = _batches(adapter, model), _start(adapter, model)
+    _train(adapter, whole, batches[0])
+    with TemporaryDirectory() as folder:
+        adapter.save_checkpoint(whole, Path(folder))
+        files = {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+        loaded = {}
+        for path, content in files.items():
+            if keeps_half:
+                path.write_bytes(content[: len(content) // 2])
+            elif len(files) > 1:
+                path.unlink()
+            else:
+                leave_out("without its one file the folder is that of a new run")
+                continue
+            loaded[path.name] = unless_raised(adapter.load_checkpoint, _start(adapter, model), Path(folder))
+            path.write_bytes(content)
+    at_stop = copy.deepcopy(whole)
+    _train(adapter, whole, batches[1])
+    for name, resumed in loaded.items():
+        if resumed is None:
+            assert_true(True, "", quantity="weights")
+            continue
+        _train(adapter, resumed, batches[1])
+        with soft():
+            _assert_same_run(resumed, whole, at_stop, f"resumed although {name} was {told}")
