@@ -6,6 +6,7 @@ exactly enough.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Generator, Tensor
 
 from rlcanary.checks.case import Case
 from rlcanary.contract.batch import PolicyBatch
+from rlcanary.contract.conventions import Conventions
 
 # [B, T] of a batch, and the number of trained tokens of each row; None is a mask with holes, as tool turns leave.
 Shape = tuple[int, int, tuple[int, ...] | None]
@@ -85,6 +87,23 @@ def on_policy_batch(logprobs_BT: Tensor, advantages: Tensor, mask_BT: Tensor) ->
         entropy=torch.zeros_like(logprobs_BT),
         group_ids=torch.zeros(len(mask_BT), dtype=torch.long),
     )
+
+
+def one_row(log_ratios: list[float], advantage: float) -> PolicyBatch:
+    """Make a batch of one row, with equal logprobs of policy and reference."""
+    logprobs_1T, log_ratio_1T = torch.full((1, len(log_ratios)), -1.0), torch.tensor([log_ratios])
+    batch = on_policy_batch(logprobs_1T, torch.tensor([advantage]), torch.ones_like(logprobs_1T, dtype=torch.bool))
+    old_1T = logprobs_1T - log_ratio_1T
+    return replace(batch, old_logprobs=old_1T, sampler_logprobs=old_1T, entropy=torch.ones_like(logprobs_1T))
+
+
+def ratios_around_bounds(conventions: Conventions) -> list[float]:
+    """Return ratios on both sides of each clipping bound, and never on one, where two gradients are correct."""
+    bounds = [1 - conventions.clip_low] if conventions.clip_low is not None else []
+    bounds += [1 + conventions.clip_high] if conventions.clip_high is not None else []
+    bounds += [conventions.dual_clip] if conventions.dual_clip is not None else []
+    ratios = {1.0, 0.31, 2.9, *(bound * side for bound in bounds for side in (0.97, 1.03))}
+    return sorted(value for value in ratios if all(abs(value - bound) > 1e-4 for bound in bounds))
 
 
 def batches(*shapes: Shape, on_policy: bool = False, **changes: Any) -> Callable[[Generator], Iterator[Case]]:

@@ -1,7 +1,8 @@
 """Options: every declared option has its effect, options differ from each other, and 0 and None keep their meaning."""
 
 import copy
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
@@ -10,11 +11,12 @@ import torch
 from torch import Generator, Tensor
 
 from rlcanary import reference
-from rlcanary.checks.asserts import assert_close, gradient, soft, unless_raised
+from rlcanary.checks.asserts import assert_close, assert_metrics, gradient, soft, unless_raised
 from rlcanary.checks.case import Case
-from rlcanary.checks.check import Body, Check, check
+from rlcanary.checks.check import check
+from rlcanary.checks.examples import Draw
 from rlcanary.checks.worlds import inputs, rows
-from rlcanary.checks.worlds.oracle import double, exact_loss
+from rlcanary.checks.worlds.oracle import double, exact_loss, exact_output
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import PolicyBatch
 from rlcanary.contract.conventions import (
@@ -36,15 +38,13 @@ def _under(rng: Generator, *choices: dict[str, Any]) -> Iterator[Case]:
             yield Case(batch, within=choice, changes=choice, batch=batch, told=Case(choice).label)
 
 
-def _loss_under(check_id: str, *choices: dict[str, Any]) -> Callable[[Body], Check]:
-    """Decorate a check of the loss under each of these choices of conventions."""
-
+def _drawn_under(choices: Sequence[dict[str, Any]]) -> Draw:
     def draw(conventions: Conventions, rng: Generator, size: int) -> Case:
         choice = rows.one_of(rng, choices)
         batch = rows.policy_batch(rng, size, conventions.replace(**choice))
         return Case(changes=choice, batch=batch, told=Case(choice).label)
 
-    return check(check_id, needs=("policy_loss",), cases=lambda rng: _under(rng, *choices), draws=draw)
+    return draw
 
 
 def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
@@ -128,10 +128,15 @@ def _aggregations(rng: Generator) -> Iterator[Case]:
     )
     choices = *names, {"aggregation": "constant", "aggregation_constant": 7.0}
     yield from _under(rng, *choices)
-    # Two groups that differ in the number of their tokens.
-    batch = inputs.policy_batch(rng, 4, 5, (5, 1, 2, 1))
-    for choice in choices:
-        yield Case("uneven groups", within=choice, changes=choice, batch=batch, told=Case(choice).label)
+    # Two groups that differ in the number of their tokens, one without any, and none with any.
+    for label, lengths in (
+        ("uneven groups", (5, 1, 2, 1)),
+        ("a group of nothing", (5, 1, 0, 0)),
+        ("nothing", (0, 0, 0, 0)),
+    ):
+        batch = inputs.policy_batch(rng, 4, 5, lengths)
+        for choice in choices:
+            yield Case(label, within=choice, changes=choice, batch=batch, told=Case(choice).label)
 
 
 @check("config.aggregation_options", needs=("policy_loss",), cases=_aggregations)
@@ -144,16 +149,28 @@ def aggregation_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None
     _assert_declared(adapter, batch, told)
 
 
-@_loss_under(
-    "config.clip_options",
+_BOUNDS: tuple[dict[str, Any], ...] = (
     {"clip_low": 0.1, "clip_high": 0.4},
     {"clip_low": 0.4, "clip_high": 0.1},
     {"clip_low": None, "clip_high": None},
     {"dual_clip": 1.5},
     {"objective": "cispo", "clip_low": 0.1, "clip_high": 0.4},
     {"objective": "cispo", "clip_low": None, "clip_high": 0.1},
-    *({"ratio_level": level} for level in ("sequence", "token")),
 )
+_CLIP_OPTIONS = (*_BOUNDS, *({"ratio_level": level} for level in ("sequence", "token")))
+
+
+def _clip_choices(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    yield from _under(rng, *_CLIP_OPTIONS)
+    for choice in _BOUNDS:
+        for ratio, sign in product(inputs.ratios_around_bounds(conventions.replace(**choice)), (1.0, -1.0)):
+            batch, told = inputs.one_row([math.log(ratio)], sign), Case(choice).label
+            yield Case(
+                f"ratio {ratio:.3g}", f"advantage {sign:g}", within=choice, changes=choice, batch=batch, told=told
+            )
+
+
+@check("config.clip_options", needs=("policy_loss",), cases=_clip_choices, draws=_drawn_under(_CLIP_OPTIONS))
 def clip_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     """Both clipping bounds, the dual clip and the ratio level take effect, each on its own side.
 
@@ -161,6 +178,8 @@ def clip_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     gradient. Look for the one epsilon used twice, and for the upper bound's default.
     """
     _assert_declared(adapter, batch, told)
+    expected = exact_output(batch, adapter.conventions).metrics
+    assert_metrics(adapter.policy_loss(batch), expected, f"with {told}")
 
 
 _KL_OPTIONS: tuple[dict[str, Any], ...] = (
@@ -230,14 +249,21 @@ def entropy_option(adapter: Adapter, batch: PolicyBatch, told: str, entropy_BT: 
     assert_close(gradient(loss, entropy_BT), gradient(exact, exact_BT), told, quantity="gradient")
 
 
-@_loss_under(
-    "config.correction_options",
+_CORRECTION_OPTIONS: tuple[dict[str, Any], ...] = (
     *(
         {"importance_level": level, "importance_mode": mode, "importance_low": 0.8, "importance_high": 1.1}
         for level in ("token", "sequence")
         for mode in ("truncate", "mask")
     ),
     {"importance_level": "none"},
+)
+
+
+@check(
+    "config.correction_options",
+    needs=("policy_loss",),
+    cases=lambda rng: _under(rng, *_CORRECTION_OPTIONS),
+    draws=_drawn_under(_CORRECTION_OPTIONS),
 )
 def correction_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     """The correction for sampler mismatch weights the policy term, at its level and bound, and can be switched off.

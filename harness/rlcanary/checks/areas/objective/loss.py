@@ -294,12 +294,7 @@ def masked_positions(adapter: Adapter, batch: PolicyBatch, name: str, garbage: f
 
 
 def _both_sides_of_bounds(conventions: Conventions) -> Iterator[Case]:
-    bounds = [1 - conventions.clip_low] if conventions.clip_low is not None else []
-    bounds += [1 + conventions.clip_high] if conventions.clip_high is not None else []
-    bounds += [conventions.dual_clip] if conventions.dual_clip is not None else []
-    # Both sides of every bound, and never on one, where two gradients are correct.
-    ratios = {1.0, 0.31, 2.9, *(bound * side for bound in bounds for side in (0.97, 1.03))}
-    for ratio in sorted(value for value in ratios if all(abs(value - bound) > 1e-4 for bound in bounds)):
+    for ratio in inputs.ratios_around_bounds(conventions):
         for advantage in (1.0, -1.0):
             yield Case(f"ratio {ratio:.3g}", f"advantage {advantage:g}", ratio=ratio, advantage=advantage)
 
@@ -313,19 +308,9 @@ def clipping(adapter: Adapter, ratio: float, advantage: float) -> None:
     a clip fraction that counts another side than the one that is clipped.
     """
     told = f"one token with ratio {ratio:.3g} and advantage {advantage:g}"
-    batch = _one_row([math.log(ratio)], advantage)
+    batch = inputs.one_row([math.log(ratio)], advantage)
     expected = exact_output(batch, adapter.conventions).metrics
     assert_metrics(_assert_declared(adapter, batch, told), expected, f"for {told}")
-
-
-def _one_row(log_ratios: list[float], advantage: float) -> PolicyBatch:
-    """Make a batch of one row, with equal logprobs of policy and reference."""
-    logprobs_1T, log_ratio_1T = torch.full((1, len(log_ratios)), -1.0), torch.tensor([log_ratios])
-    batch = inputs.on_policy_batch(
-        logprobs_1T, torch.tensor([advantage]), torch.ones_like(logprobs_1T, dtype=torch.bool)
-    )
-    old_1T = logprobs_1T - log_ratio_1T
-    return replace(batch, old_logprobs=old_1T, sampler_logprobs=old_1T, entropy=torch.ones_like(logprobs_1T))
 
 
 def _both_sides_of_the_clamp(conventions: Conventions) -> Iterator[Case]:
@@ -353,7 +338,7 @@ def log_ratio_clamp(adapter: Adapter, log_ratios: list[float], advantage: float)
     the ratio where one of the log-ratio is declared, and for a clamp that the conventions do not mention.
     """
     told = f"log-ratio {', '.join(f'{each:.3g}' for each in log_ratios)} and advantage {advantage:g}"
-    _assert_declared(adapter, _one_row(log_ratios, advantage), told)
+    _assert_declared(adapter, inputs.one_row(log_ratios, advantage), told)
 
 
 @check("loss.metrics", severity="dashboard", needs=("policy_loss",), cases=inputs.batches(*inputs.SHAPES), draws=_drawn)

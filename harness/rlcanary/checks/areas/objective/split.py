@@ -60,6 +60,11 @@ def _pieces(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     for changes in _terms(conventions):
         told = Case(changes).label
         yield Case("groups of 3 and 5", changes, changes=changes, batch=uneven, n_pieces=2, told=told)
+    three, changes = (
+        replace(batch, group_ids=torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])),
+        {"aggregation": "group_token_mean"},
+    )
+    yield Case("groups of 3, 2 and 3", changes=changes, batch=three, n_pieces=3, told=Case(changes).label)
 
 
 def _drawn_pieces(conventions: Conventions, rng: Generator, size: int) -> Case:
