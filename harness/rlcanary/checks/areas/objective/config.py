@@ -190,7 +190,7 @@ _KL_OPTIONS: tuple[dict[str, Any], ...] = (
     {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": False},
     {"kl_coef": 0.5, "kl_score_term": True, "kl_ratio_weighted": False},
     {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": True},
-    *({"kl_coef": weight} for weight in (0.0, 0.05)),
+    *({"kl_coef": weight} for weight in (0.0, 0.05, 1.0)),
     {"kl_coef": 0.5, "kl_placement": "reward"},
     {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": True, "kl_output_clamp": 0.1},
 )
@@ -223,7 +223,7 @@ def kl_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
 
 
 def _entropy_choices(rng: Generator) -> Iterator[Case]:
-    for choice in ({"entropy_coef": 0.1}, {"entropy_coef": 0.0}):
+    for choice in ({"entropy_coef": 0.1}, {"entropy_coef": 0.0}, {"entropy_coef": 1.0}):
         yield from _under(rng, choice)
         batch = inputs.policy_batch(rng, 2, 3, (3, 1))
         assert batch.entropy is not None
