@@ -45,7 +45,7 @@ def run_pytest(folder: Path, *options: str, **environment: str) -> Run:
     done = subprocess.run(
         command,
         cwd=folder,
-        env=inherited | {"COLUMNS": "200", "RAY_AUTH_MODE": "disabled"} | environment,
+        env=inherited | {"COLUMNS": "200", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
