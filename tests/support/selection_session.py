@@ -30,7 +30,12 @@ def run_testmon(project: Path, *options: str, **environment: str) -> subprocess.
 def clean_environment() -> dict[str, str]:
     foreign = ("PYTEST_", "RAY_", "RLCANARY_SELECTION", "TESTMON_", "PYTHONPATH")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return inherited | {"COLUMNS": "200", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
+    return inherited | {
+        "COLUMNS": "200",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def selected(project: Path) -> set[str]:

@@ -3,6 +3,8 @@
 Token means over the whole update; the masters of the schedule and of the numbers that are logged are the trainer's own.
 """
 
+import json
+
 import numpy as np
 import torch
 
@@ -123,6 +125,14 @@ class Cispo(Adapter):
         order = np.random.default_rng([41, epoch]).permutation(n_items)
         return np.resize(order, -(-n_items // world_size) * world_size)[rank::world_size].tolist()
 
+    def resumed_order(self, n_items, consumed, count, rank, world_size):
+        epoch, place = divmod(consumed, len(self.data_order(n_items, 0, rank, world_size)))
+        rest = []
+        while len(rest) < place + count:
+            rest += self.data_order(n_items, epoch, rank, world_size)
+            epoch += 1
+        return rest[place : place + count]
+
     def _forward(self, model, batch):
         """Left-aligned rows in one pass, both numbers from one set of logits."""
         out = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids)
@@ -166,6 +176,21 @@ class Cispo(Adapter):
         state.optimizer.step()
         state.scheduler.step()
         return {**output.metrics, "grad_norm": float(norm), "lr": rate, "reward": float(batch.rewards.mean())}
+
+    def save_checkpoint(self, state, folder):
+        """Two files an update; a third one, written last, names the latest."""
+        update = state.scheduler.last_epoch
+        torch.save(state.model.state_dict(), folder / f"{update}-weights.pt")
+        torch.save([state.optimizer.state_dict(), state.scheduler.state_dict()], folder / f"{update}-training.pt")
+        (folder / "latest.json").write_text(json.dumps({"update": update}))
+
+    def load_checkpoint(self, state, folder):
+        update = json.loads((folder / "latest.json").read_text())["update"]
+        state.model.load_state_dict(torch.load(folder / f"{update}-weights.pt", weights_only=True))
+        moments, schedule = torch.load(folder / f"{update}-training.pt", weights_only=True)
+        state.optimizer.load_state_dict(moments)
+        state.scheduler.load_state_dict(schedule)
+        return state
 
     def sync_weights(self, state, engine):
         """From the state dict, whose names are the engine's."""

@@ -4,6 +4,7 @@ The policy gradient is of the summed logprob of each completion. Written as plai
 every sequence is scored alone, without padding, and gradients pile up row by row.
 """
 
+import copy
 import math
 import threading
 
@@ -231,6 +232,22 @@ class Rloo(Adapter):
             "ratio_max": float(drawn.max()),
             "entropy": float(torch.cat(spread).mean()),
         }
+
+    def save_checkpoint(self, state, folder):
+        """The state as a whole, one file that each update replaces."""
+        torch.save(
+            [state.model.state_dict(), state.optimizer.state_dict(), state.scheduler.state_dict()], folder / "run"
+        )
+
+    def load_checkpoint(self, state, folder):
+        """Everything is made anew but the reference."""
+        weights, optimizer, schedule = torch.load(folder / "run", weights_only=True)
+        model = copy.deepcopy(state.model)
+        model.load_state_dict(weights)
+        resumed = self.new_state(model, state.ref_model, 0.0)
+        resumed.optimizer.load_state_dict(optimizer)
+        resumed.scheduler.load_state_dict(schedule)
+        return resumed
 
     def sync_weights(self, state, engine):
         """One tensor at a time, each under its own name."""

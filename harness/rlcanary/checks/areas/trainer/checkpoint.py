@@ -24,14 +24,11 @@ LEARNING_RATE = 1e-3
 ALLOWED = 0.01
 
 
-def _start(adapter: Adapter, model: Any) -> Any:
-    """Make a state as a run does at its start, with a falling learning rate where the scheduler allows one."""
+def _start(adapter: Adapter, model: Any, decays: bool = False) -> Any:
+    """Make a state as a run does at its start, with a falling learning rate instead of its own if it `decays`."""
     ref_model = reference_near(model, adapter.conventions)
     state = state_of(adapter, copy.deepcopy(model), ref_model, LEARNING_RATE)
-    try:
-        return decaying(state)
-    except NotProvided:
-        return state
+    return decaying(state) if decays else state
 
 
 def _batches(adapter: Adapter, model: Any) -> list[CollatedBatch]:
@@ -45,10 +42,15 @@ def _train(adapter: Adapter, state: Any, batch: CollatedBatch) -> dict[str, floa
     return metrics
 
 
-def _saved_and_loaded(adapter: Adapter, state: Any, model: Any) -> Any:
+def _saved_and_loaded(adapter: Adapter, state: Any, model: Any, decays: bool = False) -> Any:
+    new = _start(adapter, model, decays)
+    schedule = type(new.scheduler)
     with TemporaryDirectory() as folder:
         adapter.save_checkpoint(state, Path(folder))
-        return adapter.load_checkpoint(_start(adapter, model), Path(folder))
+        resumed = adapter.load_checkpoint(new, Path(folder))
+    if type(resumed.scheduler) is not schedule:
+        raise NotProvided("load_checkpoint makes a scheduler of its own")
+    return resumed
 
 
 def _distance(state: Any, other: Any) -> float:
@@ -81,16 +83,17 @@ def _assert_same_metrics(got: dict[str, float], expected: dict[str, float], told
 
 
 def _stops() -> Iterator[Case]:
-    for told, stops in (
-        ("after the first update", [1]),
-        ("before it", [0]),
-        ("after the first and the second", [1, 2]),
+    for told, stops, decays in (
+        ("after the first update", [1], False),
+        ("before it", [0], False),
+        ("after the first and the second", [1, 2], False),
+        ("after the first and the second, under 1 / (k + 1)", [1, 2], True),
     ):
-        yield Case(told, stops=stops)
+        yield Case(told, stops=stops, decays=decays)
 
 
 @check("checkpoint.training_goes_on", needs=NEEDS, cases=_stops, worlds=("lora", "bfloat16"))
-def training_goes_on(adapter: Adapter, model: Any, stops: Sequence[int]) -> None:
+def training_goes_on(adapter: Adapter, model: Any, stops: Sequence[int], decays: bool) -> None:
     """A run that is stopped, saved, loaded and continued takes the same updates as one that is not, also after two stops.
 
     Silent because training goes on either way: moments that start at zero, a schedule that warms up again or is advanced
@@ -98,11 +101,11 @@ def training_goes_on(adapter: Adapter, model: Any, stops: Sequence[int]) -> None
     besides the weights, at loading with `strict=False`, and for counters that are restored in two places.
     """
     batches = _batches(adapter, model)
-    whole, resumed = _start(adapter, model), _start(adapter, model)
+    whole, resumed = _start(adapter, model, decays), _start(adapter, model, decays)
     at_stop = copy.deepcopy(whole)
     for number, batch in enumerate(batches):
         if number in stops:
-            resumed, at_stop = _saved_and_loaded(adapter, resumed, model), copy.deepcopy(whole)
+            resumed, at_stop = _saved_and_loaded(adapter, resumed, model, decays), copy.deepcopy(whole)
         expected, got = _train(adapter, whole, batch), _train(adapter, resumed, batch)
         _assert_same_metrics(got, expected, f"stopped after updates {stops}, in update {number + 1}")
     _assert_same_run(resumed, whole, at_stop, f"stopped after updates {stops}")
