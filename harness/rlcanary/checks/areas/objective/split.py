@@ -67,6 +67,16 @@ def _pieces(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     yield Case("groups of 3, 2 and 3", changes=changes, batch=three, n_pieces=3, told=Case(changes).label)
 
 
+def _pieces_and_shares(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    yield from _pieces(conventions, rng)
+    # A rank's part of an update, in micro-batches: the counts are those of the whole update.
+    profile, batch = next(_batches(rng))
+    share = replace(batch, global_tokens=2 * float(batch.mask.sum()), global_sequences=2 * float(len(batch.mask)))
+    for name in dict.fromkeys((conventions.aggregation, "token_mean", "sequence_mean")):
+        told, changes = f"{name}, half of an update", {"aggregation": name}
+        yield Case("half of an update", name, profile, changes=changes, batch=share, n_pieces=2, told=told)
+
+
 def _drawn_pieces(conventions: Conventions, rng: Generator, size: int) -> Case:
     name = rows.one_of(rng, (conventions.aggregation, "token_mean", "sequence_mean"))
     changes = {"aggregation": name}
@@ -80,7 +90,7 @@ def _number(rng: Generator, batch: PolicyBatch) -> int:
     return rows.whole(rng, 1, len(batch.group_ids.unique()))
 
 
-@check("split.micro_batches", needs=("accumulated_loss",), cases=_pieces, draws=_drawn_pieces)
+@check("split.micro_batches", needs=("accumulated_loss",), cases=_pieces_and_shares, draws=_drawn_pieces)
 def micro_batches(adapter: Adapter, batch: PolicyBatch, n_pieces: int, told: str) -> None:
     """Micro-batches of uneven token counts give the loss and the gradient of the whole batch.
 
