@@ -141,21 +141,22 @@ def assert_true(
         raise Finding(message, quantity=quantity, magnitude=magnitude)
 
 
-def assert_metrics(output: LossOutput, expected: dict[str, float], told: str) -> None:
+def assert_metrics(output: LossOutput | dict[str, float], expected: dict[str, float], told: str) -> None:
     """Assert to a thousandth each metric that is both logged and expected.
 
     An expected NaN is the metric of no tokens, which has no value: any that is logged will do.
 
     Args:
-        output: the loss that logged them.
+        output: the loss that logged them, or the metrics themselves.
         expected: the values that they must have.
         told: the origin of `expected`, in words.
 
     Raises:
         Finding: one of them differs.
     """
-    for name in sorted(set(expected) & set(output.metrics)):
-        got, wanted = float(output.metrics[name]), float(expected[name])
+    logged = output.metrics if isinstance(output, LossOutput) else output
+    for name in sorted(set(expected) & set(logged)):
+        got, wanted = float(logged[name]), float(expected[name])
         if math.isnan(wanted):
             continue
         same = math.isclose(got, wanted, rel_tol=1e-3, abs_tol=1e-5)

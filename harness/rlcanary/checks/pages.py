@@ -1,10 +1,11 @@
 """Markdown pages of the checks for users, generated from their docstrings."""
 
+import inspect
 from collections.abc import Sequence
 from itertools import groupby
 
 from rlcanary.checks.check import Check
-from rlcanary.checks.registry import all_checks, area_modules
+from rlcanary.checks.registry import all_checks
 
 INDEX = """# Checks
 
@@ -28,7 +29,7 @@ def pages() -> dict[str, str]:
 
 def area_page(area: str, checks: Sequence[Check]) -> str:
     """Return the page of one area: its module's docstring, then every check in full."""
-    about = area_modules()[area].__doc__ or ""
+    about = inspect.getdoc(inspect.getmodule(checks[0].run)) or ""
     parts = [f"# {area}\n\n{about.strip()}\n"]
     for check in checks:
         needs = ", ".join(f"`{name}`" for name in check.needs)

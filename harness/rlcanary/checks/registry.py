@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 from collections.abc import Sequence
 from difflib import get_close_matches
-from types import ModuleType
 
 from rlcanary.checks import areas
 from rlcanary.checks.check import Check
@@ -44,21 +43,13 @@ READING_ORDER = (
 )
 
 
-def area_modules() -> dict[str, ModuleType]:
-    """Return the modules in the folders of `areas/` by their last name, in reading order."""
-    found = {name.rpartition(".")[2]: name for name in _module_names()}
-    names = [*(name for name in READING_ORDER if name in found), *sorted(found.keys() - set(READING_ORDER))]
-    return {name: importlib.import_module(found[name]) for name in names}
-
-
 def all_checks() -> list[Check]:
-    """Return every check of the modules in `areas/`, by area and in the order of its module."""
-    return [value for module in area_modules().values() for value in vars(module).values() if isinstance(value, Check)]
-
-
-def _module_names() -> list[str]:
+    """Return every check of the modules in the folders of `areas/`, by area and in the order of its module."""
     walked = pkgutil.walk_packages(areas.__path__, f"{areas.__name__}.")
-    return [module.name for module in walked if not module.ispkg]
+    found = {module.name.rpartition(".")[2]: module.name for module in walked if not module.ispkg}
+    names = [*(name for name in READING_ORDER if name in found), *sorted(found.keys() - set(READING_ORDER))]
+    modules = [importlib.import_module(found[name]) for name in names]
+    return [value for module in modules for value in vars(module).values() if isinstance(value, Check)]
 
 
 def checks_of(prefixes: Sequence[str]) -> list[Check]:

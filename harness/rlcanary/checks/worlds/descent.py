@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.checks.asserts import Finding, assert_true
+from rlcanary.checks.case import Case
 from rlcanary.checks.closeness import close
 from rlcanary.checks.worlds.states import in_precision_of, precision, toned
 from rlcanary.checks.worlds.tiny_trainer import (
@@ -101,6 +102,11 @@ def twin(adapter: Adapter, start: Scene, groups: Sequence[Group], **layout: Any)
 def sides(conventions: Conventions) -> list[tuple[str, bool | None]]:
     """Return label and `is_clipped` of the scenes to try: the model as it is, and one below max_grad_norm, if any."""
     return [("", None), ("below max_grad_norm", False)][: 1 if conventions.max_grad_norm is None else 2]
+
+
+def with_kl(conventions: Conventions) -> Iterator[Case]:
+    """Yield the case of a KL term: of the declared weight, or of 0.3 where none is declared."""
+    yield Case(changes={"kl_coef": conventions.kl_coef or 0.3})
 
 
 def terms(conventions: Conventions) -> str:

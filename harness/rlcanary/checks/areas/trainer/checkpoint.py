@@ -7,16 +7,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
-from rlcanary.checks.asserts import NothingToCompare, assert_true, assert_unchanged, leave_out, soft, unless_raised
+from rlcanary.checks.asserts import (
+    NothingToCompare,
+    assert_metrics,
+    assert_true,
+    assert_unchanged,
+    leave_out,
+    soft,
+    unless_raised,
+)
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
+from rlcanary.checks.worlds.descent import with_kl
 from rlcanary.checks.worlds.states import decaying, held, named, own_logprobs, seeded
 from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, others, reference_near, sampled, state_of
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch
-from rlcanary.contract.conventions import Conventions
 
 NEEDS = ("train_step", "save_checkpoint", "load_checkpoint")
 LEARNING_RATE = 1e-3
@@ -55,13 +61,12 @@ def _saved_and_loaded(adapter: Adapter, state: Any, model: Any, decays: bool = F
 
 def _distance(state: Any, other: Any) -> float:
     """Return the distance between the weights of two states, those that their optimizers move included."""
-    one, two = ({**named(each.model), **_prefixed(held(each)[0])} for each in (state, other))
+    one, two = (
+        {**named(each.model), **{f"moved {name}": tensor for name, tensor in held(each)[0].items()}}
+        for each in (state, other)
+    )
     squares = [float((one[name].detach().double() - two[name].detach().double()).square().sum()) for name in one]
     return math.sqrt(sum(squares))
-
-
-def _prefixed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {f"moved {name}": tensor for name, tensor in tensors.items()}
 
 
 def _assert_same_run(resumed: Any, whole: Any, at_stop: Any, told: str) -> None:
@@ -72,14 +77,6 @@ def _assert_same_run(resumed: Any, whole: Any, at_stop: Any, told: str) -> None:
     told = f"{told}, the weights are off by {apart / moved:.3g} times the distance that they move from there on"
     holds = math.isfinite(apart) and apart <= ALLOWED * moved
     assert_true(holds, told, quantity="weights", magnitude=apart / moved)
-
-
-def _assert_same_metrics(got: dict[str, float], expected: dict[str, float], told: str) -> None:
-    for name in sorted(got.keys() & expected.keys()):
-        same = math.isclose(got[name], expected[name], rel_tol=1e-3, abs_tol=1e-5) or math.isnan(expected[name])
-        message = f"{told} the metric {name} is {got[name]:.6g}, without a stop {expected[name]:.6g}"
-        with soft():
-            assert_true(same, message, quantity=f"metric {name}", magnitude=abs(got[name] - expected[name]))
 
 
 def _stops() -> Iterator[Case]:
@@ -113,7 +110,8 @@ def training_goes_on(adapter: Adapter, model: Any, stops: Sequence[int], decays:
     with soft():
         _assert_same_run(resumed, whole, at_stop, f"in a run that was stopped after {_told(stops)}")
     for number, (got, expected) in enumerate(logged, 1):
-        _assert_same_metrics(got, expected, f"stopped after {_told(stops)}, in update {number}")
+        told = f"in update {number} of a run that was stopped after {_told(stops)}; without the stop"
+        assert_metrics(got, expected, told)
 
 
 @check("checkpoint.saving_changes_nothing", needs=NEEDS, worlds=("lora", "bfloat16"))
@@ -142,26 +140,19 @@ def latest_is_loaded(adapter: Adapter, model: Any) -> None:
     trained under the wrong learning rate. Look for names that are sorted as text (`step-10` before `step-9`), and for a
     first one that is never replaced.
     """
-    batches = [*_batches(adapter, model)[:1] * 10, _batches(adapter, model)[1]]
-    whole = _start(adapter, model)
+    (batch, last, _), whole = _batches(adapter, model), _start(adapter, model)
     with TemporaryDirectory() as folder:
-        for batch in batches[:-1]:
+        for _ in range(10):
             _train(adapter, whole, batch)
             adapter.save_checkpoint(whole, Path(folder))
         resumed = adapter.load_checkpoint(_start(adapter, model), Path(folder))
     at_stop = copy.deepcopy(whole)
     for state in (whole, resumed):
-        _train(adapter, state, batches[-1])
-    _assert_same_run(
-        resumed, whole, at_stop, f"in a run that was resumed from the last of {len(batches) - 1} checkpoints"
-    )
+        _train(adapter, state, last)
+    _assert_same_run(resumed, whole, at_stop, "in a run that was resumed from the last of 10 checkpoints")
 
 
-def _with_reference(conventions: Conventions) -> Iterator[Case]:
-    yield Case(changes={"kl_coef": conventions.kl_coef or 0.3})
-
-
-@check("checkpoint.reference_model_stays", needs=NEEDS, cases=_with_reference)
+@check("checkpoint.reference_model_stays", needs=NEEDS, cases=with_kl)
 def reference_model_stays(adapter: Adapter, model: Any) -> None:
     """A resumed run keeps the reference model of its start.
 
@@ -196,7 +187,7 @@ def damage_is_reported(adapter: Adapter, model: Any, keeps_half: bool, told: str
     with TemporaryDirectory() as folder:
         adapter.save_checkpoint(whole, Path(folder))
         files = {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
-        loaded = {}
+        loaded = []
         for path, content in files.items():
             if keeps_half:
                 path.write_bytes(content[: len(content) // 2])
@@ -205,14 +196,12 @@ def damage_is_reported(adapter: Adapter, model: Any, keeps_half: bool, told: str
             else:
                 leave_out("without its one file the folder is that of a new run")
                 continue
-            loaded[path.name] = unless_raised(adapter.load_checkpoint, _start(adapter, model), Path(folder))
+            loaded.append((path.name, unless_raised(adapter.load_checkpoint, _start(adapter, model), Path(folder))))
             path.write_bytes(content)
     at_stop = copy.deepcopy(whole)
     _train(adapter, whole, batches[1])
-    for name, resumed in loaded.items():
-        if resumed is None:
-            assert_true(True, "", quantity="weights")
-            continue
-        _train(adapter, resumed, batches[1])
-        with soft():
-            _assert_same_run(resumed, whole, at_stop, f"in a run that was resumed although {name} was {told}")
+    for name, resumed in loaded:
+        if resumed is not None:
+            _train(adapter, resumed, batches[1])
+            with soft():
+                _assert_same_run(resumed, whole, at_stop, f"in a run that was resumed although {name} was {told}")

@@ -23,6 +23,7 @@ from rlcanary.checks.worlds.descent import (
     sides,
     step_gradients,
     twin,
+    with_kl,
     with_others,
 )
 from rlcanary.checks.worlds.groups import sampled as drawn_groups
@@ -41,10 +42,6 @@ def _off_policy(conventions: Conventions) -> Iterator[Case]:
     for groups in (PAIR, GROUPS):
         for told, is_clipped in sides(conventions):
             yield Case(f"{len(groups)} prompts", told, groups=groups, is_clipped=is_clipped)
-
-
-def _with_reference(conventions: Conventions) -> Iterator[Case]:
-    yield Case(changes={"kl_coef": conventions.kl_coef or 0.3})
 
 
 def _on_policy(conventions: Conventions) -> Iterator[Case]:
@@ -115,7 +112,7 @@ def _drops_out(conventions: Conventions) -> str | None:
 
 
 def _without_and_with_reference(conventions: Conventions) -> list[Case]:
-    return [Case(), *_with_reference(conventions)]
+    return [Case(), *with_kl(conventions)]
 
 
 @check("step.dropout_is_off", needs=("train_step",), cases=_without_and_with_reference, applies=_drops_out)
@@ -135,7 +132,7 @@ def _drops_nothing(conventions: Conventions) -> str | None:
     return None if conventions.training_dropout else "updates have no dropout"
 
 
-@check("step.reference_has_no_dropout", needs=("train_step",), cases=_with_reference)
+@check("step.reference_has_no_dropout", needs=("train_step",), cases=with_kl)
 def reference_has_no_dropout(adapter: Adapter) -> None:
     """The reference model scores without its dropout, whether or not the policy keeps its own.
 
@@ -194,7 +191,7 @@ def gradient_norm_is_clipped(adapter: Adapter, model: Any, told: str, is_clipped
 def _several_updates(conventions: Conventions) -> Iterator[Case]:
     yield Case(is_clipped=False)
     yield Case("above max_grad_norm", changes={"max_grad_norm": conventions.max_grad_norm or 0.1}, is_clipped=True)
-    for case in _with_reference(conventions):
+    for case in with_kl(conventions):
         yield Case("with a reference", changes=case.changes, is_clipped=False)
 
 

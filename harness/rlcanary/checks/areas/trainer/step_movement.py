@@ -1,7 +1,6 @@
 """One optimizer update as a whole: each parameter moves by the optimizer's full step, and nothing else moves."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,16 +8,11 @@ import torch
 from rlcanary.checks.asserts import assert_close, assert_true
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds.descent import scene, some, watched
+from rlcanary.checks.worlds.descent import scene, some, watched, with_kl
 from rlcanary.checks.worlds.states import decaying, lead, named, nats, policy_gap, precision, scheduled_rates
 from rlcanary.checks.worlds.tiny_trainer import PAIR, state_of
 from rlcanary.checks.worlds.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
-from rlcanary.contract.conventions import Conventions
-
-
-def _with_reference(conventions: Conventions) -> Iterator[Case]:
-    yield Case(changes={"kl_coef": conventions.kl_coef or 0.3})
 
 
 @check("step.every_parameter_moves", needs=("train_step",), worlds=("tied_and_biased",))
@@ -105,7 +99,7 @@ def learning_rate_schedule(adapter: Adapter, model: Any, decays: bool) -> None:
     assert_close(got, torch.tensor(expected), told, within=(1e-3, 0.0), quantity="learning rates")
 
 
-@check("step.reference_model_stays", needs=("train_step",), cases=_with_reference)
+@check("step.reference_model_stays", needs=("train_step",), cases=with_kl)
 def reference_model_stays(adapter: Adapter, model: Any) -> None:
     """Training does not change the reference model's weights.
 
