@@ -5,6 +5,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from rlcanary.adapters import Adapter
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.checks import all_checks, run_check
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +35,17 @@ def test_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert (tmp_path / "checks/loss/index.html").is_file()
 
 
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adapters.md").read_text(), re.DOTALL)
+
+
+def test_example_of_a_gpu_is_right_code() -> None:
+    right = ReferenceAdapter()
+    names: dict[str, Any] = {"Adapter": Adapter, "my_loss": right.policy_loss, "my_update": right.train_step}
+    exec(EXAMPLES[0].replace("cuda", "cpu"), names)
+    checks = [each for each in all_checks() if each.id in ("loss.on_policy_sign", "step.direction")]
+    statuses = [run_check(each, names["MyAdapter"](), "example").status for each in checks]
+    assert statuses == ["pass", "pass"]
+
+
 def test_example_of_a_loss_on_logits_runs() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adapters.md").read_text(), re.DOTALL)
-    exec(example, {})
+    exec(EXAMPLES[1], {})

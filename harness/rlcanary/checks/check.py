@@ -17,6 +17,7 @@ import torch
 
 from rlcanary.checks.asserts import tallied
 from rlcanary.checks.case import Case, Model
+from rlcanary.checks.devices import cuda_generators
 from rlcanary.checks.examples import Draw, run_examples
 from rlcanary.checks.observed import Observed
 from rlcanary.checks.programs.program import program
@@ -202,7 +203,7 @@ def _reproducible(seed: int) -> Iterator[None]:
     # The tensors are tiny: more threads only wait for each other.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=cuda_generators()):
         torch.manual_seed(seed)
         random.seed(seed)
         numpy.random.seed(seed)
@@ -257,11 +258,14 @@ def _run_cases(
     """Run the body on each case, or until the first that fails, as if the adapter had declared these conventions."""
     rng = torch.Generator().manual_seed(seed)
 
+    def written(case: Case) -> str:
+        return program(check.run, case, spec, is_elsewhere=tally.is_elsewhere)
+
     def run(case: Case) -> None:
         # What is declared already needs no setting, which the adapter may not have.
         case.changes = {name: value for name, value in case.changes.items() if getattr(declared, name) != value}
         for each in _on_each_model(case, check, adapter, spec):
-            with tally.case(each.label, partial(program, check.run, each, spec), each.world), tallied(tally):
+            with tally.case(each.label, partial(written, each), each.world), tallied(tally):
                 inputs = {name: _fresh(value) for name, value in each.inputs.items()}
                 check.run(observed.configured(**each.changes), **inputs)
 

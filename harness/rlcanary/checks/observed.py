@@ -1,4 +1,4 @@
-"""The adapter as the body of a check sees it: the same, with its calls counted."""
+"""The adapter as the body of a check sees it: the same, with its calls counted and its results on the CPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlcanary.checks.devices import is_elsewhere, on_cpu
 from rlcanary.checks.tally import Tally
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.conventions import Conventions
@@ -50,6 +51,7 @@ class Observed:
             output = attribute(*arguments, **keywords)
             self._tally.has_returned = True
             self._tally.made += 1
-            return output
+            self._tally.is_elsewhere |= is_elsewhere(output)
+            return on_cpu(output)
 
         return call

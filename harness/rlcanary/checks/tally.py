@@ -114,6 +114,7 @@ class Tally:
         found: findings and exceptions, in the order of the cases.
         calling: the capability that was called last, with its arguments.
         has_returned: whether that call has ended without an exception.
+        is_elsewhere: whether a call has returned tensors on another device than the CPU.
         judged: the label of the case and the name of the quantity of each comparison.
     """
 
@@ -124,6 +125,7 @@ class Tally:
     found: list[Found] = field(default_factory=list)
     calling: str = ""
     has_returned: bool = False
+    is_elsewhere: bool = False
     judged: set[tuple[str, str]] = field(default_factory=set)
     _case: str = ""
     _program: Callable[[], str] = str
@@ -157,6 +159,10 @@ class Tally:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
             message = f": {error}" if str(error) else ""
+            if "same device" in message:
+                message += (
+                    "; the checks pass tensors on the CPU: move them to your model's device with batch.to(device)"
+                )
             called = (
                 f"after {self.calling}: " if self.has_returned else f"{self.calling} raised " if self.calling else ""
             )

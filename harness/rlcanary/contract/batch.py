@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Record = TypeVar("Record", "CollatedBatch", "PolicyBatch")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,10 @@ class CollatedBatch:
     policy_versions: Tensor | None = None
     item_ids: list[Hashable] = field(default_factory=list)
 
+    def to(self, device: Any) -> CollatedBatch:
+        """Copy to this device."""
+        return _on_device(self, device)
+
 
 @dataclass
 class PolicyBatch:
@@ -121,6 +127,10 @@ class PolicyBatch:
     global_tokens: float | None = None
     global_sequences: float | None = None
 
+    def to(self, device: Any) -> PolicyBatch:
+        """Copy to this device. Gradients flow back to the tensors of this batch."""
+        return _on_device(self, device)
+
     def rows(self, index: Tensor) -> PolicyBatch:
         """Select rows by `index`, [n] long or [B] bool. The global counts stay those of the whole update."""
         counts = ("global_tokens", "global_sequences")
@@ -146,3 +156,8 @@ class LossOutput:
 
     loss: Tensor
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+def _on_device(record: Record, device: Any) -> Record:
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return replace(record, **{name: value.to(device) for name, value in values.items() if hasattr(value, "to")})

@@ -14,7 +14,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.literal import imports_for, literal
 
 
-def program(body: Callable[..., object], case: Case, spec: str) -> str:
+def program(body: Callable[..., object], case: Case, spec: str, is_elsewhere: bool = False) -> str:
     """Write a program that runs a check's body on one case.
 
     It holds the source of the body and of the functions of its own module that it uses, and imports the other names.
@@ -23,6 +23,7 @@ def program(body: Callable[..., object], case: Case, spec: str) -> str:
         body: the check's function.
         case: the inputs and the changed conventions.
         spec: the adapter's name for `load_adapter`.
+        is_elsewhere: whether the adapter returns tensors on another device, which the program moves to the CPU.
     """
     assert isinstance(body, FunctionType)
     functions = list(_own_functions(body))
@@ -31,7 +32,11 @@ def program(body: Callable[..., object], case: Case, spec: str) -> str:
     imports = {_import(name, value, body) for name, value in names.items() if name not in own}
     imports |= {"from rlcanary.adapters import load_adapter", *imports_for(case.inputs)}
     changes = ", ".join(f"{name}={literal(value)}" for name, value in case.changes.items())
-    adapter = f"load_adapter({spec!r})" + (f".configured({changes})" if changes else "")
+    adapter = f"load_adapter({spec!r})"
+    if is_elsewhere:
+        adapter = f"OnCpu({adapter})"
+        imports |= {"from rlcanary.checks.devices import OnCpu"}
+    adapter += f".configured({changes})" if changes else ""
     inputs = [f"{name}={literal(value)}" for name, value in case.inputs.items()]
     arguments = textwrap.indent(",\n".join([adapter, *inputs]), "    ")
     parts = [

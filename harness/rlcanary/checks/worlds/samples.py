@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.checks.worlds.states import precision
+from rlcanary.checks.worlds.states import device_of, precision
 from rlcanary.contract.batch import Completion
 
 
@@ -20,7 +20,7 @@ def sampling(**changes: Any) -> dict[str, Any]:
 
 
 def scored(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0) -> Tensor:
-    """[T, V] float64 logprobs of all tokens at each place of a completion: without a cache, a batch or dropout.
+    """[T, V] float64 logprobs, on the CPU, of all tokens at each place of a completion: without a cache, a batch or dropout.
 
     Weights in half precision are used as they are; values computed from them are not rounded.
     """
@@ -29,10 +29,10 @@ def scored(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperat
     if precision(model) not in (torch.float32, torch.float64):
         frozen = copy.deepcopy(frozen).double()
     with torch.no_grad():
-        ids_1S = torch.tensor([[*prompt, *token_ids]])
-        positions_1S = torch.arange(ids_1S.shape[1]).unsqueeze(0)
+        ids_1S = torch.tensor([[*prompt, *token_ids]]).to(device_of(model))
+        positions_1S = torch.arange(ids_1S.shape[1], device=ids_1S.device).unsqueeze(0)
         output = frozen(input_ids=ids_1S, attention_mask=torch.ones_like(ids_1S), position_ids=positions_1S)
-        logits_SV: Tensor = output.logits[0].double()
+        logits_SV: Tensor = output.logits[0].double().cpu()
     return (logits_SV[len(prompt) - 1 : -1] / temperature).log_softmax(dim=-1)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlcanary.checks.asserts import assert_true
 from rlcanary.checks.closeness import close
+from rlcanary.checks.devices import cuda_generators
 
 
 def snapshot(state: Any) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def random_states() -> dict[str, str]:
     """Return the states of the random number generators that trainers share."""
     return {
         "torch": str(torch.get_rng_state().tolist()),
+        "torch on CUDA": str([torch.cuda.get_rng_state(index).tolist() for index in cuda_generators()]),
         "random": str(random.getstate()),
         "numpy": str(np.random.get_state(legacy=False)["state"]),
     }

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlcanary import reference
+from rlcanary.checks.devices import cuda_generators
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.reference.step import forward_mode
@@ -24,7 +25,7 @@ def seeded(make: Callable[..., Any], *arguments: Any, seed: int = 0) -> Any:
     random.seed(seed)
     np.random.seed(seed)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=cuda_generators()):
             torch.manual_seed(seed)
             return make(*arguments)
     finally:
@@ -185,9 +186,15 @@ def named(model: Any) -> dict[str, Tensor]:
 
 
 def own_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) -> Tensor:
-    """[B, T] logprobs of a batch's completions, by a model in its own precision, without dropout and gradient."""
+    """[B, T] logprobs of a batch's completions on the CPU, by a model in its own precision, without dropout and gradient."""
     with torch.no_grad(), forward_mode(model, training=False):
-        return reference.completion_logprobs(model, batch, temperature)
+        return reference.completion_logprobs(model, batch.to(device_of(model)), temperature).cpu()
+
+
+def device_of(model: Any) -> torch.device:
+    """The device of a model's first parameter."""
+    device: torch.device = next(model.parameters()).device
+    return device
 
 
 def precision(model: Any) -> torch.dtype:

@@ -42,8 +42,8 @@ def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conv
         conventions: all of them are used, except that dropout is off: an update with dropout has no one gradient.
     """
     exact, exact_ref = copy.deepcopy((unwrapped(model), unwrapped(ref_model)))
-    exact = exact.double()
-    exact_ref = None if exact_ref is None else exact_ref.double()
+    exact = exact.double().cpu()
+    exact_ref = None if exact_ref is None else exact_ref.double().cpu()
     conventions = conventions.replace(training_dropout=False)
     exact_batch, temperature = _double(batch), conventions.temperature
     if precision(model) not in (torch.float32, torch.float64):
@@ -179,7 +179,7 @@ class Watch:
     def _note(self, optimizer: Any, *_: Any) -> None:
         given = {name: self.held.get(name, parameter) for name, parameter in _trainable(self._state.model)}
         gradients = {
-            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.detach().clone()
+            name: (torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.detach().clone()).cpu()
             for name, tensor in given.items()
         }
         self.updates.append(Update(gradients, tuple(float(group["lr"]) for group in optimizer.param_groups)))

@@ -14,6 +14,7 @@ from torch import Generator
 from rlcanary.checks.asserts import assert_true, assert_unchanged
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
+from rlcanary.checks.devices import cuda_generators
 from rlcanary.checks.worlds.descent import (
     Scene,
     assert_gradients,
@@ -156,7 +157,7 @@ def dropout_is_on(adapter: Adapter) -> None:
     gradients = []
     for seed in (1, 2):
         start = scene(adapter, tiny_policy(dropout=0.3).train())
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=cuda_generators()):
             torch.manual_seed(seed)
             by_parameter = step_gradients(adapter, start)
         gradients.append(torch.cat([gradient.double().flatten() for gradient in by_parameter.values()]))
