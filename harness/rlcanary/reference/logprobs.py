@@ -95,8 +95,8 @@ def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) 
     """`completion_logprobs` with all rows in one sequence without padding, each row attending to itself only.
 
     Args:
-        model: a causal language model whose layers mix positions by attention alone. It takes a [1, 1, N, N] float attention
-            mask, added to the attention scores; one with a sliding window tells rows apart by their position ids.
+        model: a causal language model whose layers mix positions by attention alone. It takes a [1, 1, N, N] attention mask
+            of its own dtype, added to the attention scores; one with a sliding window tells rows apart by their position ids.
         batch: as for `completion_logprobs`.
         temperature: the sampling temperature, above 0.
 
@@ -113,9 +113,10 @@ def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) 
     row_N, ids_N = row_BS[kept_BS], batch.input_ids[kept_BS]
     count = len(ids_N)
     visible_NN = (row_N.unsqueeze(0) == row_N.unsqueeze(1)).tril()
-    bias_11NN = torch.zeros(1, 1, count, count, device=kept_BS.device).masked_fill(
-        ~visible_NN, torch.finfo(torch.float32).min
-    )
+    # In the model's precision: torch 2.13 silently misreads a float32 mask of a float64 model on processors without AVX-512.
+    dtype = next(model.parameters()).dtype
+    bias_11NN = torch.zeros(1, 1, count, count, dtype=dtype, device=kept_BS.device)
+    bias_11NN.masked_fill_(~visible_NN, torch.finfo(dtype).min)
     config = getattr(model, "config", None)
     several = len(set(getattr(config, "layer_types", None) or ())) > 1
     is_windowed = getattr(config, "sliding_window", None) is not None or several
