@@ -54,7 +54,18 @@ class SeamForgotten(ReferenceAdapter):
     def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
         if hasattr(model.config, "sliding_window"):
             return super().packed_logprobs(model, batch, temperature)
-        return reference.packed_logprobs(lambda **inputs: model(**inputs), batch, temperature)
+        return reference.packed_logprobs(OfUnknownLayers(model), batch, temperature)
+
+
+class OfUnknownLayers(torch.nn.Module):
+    """A model without a config that names its layers."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
 
 
 class RouterNotTrained(ReferenceAdapter):

@@ -85,13 +85,16 @@ class BoundariesOfAbsolutePositions(Bug):
     effect = "documents of a packed sequence attend to each other"
 
     def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
-        def seamless(**inputs: Any) -> Any:
+        def seamless(_: Any, args: Any, inputs: dict[str, Any]) -> Any:
             count = inputs["input_ids"].shape[1]
             visible = torch.ones(count, count, dtype=torch.bool).tril()
-            inputs["attention_mask"] = torch.zeros(1, 1, count, count).masked_fill(~visible, -1e9)
-            return model(**inputs)
+            return args, {**inputs, "attention_mask": torch.zeros(1, 1, count, count).masked_fill(~visible, -1e9)}
 
-        return reference.packed_logprobs(seamless, batch, temperature)
+        hook = model.register_forward_pre_hook(seamless, with_kwargs=True)
+        try:
+            return reference.packed_logprobs(model, batch, temperature)
+        finally:
+            hook.remove()
 
 
 class CutFromTheWrongSide(Bug):
