@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from functools import cache
 from typing import Any
+
+from rlcanary.contract.layers import copied
 
 VOCABULARY = 64
 PAD_ID, EOS_ID, BOS_ID = 0, 2, 1
@@ -33,7 +34,7 @@ def tiny_llama(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = Fals
     Raises:
         ModuleNotFoundError: transformers is not installed.
     """
-    return copy.deepcopy(_llama(seed, vocabulary, tied, dropout))
+    return copied(_llama(seed, vocabulary, tied, dropout))
 
 
 @cache

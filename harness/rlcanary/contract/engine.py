@@ -7,13 +7,12 @@ stay cached after a weight change until the cache is reset, logprobs are raw or 
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcanary.contract.batch import Completion
-from rlcanary.contract.layers import layers_besides_attention
+from rlcanary.contract.layers import copied, layers_besides_attention
 from rlcanary.contract.sampling import Options, Sampling
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class InProcessEngine:
 
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size={max_batch_size} has to be at least 1")
-        self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False) if copies else model
+        self.model = copied(model).cpu().eval().requires_grad_(False) if copies else model
         self.version = 0
         self.decode = decode or (lambda token_ids: " ".join(map(str, token_ids)))
         self.eos_token_ids = tuple(eos_token_ids)

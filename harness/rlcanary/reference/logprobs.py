@@ -96,7 +96,7 @@ def packed_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) 
 
     Args:
         model: a causal language model whose layers mix positions by attention alone. It takes a [1, 1, N, N] attention mask
-            of its own dtype, added to the attention scores; one with a sliding window tells rows apart by their position ids.
+            of its dtype, added to the attention scores; one with a sliding window tells rows apart by their position ids.
         batch: as for `completion_logprobs`.
         temperature: the sampling temperature, above 0.
 

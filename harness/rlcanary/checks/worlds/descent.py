@@ -25,6 +25,7 @@ from rlcanary.checks.worlds.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Group
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.layers import copied
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,10 @@ def scene(
     conventions, factor = adapter.conventions, 1.0
     limit = conventions.max_grad_norm
     for _ in range(8):
-        policy = toned(copy.deepcopy(model), factor)
+        policy = toned(copied(model), factor)
         ref_model = reference_near(policy, conventions, other_reference and not brings_reference)
-        state = state_of(adapter, *copy.deepcopy((policy, ref_model)), learning_rate)
+        own_policy, own_reference = copied((policy, ref_model))
+        state = state_of(adapter, own_policy, own_reference, learning_rate)
         batch = sampled(state.model, conventions, groups, drift)
         if brings_reference:
             batch = with_reference(batch, reference_near(policy, conventions), conventions)
@@ -95,7 +97,7 @@ def scene(
 def twin(adapter: Adapter, start: Scene, groups: Sequence[Group], **layout: Any) -> Scene:
     """Make an equal state again, with the same completions in another order or layout (options for `sampled`)."""
     ref_model = reference_near(start.policy, adapter.conventions)
-    state = state_of(adapter, *copy.deepcopy((start.policy, ref_model)))
+    state = state_of(adapter, *copied((start.policy, ref_model)))
     return Scene(state, sampled(state.model, adapter.conventions, groups, **layout), start.policy, ref_model)
 
 

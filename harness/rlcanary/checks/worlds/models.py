@@ -3,7 +3,6 @@
 Each function makes a tiny model in milliseconds, in evaluation mode. `WORLDS` has them by name, in the order of a run.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -18,6 +17,7 @@ from rlcanary.checks.worlds.dtypes import bfloat16, float16
 from rlcanary.checks.worlds.states import nudged
 from rlcanary.checks.worlds.tiny_trainer import tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
+from rlcanary.contract.layers import copied
 from rlcanary.errors import UserError
 
 RANK, ALPHA = 2, 6
@@ -159,7 +159,7 @@ def chosen(text: str) -> tuple[str, ...]:
 
 def _copy_of(name: str, **options: Any) -> Any:
     try:
-        return copy.deepcopy(_built(name, **options))
+        return copied(_built(name, **options))
     except ModuleNotFoundError as error:
         raise NotProvided(f"{error.name} is not installed") from error
 

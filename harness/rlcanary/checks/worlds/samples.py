@@ -1,6 +1,5 @@
 """Comparison of an engine's samples with the trainer's model."""
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from rlcanary.checks.worlds.states import device_of, precision
 from rlcanary.contract.batch import Completion
+from rlcanary.contract.layers import copied
 
 
 def sampling(**changes: Any) -> dict[str, Any]:
@@ -25,9 +25,9 @@ def scored(model: Any, prompt: Sequence[int], token_ids: Sequence[int], temperat
     Weights in half precision are used as they are; values computed from them are not rounded.
     """
     is_training = any(module.training for module in model.modules())
-    frozen = copy.deepcopy(model).eval() if is_training else model
+    frozen = copied(model).eval() if is_training else model
     if precision(model) not in (torch.float32, torch.float64):
-        frozen = copy.deepcopy(frozen).double()
+        frozen = copied(frozen).double()
     with torch.no_grad():
         ids_1S = torch.tensor([[*prompt, *token_ids]]).to(device_of(model))
         positions_1S = torch.arange(ids_1S.shape[1], device=ids_1S.device).unsqueeze(0)

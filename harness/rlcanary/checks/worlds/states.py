@@ -16,6 +16,7 @@ from rlcanary import reference
 from rlcanary.checks.devices import cuda_generators
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
+from rlcanary.contract.layers import copied
 from rlcanary.reference.step import forward_mode
 
 
@@ -228,7 +229,7 @@ def unwrapped(model: Any) -> Any:
 
 def policy_gap(state: Any, model: Any, batch: CollatedBatch) -> float:
     """Return the largest difference in nats between a state's model and another one in the same precision."""
-    rounded = copy.deepcopy(model).to(precision(state.model))
+    rounded = copied(model).to(precision(state.model))
     difference_BT = own_logprobs(state.model, batch).double() - own_logprobs(rounded, batch).double()
     gap = float(difference_BT[batch.completion_mask].abs().max())
     return math.inf if math.isnan(gap) else gap
@@ -236,6 +237,6 @@ def policy_gap(state: Any, model: Any, batch: CollatedBatch) -> float:
 
 def lead(model: Any, batch: CollatedBatch) -> float:
     """Return the log-ratio in nats of a batch's first completion to its second, in float64."""
-    logprobs_BT = own_logprobs(copy.deepcopy(unwrapped(model)).double(), batch)
+    logprobs_BT = own_logprobs(copied(unwrapped(model)).double(), batch)
     logprobs_B = logprobs_BT.nansum(dim=1)
     return float(logprobs_B[0] - logprobs_B[1])

@@ -1,6 +1,5 @@
 """A small trainer for the checks: its models, states and batches."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from rlcanary.checks.worlds.states import nudged, own_logprobs, precision, seede
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.layers import copied
 
 # The same length throughout, so that both completions have the same weight under every aggregation.
 PAIR = [Group([5, 6, 7], [Completion([8, 9]), Completion([10, 11])], [1.0, 0.0])]
@@ -93,7 +93,7 @@ def reference_near(model: Any, conventions: Conventions, other: bool = True) -> 
     """Make a reference model near this model, or equal to it, in evaluation mode; None if the conventions have no KL."""
     if conventions.kl_coef == 0:
         return None
-    equal = copy.deepcopy(model).eval()
+    equal = copied(model).eval()
     return nudged(equal) if other else equal
 
 

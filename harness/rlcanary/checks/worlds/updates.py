@@ -14,6 +14,7 @@ from rlcanary.checks.closeness import close
 from rlcanary.checks.worlds.states import held, named, own_logprobs, precision, unwrapped
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.layers import copied
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conv
         batch: the batch to train on.
         conventions: all of them are used, except that dropout is off: an update with dropout has no one gradient.
     """
-    exact, exact_ref = copy.deepcopy((unwrapped(model), unwrapped(ref_model)))
+    exact, exact_ref = copied((unwrapped(model), unwrapped(ref_model)))
     exact = exact.double().cpu()
     exact_ref = None if exact_ref is None else exact_ref.double().cpu()
     conventions = conventions.replace(training_dropout=False)

@@ -1,6 +1,5 @@
 """Parity of sampler and trainer: the same distribution, the same logprobs, the same ends of completions."""
 
-import copy
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -25,6 +24,7 @@ from rlcanary.checks.worlds.states import nats, precision
 from rlcanary.checks.worlds.tiny_trainer import tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Completion
+from rlcanary.contract.layers import copied
 
 SHORT = [5, 6, 7]
 # Several whole blocks of a prefix cache.
@@ -45,7 +45,7 @@ def _generate(
     adapter: Adapter, model: Any, prompts: list[list[int]], request: dict[str, Any], engine: Any = None
 ) -> list[list[Completion]]:
     """Sample, from a new engine by default, and demand the requested number of completions."""
-    sampler = adapter.new_engine(copy.deepcopy(model)) if engine is None else engine
+    sampler = adapter.new_engine(copied(model)) if engine is None else engine
     groups = adapter.generate(sampler, prompts, request)
     counts, expected = [len(group) for group in groups], [request["n"]] * len(prompts)
     told = f"{counts} completions came back, {expected} were asked for"
@@ -195,7 +195,7 @@ def samples_differ(adapter: Adapter, model: Any) -> None:
     Silent because a group of copies has one reward, no advantage and nothing to learn from. Look for a seed that is fixed
     in the sampling parameters and sent with every request.
     """
-    engine, request = adapter.new_engine(copy.deepcopy(model)), sampling(n=6, max_new_tokens=8)
+    engine, request = adapter.new_engine(copied(model)), sampling(n=6, max_new_tokens=8)
     first = _drawn(*_generate(adapter, model, [SHORT], request, engine))
     with soft():
         assert_true(

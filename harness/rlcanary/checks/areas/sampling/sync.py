@@ -29,6 +29,7 @@ from rlcanary.checks.worlds.states import (
 )
 from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, reference_near, sampled, state_of, tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided, provided
+from rlcanary.contract.layers import copied
 
 SHORT = [5, 6, 7]
 # Several whole blocks of a prefix cache.
@@ -39,7 +40,7 @@ LEARNING_RATE = 1e-2
 
 def _pair(adapter: Adapter, model: Any) -> tuple[Any, Any]:
     """Make a state and an engine from the same model, and add noise to all of the state's weights."""
-    return shaken(state_of(adapter, copy.deepcopy(model))), adapter.new_engine(model)
+    return shaken(state_of(adapter, copied(model))), adapter.new_engine(model)
 
 
 def _assert_in_step(distances: dict[str, float], model: Any, told: str) -> None:
@@ -125,7 +126,7 @@ def small_steps(adapter: Adapter, model: Any) -> None:
         raise NotProvided("such steps round to nothing in half precision")
     adapter.sync_weights(state, engine)
     start = gap(engine, state.model, SHORT)
-    behind = copy.deepcopy(state.model)
+    behind = copied(state.model)
     for _ in range(100):
         nudged(state.model, 5e-5)
         adapter.sync_weights(state, engine)
@@ -145,7 +146,7 @@ def every_engine(adapter: Adapter, model: Any) -> None:
     """
     state, engine = _pair(adapter, model)
     adapter.sync_weights(state, engine)
-    late = adapter.new_engine(nudged(copy.deepcopy(model), 0.5))
+    late = adapter.new_engine(nudged(copied(model), 0.5))
     adapter.sync_weights(state, late)
     distances = {"first": gap(engine, state.model, SHORT), "second": gap(late, state.model, SHORT)}
     _assert_in_step(distances, state.model, "two engines were synced to one state; after")
@@ -223,7 +224,7 @@ def same_policy(adapter: Adapter, model: Any) -> None:
     Silent because trainer and engine agree with each other, but not with the checkpoint. Look for loading by name that
     ignores missing weights, and for traces of a merge of adapters.
     """
-    state, engine = state_of(adapter, copy.deepcopy(model)), adapter.new_engine(nudged(copy.deepcopy(model)))
+    state, engine = state_of(adapter, copied(model)), adapter.new_engine(nudged(copied(model)))
     adapter.sync_weights(state, engine)
     batch, _ = reference.make_batch(PAIR, 0)
     distances = {
@@ -240,8 +241,8 @@ def same_policy(adapter: Adapter, model: Any) -> None:
 def _start(adapter: Adapter, model: Any) -> tuple[Any, Any]:
     """Make a state that can be updated and evaluated, and an engine of the same weights."""
     ref_model = reference_near(model, adapter.conventions)
-    state = with_items(state_of(adapter, copy.deepcopy(model), ref_model, LEARNING_RATE))
-    return state, adapter.new_engine(copy.deepcopy(model))
+    state = with_items(state_of(adapter, copied(model), ref_model, LEARNING_RATE))
+    return state, adapter.new_engine(copied(model))
 
 
 def _take(adapter: Adapter, step: str, state: Any, engine: Any) -> None:

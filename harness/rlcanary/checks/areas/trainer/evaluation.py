@@ -21,6 +21,7 @@ from rlcanary.checks.worlds.states import coin, shaken, started
 from rlcanary.checks.worlds.tiny_trainer import PAIR, reference_near, sampled, state_of, tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.layers import copied
 
 
 @check("evaluation.changes_nothing", needs=("evaluate",))
@@ -66,7 +67,7 @@ def random_state(adapter: Adapter, model: Any) -> None:
     Silent because training is still random afterwards, only differently: runs with different evaluation intervals
     cannot be compared. Look for sampling, shuffling and data loaders without a generator of their own.
     """
-    state = with_items(state_of(adapter, copy.deepcopy(model)))
+    state = with_items(state_of(adapter, copied(model)))
     before = random_states()
     adapter.evaluate(state)
     drawn = changed(before, random_states())
@@ -110,7 +111,7 @@ def current_weights(adapter: Adapter, model: Any) -> None:
     Silent because old weights have a plausible score: the curve is merely late, or flat. Look for an engine or a copy of
     the model that is made once, and for a weight sync that evaluation does not wait for.
     """
-    state = with_items(state_of(adapter, copy.deepcopy(model)))
+    state = with_items(state_of(adapter, copied(model)))
     first = adapter.evaluate(state)
     shaken(state)
     second = adapter.evaluate(state)
@@ -118,7 +119,7 @@ def current_weights(adapter: Adapter, model: Any) -> None:
     if hasattr(state, "eval_items"):
         is_new = bool(changed(first, second, 1e-5))
         assert_true(is_new, f"after the weights changed, evaluation still gives {first}")
-    other = adapter.evaluate(shaken(with_items(state_of(adapter, copy.deepcopy(model)))))
+    other = adapter.evaluate(shaken(with_items(state_of(adapter, copied(model)))))
     told = "a state that was evaluated before its weights changed evaluates otherwise than one that was not"
     assert_same_entries(second, other, told, tolerance=1e-5, quantity="metrics")
 
@@ -149,7 +150,7 @@ def reward(adapter: Adapter, model: Any) -> None:
     comparisons with 1.0, for thresholds and clamps, for items that are left out of the mean, and for completions that
     come back in another order than their items.
     """
-    state = with_graded_items(state_of(adapter, copy.deepcopy(model)))
+    state = with_graded_items(state_of(adapter, copied(model)))
     if not hasattr(state, "eval_items"):
         raise NotProvided("the state has no eval_items")
     metrics = adapter.evaluate(state)
@@ -163,7 +164,7 @@ def reward(adapter: Adapter, model: Any) -> None:
     assert_true(error < 1e-4, told, quantity="reward", magnitude=error, compared=len(given))
     if adapter.conventions.evaluation_temperature > 0:
         return
-    singles = [with_graded_items(state_of(adapter, copy.deepcopy(model)), index) for index in range(len(given))]
+    singles = [with_graded_items(state_of(adapter, copied(model)), index) for index in range(len(given))]
     alone = [float(adapter.evaluate(single)["reward"]) for single in singles]
     told = f"items that earn {_shown(alone)} when each is evaluated alone earn {got:.4g} together"
     error = abs(got - sum(alone) / len(alone))
@@ -184,7 +185,7 @@ def training_goes_on(adapter: Adapter, model: Any) -> None:
     ends = []
     for evaluations in (0, 1, 2, 3):
         ref_model = reference_near(model, adapter.conventions)
-        state = with_items(state_of(adapter, copy.deepcopy(model), ref_model))
+        state = with_items(state_of(adapter, copied(model), ref_model))
         batch = sampled(state.model, adapter.conventions, PAIR)
         adapter.train_step(state, copy.deepcopy(batch))
         for _ in range(evaluations):

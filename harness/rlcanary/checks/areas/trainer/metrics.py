@@ -1,6 +1,5 @@
 """Metrics: identities that hold on policy, values that can be recomputed, and curves that move."""
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +19,7 @@ from rlcanary.checks.worlds.updates import declared
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Group, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.layers import copied
 
 # Metrics that need no model to compute.
 FROM_THE_BATCH = ("lr", "reward", "tokens")
@@ -64,7 +64,7 @@ def on_policy_identities(adapter: Adapter, model: Any) -> None:
     another pass, temperature or precision, or a trainer that did not start from the given weights. Look at every logged
     ratio, clip fraction and KL of step 0 before anything else.
     """
-    state = state_of(adapter, copy.deepcopy(model), model)
+    state = state_of(adapter, copied(model), model)
     batch = sampled(state.model, adapter.conventions, PAIR)
     expected = dict.fromkeys(("ratio_mean", "ratio_min", "ratio_max", "mult_prob_error"), 1.0)
     expected |= {"clip_fraction": 0.0, "kl": 0.0}
@@ -96,7 +96,7 @@ def recomputed(adapter: Adapter, model: Any, groups: list[Group], drift: float =
     reused before it was logged.
     """
     ref_model = reference_near(model, adapter.conventions)
-    state = decaying(state_of(adapter, model, copy.deepcopy(ref_model)))
+    state = decaying(state_of(adapter, model, copied(ref_model)))
     batch = sampled(state.model, adapter.conventions, groups, drift)
     metrics = declared(state.model, in_precision_of(state, ref_model), batch, adapter.conventions).metrics
     if drift and adapter.conventions.kl_coef and adapter.conventions.kl_placement == "reward":

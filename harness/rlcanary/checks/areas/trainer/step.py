@@ -33,6 +33,7 @@ from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, UNEVEN, sam
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Group
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.layers import copied
 
 
 def _each_side(conventions: Conventions) -> Iterator[Case]:
@@ -142,7 +143,7 @@ def reference_has_no_dropout(adapter: Adapter) -> None:
     """
     policy = tiny_policy()
     ref_model = nudged(tiny_policy(dropout=0.3)).eval()
-    state = state_of(adapter, *copy.deepcopy((policy, ref_model)))
+    state = state_of(adapter, *copied((policy, ref_model)))
     start = Scene(state, sampled(state.model, adapter.conventions), policy, in_precision_of(state, ref_model))
     expect_declared(adapter, start, "with dropout 0.3 in the reference model, the gradient is not the declared one")
 

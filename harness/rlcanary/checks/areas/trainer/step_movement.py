@@ -13,6 +13,7 @@ from rlcanary.checks.worlds.states import decaying, lead, named, nats, policy_ga
 from rlcanary.checks.worlds.tiny_trainer import PAIR, state_of
 from rlcanary.checks.worlds.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
+from rlcanary.contract.layers import copied
 
 
 @check("step.every_parameter_moves", needs=("train_step",), worlds=("tied_and_biased",))
@@ -126,7 +127,7 @@ def direction(adapter: Adapter, model: Any) -> None:
     of the advantages, and at the optimizer's `maximize` option.
     """
     # In half precision a smaller step rounds to nothing.
-    rate = 1e-4 if precision(state_of(adapter, copy.deepcopy(model)).model) in (torch.float32, torch.float64) else 2e-3
+    rate = 1e-4 if precision(state_of(adapter, copied(model)).model) in (torch.float32, torch.float64) else 2e-3
     start = scene(adapter, model, PAIR, learning_rate=rate, other_reference=False)
     before = lead(start.state.model, start.batch)
     adapter.train_step(start.state, copy.deepcopy(start.batch))
