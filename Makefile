@@ -26,8 +26,8 @@ venv: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-deps --no-compile --requirement requirements/cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	# pip would compile file after file. Some packages bring templates that are no Python.
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+	# pip would compile file after file, their tests too. Some packages bring templates that are no Python.
+	@$(BIN)/python -m compileall -qq -j 0 -x /tests/ .venv/lib || true
 	@touch $@
 
 venv312: .venv312/ready

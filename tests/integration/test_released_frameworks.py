@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import rlcanary
 from programs import run_without_rlcanary
 
 from rlcanary.adapters import load_adapter
@@ -20,9 +21,8 @@ EXPECTED = Path(__file__).parents[1] / "expected"
 @pytest.mark.parametrize(("framework", "at_least"), [("trl", 45), ("verl", 65), ("torchrl", 55)])
 def test_framework_fails_exactly_where_it_is_known_to(framework: str, at_least: int, tmp_path: Path) -> None:
     pytest.importorskip(framework)
-    command = [sys.executable, "-m", "rlcanary", "check", framework, "--json=out.json"]
     known = f"--expected={EXPECTED / framework}.txt"
-    done = subprocess.run([*command, known], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = rlcanary("check", framework, "--json=out.json", known, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     statuses = [item["status"] for item in json.loads((tmp_path / "out.json").read_text())["checks"]]
     assert statuses.count("pass") >= at_least

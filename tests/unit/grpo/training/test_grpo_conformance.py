@@ -46,7 +46,9 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_bundled_trainer_is_never_accused(name: str) -> None:
-    assert list(failed(OWN_CHECKS, GrpoAdapter(VARIANTS[name]))) == []
+    # What it samples is the same under all of them.
+    checks = [check for check in OWN_CHECKS if name == "grpo" or "train_step" in check.needs]
+    assert list(failed(checks, GrpoAdapter(VARIANTS[name]))) == []
 
 
 @pytest.mark.parametrize("bug", STEP_BUGS, ids=lambda bug: bug.id)
