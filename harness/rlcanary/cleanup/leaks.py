@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,7 +163,8 @@ def _gpu_tensors() -> dict[Any, str]:
     """List the tensors of this process on GPUs, the largest first."""
     if not belongings.cuda_is_up():
         return {}
-    is_tensor: Callable[[object], bool] = sys.modules["torch"].is_tensor
-    tensors: list[Any] = [found for found in gc.get_objects() if is_tensor(found) and found.is_cuda]
+    tensor_type = sys.modules["torch"].Tensor
+    # isinstance asks each object for its class, and a lazy proxy answers by loading what it stands for.
+    tensors: list[Any] = [found for found in gc.get_objects() if issubclass(type(found), tensor_type) and found.is_cuda]
     tensors.sort(key=lambda tensor: -tensor.nbytes)
     return {id(tensor): f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}" for tensor in tensors}

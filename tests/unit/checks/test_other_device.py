@@ -91,7 +91,8 @@ def test_right_code_is_judged_as_on_the_cpu(name):
 def test_wrong_code_is_caught_and_its_program_shows_it_there(name, returns_tensors):
     program = judged(name, Ascending()).snippet
     assert ("OnCpu(load_adapter(" in program) == returns_tensors
-    env = {**os.environ, "PYTHONPATH": str(Path(other_device.__file__).parent)}
+    places = [str(Path(other_device.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     for text, code in ((program, 1), (program.replace("Ascending", "OnTheDevice"), 0)):
         finished = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
         assert finished.returncode == code, finished.stderr

@@ -8,9 +8,10 @@ import weakref
 
 import pytest
 
+from rlcanary.cleanup import belongings
 from rlcanary.cleanup.frames import clear_tracebacks
 from rlcanary.cleanup.gpu_shares import share, visible_devices
-from rlcanary.cleanup.leaks import growth, measure
+from rlcanary.cleanup.leaks import _gpu_tensors, growth, measure
 from rlcanary.system import processes
 
 
@@ -131,3 +132,16 @@ def test_what_grew_is_named(tmp_path) -> None:
         (grown,) = growth(before, measure())
     assert str(grown) == f"+1 file descriptors: {tmp_path / 'open'}"
     assert growth(before, measure()) == []
+
+
+def test_looking_for_tensors_on_gpus_asks_no_object_for_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Proxy:
+        @property
+        def __class__(self) -> type:
+            raise RuntimeError("what it stands for is not there")
+
+    pytest.importorskip("torch")
+    kept = Proxy()
+    assert any(each is kept for each in gc.get_objects())
+    monkeypatch.setattr(belongings, "cuda_is_up", lambda: True)
+    assert _gpu_tensors() == {}
