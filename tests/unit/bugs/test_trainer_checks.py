@@ -38,6 +38,11 @@ def test_declaration_that_is_ignored_turns_a_check_red(mutant: type[ReferenceAda
     exec(result.snippet.replace(mutant.__name__, DropoutAndSampledEvaluation.__name__), {})
 
 
+def test_lost_moments_are_not_told_as_an_older_checkpoint() -> None:
+    result = run_check(CHECKS["checkpoint.latest_is_loaded"], checkpoint_mutants.MomentsNotLoaded(), "unused")
+    assert result.status == "pass"
+
+
 def test_evaluation_that_changes_much_is_told_by_parts() -> None:
     class MovesOn(ReferenceAdapter):
         def evaluate(self, state: Any) -> dict[str, float]:
