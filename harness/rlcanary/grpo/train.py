@@ -92,6 +92,7 @@ async def take_step(run: Run) -> dict[str, float]:
     batch, stats = reference.make_batch(
         groups, run.pad_token_id, schedule.seq_len_buckets, schedule.completion_len_buckets
     )
+    batch = batch.to(state.model.device)
     before_BT = None
     if conventions.old_logprobs == "trainer" and schedule.updates_per_step > 1:
         before_BT = await run.compute(score, state.model, batch, conventions, schedule)

@@ -73,6 +73,18 @@ def test_a_plan_that_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("further", [[], ["--check"]], ids=["", "--check"])
+def test_a_gpu_that_is_not_there_is_refused_in_one_line_and_leaves_nothing(
+    tmp_path: Path, typed: Callable[..., tuple[object, str]], monkeypatch: pytest.MonkeyPatch, further: list[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, stderr = typed("--set", "run.device=cuda", *further)
+    assert code == 2
+    assert "torch sees no GPU" in stderr
+    assert stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_tokenizer_without_a_chat_template_is_refused_where_one_is_needed(
     tmp_path: Path, typed: Callable[..., tuple[object, str]]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from other_device import DEVICE, Elsewhere
 
+from rlcanary.adapters.grpo import GrpoAdapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.adapter import NotProvided
@@ -50,6 +51,16 @@ class Ascending(OnTheDevice):
         return ReferenceAdapter.train_step(self, state, batch)
 
 
+class GrpoOnTheDevice(GrpoAdapter):
+    name = "grpo on the device"
+
+    def new_state(self, model, ref_model, learning_rate):
+        return super().new_state(moved(model), ref_model and moved(ref_model), learning_rate)
+
+    def train_step(self, state, batch):
+        return super().train_step(state, batch.to(DEVICE))
+
+
 class NotMoved(OnTheDevice):
     def train_step(self, state, batch):
         return ReferenceAdapter.train_step(self, state, batch)
@@ -85,6 +96,12 @@ def test_the_device_refuses_tensors_that_are_elsewhere():
 def test_right_code_is_judged_as_on_the_cpu(name):
     there, here = judged(name, OnTheDevice()), judged(name, ReferenceAdapter())
     assert (there.status, there.judged) == ("pass", here.judged), there.message
+
+
+@pytest.mark.parametrize("name", ["step.off_policy_gradient", "metrics.recomputed"])
+def test_the_bundled_trainer_makes_no_tensor_elsewhere(name):
+    result = judged(name, GrpoOnTheDevice())
+    assert result.status == "pass", result.message
 
 
 @pytest.mark.parametrize(("name", "returns_tensors"), [("step.direction", False), ("loss.on_policy_sign", True)])

@@ -44,6 +44,8 @@ class RunSettings:
         steps: rollouts, each with its updates.
         seed: seed of weights, data order and sampling.
         threads: threads of torch in the trainer's process.
+        device: where the trainer computes; "auto" is the GPU if torch sees one, else the CPU. Engines in this process sample
+            on the CPU.
         checkpoint_every: steps between two checkpoints; 0 writes none.
         keep_checkpoints: number of latest checkpoints that stay.
         tensorboard: also write TensorBoard event files.
@@ -53,6 +55,7 @@ class RunSettings:
     steps: Positive
     seed: int = 0
     threads: Positive = 1
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
     checkpoint_every: Count = 0
     keep_checkpoints: Positive = 2
     tensorboard: bool = False

@@ -98,7 +98,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     import torch
 
     try:
-        content = torch.load(path, weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError) as error:
         raise UserError(f"{path} is not a checkpoint that can be read: {error}") from error
     if not isinstance(content, dict):

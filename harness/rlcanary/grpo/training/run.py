@@ -140,7 +140,7 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
     torch.set_num_threads(plan.run.threads)
     torch.manual_seed(plan.run.seed)
     folder.mkdir(parents=True, exist_ok=True)
-    state = new_state(model, plan.optimizer)
+    state = new_state(model.to(_device(plan)), plan.optimizer)
     if plan.conventions.kl_coef != 0:
         refresh_reference(state)
     with ExitStack() as stack:
@@ -198,11 +198,23 @@ def check_plan(plan: Plan) -> tuple[Any, Any]:
     Raises:
         UserError: something is not there or does not fit, named by its key.
     """
+    _device(plan)
     verifiers = _verifiers(plan.roles.verifier, workers=0)
     model, tokenizer = load_model(plan.model, plan.run.seed)
     pad_id(tokenizer)
     _data(plan, tokenizer, verifiers)
     return model, tokenizer
+
+
+def _device(plan: Plan) -> str:
+    import torch
+
+    sees_gpu = torch.cuda.is_available()
+    if plan.run.device == "auto":
+        return "cuda" if sees_gpu else "cpu"
+    if plan.run.device == "cuda" and not sees_gpu:
+        raise UserError("run.device is cuda, but torch sees no GPU: set it to cpu, or to auto for either")
+    return plan.run.device
 
 
 def _data(plan: Plan, tokenizer: Any, verifiers: VerifiersByName) -> list[Data]:
