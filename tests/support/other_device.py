@@ -1,10 +1,19 @@
-"""A device `other` in Python, for tests without a GPU: what is computed there refuses tensors that are not."""
+"""A device `other` in Python, for tests without a GPU, and adapters of code that trains there.
 
+What is computed on it refuses tensors that are elsewhere, as CUDA does. Frameworks ask every device of the process for more
+than this one has: import it in a process of its own.
+"""
+
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from rlcanary.adapters.grpo import GrpoAdapter
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.contract.adapter import NotProvided
 
 _setup_privateuseone_for_python_backend("other")
 DEVICE = torch.device("other:0")
@@ -62,3 +71,58 @@ def _held(value):
 # Operators without a tensor of the device, such as empty(device="other").
 library = torch.library.Library("_", "IMPL")
 library.fallback(compute, "PrivateUse1")
+
+
+class OnTheDevice(ReferenceAdapter):
+    name = "on the device"
+
+    def token_logprobs(self, logits, token_ids, temperature):
+        return super().token_logprobs(logits.to(DEVICE), token_ids.to(DEVICE), temperature)
+
+    def completion_logprobs(self, model, batch, temperature):
+        return super().completion_logprobs(moved(model), batch.to(DEVICE), temperature)
+
+    def advantages(self, rewards, group_ids):
+        return super().advantages(rewards.to(DEVICE), group_ids.to(DEVICE))
+
+    def policy_loss(self, batch):
+        return super().policy_loss(batch.to(DEVICE))
+
+    def new_state(self, model, ref_model, learning_rate):
+        if next(model.parameters()).dtype == torch.bfloat16:
+            raise NotProvided("there are no float32 masters")
+        return super().new_state(moved(model), ref_model and moved(ref_model), learning_rate)
+
+    def train_step(self, state, batch):
+        return super().train_step(state, batch.to(DEVICE))
+
+
+class Ascending(OnTheDevice):
+    def policy_loss(self, batch):
+        return super().policy_loss(replace(batch, advantages=-batch.advantages))
+
+    def train_step(self, state, batch):
+        batch = batch.to(DEVICE)
+        batch.rewards = -batch.rewards
+        return ReferenceAdapter.train_step(self, state, batch)
+
+
+class GrpoOnTheDevice(GrpoAdapter):
+    name = "grpo on the device"
+
+    def new_state(self, model, ref_model, learning_rate):
+        return super().new_state(moved(model), ref_model and moved(ref_model), learning_rate)
+
+    def train_step(self, state, batch):
+        return super().train_step(state, batch.to(DEVICE))
+
+
+class NotMoved(OnTheDevice):
+    def train_step(self, state, batch):
+        return ReferenceAdapter.train_step(self, state, batch)
+
+
+def moved(model):
+    # A cache would make tensors from lists, which a device in Python cannot.
+    model.config.use_cache = False
+    return model.to(DEVICE)
