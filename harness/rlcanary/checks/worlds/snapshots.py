@@ -33,10 +33,10 @@ def modes(state: Any) -> dict[str, bool]:
 
 
 def random_states() -> dict[str, str]:
-    """Return the states of the random number generators that trainers share."""
+    """Return the states of the random number generators that trainers share; of GPUs once the process uses them."""
     return {
         "torch": str(torch.get_rng_state().tolist()),
-        "torch on CUDA": str([torch.cuda.get_rng_state(index).tolist() for index in cuda_generators()]),
+        **{f"torch on cuda:{index}": str(torch.cuda.get_rng_state(index).tolist()) for index in cuda_generators()},
         "random": str(random.getstate()),
         "numpy": str(np.random.get_state(legacy=False)["state"]),
     }
