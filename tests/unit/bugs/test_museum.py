@@ -1,12 +1,11 @@
-"""Every shipped bug in the museum is caught, its snippet reproduces it, and no correct implementation is accused."""
+"""Every shipped bug in the museum is caught, and its snippet reproduces it; every check can fail."""
 
 import inspect
 import os
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,31 +22,16 @@ from rlcanary import reference
 from rlcanary.adapters import load_adapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import OUT_OF_REACH, Bug, all_bugs
-from rlcanary.bugs.detection import false_alarms, relevant_checks
+from rlcanary.bugs.detection import relevant_checks
 from rlcanary.checks import Check, Result, all_checks, run_check
 from rlcanary.checks.programs.standalone import standalone
 from rlcanary.contract.batch import CollatedBatch, Group, LossOutput, PolicyBatch
-from rlcanary.contract.conventions import GRPO, PAPERS, PRESETS, Conventions
 
 # Every line says which checks catch a bug. RLCANARY_MUSEUM=all runs all others too, and tells which line is wrong.
 EXPECTED = Path(__file__).parents[2] / "expected" / "museum.txt"
 TRIES_ALL = os.environ.get("RLCANARY_MUSEUM") == "all"
 BUGS = all_bugs()
 CHECKS = {check.id: check for check in all_checks()}
-VARIANTS = {
-    **PRESETS,
-    "batch-scaled": PAPERS["grpo"].replace(advantage_scale="batch", entropy_coef=0.01),
-    "kl-in-reward": PAPERS["grpo"].replace(kl_coef=0.5, kl_placement="reward", kl_estimator="k1"),
-    "ratio-weighted-kl": PAPERS["dapo"].replace(kl_coef=0.5, kl_ratio_weighted=True),
-    "score-term": PAPERS["dapo"].replace(kl_coef=0.5, kl_score_term=True, kl_estimator="k2"),
-    "truncated-importance": PAPERS["dapo"].replace(importance_level="token", importance_high=1.2),
-    "masked-sequence-importance": PAPERS["grpo"].replace(
-        importance_level="sequence", importance_mode="mask", importance_low=0.5
-    ),
-    "nonempty-sequences": PAPERS["grpo"].replace(aggregation="sequence_mean_nonempty"),
-    "group-token-mean": PAPERS["grpo"].replace(aggregation="group_token_mean"),
-    "sequential-data": PAPERS["grpo"].replace(data_order="sequential"),
-}
 
 
 @cache
@@ -85,70 +69,6 @@ def test_its_snippet_tells_a_shipped_bug_of_each_area_from_the_reference_without
         run_without_rlcanary(standalone(snippet, bug(), bug.spec()))
     on_reference = snippet.replace(bug.spec(), "reference")
     run_without_rlcanary(standalone(on_reference, ReferenceAdapter(), "reference"))
-
-
-class Watched(Conventions):
-    """Conventions that note which of their fields are read."""
-
-    names: ClassVar[frozenset[str]] = frozenset(field.name for field in fields(Conventions))
-    read: ClassVar[set[str]] = set()
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in Watched.names:
-            Watched.read.add(name)
-        return super().__getattribute__(name)
-
-
-@cache
-def accused_and_read() -> dict[str, tuple[bool, frozenset[str]]]:
-    """For each check: whether it accuses the reference under GRPO, and the fields of the conventions read meanwhile."""
-    adapter, found = ReferenceAdapter(Watched()), {}
-    for check in all_checks():
-        Watched.read.clear()
-        result = run_check(check, adapter, "reference")
-        found[check.id] = (result.status in ("fail", "error"), frozenset(Watched.read))
-    return found
-
-
-# Checks that compare code with itself: a formula is the same on both sides. These fields are more than a formula.
-OF_THEMSELVES = ("checkpoint", "evaluation", "sync")
-MORE_THAN_A_FORMULA = (
-    "data_order",
-    "evaluation_temperature",
-    "kl_coef",
-    "kl_placement",
-    "max_grad_norm",
-    "old_logprobs",
-    "temperature",
-    "training_dropout",
-)
-
-
-@cache
-def differ_in_more_than_a_formula() -> set[str]:
-    """The variants whose values of those fields are neither GRPO's nor those of a variant before them."""
-    values = {name: tuple(getattr(each, field) for field in MORE_THAN_A_FORMULA) for name, each in VARIANTS.items()}
-    first = {value: name for name, value in reversed(values.items())}
-    return {name for value, name in first.items() if value != values["grpo"]}
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_correct_implementation_is_never_accused(name: str) -> None:
-    assert Conventions() == GRPO
-    conventions = VARIANTS[name]
-    changed = {field for field in Watched.names if getattr(conventions, field) != getattr(GRPO, field)}
-    # A check that reads none of the fields that differ from GRPO's does the same under both.
-    concerned = [check for check in all_checks() if changed & accused_and_read()[check.id][1]]
-    if name not in differ_in_more_than_a_formula():
-        concerned = [check for check in concerned if check.area not in OF_THEMSELVES]
-    results = [run_check(check, ReferenceAdapter(conventions), "reference") for check in concerned]
-    assert [(result.id, result.message) for result in results if result.status in ("fail", "error")] == []
-    assert [check_id for check_id, (is_accused, _) in accused_and_read().items() if is_accused] == []
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_correct_implementation_is_never_accused_under_another_seed(seed: int) -> None:
-    assert [(result.id, result.message) for result in false_alarms(PAPERS["grpo"], seed)] == []
 
 
 class Mutants:
