@@ -148,10 +148,16 @@ def test_probes_run_at_once_and_find_the_same_commit(history: Path, tmp_path: Pa
 
 
 def test_probe_that_has_become_worthless_is_ended_with_its_children(history: Path, tmp_path: Path) -> None:
-    """BAD and GOOD are quick; of the four in between the oldest hangs, and the answers of the others make it worthless."""
+    """BAD and GOOD are quick; of the four in between the oldest hangs, and the answers of the others make it worthless.
+
+    These wait until it hangs.
+    """
     child = tmp_path / "child"
-    hang = f"[ $(cat value) -lt 45 ] && [ $(cat value) -gt 1 ] && {{ sleep 9999 & echo $! >> '{child}'; wait; }}"
-    result = bisect(history, *ENDS, "--jobs", "4", "--", "sh", "-c", f"{hang}; test $(cat value) -lt 63")
+    hang = (
+        f"[ $v -lt 45 ] && {{ sleep 9999 & echo $! >> '{child}'; wait; }}; until [ -e '{child}' ]; do sleep 0.1; done"
+    )
+    script = f"v=$(cat value); [ $v -gt 1 ] && [ $v -lt 100 ] && {{ {hang}; }}; test $v -lt 63"
+    result = bisect(history, *ENDS, "--jobs", "4", "--", "sh", "-c", script)
     assert found(result) == "change 63 [wip]"
     assert "cancelled: its outcome" in result.stderr
     children = [int(line) for line in child.read_text().split()]
