@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlcanary.adapters import Adapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
@@ -35,17 +37,22 @@ def test_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert (tmp_path / "checks/loss/index.html").is_file()
 
 
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adapters.md").read_text(), re.DOTALL)
+ON_A_GPU, LOSS_ON_LOGITS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adapters.md").read_text(), re.DOTALL)
 
 
 def test_example_of_a_gpu_is_right_code() -> None:
     right = ReferenceAdapter()
     names: dict[str, Any] = {"Adapter": Adapter, "my_loss": right.policy_loss, "my_update": right.train_step}
-    exec(EXAMPLES[0].replace("cuda", "cpu"), names)
+    exec(ON_A_GPU.replace("cuda", "cpu"), names)
     checks = [each for each in all_checks() if each.id in ("loss.on_policy_sign", "step.direction")]
     statuses = [run_check(each, names["MyAdapter"](), "example").status for each in checks]
     assert statuses == ["pass", "pass"]
 
 
-def test_example_of_a_loss_on_logits_runs() -> None:
-    exec(EXAMPLES[1], {})
+def test_example_of_a_loss_on_logits_gives_these_logprobs_and_lets_gradients_through() -> None:
+    names: dict[str, Any] = {}
+    exec(LOSS_ON_LOGITS, names)
+    logprobs_BT, scored_BT = names["logprobs_BT"], names["scored_BT"]
+    assert scored_BT.tolist() == [pytest.approx([-1.0, -2.0])]
+    scored_BT.sum().backward()
+    assert logprobs_BT.grad.tolist() == [pytest.approx([1.0, 1.0])]

@@ -40,6 +40,7 @@ def outcome(check: Check, mutated: type[ReferenceAdapter]) -> Result:
     return run_check(check, mutated(), f"{mutated.__module__}:{mutated.__name__}")
 
 
+@cache
 def caught_by() -> dict[str, list[str]]:
     """The checks that catch each bug, as expected/museum.txt has them."""
     lines = (line.partition(": ") for line in EXPECTED.read_text().splitlines() if not line.startswith("#"))
