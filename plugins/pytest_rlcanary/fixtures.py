@@ -5,22 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from pytest_rlcanary.stash import BELONGINGS
 from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches
+from rlcanary.cleanup.ray_start import start_ray
 from rlcanary.system import processes
 
 # Settings that vLLM's CPU engine needs on a small machine; on a GPU it reads none of them.
 VLLM_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 HEADROOM = 2
-RAY_WAS_SLOW = "timed out during startup"
-Cluster = TypeVar("Cluster")
 
 
 def cluster_scope(fixture_name: str, config: pytest.Config) -> Any:  # noqa: ARG001 - pytest gives both by name
@@ -74,26 +73,6 @@ def cluster(config: pytest.Config, options: Mapping[str, Any]) -> Iterator[Any]:
         if address:
             belongings.leave_ray()
         ray.shutdown()
-
-
-def start_ray(start: Callable[[], Cluster]) -> Cluster:
-    """Start a cluster, and retry if Ray gives up after its own 30 seconds: a busy machine takes longer.
-
-    The limit of fixtures ends this.
-    """
-    import ray
-
-    while True:
-        before = Belongings()
-        try:
-            return start()
-        except Exception as error:  # Ray raises nothing narrower
-            if RAY_WAS_SLOW not in str(error):
-                raise
-            ray.shutdown()
-            processes.end(before.children_since_start())
-        finally:
-            before.close()
 
 
 @pytest.fixture

@@ -51,6 +51,30 @@ class GrpoAdapter(ReferenceAdapter):
             "tokens": float(batch.attention_mask.sum()),
         }
 
+    def rl_step(self, state: Any, groups: list[Group], pad_token_id: int) -> dict[str, float]:
+        from statistics import fmean
+
+        from rlcanary.grpo.plan.schedule import Schedule
+        from rlcanary.grpo.training.updates import take_updates
+
+        if self.conventions.schedule_advances != "update":
+            raise NotProvided("the learning rate changes with every update")
+        sizes = {len(group.completions) for group in groups}
+        prompts, rest = divmod(len(groups), self.conventions.mini_batches)
+        if len(sizes) > 1 or rest:
+            raise NotProvided("an update takes whole groups of one size")
+        (size,) = sizes
+        schedule = Schedule(
+            prompts_per_step=len(groups),
+            group_size=size,
+            rows_per_update=prompts * size,
+            epochs_per_step=self.conventions.epochs_per_rollout,
+            rows_per_micro_batch=size,
+            max_staleness=self.conventions.epochs_per_rollout * self.conventions.mini_batches - 1,
+        )
+        updates = take_updates(state, self.make_batch(groups, pad_token_id), self.conventions, schedule)
+        return {name: fmean(update[name] for update in updates) for name in updates[0]}
+
     def save_checkpoint(self, state: Any, folder: Path) -> None:
         from rlcanary.grpo.training.checkpoint import learner_content, save_checkpoint
 

@@ -129,6 +129,13 @@ class ReferenceAdapter(Adapter):
 
         return reference.train_step(state, batch, self.conventions)
 
+    def rl_step(self, state: Any, groups: list[Group], pad_token_id: int) -> dict[str, float]:
+        from rlcanary import reference
+
+        if sum(len(group.completions) for group in groups) < self.conventions.mini_batches:
+            raise NotProvided(f"fewer completions than the {self.conventions.mini_batches} mini-batches")
+        return reference.rl_step(state, self.make_batch(groups, pad_token_id), self.conventions)
+
     def save_checkpoint(self, state: Any, folder: Path) -> None:
         from rlcanary.reference import checkpoint
 

@@ -35,6 +35,7 @@ READING_ORDER = (
     "schedule",
     "step",
     "step_movement",
+    "rl_step",
     "metrics",
     "checkpoint",
     "evaluation",

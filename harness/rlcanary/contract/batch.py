@@ -97,6 +97,12 @@ class CollatedBatch:
         """Copy to this device."""
         return _on_device(self, device)
 
+    def rows(self, index: Tensor) -> CollatedBatch:
+        """Select rows by `index`, [n] long."""
+        item_ids = [self.item_ids[row] for row in index.tolist()] if self.item_ids else []
+        tensors = {name: value[index] for name, value in vars(self).items() if hasattr(value, "to")}
+        return replace(self, item_ids=item_ids, **tensors)
+
 
 @dataclass
 class PolicyBatch:

@@ -31,6 +31,7 @@ ImportanceLevel = Literal["none", "token", "sequence"]
 ImportanceMode = Literal["truncate", "mask"]
 DataOrder = Literal["shuffled", "sequential"]
 OldLogprobs = Literal["sampler", "trainer"]
+ScheduleAdvances = Literal["update", "rollout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,10 @@ class Conventions:
         sync_while_sampling: weights may be synced while requests are under way, so that completions straddle two policy
             versions. False where every sync waits until nothing is being sampled.
         data_order: every epoch has an order of its own, or all epochs go through the items from first to last.
+        epochs_per_rollout: the passes of an RL step over its rollout batch.
+        mini_batches: the updates of such a pass, each on its share of the completions.
+        schedule_advances: the learning-rate schedule is stepped after each update, or once after all updates on a rollout
+            batch.
     """
 
     advantage_baseline: Baseline = "mean"
@@ -138,6 +143,10 @@ class Conventions:
     sync_while_sampling: bool = True
     data_order: DataOrder = "shuffled"
 
+    epochs_per_rollout: int = 1
+    mini_batches: int = 1
+    schedule_advances: ScheduleAdvances = "update"
+
     def __post_init__(self) -> None:
         for field in fields(self):
             allowed = _choices().get(field.name)
@@ -152,6 +161,10 @@ class Conventions:
             raise ValueError(
                 f"dual_clip={self.dual_clip!r} has to be above 1: it bounds the ratio of a negative advantage"
             )
+
+        for name in ("epochs_per_rollout", "mini_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} is below 1")
 
         if self.kl_score_term and self.kl_ratio_weighted:
             raise ValueError(

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
-
-import torch
 
 from rlcanary import reference
 from rlcanary.contract.batch import CollatedBatch, Group
@@ -22,7 +21,8 @@ from rlcanary.grpo.sync.sync import SyncError, sync_weights
 from rlcanary.grpo.training.checkpoint import CheckpointError
 from rlcanary.grpo.training.rollout import NothingSampled
 from rlcanary.grpo.training.run import Run, open_run
-from rlcanary.grpo.training.trainer import accumulate_gradients, descend, policy_data, refresh_reference, score, select
+from rlcanary.grpo.training.trainer import refresh_reference
+from rlcanary.grpo.training.updates import take_updates
 
 # Errors that end a run. It can be resumed from its log and its checkpoints.
 ENDINGS = (EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError)
@@ -93,21 +93,8 @@ async def take_step(run: Run) -> dict[str, float]:
         groups, run.pad_token_id, schedule.seq_len_buckets, schedule.completion_len_buckets
     )
     batch = batch.to(state.model.device)
-    before_BT = None
-    if conventions.old_logprobs == "trainer" and schedule.updates_per_step > 1:
-        before_BT = await run.compute(score, state.model, batch, conventions, schedule)
-
-    updates = []
-    for rows in torch.arange(len(batch.rewards)).split(schedule.update_rows):
-        chosen = select(batch, rows)
-        with run.trace.span("advantage", step=step):
-            of_rows_BT = None if before_BT is None else before_BT[rows]
-            given = await run.compute(policy_data, state, chosen, conventions, schedule, of_rows_BT)
-        with run.trace.span("loss", step=step):
-            output = await run.compute(accumulate_gradients, state, chosen, given, conventions, schedule)
-        with run.trace.span("step", step=step):
-            moved = await run.compute(descend, state, conventions)
-        updates.append({"loss": float(output.loss), **output.metrics, **moved})
+    span = partial(run.trace.span, step=step)
+    updates = await run.compute(take_updates, state, batch, conventions, schedule, span)
 
     if schedule.refreshes_reference_after(step):
         refresh_reference(state)

@@ -29,7 +29,12 @@ from rlcanary.mutants.mutant import Mutant, Run, overridden
 RECORDS = (CollatedBatch, PolicyBatch, Group, Completion, Item, LossOutput)
 NAMES = {**{record.__name__: record for record in RECORDS}, "Tensor": Tensor, "Path": Path}
 LOSS_METRICS = ("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error")
-METRICS = {"train_step": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"), "evaluate": ("reward",)}
+METRICS = {
+    "train_step": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"),
+    "evaluate": ("reward",),
+    # Of several updates a trainer logs the mean, the last or the sum.
+    "rl_step": (),
+}
 
 # Tensors that a gradient flows through, and those of one number per row.
 DIFFERENTIABLE = ("logits", "logprobs", "entropy")
@@ -43,6 +48,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "packed_logprobs": SCORES_TOKENS,
     "train_step": ("policy_versions", "item_ids"),
     "make_batch": ("dataset", "finish_reason", "token_versions", "text"),
+    "rl_step": ("dataset", "finish_reason", "item_id", "policy_version", "token_versions", "text"),
     "rollout": ("ref_logprobs", "dataset", "text"),
     "score": ("id", "prompt_ids"),
 }

@@ -35,6 +35,8 @@ NUMBERS: dict[str, Any] = {
     "evaluation_temperature": 0.7,
     "logprobs_upcast": False,
     "sync_while_sampling": False,
+    "epochs_per_rollout": 2,
+    "mini_batches": 2,
 }
 # What has to be on for a field to have an effect.
 CONTEXT: dict[str, dict[str, Any]] = {

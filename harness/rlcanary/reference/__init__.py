@@ -16,6 +16,7 @@ from rlcanary.reference.losses import (
     split,
 )
 from rlcanary.reference.masks import MessageTokens, assistant_mask, completion_mask, lengths_to_mask
+from rlcanary.reference.rl_step import frozen_batch, mini_batch, rl_step
 from rlcanary.reference.step import descend, policy_batch, train_step
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "count_sequences",
     "descend",
     "entropy",
+    "frozen_batch",
     "fused_linear_logprobs",
     "fused_linear_logprobs_and_entropy",
     "has_signal",
@@ -42,10 +44,12 @@ __all__ = [
     "kl",
     "lengths_to_mask",
     "make_batch",
+    "mini_batch",
     "packed_logprobs",
     "policy_batch",
     "policy_loss",
     "rewards_with_kl",
+    "rl_step",
     "split",
     "token_level_advantages",
     "token_logprobs",

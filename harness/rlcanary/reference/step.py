@@ -106,8 +106,8 @@ def with_advantages(
     )
 
 
-def descend(state: Any, loss: Tensor, conventions: Conventions) -> dict[str, float]:
-    """Step the optimizer and the learning-rate schedule on the gradient of this loss alone.
+def descend(state: Any, loss: Tensor, conventions: Conventions, advance: bool = True) -> dict[str, float]:
+    """Step the optimizer on the gradient of this loss alone, and behind it the learning-rate schedule if it is to `advance`.
 
     Returns:
         `lr`, the learning rate of this step, and `grad_norm`, the norm of the gradient before `max_grad_norm` clips it.
@@ -118,7 +118,8 @@ def descend(state: Any, loss: Tensor, conventions: Conventions) -> dict[str, flo
     grad_norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), limit)
     learning_rate = state.optimizer.param_groups[0]["lr"]
     state.optimizer.step()
-    state.scheduler.step()
+    if advance:
+        state.scheduler.step()
     return {"lr": float(learning_rate), "grad_norm": float(grad_norm)}
 
 

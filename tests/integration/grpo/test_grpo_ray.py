@@ -14,8 +14,8 @@ from test_grpo_ahead import groups_of, require_balance, used
 from test_grpo_train import a_plan, log_of
 from waiting import HANG_S
 
-from pytest_rlcanary.fixtures import start_ray
 from rlcanary.cleanup.ray_cluster import actors
+from rlcanary.cleanup.ray_start import start_ray
 from rlcanary.contract.batch import Completion
 from rlcanary.errors import UserError
 from rlcanary.grpo.engines.engine_pool import EnginesLost

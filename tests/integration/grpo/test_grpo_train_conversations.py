@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,13 +72,13 @@ def test_the_example_is_trained_on_turns_and_not_on_the_replies_of_the_tool(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     trained: list[CollatedBatch] = []
-    select = loop.select
+    take_updates = loop.take_updates
 
-    def watched(batch: CollatedBatch, rows: torch.Tensor) -> CollatedBatch:
+    def watched(state: Any, batch: CollatedBatch, *settings: Any) -> list[dict[str, float]]:
         trained.append(batch)
-        return select(batch, rows)
+        return take_updates(state, batch, *settings)
 
-    monkeypatch.setattr(loop, "select", watched)
+    monkeypatch.setattr(loop, "take_updates", watched)
     outcome = train(the_plan(taught, tmp_path / "run", f"roles.sampler.engine={engine}"))
     log = log_of(tmp_path / "run")
     # Every verifier of the three rows says that most conversations end with the right sum.

@@ -173,7 +173,7 @@ CLUSTERS = """
 import os, time
 from pathlib import Path
 import pytest, ray
-from pytest_rlcanary.fixtures import start_ray
+from rlcanary.cleanup.ray_start import start_ray
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_own_cluster(index):
@@ -202,7 +202,7 @@ def test_workers_of_xdist_have_clusters_and_gpus_of_their_own(tmp_path: Path) ->
 ON_A_HOST_WITH_A_CLUSTER = """
 import os
 import pytest, ray
-from pytest_rlcanary.fixtures import start_ray
+from rlcanary.cleanup.ray_start import start_ray
 
 HOST = os.environ["HOST_CLUSTER"]
 

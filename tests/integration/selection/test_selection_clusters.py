@@ -183,7 +183,7 @@ def second(x):
 NODES = """
     import pytest
     import ray
-    from pytest_rlcanary.fixtures import start_ray
+    from rlcanary.cleanup.ray_start import start_ray
     from ray.cluster_utils import Cluster
 
     def two_nodes():
@@ -232,7 +232,7 @@ def test_several_nodes_and_an_uploaded_working_dir(tmp_path: Path) -> None:
 PREPARED = """
     import pytest
     import ray
-    from pytest_rlcanary.fixtures import start_ray
+    from rlcanary.cleanup.ray_start import start_ray
 
     @pytest.fixture(scope="session", autouse=True)
     def cluster():

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import ray
 from pkg.workers import Async, Counter
 
-from pytest_rlcanary.fixtures import start_ray
+from rlcanary.cleanup.ray_start import start_ray
 
 
 @pytest.fixture(scope="session")

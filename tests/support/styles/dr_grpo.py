@@ -61,7 +61,12 @@ class Sums:
 class DrGrpo(Adapter):
     name = "dr-grpo-by-hand"
     conventions = Conventions(
-        advantage_scale="none", aggregation="constant", aggregation_constant=BUDGET, max_grad_norm=1.0
+        advantage_scale="none",
+        aggregation="constant",
+        aggregation_constant=BUDGET,
+        max_grad_norm=1.0,
+        epochs_per_rollout=2,
+        mini_batches=2,
     )
 
     def token_logprobs(self, logits, token_ids, temperature):
@@ -188,30 +193,41 @@ class DrGrpo(Adapter):
         return TrainState(model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000), ref_model)
 
     def train_step(self, state, batch):
+        advantages = self.advantages(batch.rewards, batch.group_ids)
+        return self._update(state, batch, advantages, torch.arange(len(batch.rewards)))
+
+    def rl_step(self, state, groups, pad_token_id):
+        """Two epochs over shuffled completions, whose groups may be torn apart."""
+        batch = self.make_batch(groups, pad_token_id)
+        advantages = self.advantages(batch.rewards, batch.group_ids)
+        for _ in range(self.conventions.epochs_per_rollout):
+            for rows in torch.randperm(len(batch.rewards)).tensor_split(self.conventions.mini_batches):
+                metrics = self._update(state, batch, advantages, rows)
+        return metrics
+
+    def _update(self, state, batch, advantages, chosen):
         if batch.old_logprobs is None:
             raise NotProvided("the ratio is taken against the sampler's logprobs")
         model, sums = state.model, Sums()
-        advantages = self.advantages(batch.rewards, batch.group_ids)
         state.optimizer.zero_grad(set_to_none=True)
         modes = {module: module.training for module in model.modules()}
         model.eval()
-        for rows in torch.arange(len(batch.rewards)).split(ROWS_PER_PASS):
+        for rows in chosen.split(ROWS_PER_PASS):
             logprobs, entropy = forward(model, batch, rows, self.conventions.temperature)
             piece = Piece(logprobs, batch.old_logprobs[rows], advantages[rows], batch.completion_mask[rows], entropy)
-            self._piece(piece, len(batch.rewards), sums).backward()
+            self._piece(piece, len(chosen), sums).backward()
         for module, training in modes.items():
             module.training = training
         norm = nn.utils.clip_grad_norm_(model.parameters(), self.conventions.max_grad_norm)
         rate = state.scheduler.get_last_lr()[0]
         state.optimizer.step()
         state.scheduler.step()
-        attended = float(batch.attention_mask.sum())
         return {
             **sums.logged(),
             "grad_norm": float(norm),
             "lr": rate,
-            "tokens": attended,
-            "reward": float(batch.rewards.mean()),
+            "tokens": float(batch.attention_mask[chosen].sum()),
+            "reward": float(batch.rewards[chosen].mean()),
         }
 
     def evaluate(self, state):

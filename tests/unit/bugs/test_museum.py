@@ -14,6 +14,7 @@ from data_mutants import DATA_MUTANTS
 from loss_mutants import LOSS_MUTANTS
 from memory_mutants import MEMORY_MUTANTS
 from programs import run_without_rlcanary
+from rl_step_mutants import RL_STEP_MUTANTS
 from torch import Tensor
 from trainer_mutants import TRAINER_MUTANTS
 from world_mutants import WORLD_MUTANTS
@@ -134,6 +135,7 @@ MUTANTS = [
     *DATA_MUTANTS,
     *LOSS_MUTANTS,
     *MEMORY_MUTANTS,
+    *RL_STEP_MUTANTS,
     *TRAINER_MUTANTS,
     *WORLD_MUTANTS,
 ]

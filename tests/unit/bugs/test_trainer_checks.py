@@ -4,6 +4,7 @@ from typing import Any
 
 import checkpoint_mutants
 import pytest
+import rl_step_mutants
 import trainer_mutants
 from trainer_mutants import CORRECT, IGNORED, DropoutAndSampledEvaluation
 
@@ -12,8 +13,8 @@ from rlcanary.bugs.detection import relevant_checks
 from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.conventions import GRPO
 
-CAUGHT_BY = {**trainer_mutants.CAUGHT_BY, **checkpoint_mutants.CAUGHT_BY}
-AREAS = ("step", "metrics", "checkpoint", "order", "evaluation", "sync", "parity")
+CAUGHT_BY = {**trainer_mutants.CAUGHT_BY, **checkpoint_mutants.CAUGHT_BY, **rl_step_mutants.CAUGHT_BY}
+AREAS = ("step", "rl_step", "metrics", "checkpoint", "order", "evaluation", "sync", "parity")
 CHECKS = {check.id: check for check in all_checks() if check.area in AREAS}
 
 

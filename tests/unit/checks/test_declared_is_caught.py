@@ -13,7 +13,20 @@ from rlcanary.contract.conventions import GRPO, Conventions
 from rlcanary.mutants.declared import Pair, pairs
 
 # Quick ones first: the first check that fails ends the search.
-AREAS = ("config", "advantage", "loss", "kl", "importance", "logprob", "order", "batch", "split", "step", "evaluation")
+AREAS = (
+    "config",
+    "advantage",
+    "loss",
+    "kl",
+    "importance",
+    "logprob",
+    "order",
+    "batch",
+    "split",
+    "step",
+    "rl_step",
+    "evaluation",
+)
 CHECKS = sorted((each for each in all_checks() if each.area in AREAS), key=lambda each: AREAS.index(each.area))
 
 # Fields that another module of checks answers for, or that no check of the reference can tell.

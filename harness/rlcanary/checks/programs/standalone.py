@@ -37,7 +37,7 @@ class _Alone:
         made = type(adapter)
         if any(value is adapter for value in vars(sys.modules[made.__module__]).values()):
             raise NotAlone(f"{made.__module__} makes the adapter")
-        classes = [each for each in made.__mro__ if issubclass(each, Adapter)]
+        classes = [each for each in made.__mro__ if issubclass(each, Adapter) or each in Adapter.__mro__[:-1]]
         self._adapters = {Ref(each.__module__, each.__qualname__): each for each in classes}
         self._reader = Reader(frozenset({"rlcanary", *(each.__module__ for each in classes)}))
         loads, makes = f"load_adapter({spec!r})", f"{made.__name__}()"

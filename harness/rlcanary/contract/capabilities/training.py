@@ -9,7 +9,7 @@ from rlcanary.contract.declining import NotProvided
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rlcanary.contract.batch import CollatedBatch
+    from rlcanary.contract.batch import CollatedBatch, Group
 
 
 class Training:
@@ -22,6 +22,15 @@ class Training:
         `state.ref_model`. Metrics go under the names of `LossOutput` and `lr` (that of this update), `grad_norm` (before
         clipping), `reward` (mean of the rewards) and `tokens` (attended tokens of the batch). A metric that is not
         logged is not compared.
+        """
+        raise NotProvided
+
+    def rl_step(self, state: Any, groups: list[Group], pad_token_id: int) -> dict[str, float]:
+        """All updates of a `TrainState` on one rollout batch -> logged metrics.
+
+        In each of `epochs_per_rollout` passes every completion is trained once, in one of `mini_batches` updates; which of
+        them go together is free. Advantages and old logprobs are computed once, from all groups and before the first
+        update. Code that cannot split these groups so declines with `NotProvided`.
         """
         raise NotProvided
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcanary.cleanup.ray_start import start_ray
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.engine import Engine
 from rlcanary.contract.sampling import Sampling
@@ -131,7 +132,7 @@ def _death_in_one_line() -> Iterator[None]:
 
 
 @contextmanager
-def connected(role: SamplerRole, address: str | None) -> Iterator[None]:
+def connected(role: SamplerRole, runtime: Runtime) -> Iterator[None]:
     """Connect to a plan's Ray cluster: the caller's, the one at `runtime.address`, or one of the run's own.
 
     Raises:
@@ -142,14 +143,16 @@ def connected(role: SamplerRole, address: str | None) -> Iterator[None]:
     except ImportError as error:
         raise UserError(f"runtime.kind is ray, which is not installed ({error})") from error
     needed = role.replicas * role.cpus
-    is_own = not ray.is_initialized()
+    is_own, address = not ray.is_initialized(), runtime.address
     if is_own:
         cluster: dict[str, Any] = {"address": address}
         if not address:
             # Verifiers ask for no CPU.
             cluster = {"address": "local", "num_cpus": max(1, round(needed)), "include_dashboard": False}
         try:
-            ray.init(**cluster, logging_level="error", log_to_driver=False)
+            start_ray(
+                lambda: ray.init(**cluster, logging_level="error", log_to_driver=False), limit_s=runtime.start_timeout_s
+            )
         except ConnectionError as error:
             raise UserError(f"runtime.address is {address}, where no Ray cluster answers: {error}") from error
     try:

@@ -212,6 +212,8 @@ class Plan:
                 f"temperature is {given['temperature']}, but sampling.temperature is {sampling.temperature}: "
                 "completions are scored at what they were drawn at; leave it out"
             )
+        for name in sorted(given.keys() & SCHEDULED):
+            raise ValueError(f"{name} is {given[name]!r}, but {SCHEDULED[name]}: leave it out")
         return asdict(PRESETS[preset]) | given
 
     def __post_init__(self) -> None:
@@ -247,6 +249,14 @@ class Plan:
             raise ValueError(
                 "sampling.seed and sampling.n follow from run.seed and schedule.group_size: leave them out"
             )
+
+
+# Conventions that follow from another section.
+SCHEDULED = {
+    "epochs_per_rollout": "schedule.epochs_per_step says how often a row is trained",
+    "mini_batches": "schedule.rows_per_update says how many rows an update has",
+    "schedule_advances": "the learning rate changes with every update",
+}
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]

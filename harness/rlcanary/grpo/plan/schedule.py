@@ -11,6 +11,7 @@ class Schedule:
         prompts_per_step: prompts that are sampled in a step.
         group_size: completions of each prompt.
         rows_per_update: rows of one optimizer update; None takes all of the step at once.
+        epochs_per_step: times that each row is trained in its step.
         rows_per_micro_batch: rows of one forward and backward pass; None takes all of the update at once.
         sync_every: steps between two weight syncs.
         max_staleness: optimizer updates by which the weights may have moved between the sampling of a row and its training.
@@ -24,6 +25,7 @@ class Schedule:
     prompts_per_step: int
     group_size: int
     rows_per_update: int | None = None
+    epochs_per_step: int = 1
     rows_per_micro_batch: int | None = None
     sync_every: int = 1
     max_staleness: int = 0
@@ -38,7 +40,14 @@ class Schedule:
         Raises:
             ValueError: a number is out of range or does not divide another, named as in the plan.
         """
-        counts = ("prompts_per_step", "group_size", "rows_per_update", "rows_per_micro_batch", "sync_every")
+        counts = (
+            "prompts_per_step",
+            "group_size",
+            "rows_per_update",
+            "epochs_per_step",
+            "rows_per_micro_batch",
+            "sync_every",
+        )
         for name in (*counts, "max_staleness", "refresh_reference_every"):
             value, least = getattr(self, name), int(name in counts)
             _require(value is None or value >= least, f"{name} is {value}, it has to be at least {least}")
@@ -84,7 +93,7 @@ class Schedule:
     @property
     def updates_per_step(self) -> int:
         """Number of optimizer updates on the rows of a step."""
-        return self.rows_per_step // self.update_rows
+        return self.epochs_per_step * self.rows_per_step // self.update_rows
 
     @property
     def micro_batches_per_update(self) -> int:

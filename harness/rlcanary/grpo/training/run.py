@@ -149,7 +149,7 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         if plan.runtime.kind == "ray":
             from rlcanary.grpo.engines.ray_actors import connected
 
-            stack.enter_context(connected(plan.roles.sampler, plan.runtime.address))
+            stack.enter_context(connected(plan.roles.sampler, plan.runtime))
         verifiers = _verifiers(plan.roles.verifier, plan.roles.verifier.workers)
         stack.callback(verifiers.close)
         data, *held_out = _data(plan, tokenizer, verifiers)

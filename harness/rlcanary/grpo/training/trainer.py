@@ -216,18 +216,9 @@ def score(model: Any, batch: CollatedBatch, conventions: Conventions, schedule: 
     return logprobs_BT
 
 
-def select(batch: CollatedBatch, rows: Tensor) -> CollatedBatch:
-    """Select rows of a batch, unchanged. `rows` is [n] long."""
-    changes: dict[str, Any] = {
-        field.name: value[rows] for field in fields(batch) if isinstance(value := getattr(batch, field.name), Tensor)
-    }
-    item_ids = [batch.item_ids[row] for row in rows.tolist()] if batch.item_ids else []
-    return replace(batch, item_ids=item_ids, **changes)
-
-
 def trimmed(batch: CollatedBatch, rows: Tensor, schedule: Schedule) -> CollatedBatch:
     """Select rows of a batch without the padding that only longer rows needed, up to the next bucket."""
-    chosen = select(batch, rows)
+    chosen = batch.rows(rows)
     length = _bucket(chosen.attention_mask, schedule.seq_len_buckets)
     width = _bucket(chosen.completion_mask, schedule.completion_len_buckets)
     return _narrowed(chosen, width, length)

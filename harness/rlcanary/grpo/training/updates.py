@@ -1,0 +1,54 @@
+"""The updates of a step: passes over one rollout batch, each in pieces of `rows_per_update` rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from rlcanary.contract.batch import CollatedBatch
+from rlcanary.contract.conventions import Conventions
+from rlcanary.grpo.plan.schedule import Schedule
+from rlcanary.grpo.training.trainer import accumulate_gradients, descend, policy_data, score
+
+
+def take_updates(
+    state: Any,
+    batch: CollatedBatch,
+    conventions: Conventions,
+    schedule: Schedule,
+    span: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+) -> list[dict[str, float]]:
+    """Take all updates on a rollout batch. Advantages, old and reference logprobs are those before the first one.
+
+    Args:
+        state: the learner's state.
+        batch: all rows of the step, whole groups.
+        conventions: all of them are used.
+        schedule: the rows of an update and of a forward pass, and the passes over the batch.
+        span: times a part by its name.
+
+    Returns:
+        The loss and the metrics of each update.
+
+    Raises:
+        ValueError: the ratio is taken against the sampler's logprobs and the batch has none.
+        FloatingPointError: a gradient is NaN or infinite. The weights are those of the update before.
+    """
+    with span("advantage"):
+        before_BT = None
+        if conventions.old_logprobs == "trainer" and schedule.updates_per_step > 1:
+            before_BT = score(state.model, batch, conventions, schedule)
+        given = policy_data(state, batch, conventions, schedule, before_BT)
+    updates = []
+    for _ in range(schedule.epochs_per_step):
+        for rows in torch.arange(len(batch.rewards)).split(schedule.update_rows):
+            with span("loss"):
+                chosen = batch.rows(rows)
+                output = accumulate_gradients(state, chosen, given.rows(rows), conventions, schedule)
+            with span("step"):
+                moved = descend(state, conventions)
+            updates.append({"loss": float(output.loss), **output.metrics, **moved})
+    return updates
