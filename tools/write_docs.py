@@ -12,6 +12,7 @@ from rlcanary.checks.pages import pages
 from rlcanary.contract.adapter import Item, TrainState
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 from rlcanary.contract.conventions import PAPERS, Conventions
+from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 from rlcanary.contract.sampling import Sampling
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +29,10 @@ from their docstrings.
 What an adapter declares about its code. A preset is a start: `PRESETS["dapo"].replace(kl_coef=0.01)`.
 Presets of papers: {papers}.
 """
-RECORDS = (Completion, Group, CollatedBatch, PolicyBatch, LossOutput, TrainState, Item, Sampling)
+RECORDS = (
+    *(Completion, Group, CollatedBatch, PolicyBatch, LossOutput, TrainState, Item, Sampling),
+    *(RolloutBatch, Metric, EvaluatedItem, LoggedSample),
+)
 
 
 def attributes(record: type[Any]) -> dict[str, str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
     from rlcanary.contract.conventions import PRESETS, Conventions
     from rlcanary.contract.engine import Engine, InProcessEngine
+    from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
     from rlcanary.errors import UserError
 
 __version__ = version("rlcanary")
@@ -30,6 +31,7 @@ HOMES = {
     "rlcanary.contract.batch": ("CollatedBatch", "Completion", "Group", "LossOutput", "PolicyBatch"),
     "rlcanary.contract.conventions": ("PRESETS", "Conventions"),
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
+    "rlcanary.contract.reporting": ("EvaluatedItem", "LoggedSample", "Metric", "RolloutBatch"),
     "rlcanary.errors": ("UserError",),
 }
 """The public names' home modules."""
@@ -42,12 +44,16 @@ __all__ = [
     "Completion",
     "Conventions",
     "Engine",
+    "EvaluatedItem",
     "Group",
     "InProcessEngine",
+    "LoggedSample",
     "LossOutput",
+    "Metric",
     "NotProvided",
     "PolicyBatch",
     "Result",
+    "RolloutBatch",
     "UserError",
     "all_checks",
     "load_adapter",

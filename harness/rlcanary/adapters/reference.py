@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+    from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 
 
 class ReferenceAdapter(Adapter):
@@ -162,3 +163,33 @@ class ReferenceAdapter(Adapter):
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:
         completions: list[list[Completion]] = engine.generate(prompts, sampling)
         return completions
+
+    def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
+        from rlcanary.reference import reporting
+
+        return reporting.rollout_metrics(batch, self.conventions)
+
+    def merged_metrics(self, parts: list[dict[str, Metric]]) -> dict[str, float]:
+        from rlcanary.reference import reporting
+
+        return reporting.merged_metrics(parts)
+
+    def evaluation_metrics(self, items: list[EvaluatedItem], k: int, batch_size: int) -> dict[str, float]:
+        from rlcanary.reference import reporting
+
+        return reporting.evaluation_metrics(items, k, self.conventions)
+
+    def evaluation_items(self, n_items: int, batch_size: int, rank: int, n_ranks: int) -> list[int]:
+        from rlcanary.reference import reporting
+
+        return reporting.evaluation_items(n_items, rank, n_ranks)
+
+    def evaluation_steps(self, n_steps: int, every: int, at_start: bool, at_end: bool) -> list[int]:
+        from rlcanary.reference import reporting
+
+        return reporting.evaluation_steps(n_steps, every, at_start=at_start, at_end=at_end)
+
+    def logged_samples(self, batch: RolloutBatch, n_samples: int) -> list[LoggedSample]:
+        from rlcanary.reference import reporting
+
+        return reporting.logged_samples(batch, n_samples)

@@ -41,6 +41,11 @@ READING_ORDER = (
     "evaluation",
     "sync",
     "parity",
+    "rollout_metrics",
+    "merged_metrics",
+    "evaluation_metrics",
+    "evaluation_plan",
+    "logged_samples",
 )
 
 

@@ -32,6 +32,12 @@ ImportanceMode = Literal["truncate", "mask"]
 DataOrder = Literal["shuffled", "sequential"]
 OldLogprobs = Literal["sampler", "trainer"]
 ScheduleAdvances = Literal["update", "rollout"]
+LoggedStd = Literal["batch", "group"]
+LoggedLength = Literal["all", "sampled"]
+Unscored = Literal["error", "exclude", "zero"]
+BestAtK = Literal["subsets", "resampled"]
+VoteTie = Literal["first", "shared"]
+OverallScore = Literal["items", "datasets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,18 @@ class Conventions:
         mini_batches: the updates of such a pass, each on its share of the completions.
         schedule_advances: the learning-rate schedule is stepped after each update, or once after all updates on a rollout
             batch.
+        logged_std: the logged standard deviation of rewards is that of all completions, or the mean of the groups' own.
+        logged_std_ddof: 0 or 1, as `advantage_ddof`.
+        logged_length: a completion's logged length counts all its tokens, or those that the policy sampled.
+        length_counts_eos: that length counts the end-of-sequence id which ends a completion.
+        unscored: a completion with a NaN reward makes the logged numbers an error (the call raises, or the number is NaN),
+            is left out of them, or counts as 0.
+        pass_threshold: a completion is right if its reward or score is at least this.
+        best_at_k: best@k is the mean of the best over all subsets of k samples, or over draws of k samples with
+            replacement, which may be estimated from 1000 draws or more.
+        vote_tie: between answers with equally many votes the one that was sampled first wins, or the score is the mean of
+            theirs.
+        overall_score: an evaluation's number over several datasets is the mean over items, or over datasets.
     """
 
     advantage_baseline: Baseline = "mean"
@@ -147,14 +165,25 @@ class Conventions:
     mini_batches: int = 1
     schedule_advances: ScheduleAdvances = "update"
 
+    logged_std: LoggedStd = "batch"
+    logged_std_ddof: int = 1
+    logged_length: LoggedLength = "all"
+    length_counts_eos: bool = True
+    unscored: Unscored = "error"
+    pass_threshold: float = 1.0
+    best_at_k: BestAtK = "subsets"
+    vote_tie: VoteTie = "first"
+    overall_score: OverallScore = "items"
+
     def __post_init__(self) -> None:
         for field in fields(self):
             allowed = _choices().get(field.name)
             value = getattr(self, field.name)
             if allowed and value not in allowed:
                 raise ValueError(f"{field.name}={value!r} is not one of {', '.join(map(repr, allowed))}")
-        if self.advantage_ddof not in (0, 1):
-            raise ValueError(f"advantage_ddof={self.advantage_ddof!r} is neither 0 nor 1")
+        for name in ("advantage_ddof", "logged_std_ddof"):
+            if (ddof := getattr(self, name)) not in (0, 1):
+                raise ValueError(f"{name}={ddof!r} is neither 0 nor 1")
         if self.aggregation_constant <= 0:
             raise ValueError(f"aggregation_constant={self.aggregation_constant!r} is not positive")
         if self.dual_clip is not None and self.dual_clip <= 1:

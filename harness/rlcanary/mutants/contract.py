@@ -22,18 +22,31 @@ from torch import Tensor
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import CAPABILITIES, Adapter, Item
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 from rlcanary.contract.sampling import Sampling
 from rlcanary.mutants.declared import pairs
 from rlcanary.mutants.mutant import Mutant, Run, overridden
 
-RECORDS = (CollatedBatch, PolicyBatch, Group, Completion, Item, LossOutput)
+RECORDS = (
+    *(CollatedBatch, PolicyBatch, Group, Completion, Item, LossOutput),
+    *(RolloutBatch, Metric, EvaluatedItem, LoggedSample),
+)
+# The records that a record holds.
+PARTS: dict[type, tuple[type, ...]] = {Group: (Completion,), RolloutBatch: (Group, Completion)}
 NAMES = {**{record.__name__: record for record in RECORDS}, "Tensor": Tensor, "Path": Path}
 LOSS_METRICS = ("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error")
-METRICS = {
+METRICS: dict[str, tuple[str, ...]] = {
     "train_step": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"),
     "evaluate": ("reward",),
     # Of several updates a trainer logs the mean, the last or the sum.
     "rl_step": (),
+    "rollout_metrics": (
+        *("reward", "reward_std", "reward_min", "reward_max", "reward/math", "length", "length_min", "length_max"),
+        *("length_right", "stopped", "truncated", "aborted", "no_signal", "all_right", "none_right"),
+        *("staleness", "staleness_max"),
+    ),
+    "merged_metrics": ("entropy", "tokens", "ratio_min", "ratio_max", "lr", "terminated"),
+    "evaluation_metrics": ("mean@n", "best@k", "pass@k", "maj@n", "math/mean@n", "math/pass@k"),
 }
 
 # Tensors that a gradient flows through, and those of one number per row.
@@ -51,6 +64,12 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "rl_step": ("dataset", "finish_reason", "item_id", "policy_version", "token_versions", "text"),
     "rollout": ("ref_logprobs", "dataset", "text"),
     "score": ("id", "prompt_ids"),
+    "rollout_metrics": ("prompt_ids", "logprobs", "ref_logprobs", "item_id", "token_versions", "text", "step"),
+    "evaluation_metrics": ("item_id",),
+    "logged_samples": (
+        *("logprobs", "ref_logprobs", "item_id", "policy_version", "token_versions", "dataset", "finish_reason"),
+        *("sampled", "token_ids", "trainer_version", "eos_token_ids"),
+    ),
 }
 
 # Sampling parameters that the contract promises to no capability.
@@ -172,7 +191,7 @@ def _field_changes(hint: Any, capability: str) -> Iterator[tuple[type, str, str,
 
 def _records_in(hint: Any) -> list[type]:
     if hint in RECORDS:
-        return [hint, Completion] if hint is Group else [hint]
+        return [hint, *PARTS.get(hint, ())]
     return [record for part in get_args(hint) for record in _records_in(part)]
 
 
@@ -216,8 +235,12 @@ def _with_records(record: type, change: Change, value: Any, _: Any = None) -> An
         if value and isinstance(value[0], record):
             return [change(each, following) for each, following in zip(value, [*value[1:], value[0]], strict=True)]
         return [_with_records(record, change, each) for each in value]
+    if isinstance(value, dict):
+        return {name: _with_records(record, change, each) for name, each in value.items()}
     if isinstance(value, Group):
         return replace(value, completions=_with_records(record, change, value.completions))
+    if isinstance(value, RolloutBatch):
+        return replace(value, groups=_with_records(record, change, value.groups))
     return value
 
 
@@ -242,6 +265,10 @@ def _with_metric(
 
 
 def _without_the_last_row(value: Any) -> Any:
+    if isinstance(value, RolloutBatch):
+        return replace(value, groups=value.groups[:-1])
+    if isinstance(value, list):
+        return value[:-1]
     if not isinstance(value, CollatedBatch | PolicyBatch):
         return value
     rows: dict[str, Any] = {name: each[:-1] for name, each in vars(value).items() if isinstance(each, Tensor | list)}

@@ -37,6 +37,9 @@ NUMBERS: dict[str, Any] = {
     "sync_while_sampling": False,
     "epochs_per_rollout": 2,
     "mini_batches": 2,
+    "logged_std_ddof": 0,
+    "length_counts_eos": False,
+    "pass_threshold": 0.5,
 }
 # What has to be on for a field to have an effect.
 CONTEXT: dict[str, dict[str, Any]] = {

@@ -8,12 +8,13 @@ import json
 import numpy as np
 import torch
 
-from rlcanary.contract.adapter import Adapter, TrainState
+from rlcanary.contract.adapter import TrainState
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+from styles.reporting import ReducedOverRanks
 
 
-class Cispo(Adapter):
+class Cispo(ReducedOverRanks):
     name = "cispo-by-hand"
     conventions = Conventions(
         objective="cispo",

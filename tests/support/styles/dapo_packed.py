@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import torch
 
-from rlcanary.contract.adapter import Adapter, NotProvided, TrainState
+from rlcanary.contract.adapter import NotProvided, TrainState
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+from styles.reporting import OF_TABLES, TableOfRows
 
 PACK = 24
 
@@ -40,9 +41,10 @@ def packs(batch):
         yield pack
 
 
-class DapoPacked(Adapter):
+class DapoPacked(TableOfRows):
     name = "dapo-packed-by-hand"
     conventions = Conventions(
+        **OF_TABLES,
         clip_low=0.2,
         clip_high=0.28,
         aggregation="token_mean",

@@ -24,6 +24,12 @@ VARIANTS = {
     "nonempty-sequences": PAPERS["grpo"].replace(aggregation="sequence_mean_nonempty"),
     "group-token-mean": PAPERS["grpo"].replace(aggregation="group_token_mean"),
     "sequential-data": PAPERS["grpo"].replace(data_order="sequential"),
+    "numbers-of-scored-rows": PAPERS["grpo"].replace(
+        logged_std="group", logged_length="sampled", unscored="exclude", pass_threshold=0.5, overall_score="datasets"
+    ),
+    "numbers-of-all-rows": PAPERS["grpo"].replace(
+        logged_std_ddof=0, length_counts_eos=False, unscored="zero", best_at_k="resampled", vote_tie="shared"
+    ),
 }
 
 

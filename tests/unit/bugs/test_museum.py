@@ -15,6 +15,7 @@ from loss_mutants import LOSS_MUTANTS
 from memory_mutants import MEMORY_MUTANTS
 from programs import run_without_rlcanary
 from rl_step_mutants import RL_STEP_MUTANTS
+from reporting_mutants import REPORTING_MUTANTS
 from torch import Tensor
 from trainer_mutants import TRAINER_MUTANTS
 from world_mutants import WORLD_MUTANTS
@@ -136,6 +137,7 @@ MUTANTS = [
     *LOSS_MUTANTS,
     *MEMORY_MUTANTS,
     *RL_STEP_MUTANTS,
+    *REPORTING_MUTANTS,
     *TRAINER_MUTANTS,
     *WORLD_MUTANTS,
 ]

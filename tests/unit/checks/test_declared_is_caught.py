@@ -14,18 +14,9 @@ from rlcanary.mutants.declared import Pair, pairs
 
 # Quick ones first: the first check that fails ends the search.
 AREAS = (
-    "config",
-    "advantage",
-    "loss",
-    "kl",
-    "importance",
-    "logprob",
-    "order",
-    "batch",
-    "split",
-    "step",
-    "rl_step",
-    "evaluation",
+    *("rollout_metrics", "evaluation_metrics"),
+    *("config", "advantage", "loss", "kl", "importance", "logprob", "order", "batch", "split", "step"),
+    *("rl_step", "evaluation"),
 )
 CHECKS = sorted((each for each in all_checks() if each.area in AREAS), key=lambda each: AREAS.index(each.area))
 

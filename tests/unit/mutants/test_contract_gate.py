@@ -1,4 +1,4 @@
-"""The checks of data and rollouts kill every mutant of their capabilities that is not equivalent."""
+"""The checks of data, rollouts and reporting kill every mutant of their capabilities that is not equivalent."""
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks
@@ -8,8 +8,12 @@ from rlcanary.mutants.gather import drawn
 from rlcanary.mutants.killing import Trial, judge
 from rlcanary.mutants.mutant import Run
 
-CAPABILITIES = {"make_batch", "rollout", "render", "keep_group", "score", "data_order", "advantages"}
-SEED, MUTANTS = 0, 60
+CAPABILITIES = {
+    *("make_batch", "rollout", "render", "keep_group", "score", "data_order", "advantages"),
+    *("rollout_metrics", "merged_metrics", "evaluation_metrics", "evaluation_items", "evaluation_steps"),
+    "logged_samples",
+}
+SEED, MUTANTS = 0, 90
 
 
 def test_checks_kill_a_random_sample_of_what_ignores_the_contract() -> None:

@@ -1,0 +1,1 @@
+"""Bugs in the numbers and samples that people look at."""

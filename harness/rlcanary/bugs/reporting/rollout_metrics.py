@@ -1,0 +1,60 @@
+"""Bugs in the metrics of rollouts."""
+
+from dataclasses import replace
+from statistics import fmean
+
+from rlcanary.bugs.museum import Bug
+from rlcanary.contract.batch import Completion
+from rlcanary.contract.reporting import RolloutBatch
+
+
+class RewardsOfAllRanksZipped(Bug):
+    id = "slime.rewards-of-all-ranks-zipped"
+    source = "slime c1dd9ab24, #2234, survey L30"
+    effect = "metrics of correct samples are those of other samples as soon as there are two ranks"
+
+    def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
+        # Each rank has every n-th group, and the rewards of all.
+        of_ranks = [group for rank in range(n_ranks) for group in batch.groups[rank::n_ranks]]
+        completions = [completion for group in of_ranks for completion in group.completions]
+        rewards = [reward for group in batch.groups for reward in group.rewards]
+        zipped = zip(completions, rewards, strict=True)
+        right = [len(each.token_ids) for each, reward in zipped if reward >= self.conventions.pass_threshold]
+        metrics = super().rollout_metrics(batch, n_ranks)
+        return {**metrics, "length_right": fmean(right)} if right else metrics
+
+
+class TruncatedOverLocalCount(Bug):
+    id = "trl.truncated-over-local-count"
+    source = "TRL c13de6f9c, #3506, survey T10"
+    effect = (
+        "completions that ended on all ranks are divided by the completions of one: the truncated share is negative"
+    )
+
+    def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
+        metrics = super().rollout_metrics(batch, n_ranks)
+        share = sum(len(group.completions) for group in batch.groups[::n_ranks])
+        every = sum(len(group.completions) for group in batch.groups)
+        return metrics | {"truncated": 1 - (1 - metrics["truncated"]) * every / share}
+
+
+class RewardOncePerTurn(Bug):
+    id = "molt.reward-once-per-turn"
+    source = "NeMo molt, #64"
+    effect = "a rollout counts once per turn: failures, which take the most turns, pull the logged reward down"
+
+    def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
+        groups = []
+        for group in batch.groups:
+            rows = zip(group.completions, group.rewards, strict=True)
+            repeated = [(completion, reward) for completion, reward in rows for _ in range(_turns(completion))]
+            completions, rewards = zip(*repeated, strict=True)
+            groups.append(replace(group, completions=completions, rewards=rewards))
+        weighted = super().rollout_metrics(replace(batch, groups=groups), n_ranks)
+        return super().rollout_metrics(batch, n_ranks) | {"reward": weighted["reward"]}
+
+
+def _turns(completion: Completion) -> int:
+    """Count the runs of tokens that the policy sampled."""
+    marks = list(completion.sampled or [True])
+    return sum(is_own and not before for before, is_own in zip([False, *marks], marks, strict=False))

@@ -1,0 +1,1 @@
+"""Checks of the numbers and samples that people look at."""
