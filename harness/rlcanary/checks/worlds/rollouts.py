@@ -39,7 +39,18 @@ def batch_of(*groups: Group, trainer_version: int = 0, step: int = 0) -> Rollout
 
 
 def drawn(rng: Generator, size: int) -> RolloutBatch:
-    """Draw rollouts of two datasets, each with at least two completions of each prompt."""
+    """Draw rollouts of two datasets, at least two completions of each prompt; an end of sequence ends its completion."""
     groups = [each for each in sampled(rng, size) if len(each.completions) > 1]
-    groups = [replace(each, dataset=one_of(rng, ("math", "code"))) for each in groups]
+    groups = [
+        replace(
+            each, completions=list(map(_without_early_ends, each.completions)), dataset=one_of(rng, ("math", "code"))
+        )
+        for each in groups
+    ]
     return batch_of(*groups, trainer_version=whole(rng, 3, 5))
+
+
+def _without_early_ends(completion: Completion) -> Completion:
+    """Replace end-of-sequence ids that no sampler would have gone on after."""
+    *ids, last = [20 if token == EOS_ID else token for token in completion.token_ids]
+    return replace(completion, token_ids=[*ids, EOS_ID if completion.finish_reason == "stop" else last])
