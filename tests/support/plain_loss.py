@@ -97,12 +97,22 @@ def ratios(row, logprobs, c):
 
 def _row_terms(row, logprobs, start, c):
     terms = []
-    given = zip(row.tokens, logprobs, start, ratios(row, logprobs, c), ratios(row, start, c), strict=True)
+    now = ratios(row, logprobs, c)
+    given = zip(row.tokens, logprobs, start, now, ratios(row, start, c), strict=True)
     for token, logprob, begun, ratio, ratio_begun in given:
-        if c.objective == "cispo":
-            term = -clip(ratio_begun, c) * token.advantage * logprob
-        else:
-            term = -clipped_objective(ratio, token.advantage, c)
+        match c.objective:
+            case "cispo":
+                term = -clip(ratio_begun, c) * token.advantage * logprob
+            case "reinforce":
+                term = -token.advantage * logprob
+            case "sapo":
+                term = -soft_gate(ratio, token.advantage, c) * token.advantage
+            case "gmpo":
+                term = -token.advantage * geometric_mean(row, now, token.advantage, c)
+            case "clip":
+                term = -clipped_objective(ratio, token.advantage, c)
+        if is_off_policy(row, start, token.advantage, c):
+            term = 0.0
         term *= correction(token, row, c)
         if c.kl_coef and c.kl_placement == "loss":
             term += c.kl_coef * kl(logprob, begun, token.ref, ratio, ratio_begun, c)
@@ -122,6 +132,33 @@ def clipped_objective(ratio, advantage, c):
     if c.dual_clip is not None and advantage < 0:
         value = max(value, c.dual_clip * advantage)
     return value
+
+
+def soft_gate(ratio, advantage, c):
+    """What SAPO multiplies the advantage by (2511.20347)."""
+    temperature = c.sapo_temperature_positive if advantage > 0 else c.sapo_temperature_negative
+    return 4 / temperature / (1 + exp(-temperature * (ratio - 1)))
+
+
+def geometric_mean(row, every_ratio, advantage, c):
+    """The product of the row's clipped ratios to the power of one over their number (2507.20673)."""
+
+    def held(ratio, sign):
+        if sign > 0:
+            return min(ratio, inf if c.clip_high is None else 1 + c.clip_high)
+        floor = max(ratio, -inf if c.clip_low is None else 1 - c.clip_low)
+        return min(floor, inf if c.dual_clip is None else c.dual_clip)
+
+    factors = [held(ratio, token.advantage) for token, ratio in zip(row.tokens, every_ratio, strict=True)]
+    return prod(factors) ** (1 / len(factors)) if advantage else 1.0
+
+
+def is_off_policy(row, start, advantage, c):
+    """Whether the row has drifted too far from what sampled it to learn from a bad outcome (DeepSeek-V3.2)."""
+    if c.off_policy_mask is None or advantage >= 0:
+        return False
+    gaps = [token.sampler - logprob for token, logprob in zip(row.tokens, start, strict=True)]
+    return fsum(gaps) / len(gaps) > c.off_policy_mask
 
 
 def correction(token, row, c):
@@ -174,6 +211,8 @@ def metrics(rows, logprobs, c):
         return fsum(values) / len(values) if values else nan
 
     def is_clipped(ratio, advantage):
+        if c.objective in ("reinforce", "sapo"):
+            return False
         if c.objective == "cispo":
             return clip(ratio, c) != ratio and advantage != 0
         return clipped_objective(ratio, advantage, c) != ratio * advantage

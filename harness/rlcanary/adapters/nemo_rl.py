@@ -252,7 +252,7 @@ def settings_for(
                 advantage["use_leave_one_out_baseline"] = wanted.advantage_baseline == "leave_one_out"
             case "advantage_scale" if wanted.advantage_scale != "batch":
                 advantage["normalize_rewards"] = wanted.advantage_scale == "group"
-            case "objective":
+            case "objective" if wanted.objective in ("clip", "cispo"):
                 loss["use_cispo"] = wanted.objective == "cispo"
             case "ratio_level":
                 loss["sequence_level_importance_ratios"] = wanted.ratio_level == "sequence"

@@ -4,6 +4,7 @@ GRPO implementations differ legitimately: the standard deviation of a group with
 averaged over tokens or over sequences, a KL estimator. None of these is a bug. Declaring one and computing another is.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, Self, get_args, get_type_hints
@@ -13,7 +14,7 @@ Scale = Literal["group", "batch", "none"]
 EpsMode = Literal["add", "clamp", "skip"]
 SingletonGroup = Literal["zero", "reward", "nan"]
 NanReward = Literal["raise", "exclude"]
-Objective = Literal["clip", "cispo"]
+Objective = Literal["clip", "cispo", "reinforce", "gmpo", "sapo"]
 RatioLevel = Literal["token", "sequence"]
 Aggregation = Literal[
     "token_mean",
@@ -58,7 +59,14 @@ class Conventions:
             statistics and gets advantage zero.
         reward_clip: rewards are clipped to ± this before anything else; None is off.
         objective: "clip" is PPO's min(rA, clip(r)A); "cispo" is the detached, clipped ratio times A times the logprob
-            (arXiv 2506.13585).
+            (arXiv 2506.13585); "reinforce" is A times the logprob, without a ratio; "gmpo" is A times the geometric mean
+            of the row's ratios, each clipped as in "clip" (2507.20673); "sapo" is A times the soft gate
+            4/τ · sigmoid(τ(r - 1)), without a clip (2511.20347).
+        sapo_temperature_positive: the τ of "sapo" where A > 0.
+        sapo_temperature_negative: the τ elsewhere.
+        off_policy_mask: a row with a negative advantage whose mean of old minus present logprobs is above this has no policy
+            loss, while its tokens still count in the aggregation (DeepSeek-V3.2). The old logprobs are the sampler's where
+            the batch has them. None is off.
         ratio_level: one importance ratio per token, or one per sequence: exp of the mean log-ratio (GSPO, 2507.18071).
         clip_low: the ratio is clipped below at 1 - clip_low; None leaves it unclipped.
         clip_high: the ratio is clipped above at 1 + clip_high; None leaves it unclipped.
@@ -128,6 +136,9 @@ class Conventions:
     reward_clip: float | None = None
 
     objective: Objective = "clip"
+    sapo_temperature_positive: float = 1.0
+    sapo_temperature_negative: float = 1.05
+    off_policy_mask: float | None = None
     ratio_level: RatioLevel = "token"
     clip_low: float | None = 0.2
     clip_high: float | None = 0.2
@@ -186,6 +197,9 @@ class Conventions:
                 raise ValueError(f"{name}={ddof!r} is neither 0 nor 1")
         if self.aggregation_constant <= 0:
             raise ValueError(f"aggregation_constant={self.aggregation_constant!r} is not positive")
+        for name in ("sapo_temperature_positive", "sapo_temperature_negative"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not positive")
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ValueError(
                 f"dual_clip={self.dual_clip!r} has to be above 1: it bounds the ratio of a negative advantage"
@@ -229,9 +243,20 @@ RLOO = GRPO.replace(
     aggregation="sequence_sum",
 )
 GSPO = GRPO.replace(ratio_level="sequence", clip_low=3e-4, clip_high=4e-4)
+GMPO = GRPO.replace(objective="gmpo", clip_low=1 - math.exp(-0.4), clip_high=math.exp(0.4) - 1)
+SAPO = GRPO.replace(objective="sapo", clip_low=None, clip_high=None)
 CISPO = GRPO.replace(objective="cispo", clip_low=None, clip_high=4.0, aggregation="token_mean")
 
-PAPERS = {"grpo": GRPO, "dr-grpo": DR_GRPO, "dapo": DAPO, "rloo": RLOO, "gspo": GSPO, "cispo": CISPO}
+PAPERS = {
+    "grpo": GRPO,
+    "dr-grpo": DR_GRPO,
+    "dapo": DAPO,
+    "rloo": RLOO,
+    "gspo": GSPO,
+    "cispo": CISPO,
+    "gmpo": GMPO,
+    "sapo": SAPO,
+}
 
 # Defaults of seven codebases, measured on their own functions.
 CODEBASES = {

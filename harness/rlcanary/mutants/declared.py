@@ -20,6 +20,9 @@ NUMBERS: dict[str, Any] = {
     "clip_high": 0.4,
     "dual_clip": 1.5,
     "log_ratio_clamp": 0.5,
+    "sapo_temperature_positive": 2.0,
+    "sapo_temperature_negative": 0.5,
+    "off_policy_mask": 0.05,
     "aggregation_constant": 7.0,
     "kl_coef": 0.5,
     "kl_input_clamp": 0.3,
@@ -44,6 +47,7 @@ NUMBERS: dict[str, Any] = {
 # What has to be on for a field to have an effect.
 CONTEXT: dict[str, dict[str, Any]] = {
     "advantage_eps_mode": {"advantage_baseline": "leave_one_out"},
+    **{f"sapo_temperature_{sign}": {"objective": "sapo"} for sign in ("positive", "negative")},
     "aggregation_constant": {"aggregation": "constant"},
     "importance_mode": {"importance_level": "token", "importance_low": 0.8, "importance_high": 1.1},
     "importance_low": {"importance_level": "token", "importance_mode": "mask", "importance_high": 1.1},

@@ -1,7 +1,8 @@
 """Policy losses: ratio, clipping, correction, KL and entropy terms, and their aggregation.
 
 Definitions: PPO (arXiv 1707.06347, eq. 7), GRPO (2402.03300, eq. 3), dual clip (1912.09729, eq. 5), Dr. GRPO (2503.20783),
-DAPO (2503.14476, eq. 8), GSPO (2507.18071, eq. 5-7), CISPO (2506.13585, eq. 4-5), truncated importance sampling (TIS).
+DAPO (2503.14476, eq. 8), GSPO (2507.18071, eq. 5-7), CISPO (2506.13585, eq. 4-5), GMPO (2507.20673, eq. 4), SAPO
+(2511.20347, eq. 5-6), truncated importance sampling (TIS).
 Shapes: B rows (completions), T completion positions.
 
 Masked positions never enter: no content of theirs, NaN and infinities included, changes a value or a gradient.
@@ -43,7 +44,10 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
 
     log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT, conventions)
     ratio_BT = log_ratio_BT.exp()
-    loss_BT, is_clipped_BT = _surrogate(logprobs_BT, log_ratio_BT, advantages_BT, conventions)
+    loss_BT, is_clipped_BT = _surrogate(logprobs_BT, log_ratio_BT, advantages_BT, mask_BT, conventions)
+    if conventions.off_policy_mask is not None:
+        gap_BT = _off_policy_gap(batch, logprobs_BT, mask_BT)
+        loss_BT = loss_BT.masked_fill((advantages_BT < 0) & (gap_BT > conventions.off_policy_mask), 0)
     if conventions.importance_level != "none":
         sampler_logprobs_BT = _required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
         loss_BT = loss_BT * importance_weights(old_logprobs_BT, sampler_logprobs_BT, mask_BT, conventions)
@@ -233,33 +237,63 @@ def accumulated_loss(batch: PolicyBatch, n_micro: int, conventions: Conventions)
 def _log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor, conventions: Conventions) -> Tensor:
     log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~mask_BT, 0)
     if conventions.ratio_level == "sequence":
-        tokens_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
-        log_ratio_BT = (log_ratio_BT.sum(dim=1, keepdim=True) / tokens_B1).expand_as(log_ratio_BT)
+        log_ratio_BT = _row_mean(log_ratio_BT, mask_BT)
     if conventions.log_ratio_clamp is not None:
         log_ratio_BT = log_ratio_BT.clamp(-conventions.log_ratio_clamp, conventions.log_ratio_clamp)
     return log_ratio_BT
 
 
 def _surrogate(
-    logprobs_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, conventions: Conventions
+    logprobs_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, conventions: Conventions
 ) -> tuple[Tensor, Tensor]:
     """Token losses, and a mask of the tokens that clipping leaves without gradient (CISPO: with less weight).
 
     Ratios are clipped as logarithms: a clipped token then has gradient zero however large its ratio, where the exponential
     would overflow and turn the zero into NaN.
     """
-    low = -math.inf if conventions.clip_low is None else _log(1 - conventions.clip_low)
-    high = math.inf if conventions.clip_high is None else _log(1 + conventions.clip_high)
-    if conventions.objective == "cispo":
-        held_BT = log_ratio_BT.clamp(low, high)
-        is_clipped_BT = (held_BT != log_ratio_BT) & (advantages_BT != 0)
-        return -held_BT.exp().detach() * advantages_BT * logprobs_BT, is_clipped_BT
+    unclipped_BT = torch.zeros_like(mask_BT)
+    low, high = _clip_bounds(conventions)
+    match conventions.objective:
+        case "reinforce":
+            return -advantages_BT * logprobs_BT, unclipped_BT
+        case "sapo":
+            positive, negative = conventions.sapo_temperature_positive, conventions.sapo_temperature_negative
+            temperature_BT = torch.full_like(log_ratio_BT, negative).masked_fill(advantages_BT > 0, positive)
+            # The gate is shut long before a ratio of exp(30), whose exponential could overflow and turn its slope into NaN.
+            ratio_BT = log_ratio_BT.clamp(max=30.0).exp()
+            gate_BT = torch.sigmoid(temperature_BT * (ratio_BT - 1)) * 4 / temperature_BT
+            return -gate_BT * advantages_BT, unclipped_BT
+        case "cispo":
+            held_BT = log_ratio_BT.clamp(low, high)
+            is_clipped_BT = (held_BT != log_ratio_BT) & (advantages_BT != 0)
+            return -held_BT.exp().detach() * advantages_BT * logprobs_BT, is_clipped_BT
     # min(rA, clip(r)A) bounds the ratio above where A > 0 and below where A < 0; dual clip adds an upper bound there.
     ceiling = math.inf if conventions.dual_clip is None else _log(conventions.dual_clip)
     held_BT = torch.where(advantages_BT > 0, log_ratio_BT.clamp(max=high), log_ratio_BT.clamp(low, ceiling))
     is_clipped_BT = (held_BT != log_ratio_BT) & (advantages_BT != 0)
+    if conventions.objective == "gmpo":
+        held_BT = _row_mean(held_BT, mask_BT)
     # Without an advantage there is no loss, also where the ratio is infinite.
     return -held_BT.masked_fill(advantages_BT == 0, 0).exp() * advantages_BT, is_clipped_BT
+
+
+def _clip_bounds(conventions: Conventions) -> tuple[float, float]:
+    """Return the bounds of the log-ratio."""
+    low = -math.inf if conventions.clip_low is None else _log(1 - conventions.clip_low)
+    return low, math.inf if conventions.clip_high is None else _log(1 + conventions.clip_high)
+
+
+def _off_policy_gap(batch: PolicyBatch, logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """[B, T] the row's mean of the logprobs of what sampled it minus the present ones."""
+    behaviour = batch.old_logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
+    behaviour_BT = masked(behaviour.detach(), mask_BT, "sampler_logprobs")
+    return _row_mean(behaviour_BT - logprobs_BT.detach(), mask_BT)
+
+
+def _row_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """[B, T] the mean over the row's tokens inside the mask, at each of them."""
+    tokens_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    return (values_BT.masked_fill(~mask_BT, 0).sum(dim=1, keepdim=True) / tokens_B1).expand_as(values_BT)
 
 
 def _log(value: float) -> float:

@@ -23,6 +23,7 @@ VARIANTS = {
     ),
     "nonempty-sequences": PAPERS["grpo"].replace(aggregation="sequence_mean_nonempty"),
     "group-token-mean": PAPERS["grpo"].replace(aggregation="group_token_mean"),
+    "reinforce": PAPERS["grpo"].replace(objective="reinforce", off_policy_mask=0.1),
     "sequential-data": PAPERS["grpo"].replace(data_order="sequential"),
     "numbers-of-scored-rows": PAPERS["grpo"].replace(
         logged_std="group", logged_length="sampled", unscored="exclude", pass_threshold=0.5, overall_score="datasets"
@@ -57,13 +58,14 @@ def accused_and_read() -> dict[str, tuple[bool, frozenset[str]]]:
 
 
 # Checks that compare code with itself: a formula is the same on both sides. These fields are more than a formula.
-OF_THEMSELVES = ("checkpoint", "evaluation", "sync")
+OF_THEMSELVES = ("checkpoint", "evaluation", "rl_step", "sync")
 MORE_THAN_A_FORMULA = (
     "data_order",
     "evaluation_temperature",
     "kl_coef",
     "kl_placement",
     "max_grad_norm",
+    "off_policy_mask",
     "old_logprobs",
     "temperature",
     "training_dropout",

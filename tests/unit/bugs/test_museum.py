@@ -14,8 +14,8 @@ from data_mutants import DATA_MUTANTS
 from loss_mutants import LOSS_MUTANTS
 from memory_mutants import MEMORY_MUTANTS
 from programs import run_without_rlcanary
-from rl_step_mutants import RL_STEP_MUTANTS
 from reporting_mutants import REPORTING_MUTANTS
+from rl_step_mutants import RL_STEP_MUTANTS
 from torch import Tensor
 from trainer_mutants import TRAINER_MUTANTS
 from world_mutants import WORLD_MUTANTS

@@ -34,6 +34,17 @@ OBJECTIVES = {
     "log-ratio clamp": {"log_ratio_clamp": 0.25, "clip_high": 0.4, "dual_clip": 1.5},
     "cispo": {"objective": "cispo", "clip_low": None, "clip_high": 0.3},
     "cispo with both bounds and a log-ratio clamp": {"objective": "cispo", "log_ratio_clamp": 0.2, "clip_low": 0.1},
+    "reinforce": {"objective": "reinforce"},
+    "gmpo": {"objective": "gmpo", "clip_low": 0.2, "clip_high": 0.3},
+    "gmpo unclipped": {"objective": "gmpo", "clip_low": None, "clip_high": None},
+    "sapo": {"objective": "sapo"},
+    "sapo of other temperatures": {
+        "objective": "sapo",
+        "sapo_temperature_positive": 3.0,
+        "sapo_temperature_negative": 0.4,
+    },
+    "off-policy mask": {"off_policy_mask": 0.05},
+    "off-policy mask below zero": {"off_policy_mask": -0.1, "objective": "reinforce"},
 }
 CORRECTIONS = [
     {},

@@ -378,7 +378,7 @@ def _settings(
                 result["clip_epsilon"] = (wanted.clip_low, wanted.clip_high)
             case "aggregation" if wanted.aggregation in AGGREGATIONS.values():
                 result["aggregation"] = {ours: theirs for theirs, ours in AGGREGATIONS.items()}[wanted.aggregation]
-            case "objective":
+            case "objective" if wanted.objective in ("clip", "cispo"):
                 loss_class = "CISPOLoss" if wanted.objective == "cispo" else "GRPOLoss"
             case "kl_coef":
                 result["kl_to_ref_coeff"] = wanted.kl_coef

@@ -157,7 +157,15 @@ _BOUNDS: tuple[dict[str, Any], ...] = (
     {"objective": "cispo", "clip_low": 0.1, "clip_high": 0.4},
     {"objective": "cispo", "clip_low": None, "clip_high": 0.1},
 )
-_CLIP_OPTIONS = (*_BOUNDS, *({"ratio_level": level} for level in ("sequence", "token")))
+_OBJECTIVES: tuple[dict[str, Any], ...] = (
+    {"objective": "reinforce"},
+    {"objective": "gmpo", "clip_low": 0.1, "clip_high": 0.4},
+    {"objective": "sapo"},
+    {"objective": "sapo", "sapo_temperature_positive": 2.0, "sapo_temperature_negative": 0.5},
+    {"off_policy_mask": 0.05},
+    {"off_policy_mask": -0.05},
+)
+_CLIP_OPTIONS = (*_BOUNDS, *_OBJECTIVES, *({"ratio_level": level} for level in ("sequence", "token")))
 
 
 def _clip_choices(conventions: Conventions, rng: Generator) -> Iterator[Case]:

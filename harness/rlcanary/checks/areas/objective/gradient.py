@@ -20,7 +20,13 @@ from rlcanary.contract.conventions import Conventions
 
 
 def _has_stopped_gradients(conventions: Conventions) -> str | None:
-    return "CISPO stops gradients on purpose" if conventions.objective == "cispo" else None
+    if conventions.objective == "cispo":
+        return "CISPO stops gradients on purpose"
+    return _leaves_rows_out(conventions)
+
+
+def _leaves_rows_out(conventions: Conventions) -> str | None:
+    return None if conventions.off_policy_mask is None else "rows far off policy are left out on purpose"
 
 
 def _kl_is_not_its_slope(conventions: Conventions) -> bool:
@@ -116,7 +122,12 @@ def _sampled_elsewhere(rng: Generator) -> Iterator[Case]:
         yield Case(level, changes=changes, policy_V=policy_V, sampler_V=sampler_V, rewards_V=rewards_V)
 
 
-@check("gradient.corrected_is_the_policy_gradient", needs=("policy_loss",), cases=_sampled_elsewhere)
+@check(
+    "gradient.corrected_is_the_policy_gradient",
+    needs=("policy_loss",),
+    cases=_sampled_elsewhere,
+    applies=_leaves_rows_out,
+)
 def corrected_is_the_policy_gradient(adapter: Adapter, policy_V: Tensor, sampler_V: Tensor, rewards_V: Tensor) -> None:
     """Averaged over what another sampler draws, the corrected gradient points along ∇ E[reward] of the policy.
 
