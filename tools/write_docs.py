@@ -9,10 +9,9 @@ from typing import Any, get_type_hints
 from rlcanary.bugs import all_bugs
 from rlcanary.checks import all_checks
 from rlcanary.checks.pages import pages
-from rlcanary.contract.adapter import Item, TrainState
-from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+from rlcanary.contract.adapter import TrainState
 from rlcanary.contract.conventions import PAPERS, Conventions
-from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+from rlcanary.contract.records import RECORDS
 from rlcanary.contract.sampling import Sampling
 
 ROOT = Path(__file__).parents[1]
@@ -29,10 +28,6 @@ from their docstrings.
 What an adapter declares about its code. A preset is a start: `PRESETS["dapo"].replace(kl_coef=0.01)`.
 Presets of papers: {papers}.
 """
-RECORDS = (
-    *(Completion, Group, CollatedBatch, PolicyBatch, LossOutput, TrainState, Item, Sampling),
-    *(RolloutBatch, Metric, EvaluatedItem, LoggedSample),
-)
 
 
 def attributes(record: type[Any]) -> dict[str, str]:
@@ -65,7 +60,7 @@ def table(record: type[Any]) -> str:
 def contract_page() -> str:
     """Describe every convention and every record of the adapter contract."""
     parts = [CONTRACT.format(papers=", ".join(f"`{name}`" for name in PAPERS)), table(Conventions)]
-    for record in RECORDS:
+    for record in (*RECORDS, TrainState, Sampling):
         summary = (inspect.getdoc(record) or "").partition("\n")[0]
         parts.append(f"\n## {record.__name__}\n\n{summary}\n\n{table(record)}")
     return "\n".join(parts)

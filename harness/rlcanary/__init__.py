@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
     from rlcanary.contract.conventions import PRESETS, Conventions
     from rlcanary.contract.engine import Engine, InProcessEngine
+    from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
     from rlcanary.errors import UserError
 
@@ -32,6 +33,7 @@ HOMES = {
     "rlcanary.contract.conventions": ("PRESETS", "Conventions"),
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
     "rlcanary.contract.reporting": ("EvaluatedItem", "LoggedSample", "Metric", "RolloutBatch"),
+    "rlcanary.contract.other_losses": ("DistillationBatch", "PreferenceBatch", "SupervisedBatch"),
     "rlcanary.errors": ("UserError",),
 }
 """The public names' home modules."""
@@ -43,6 +45,7 @@ __all__ = [
     "CollatedBatch",
     "Completion",
     "Conventions",
+    "DistillationBatch",
     "Engine",
     "EvaluatedItem",
     "Group",
@@ -52,8 +55,10 @@ __all__ = [
     "Metric",
     "NotProvided",
     "PolicyBatch",
+    "PreferenceBatch",
     "Result",
     "RolloutBatch",
+    "SupervisedBatch",
     "UserError",
     "all_checks",
     "load_adapter",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+    from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 
 
@@ -193,3 +194,23 @@ class ReferenceAdapter(Adapter):
         from rlcanary.reference import reporting
 
         return reporting.logged_samples(batch, n_samples)
+
+    def supervised_loss(self, batch: SupervisedBatch) -> LossOutput:
+        from rlcanary import reference
+
+        return reference.supervised_loss(batch, self.conventions)
+
+    def distillation_loss(self, batch: DistillationBatch) -> LossOutput:
+        from rlcanary import reference
+
+        return reference.distillation_loss(batch, self.conventions)
+
+    def distillation_advantages(self, student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Tensor:
+        from rlcanary import reference
+
+        return reference.distillation_advantages(student_logprobs, teacher_logprobs, mask)
+
+    def preference_loss(self, batch: PreferenceBatch) -> LossOutput:
+        from rlcanary import reference
+
+        return reference.preference_loss(batch, self.conventions)

@@ -138,6 +138,10 @@ def _reached(changes: dict[str, Any]) -> frozenset[str]:
         return LOSSES | {"importance_weights"}
     if name.startswith("evaluation_"):
         return frozenset({"evaluate"})
+    if name.startswith("supervised_"):
+        return frozenset({"supervised_loss", "preference_loss"})
+    if name.startswith(("distillation_", "preference_")):
+        return frozenset({f"{name.partition('_')[0]}_loss"})
     if name == "data_order":
         return frozenset({"data_order"})
     return LOSSES

@@ -8,6 +8,7 @@ from rlcanary.contract.capabilities.core import Core
 from rlcanary.contract.capabilities.data import Data
 from rlcanary.contract.capabilities.inference import Inference
 from rlcanary.contract.capabilities.objective import Objective
+from rlcanary.contract.capabilities.other_losses import OtherLosses
 from rlcanary.contract.capabilities.reporting import Reporting
 from rlcanary.contract.capabilities.training import Training
 from rlcanary.contract.conventions import Conventions
@@ -16,11 +17,11 @@ from rlcanary.contract.state import Item, TrainState
 
 __all__ = ["CAPABILITIES", "GROUPS", "Adapter", "Item", "NotProvided", "TrainState", "provided"]
 
-GROUPS = (Core, Objective, Data, Inference, Training, Reporting)
+GROUPS = (Core, Objective, Data, Inference, Training, OtherLosses, Reporting)
 """The groups of capabilities, those to start with first."""
 
 
-class Adapter(Core, Objective, Data, Inference, Training, Reporting):
+class Adapter(Core, Objective, Data, Inference, Training, OtherLosses, Reporting):
     """Base class of adapters. Override the capabilities that your codebase has; one is enough to start.
 
     Attributes:

@@ -39,6 +39,9 @@ Unscored = Literal["error", "exclude", "zero"]
 BestAtK = Literal["subsets", "resampled"]
 VoteTie = Literal["first", "shared"]
 OverallScore = Literal["items", "datasets"]
+TokenAggregation = Literal["token_mean", "sequence_mean", "sequence_mean_nonempty", "token_sum"]
+Divergence = Literal["forward_kl", "reverse_kl", "jsd", "mixed_kl"]
+PreferenceKind = Literal["sigmoid", "hinge", "ipo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,28 @@ class Conventions:
         vote_tie: between answers with equally many votes the one that was sampled first wins, or the score is the mean of
             theirs.
         overall_score: an evaluation's number over several datasets is the mean over items, or over datasets.
+        supervised_aggregation: the reduction of the cross entropies of labels. The means are those of `aggregation`;
+            "token_sum" is the plain sum.
+        supervised_label_smoothing: the share of each label's probability that is spread evenly over the vocabulary.
+        distillation_divergence: KL(teacher ‖ student) ("forward_kl"), KL(student ‖ teacher) ("reverse_kl"), the generalised
+            Jensen-Shannon divergence beta KL(teacher ‖ m) + (1 - beta) KL(student ‖ m) with m = beta teacher + (1 - beta)
+            student ("jsd", GKD, arXiv 2306.13649), or beta forward + (1 - beta) reverse KL ("mixed_kl").
+        distillation_beta: the beta of "jsd" and "mixed_kl", the weight of the teacher's term.
+        distillation_temperature_squared: the divergence is multiplied by the square of the temperature (Hinton, 1503.02531),
+            which keeps the size of its gradient.
+        distillation_label_weight: the weight w of the cross entropy of the completion's own ids, at temperature 1; the
+            divergence has the weight 1 - w.
+        distillation_aggregation: the reduction of token losses, as supervised_aggregation.
+        preference_kind: the loss of a margin z = beta × (log-ratio of chosen - log-ratio of rejected) - preference_margin:
+            -log sigmoid(z) (DPO, 2305.18290, eq. 7), max(0, 1 - z) (SLiC, 2305.10425), or the squared distance of that
+            difference of log-ratios from 1 / (2 beta) (IPO, 2310.12036, eq. 17).
+        preference_beta: beta, the scale of rewards.
+        preference_reference: log-ratios are taken against a reference model; without one they are logprobs (SimPO).
+        preference_length_normalised: a completion's logprob is the mean over its tokens (SimPO, 2405.14734), not the sum.
+        preference_margin: the margin gamma by which the chosen reward has to win, of "sigmoid" and "hinge".
+        preference_label_smoothing: the share of pairs whose labels are taken to be swapped, of "sigmoid" (cDPO).
+        preference_supervised_coef: the coefficient of the negative logprob of the chosen tokens, added to the loss (RPO,
+            2404.19733) and reduced by supervised_aggregation.
     """
 
     advantage_baseline: Baseline = "mean"
@@ -186,6 +211,21 @@ class Conventions:
     vote_tie: VoteTie = "first"
     overall_score: OverallScore = "items"
 
+    supervised_aggregation: TokenAggregation = "token_mean"
+    supervised_label_smoothing: float = 0.0
+    distillation_divergence: Divergence = "reverse_kl"
+    distillation_beta: float = 0.5
+    distillation_temperature_squared: bool = False
+    distillation_label_weight: float = 0.0
+    distillation_aggregation: TokenAggregation = "token_mean"
+    preference_kind: PreferenceKind = "sigmoid"
+    preference_beta: float = 0.1
+    preference_reference: bool = True
+    preference_length_normalised: bool = False
+    preference_margin: float = 0.0
+    preference_label_smoothing: float = 0.0
+    preference_supervised_coef: float = 0.0
+
     def __post_init__(self) -> None:
         for field in fields(self):
             allowed = _choices().get(field.name)
@@ -214,6 +254,19 @@ class Conventions:
                 "kl_score_term and kl_ratio_weighted together count the score-function part of the KL twice: the "
                 "gradient of the importance ratio is that part"
             )
+        if not 0 <= self.supervised_label_smoothing < 1:
+            raise ValueError(f"supervised_label_smoothing={self.supervised_label_smoothing!r} is not in [0, 1)")
+        if not 0 < self.distillation_beta < 1:
+            raise ValueError(
+                f"distillation_beta={self.distillation_beta!r} is not between 0 and 1: its limits are the forward and the "
+                "reverse KL, which have names"
+            )
+        if not 0 <= self.distillation_label_weight < 1:
+            raise ValueError(f"distillation_label_weight={self.distillation_label_weight!r} is not in [0, 1)")
+        if self.preference_beta <= 0:
+            raise ValueError(f"preference_beta={self.preference_beta!r} is not positive")
+        if not 0 <= self.preference_label_smoothing < 0.5:
+            raise ValueError(f"preference_label_smoothing={self.preference_label_smoothing!r} is not in [0, 0.5)")
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some choices changed.

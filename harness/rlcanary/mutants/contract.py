@@ -20,17 +20,15 @@ import torch
 from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
-from rlcanary.contract.adapter import CAPABILITIES, Adapter, Item
+from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
-from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+from rlcanary.contract.other_losses import LossBatch
+from rlcanary.contract.records import RECORDS
+from rlcanary.contract.reporting import RolloutBatch
 from rlcanary.contract.sampling import Sampling
 from rlcanary.mutants.declared import pairs
 from rlcanary.mutants.mutant import Mutant, Run, overridden
 
-RECORDS = (
-    *(CollatedBatch, PolicyBatch, Group, Completion, Item, LossOutput),
-    *(RolloutBatch, Metric, EvaluatedItem, LoggedSample),
-)
 # The records that a record holds.
 PARTS: dict[type, tuple[type, ...]] = {Group: (Completion,), RolloutBatch: (Group, Completion)}
 NAMES = {**{record.__name__: record for record in RECORDS}, "Tensor": Tensor, "Path": Path}
@@ -47,10 +45,13 @@ METRICS: dict[str, tuple[str, ...]] = {
     ),
     "merged_metrics": ("entropy", "tokens", "ratio_min", "ratio_max", "lr", "terminated"),
     "evaluation_metrics": ("mean@n", "best@k", "pass@k", "maj@n", "math/mean@n", "math/pass@k"),
+    "supervised_loss": ("loss", "nll", "perplexity", "accuracy", "tokens"),
+    "distillation_loss": ("loss", "divergence"),
+    "preference_loss": ("loss", "chosen_reward", "rejected_reward", "reward_margin", "reward_accuracy"),
 }
 
 # Tensors that a gradient flows through, and those of one number per row.
-DIFFERENTIABLE = ("logits", "logprobs", "entropy")
+DIFFERENTIABLE = ("logits", "logprobs", "entropy", "chosen_logprobs", "rejected_logprobs")
 WITHOUT_COLUMNS = ("completion_starts", "rewards", "group_ids", "policy_versions")
 
 # Fields of a record that a capability has no reason to read or give: it scores tokens, trains whatever the age of a row, has
@@ -269,7 +270,7 @@ def _without_the_last_row(value: Any) -> Any:
         return replace(value, groups=value.groups[:-1])
     if isinstance(value, list):
         return value[:-1]
-    if not isinstance(value, CollatedBatch | PolicyBatch):
+    if not isinstance(value, CollatedBatch | PolicyBatch | LossBatch):
         return value
     rows: dict[str, Any] = {name: each[:-1] for name, each in vars(value).items() if isinstance(each, Tensor | list)}
     return replace(value, **rows)

@@ -43,6 +43,16 @@ NUMBERS: dict[str, Any] = {
     "logged_std_ddof": 0,
     "length_counts_eos": False,
     "pass_threshold": 0.5,
+    "supervised_label_smoothing": 0.2,
+    "distillation_beta": 0.2,
+    "distillation_temperature_squared": True,
+    "distillation_label_weight": 0.3,
+    "preference_beta": 0.5,
+    "preference_reference": False,
+    "preference_length_normalised": True,
+    "preference_margin": 0.7,
+    "preference_label_smoothing": 0.2,
+    "preference_supervised_coef": 0.5,
 }
 # What has to be on for a field to have an effect.
 CONTEXT: dict[str, dict[str, Any]] = {
@@ -52,6 +62,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "importance_mode": {"importance_level": "token", "importance_low": 0.8, "importance_high": 1.1},
     "importance_low": {"importance_level": "token", "importance_mode": "mask", "importance_high": 1.1},
     "importance_high": {"importance_level": "token"},
+    "distillation_beta": {"distillation_divergence": "jsd"},
     **{f"kl_{name}": {"kl_coef": 0.5} for name in ("estimator", "direction", "placement", "score_term")},
     **{f"kl_{name}": {"kl_coef": 0.5} for name in ("ratio_weighted", "input_clamp", "output_clamp")},
 }

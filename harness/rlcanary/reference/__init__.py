@@ -2,6 +2,7 @@
 
 from rlcanary.reference.advantages import advantages, token_level_advantages
 from rlcanary.reference.batching import BatchStats, RewardStats, make_batch
+from rlcanary.reference.distillation import distillation_advantages, distillation_loss
 from rlcanary.reference.filters import has_signal, is_overlong, is_stale
 from rlcanary.reference.fused import fused_linear_logprobs, fused_linear_logprobs_and_entropy
 from rlcanary.reference.kl import kl, rewards_with_kl
@@ -16,8 +17,10 @@ from rlcanary.reference.losses import (
     split,
 )
 from rlcanary.reference.masks import MessageTokens, assistant_mask, completion_mask, lengths_to_mask
+from rlcanary.reference.preference import preference_loss
 from rlcanary.reference.rl_step import frozen_batch, mini_batch, rl_step
 from rlcanary.reference.step import descend, policy_batch, train_step
+from rlcanary.reference.supervised import supervised_loss
 
 __all__ = [
     "BatchStats",
@@ -32,6 +35,8 @@ __all__ = [
     "completion_scores",
     "count_sequences",
     "descend",
+    "distillation_advantages",
+    "distillation_loss",
     "entropy",
     "frozen_batch",
     "fused_linear_logprobs",
@@ -48,9 +53,11 @@ __all__ = [
     "packed_logprobs",
     "policy_batch",
     "policy_loss",
+    "preference_loss",
     "rewards_with_kl",
     "rl_step",
     "split",
+    "supervised_loss",
     "token_level_advantages",
     "token_logprobs",
     "train_step",

@@ -31,6 +31,20 @@ VARIANTS = {
     "numbers-of-all-rows": PAPERS["grpo"].replace(
         logged_std_ddof=0, length_counts_eos=False, unscored="zero", best_at_k="resampled", vote_tie="shared"
     ),
+    "simpo": PAPERS["grpo"].replace(
+        preference_beta=2.0, preference_reference=False, preference_length_normalised=True, preference_margin=1.0
+    ),
+    "averaged-ipo": PAPERS["grpo"].replace(preference_kind="ipo", preference_length_normalised=True),
+    "hinge": PAPERS["grpo"].replace(preference_kind="hinge", preference_supervised_coef=1.0),
+    "conservative-dpo": PAPERS["grpo"].replace(preference_label_smoothing=0.1, supervised_aggregation="token_sum"),
+    "gkd": PAPERS["grpo"].replace(distillation_divergence="jsd", distillation_beta=0.1, supervised_label_smoothing=0.1),
+    "hinton": PAPERS["grpo"].replace(
+        distillation_divergence="forward_kl",
+        distillation_temperature_squared=True,
+        distillation_label_weight=0.5,
+        distillation_aggregation="sequence_mean_nonempty",
+        supervised_aggregation="sequence_mean",
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from checkpoint_mutants import CHECKPOINT_MUTANTS
 from data_mutants import DATA_MUTANTS
 from loss_mutants import LOSS_MUTANTS
 from memory_mutants import MEMORY_MUTANTS
+from other_loss_mutants import OTHER_LOSS_MUTANTS
 from programs import run_without_rlcanary
 from reporting_mutants import REPORTING_MUTANTS
 from rl_step_mutants import RL_STEP_MUTANTS
@@ -138,6 +139,7 @@ MUTANTS = [
     *MEMORY_MUTANTS,
     *RL_STEP_MUTANTS,
     *REPORTING_MUTANTS,
+    *OTHER_LOSS_MUTANTS,
     *TRAINER_MUTANTS,
     *WORLD_MUTANTS,
 ]

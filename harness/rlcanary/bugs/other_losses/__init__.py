@@ -1,0 +1,1 @@
+"""Bugs in the losses other than the policy's."""

@@ -1,0 +1,1 @@
+"""Checks of the losses other than the policy's."""
