@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.adapter import Adapter, NotProvided
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
     from rlcanary.contract.conventions import PRESETS, Conventions
+    from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.engine import Engine, InProcessEngine
     from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
@@ -31,6 +32,7 @@ HOMES = {
     "rlcanary.contract.adapter": ("Adapter", "NotProvided"),
     "rlcanary.contract.batch": ("CollatedBatch", "Completion", "Group", "LossOutput", "PolicyBatch"),
     "rlcanary.contract.conventions": ("PRESETS", "Conventions"),
+    "rlcanary.contract.credit": ("Credit", "CreditBatch", "ValueBatch"),
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
     "rlcanary.contract.reporting": ("EvaluatedItem", "LoggedSample", "Metric", "RolloutBatch"),
     "rlcanary.contract.other_losses": ("DistillationBatch", "PreferenceBatch", "SupervisedBatch"),
@@ -45,6 +47,8 @@ __all__ = [
     "CollatedBatch",
     "Completion",
     "Conventions",
+    "Credit",
+    "CreditBatch",
     "DistillationBatch",
     "Engine",
     "EvaluatedItem",
@@ -60,6 +64,7 @@ __all__ = [
     "RolloutBatch",
     "SupervisedBatch",
     "UserError",
+    "ValueBatch",
     "all_checks",
     "load_adapter",
     "run_check",

@@ -153,6 +153,25 @@ def tiny_gpt2(seed: int = 0, vocabulary: int = VOCABULARY) -> Any:
     return _bounded(GPT2LMHeadModel, config, seed)
 
 
+def tiny_value_model(seed: int = 0) -> Any:
+    """A float32 GPT-2 of two layers with random weights and a head of one number, the value, in evaluation mode.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    return copied(_value_model(seed))
+
+
+@cache
+def _value_model(seed: int) -> Any:
+    from transformers import GPT2Config, GPT2ForTokenClassification
+
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+    ids = {"pad_token_id": PAD_ID, "eos_token_id": EOS_ID, "bos_token_id": BOS_ID}
+    config = GPT2Config(**sizes, **ids, num_labels=1, initializer_range=0.3)
+    return _seeded(GPT2ForTokenClassification, config, seed)
+
+
 def tiny_mistral(seed: int = 0) -> Any:
     """A float32 Mistral of two layers with random weights, each with a sliding window of 4 positions.
 

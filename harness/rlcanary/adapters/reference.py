@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+    from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 
@@ -84,6 +85,21 @@ class ReferenceAdapter(Adapter):
         from rlcanary import reference
 
         return reference.importance_weights(trainer_logprobs, sampler_logprobs, mask, self.conventions)
+
+    def token_advantages(self, batch: CreditBatch) -> Credit:
+        from rlcanary import reference
+
+        return reference.token_advantages(batch, self.conventions)
+
+    def values(self, model: Any, batch: CollatedBatch) -> Tensor:
+        from rlcanary import reference
+
+        return reference.values(model, batch)
+
+    def value_loss(self, batch: ValueBatch) -> LossOutput:
+        from rlcanary import reference
+
+        return reference.value_loss(batch, self.conventions)
 
     def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
         from rlcanary import reference

@@ -11,8 +11,6 @@ from rlcanary.adapters.reference import ReferenceAdapter
 # Bugs that no capability of the contract can observe: source and reason.
 OUT_OF_REACH = {
     "trl.entropy-quantile-per-rank": ("TRL 5d914a412, #3833, survey T15", "no capability selects tokens by entropy"),
-    "trl.values-one-early": ("TRL 8070ac041, #137, survey T48", "no capability has a critic"),
-    "verl.value-loss-factor": ("verl 6e15bbe25, #2016, survey V24", "no capability has a critic"),
     "verl.routing-replayed-to-wrong-layer": (
         "verl 6b4a867ff, #5037, survey V50",
         "no capability carries expert routing",

@@ -42,6 +42,9 @@ OverallScore = Literal["items", "datasets"]
 TokenAggregation = Literal["token_mean", "sequence_mean", "sequence_mean_nonempty", "token_sum"]
 Divergence = Literal["forward_kl", "reverse_kl", "jsd", "mixed_kl"]
 PreferenceKind = Literal["sigmoid", "hinge", "ipo"]
+BaselineWeighting = Literal["rows", "tokens"]
+TokenCredit = Literal["outcome", "returns", "turn_returns", "gae"]
+Whitening = Literal["none", "mean_std", "mean", "std"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,26 @@ class Conventions:
         preference_label_smoothing: the share of pairs whose labels are taken to be swapped, of "sigmoid" (cDPO).
         preference_supervised_coef: the coefficient of the negative logprob of the chosen tokens, added to the loss (RPO,
             2404.19733) and reduced by supervised_aggregation.
+        token_credit: the advantage of a token. "outcome": that of its row, whose reward is the sum of all its rewards.
+            "returns": the sum of its own and all later rewards, discounted per token, where the row's reward, relative to
+            the baseline and on the scale of `advantage_*`, falls on the last trained token (REINFORCE++, 2501.03262).
+            "turn_returns": the same per turn, whose tokens share the sum of the turn's rewards and of later turns',
+            discounted per turn (Kevin, 2507.11948). "gae": generalised advantage estimation against a critic (1506.02438)
+            of the rewards as they are, without the fields `advantage_*`. Steps are trained tokens; those of tools are
+            part of the next state.
+        baseline_weighting: in the mean of its group each row counts alike, or by its trained tokens (OPO, 2505.23585).
+            `advantages` is told no lengths: there rows count alike.
+        discount: gamma, of "returns", "turn_returns" and "gae".
+        gae_lambda: lambda of "gae".
+        critic_lambda: the lambda of the returns that the critic is trained towards, if another (VC-PPO, 2503.01491); None
+            is gae_lambda.
+        whitening: token advantages, of all trained tokens of the batch, are centred and divided by their standard
+            deviation ("mean_std"), only centred, only divided, or left. The critic's returns are those before it.
+        whitening_ddof: 0 divides the sum of squares of the standard deviation by n, 1 by n - 1.
+        value_clip: the value of a token is clipped to ± this around the old one, and the larger squared error counts; None
+            is off.
+        value_aggregation: the reduction of squared errors to one number, as `aggregation` for the policy.
+        value_coef: the coefficient of the squared error in the value loss.
     """
 
     advantage_baseline: Baseline = "mean"
@@ -226,6 +249,17 @@ class Conventions:
     preference_label_smoothing: float = 0.0
     preference_supervised_coef: float = 0.0
 
+    token_credit: TokenCredit = "outcome"
+    baseline_weighting: BaselineWeighting = "rows"
+    discount: float = 1.0
+    gae_lambda: float = 0.95
+    critic_lambda: float | None = None
+    whitening: Whitening = "none"
+    whitening_ddof: int = 1
+    value_clip: float | None = None
+    value_aggregation: Aggregation = "token_mean"
+    value_coef: float = 0.5
+
     def __post_init__(self) -> None:
         for field in fields(self):
             allowed = _choices().get(field.name)
@@ -268,6 +302,21 @@ class Conventions:
         if not 0 <= self.preference_label_smoothing < 0.5:
             raise ValueError(f"preference_label_smoothing={self.preference_label_smoothing!r} is not in [0, 0.5)")
 
+        if self.baseline_weighting == "tokens" and self.advantage_baseline != "mean":
+            raise ValueError(
+                f"baseline_weighting='tokens' weighs a mean: advantage_baseline={self.advantage_baseline!r}"
+            )
+        for name in ("discount", "gae_lambda", "critic_lambda"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name}={value!r} does not lie between 0 and 1")
+        if self.whitening_ddof not in (0, 1):
+            raise ValueError(f"whitening_ddof={self.whitening_ddof!r} is neither 0 nor 1")
+        for name in ("value_clip", "value_coef"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name}={value!r} is not positive")
+
     def replace(self, **changes: Any) -> Self:
         """A copy with some choices changed.
 
@@ -299,6 +348,18 @@ GSPO = GRPO.replace(ratio_level="sequence", clip_low=3e-4, clip_high=4e-4)
 GMPO = GRPO.replace(objective="gmpo", clip_low=1 - math.exp(-0.4), clip_high=math.exp(0.4) - 1)
 SAPO = GRPO.replace(objective="sapo", clip_low=None, clip_high=None)
 CISPO = GRPO.replace(objective="cispo", clip_low=None, clip_high=4.0, aggregation="token_mean")
+PPO = GRPO.replace(
+    advantage_baseline="none",
+    advantage_scale="none",
+    aggregation="token_mean",
+    token_credit="gae",
+    whitening="mean_std",
+    value_clip=0.2,
+)
+REINFORCE_PP = PPO.replace(token_credit="returns", value_clip=None)
+OPO = GRPO.replace(
+    advantage_scale="none", clip_low=None, clip_high=None, aggregation="token_mean", baseline_weighting="tokens"
+)
 
 PAPERS = {
     "grpo": GRPO,
@@ -309,6 +370,9 @@ PAPERS = {
     "cispo": CISPO,
     "gmpo": GMPO,
     "sapo": SAPO,
+    "ppo": PPO,
+    "reinforce++": REINFORCE_PP,
+    "opo": OPO,
 }
 
 # Defaults of seven codebases, measured on their own functions.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
 from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
 from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 from rlcanary.contract.state import Item
 
 RECORDS: tuple[type[Any], ...] = (
     *(Completion, Group, CollatedBatch, PolicyBatch, LossOutput, Item),
+    *(CreditBatch, Credit, ValueBatch),
     *(SupervisedBatch, DistillationBatch, PreferenceBatch),
     *(RolloutBatch, Metric, EvaluatedItem, LoggedSample),
 )

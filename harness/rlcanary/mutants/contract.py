@@ -22,6 +22,7 @@ from torch import Tensor
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+from rlcanary.contract.credit import ValueBatch
 from rlcanary.contract.other_losses import LossBatch
 from rlcanary.contract.records import RECORDS
 from rlcanary.contract.reporting import RolloutBatch
@@ -45,6 +46,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     ),
     "merged_metrics": ("entropy", "tokens", "ratio_min", "ratio_max", "lr", "terminated"),
     "evaluation_metrics": ("mean@n", "best@k", "pass@k", "maj@n", "math/mean@n", "math/pass@k"),
+    "value_loss": ("value_clip_fraction",),
     "supervised_loss": ("loss", "nll", "perplexity", "accuracy", "tokens"),
     "distillation_loss": ("loss", "divergence"),
     "preference_loss": ("loss", "chosen_reward", "rejected_reward", "reward_margin", "reward_accuracy"),
@@ -60,6 +62,7 @@ SCORES_TOKENS = ("rewards", "group_ids", "old_logprobs", "ref_logprobs", "policy
 UNREAD: dict[str, tuple[str, ...]] = {
     "completion_logprobs": SCORES_TOKENS,
     "packed_logprobs": SCORES_TOKENS,
+    "values": (*SCORES_TOKENS, "completion_ids", "completion_mask"),
     "train_step": ("policy_versions", "item_ids"),
     "make_batch": ("dataset", "finish_reason", "token_versions", "text"),
     "rl_step": ("dataset", "finish_reason", "item_id", "policy_version", "token_versions", "text"),
@@ -270,7 +273,7 @@ def _without_the_last_row(value: Any) -> Any:
         return replace(value, groups=value.groups[:-1])
     if isinstance(value, list):
         return value[:-1]
-    if not isinstance(value, CollatedBatch | PolicyBatch | LossBatch):
+    if not isinstance(value, CollatedBatch | PolicyBatch | ValueBatch | LossBatch):
         return value
     rows: dict[str, Any] = {name: each[:-1] for name, each in vars(value).items() if isinstance(each, Tensor | list)}
     return replace(value, **rows)

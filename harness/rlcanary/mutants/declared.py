@@ -53,6 +53,12 @@ NUMBERS: dict[str, Any] = {
     "preference_margin": 0.7,
     "preference_label_smoothing": 0.2,
     "preference_supervised_coef": 0.5,
+    "discount": 0.7,
+    "gae_lambda": 0.5,
+    "critic_lambda": 0.5,
+    "whitening_ddof": 0,
+    "value_clip": 0.2,
+    "value_coef": 1.0,
 }
 # What has to be on for a field to have an effect.
 CONTEXT: dict[str, dict[str, Any]] = {
@@ -63,6 +69,10 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "importance_low": {"importance_level": "token", "importance_mode": "mask", "importance_high": 1.1},
     "importance_high": {"importance_level": "token"},
     "distillation_beta": {"distillation_divergence": "jsd"},
+    "discount": {"token_credit": "gae"},
+    "gae_lambda": {"token_credit": "gae"},
+    "critic_lambda": {"token_credit": "gae"},
+    "whitening_ddof": {"whitening": "mean_std"},
     **{f"kl_{name}": {"kl_coef": 0.5} for name in ("estimator", "direction", "placement", "score_term")},
     **{f"kl_{name}": {"kl_coef": 0.5} for name in ("ratio_weighted", "input_clamp", "output_clamp")},
 }

@@ -2,6 +2,8 @@
 
 from rlcanary.reference.advantages import advantages, token_level_advantages
 from rlcanary.reference.batching import BatchStats, RewardStats, make_batch
+from rlcanary.reference.credit import gae, returns_to_go, token_advantages, whitened
+from rlcanary.reference.critic import value_loss, values
 from rlcanary.reference.distillation import distillation_advantages, distillation_loss
 from rlcanary.reference.filters import has_signal, is_overlong, is_stale
 from rlcanary.reference.fused import fused_linear_logprobs, fused_linear_logprobs_and_entropy
@@ -41,6 +43,7 @@ __all__ = [
     "frozen_batch",
     "fused_linear_logprobs",
     "fused_linear_logprobs_and_entropy",
+    "gae",
     "has_signal",
     "importance_ratio",
     "importance_weights",
@@ -54,11 +57,16 @@ __all__ = [
     "policy_batch",
     "policy_loss",
     "preference_loss",
+    "returns_to_go",
     "rewards_with_kl",
     "rl_step",
     "split",
     "supervised_loss",
+    "token_advantages",
     "token_level_advantages",
     "token_logprobs",
     "train_step",
+    "value_loss",
+    "values",
+    "whitened",
 ]

@@ -1,6 +1,7 @@
 """Group-relative advantages.
 
-Definitions: GRPO (arXiv 2402.03300, section 4.1.2), Dr. GRPO (2503.20783, centre only), RLOO (2402.14740, leave-one-out).
+Definitions: GRPO (arXiv 2402.03300, section 4.1.2), Dr. GRPO (2503.20783, centre only), RLOO (2402.14740, leave-one-out),
+OPO (2505.23585, baseline weighted by length).
 Shapes: B rows (completions), T completion positions, G completions of one prompt.
 """
 
@@ -10,7 +11,9 @@ from torch import Tensor
 from rlcanary.contract.conventions import Conventions
 
 
-def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions) -> Tensor:
+def advantages(
+    rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions, weights_B: Tensor | None = None
+) -> Tensor:
     """Compute the advantage of each completion over its group, on the declared scale.
 
     Computed in float64, without gradient. A group whose rewards are all equal gets exactly zero, which the textbook
@@ -21,6 +24,7 @@ def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions)
         group_ids_B: [B], equal for the completions of one prompt; rows may come in any order.
         conventions: the advantage_* fields, singleton_group, nan_reward and reward_clip are used. A prompt with one
             completion falls under singleton_group unless neither the baseline nor the scale uses its group.
+        weights_B: [B] weights of the rows in the mean of their group, such as their lengths; None weighs them alike.
 
     Returns:
         [B], float64 for float64 rewards and float32 otherwise.
@@ -44,9 +48,10 @@ def advantages(rewards_B: Tensor, group_ids_B: Tensor, conventions: Conventions)
 
     batch_std = _std(rewards[~is_nan], conventions.advantage_ddof)
     result = torch.zeros_like(rewards)
+    weights = torch.ones_like(rewards) if weights_B is None else weights_B.double()
     for group_id in group_ids_B[~is_nan].unique():
         rows = (group_ids_B == group_id) & ~is_nan
-        result[rows] = _group_advantages(rewards[rows], batch_std, conventions)
+        result[rows] = _group_advantages(rewards[rows], weights[rows], batch_std, conventions)
     return result if rewards_B.dtype == torch.float64 else result.float()
 
 
@@ -79,7 +84,7 @@ def token_level_advantages(
     return advantages_B.unsqueeze(1).expand_as(mask_BT).masked_fill(~mask_BT, 0)
 
 
-def _group_advantages(rewards_G: Tensor, batch_std: Tensor, conventions: Conventions) -> Tensor:
+def _group_advantages(rewards_G: Tensor, weights_G: Tensor, batch_std: Tensor, conventions: Conventions) -> Tensor:
     is_relative = conventions.advantage_baseline != "none" or conventions.advantage_scale == "group"
     if len(rewards_G) == 1 and is_relative:
         match conventions.singleton_group:
@@ -91,11 +96,11 @@ def _group_advantages(rewards_G: Tensor, batch_std: Tensor, conventions: Convent
                 return torch.full_like(rewards_G, torch.nan)
     match conventions.advantage_baseline:
         case "mean":
-            centred_G = _centre(rewards_G, rewards_G.unsqueeze(0))
+            centred_G = _centre(rewards_G, rewards_G.unsqueeze(0), weights_G)
             std = _std(rewards_G, conventions.advantage_ddof)
         case "leave_one_out":
             others_GG = _others(rewards_G)
-            centred_G = _centre(rewards_G, others_GG)
+            centred_G = _centre(rewards_G, others_GG, torch.ones_like(others_GG))
             std = _std(others_GG, conventions.advantage_ddof)
         case "none":
             centred_G = rewards_G
@@ -116,10 +121,12 @@ def _others(rewards_G: Tensor) -> Tensor:
     return rewards_G.expand(size, size)[keep_GG].view(size, size - 1)
 
 
-def _centre(rewards_G: Tensor, samples: Tensor) -> Tensor:
-    """Subtract the mean of `samples` along its last dimension, exactly zero where all samples are equal."""
+def _centre(rewards_G: Tensor, samples: Tensor, weights: Tensor) -> Tensor:
+    """Subtract the weighted mean of `samples` along its last dimension, exactly zero where all samples are equal."""
     low, high = samples.amin(dim=-1), samples.amax(dim=-1)
-    mean = torch.where(low == high, low, samples.mean(dim=-1))
+    # Without any weight there is no token to train.
+    mean = (samples * weights).sum(dim=-1) / weights.sum(dim=-1).clamp(min=1)
+    mean = torch.where(low == high, low, mean)
     return rewards_G - mean
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.credit import ValueBatch
 from rlcanary.reference.kl import kl
 from rlcanary.reference.masks import masked
 
@@ -133,7 +134,7 @@ def importance_weights(
     return weight_BT.masked_fill(~mask_BT, 0)
 
 
-def aggregate(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions) -> Tensor:
+def aggregate(values_BT: Tensor, batch: PolicyBatch | ValueBatch, conventions: Conventions) -> Tensor:
     """Reduce token values to one number as `conventions.aggregation` says.
 
     GRPO (2402.03300, eq. 3) averages sequence means, DAPO (2503.14476, eq. 8) tokens, Dr. GRPO (2503.20783) divides by a
@@ -172,7 +173,7 @@ def aggregate(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions) -
             return (sums_G / tokens_G.clamp(min=1)).sum() / sequences
 
 
-def count_sequences(batch: PolicyBatch, conventions: Conventions) -> float:
+def count_sequences(batch: PolicyBatch | ValueBatch, conventions: Conventions) -> float:
     """Count the rows that the aggregation divides by: all, those with a trained token, or the groups.
 
     The sum of this over all ranks and micro-batches is the `global_sequences` of each of them.
@@ -313,7 +314,7 @@ def _required(values: Tensor | None, name: str, asked_by: str) -> Tensor:
     return values
 
 
-def _group_index(batch: PolicyBatch) -> tuple[Tensor, int]:
+def _group_index(batch: PolicyBatch | ValueBatch) -> tuple[Tensor, int]:
     """[B] long: 0, 1, … in the order of the group ids; and how many groups there are."""
     group_ids_B = _required(batch.group_ids, "group_ids", "aggregation 'group_token_mean'")
     unique_ids, index_B = torch.unique(group_ids_B, return_inverse=True)

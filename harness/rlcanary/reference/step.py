@@ -13,7 +13,10 @@ from torch import Tensor
 
 from rlcanary.contract.batch import CollatedBatch, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.credit import CreditBatch
+from rlcanary.contract.declining import NotProvided
 from rlcanary.reference.advantages import advantages
+from rlcanary.reference.credit import token_advantages
 from rlcanary.reference.kl import rewards_with_kl
 from rlcanary.reference.logprobs import completion_logprobs, completion_scores
 from rlcanary.reference.losses import policy_loss
@@ -90,20 +93,40 @@ def with_advantages(
         old_logprobs_BT: [B, T] of the policy that the ratio is taken against.
         ref_logprobs_BT: [B, T] of the reference model, or None.
         entropy_BT: [B, T] of the policy in training, or None.
+
+    Raises:
+        NotProvided: the conventions ask for a critic or for turn ids.
     """
-    rewards_B = batch.rewards
-    if ref_logprobs_BT is not None:
-        rewards_B = rewards_with_kl(rewards_B, old_logprobs_BT, ref_logprobs_BT, batch.completion_mask, conventions)
     return PolicyBatch(
         logprobs=logprobs_BT,
         old_logprobs=old_logprobs_BT,
-        advantages=advantages(rewards_B, batch.group_ids, conventions),
+        advantages=_advantages(batch, conventions, old_logprobs_BT, ref_logprobs_BT),
         mask=batch.completion_mask,
         ref_logprobs=ref_logprobs_BT,
         sampler_logprobs=batch.old_logprobs,
         entropy=entropy_BT,
         group_ids=batch.group_ids,
     )
+
+
+def _advantages(
+    batch: CollatedBatch, conventions: Conventions, old_logprobs_BT: Tensor, ref_logprobs_BT: Tensor | None
+) -> Tensor:
+    """[B], or [B, T] where the conventions make more of them than a number per row."""
+    if conventions.token_credit in ("gae", "turn_returns"):
+        raise NotProvided(f"token_credit {conventions.token_credit!r} needs more than a batch of completions has")
+    is_per_row = (conventions.token_credit, conventions.baseline_weighting, conventions.whitening) == (
+        "outcome",
+        "rows",
+        "none",
+    )
+    rewards = batch.rewards if is_per_row else batch.rewards.new_zeros(batch.completion_mask.shape)
+    if ref_logprobs_BT is not None:
+        rewards = rewards_with_kl(rewards, old_logprobs_BT, ref_logprobs_BT, batch.completion_mask, conventions)
+    if is_per_row:
+        return advantages(rewards, batch.group_ids, conventions)
+    given = CreditBatch(batch.rewards, batch.completion_mask, batch.group_ids, token_rewards=rewards)
+    return token_advantages(given, conventions).advantages
 
 
 def descend(state: Any, loss: Tensor, conventions: Conventions, advance: bool = True) -> dict[str, float]:

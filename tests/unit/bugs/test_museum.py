@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_mutants import CHECKPOINT_MUTANTS
+from critic_mutants import CRITIC_MUTANTS
 from data_mutants import DATA_MUTANTS
 from loss_mutants import LOSS_MUTANTS
 from memory_mutants import MEMORY_MUTANTS
@@ -134,6 +135,7 @@ class Mutants:
 MUTANTS = [
     *(value for value in vars(Mutants).values() if inspect.isclass(value)),
     *CHECKPOINT_MUTANTS,
+    *CRITIC_MUTANTS,
     *DATA_MUTANTS,
     *LOSS_MUTANTS,
     *MEMORY_MUTANTS,

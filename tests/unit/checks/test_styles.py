@@ -15,6 +15,7 @@ from styles.dr_grpo import DrGrpo
 from styles.fine_tuning import FineTuning
 from styles.gspo import Gspo
 from styles.padding_left import PaddingLeft
+from styles.ppo import Ppo, ReinforcePlusPlus
 from styles.rloo import Rloo
 
 from rlcanary.adapters.reference import ReferenceAdapter
@@ -22,7 +23,7 @@ from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.adapter import CAPABILITIES, Adapter, TrainState, provided
 from rlcanary.contract.conventions import GRPO
 
-STYLES = (DrGrpo, Gspo, Rloo, DapoPacked, Cispo, PaddingLeft, FineTuning)
+STYLES = (DrGrpo, Gspo, Rloo, DapoPacked, Cispo, PaddingLeft, FineTuning, Ppo, ReinforcePlusPlus)
 SEEDS = int(os.environ.get("RLCANARY_STYLE_SEEDS", "4"))
 CHECKS = all_checks()
 DRAWING = [check for check in CHECKS if "rng" in inspect.signature(check.cases).parameters]

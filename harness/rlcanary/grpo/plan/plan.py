@@ -245,6 +245,10 @@ class Plan:
                 f"schedule.max_staleness lets sampling run {ahead} versions ahead of the trainer, but "
                 "conventions.old_logprobs is trainer and importance_level none: set old_logprobs to sampler"
             )
+        if conventions.token_credit in ("gae", "turn_returns"):
+            raise ValueError(
+                f"conventions.token_credit is {conventions.token_credit}, which needs a critic or turn ids"
+            )
         if sampling.seed is not None or sampling.n != 1:
             raise ValueError(
                 "sampling.seed and sampling.n follow from run.seed and schedule.group_size: leave them out"

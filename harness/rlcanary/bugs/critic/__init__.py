@@ -1,0 +1,1 @@
+"""Bugs in credit per token and in the critic."""

@@ -1,0 +1,1 @@
+"""Credit per token, and the critic."""
