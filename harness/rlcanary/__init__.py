@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlcanary.checks.registry import all_checks
     from rlcanary.contract.adapter import Adapter, NotProvided
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+    from rlcanary.contract.buffering import BufferSettings, Taken
     from rlcanary.contract.conventions import PRESETS, Conventions
     from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.engine import Engine, InProcessEngine
@@ -31,6 +32,7 @@ HOMES = {
     "rlcanary.checks.registry": ("all_checks",),
     "rlcanary.contract.adapter": ("Adapter", "NotProvided"),
     "rlcanary.contract.batch": ("CollatedBatch", "Completion", "Group", "LossOutput", "PolicyBatch"),
+    "rlcanary.contract.buffering": ("BufferSettings", "Taken"),
     "rlcanary.contract.conventions": ("PRESETS", "Conventions"),
     "rlcanary.contract.credit": ("Credit", "CreditBatch", "ValueBatch"),
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
@@ -43,6 +45,7 @@ HOMES = {
 __all__ = [
     "PRESETS",
     "Adapter",
+    "BufferSettings",
     "Check",
     "CollatedBatch",
     "Completion",
@@ -63,6 +66,7 @@ __all__ = [
     "Result",
     "RolloutBatch",
     "SupervisedBatch",
+    "Taken",
     "UserError",
     "ValueBatch",
     "all_checks",

@@ -9,25 +9,45 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.reference import ReferenceAdapter
-from rlcanary.contract.adapter import Item, NotProvided
+from rlcanary.contract.adapter import Adapter, Item, NotProvided
 from rlcanary.contract.sampling import Sampling
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group
+    from rlcanary.contract.buffering import BufferSettings, Taken
+    from rlcanary.grpo.rollout.buffer import GroupBuffer
 
 # Rows per forward pass: small, so that the checks' few rows make several micro-batches.
 MICRO_BATCH = 2
+# Room of a buffer without a bound.
+ROOM = 1000
+
+
+class _Buffer:
+    """The trainer's buffer with the settings that its callers have. No call waits: each has an event loop of its own."""
+
+    def __init__(self, settings: BufferSettings, buffer: GroupBuffer) -> None:
+        self.settings, self.buffer = settings, buffer
+
+    @property
+    def waiting(self) -> int:
+        return asyncio.run(self.buffer.account()).waiting
 
 
 class GrpoAdapter(ReferenceAdapter):
     """Adapter of the bundled GRPO trainer."""
 
     name = "grpo"
+
+    def configured(self, **changes: Any) -> Self:
+        if changes.get("buffer_order", "oldest_first") != "oldest_first" or changes.get("buffer_full") == "drop_oldest":
+            raise NotProvided("the buffer is first in, first out, and waits while it is full")
+        return super().configured(**changes)
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
         from rlcanary.grpo.plan.optimizer import OptimizerSettings
@@ -129,3 +149,59 @@ class GrpoAdapter(ReferenceAdapter):
             raise NotProvided(str(error)) from error
         completions: list[list[Completion]] = engine.generate(prompts, asdict(request))
         return completions
+
+    def new_buffer(self, settings: BufferSettings) -> _Buffer:
+        from rlcanary.grpo.rollout.buffer import GroupBuffer
+
+        return _Buffer(settings, GroupBuffer(settings.capacity or ROOM, settings.max_staleness))
+
+    def put_groups(self, buffer: _Buffer, groups: list[Group]) -> int:
+        import torch
+
+        from rlcanary.reference.filters import has_signal
+
+        for taken, group in enumerate(groups):
+            # The rollout judges a group before it puts it.
+            if buffer.settings.dynamic_sampling and not has_signal(torch.tensor(group.rewards)):
+                continue
+            if buffer.waiting == buffer.buffer.capacity:
+                return taken
+            asyncio.run(buffer.buffer.put(group))
+        return len(groups)
+
+    def take_groups(self, buffer: _Buffer, trainer_version: int) -> Taken:
+        from rlcanary.contract.buffering import Taken
+
+        stale: list[Group] = []
+        # It tells of stale groups without giving others, and is asked again.
+        while buffer.waiting >= (count := buffer.settings.groups_per_batch):
+            taken = asyncio.run(buffer.buffer.take(count, trainer_version))
+            stale += taken.stale
+            if taken.groups:
+                return Taken(taken.groups, stale)
+        return Taken([], stale)
+
+    def groups_to_start(self, buffer: _Buffer, trainer_version: int, running: int) -> int:
+        from rlcanary.grpo.data.items import ItemIterator
+        from rlcanary.grpo.plan.schedule import Schedule
+
+        settings = buffer.settings
+        schedule = Schedule(settings.groups_per_batch, group_size=2, max_staleness=settings.max_staleness)
+        if not schedule.versions_ahead:
+            raise NotProvided("without groups ahead sampling and training take turns")
+        # Groups that run or wait are items in flight.
+        items = [Item(number, [0], lambda _: 0.0) for number in range(schedule.prompts_ahead + 1)]
+        iterator = ItemIterator(items, most_in_flight=schedule.prompts_ahead)
+        iterator.start_epoch()
+        return sum(1 for _ in iter(iterator.next_item, None)) - buffer.waiting - running
+
+    # A run that resumes samples those groups again that waited.
+    save_buffer = Adapter.save_buffer
+    load_buffer = Adapter.load_buffer
+
+    def rollout_seed(self, seed: int, rank: int, step: int, request: int) -> int:
+        from rlcanary.grpo.rollout.collector import seeded
+
+        # A request is known by its epoch, item and attempt; the item stands for the rank and the number.
+        drawn: int = seeded({"seed": seed}, step, (rank, request), 0)["seed"]
+        return drawn

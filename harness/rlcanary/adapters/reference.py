@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+    from rlcanary.contract.buffering import BufferSettings, Taken
     from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
@@ -173,6 +174,8 @@ class ReferenceAdapter(Adapter):
 
     def sync_weights(self, state: Any, engine: Any) -> None:
         engine.load_weights(state.model.named_parameters())
+        if self.conventions.sync_buffers:
+            engine.load_weights(state.model.named_buffers())
         # Keys and values of the old weights are wrong for the new ones.
         engine.reset_prefix_cache()
         engine.version += 1
@@ -230,3 +233,37 @@ class ReferenceAdapter(Adapter):
         from rlcanary import reference
 
         return reference.preference_loss(batch, self.conventions)
+
+    def new_buffer(self, settings: BufferSettings) -> Any:
+        from rlcanary.reference.buffering import Buffer
+
+        return Buffer(settings, self.conventions.buffer_order, self.conventions.buffer_full)
+
+    def put_groups(self, buffer: Any, groups: list[Group]) -> int:
+        taken: int = buffer.put(groups)
+        return taken
+
+    def take_groups(self, buffer: Any, trainer_version: int) -> Taken:
+        taken: Taken = buffer.take(trainer_version)
+        return taken
+
+    def groups_to_start(self, buffer: Any, trainer_version: int, running: int) -> int:
+        room: int = buffer.room(trainer_version, running)
+        return room
+
+    def save_buffer(self, buffer: Any, folder: Path) -> None:
+        import torch
+
+        torch.save((buffer.waiting, buffer.trained), folder / "buffer.pt")
+
+    def load_buffer(self, settings: BufferSettings, folder: Path) -> Any:
+        import torch
+
+        buffer = self.new_buffer(settings)
+        buffer.waiting, buffer.trained = torch.load(folder / "buffer.pt", weights_only=False)
+        return buffer
+
+    def rollout_seed(self, seed: int, rank: int, step: int, request: int) -> int:
+        from rlcanary.reference import buffering
+
+        return buffering.rollout_seed(seed, rank, step, request)

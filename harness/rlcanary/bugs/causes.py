@@ -144,6 +144,10 @@ def _reached(changes: dict[str, Any]) -> frozenset[str]:
         return frozenset({f"{name.partition('_')[0]}_loss"})
     if name == "data_order":
         return frozenset({"data_order"})
+    if name.startswith("buffer_"):
+        return frozenset({"new_buffer", "put_groups", "take_groups"})
+    if name == "sync_buffers":
+        return frozenset({"sync_weights"})
     return LOSSES
 
 

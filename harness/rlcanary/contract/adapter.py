@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from rlcanary.contract.capabilities.buffering import Buffering
 from rlcanary.contract.capabilities.core import Core
 from rlcanary.contract.capabilities.critic import Critic
 from rlcanary.contract.capabilities.data import Data
@@ -18,11 +19,11 @@ from rlcanary.contract.state import Item, TrainState
 
 __all__ = ["CAPABILITIES", "GROUPS", "Adapter", "Item", "NotProvided", "TrainState", "provided"]
 
-GROUPS = (Core, Objective, Critic, Data, Inference, Training, OtherLosses, Reporting)
+GROUPS = (Core, Objective, Critic, Data, Inference, Buffering, Training, OtherLosses, Reporting)
 """The groups of capabilities, those to start with first."""
 
 
-class Adapter(Core, Objective, Critic, Data, Inference, Training, OtherLosses, Reporting):
+class Adapter(Core, Objective, Critic, Data, Inference, Buffering, Training, OtherLosses, Reporting):
     """Base class of adapters. Override the capabilities that your codebase has; one is enough to start.
 
     Attributes:

@@ -45,6 +45,8 @@ PreferenceKind = Literal["sigmoid", "hinge", "ipo"]
 BaselineWeighting = Literal["rows", "tokens"]
 TokenCredit = Literal["outcome", "returns", "turn_returns", "gae"]
 Whitening = Literal["none", "mean_std", "mean", "std"]
+BufferOrder = Literal["oldest_first", "newest_first"]
+BufferFull = Literal["refuse", "drop_oldest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,12 @@ class Conventions:
             is off.
         value_aggregation: the reduction of squared errors to one number, as `aggregation` for the policy.
         value_coef: the coefficient of the squared error in the value loss.
+        buffer_order: the groups of a buffer that are trained next are those that were put first ("oldest_first"), those
+            that were put last ("newest_first"), or any of them (None).
+        buffer_full: a full buffer takes no group until there is room ("refuse"), or throws out the group that was put
+            first for each new one ("drop_oldest").
+        sync_buffers: training changes buffers of the model, such as the bias of a router, and a weight sync sends them
+            with the parameters. False where all buffers are constant.
     """
 
     advantage_baseline: Baseline = "mean"
@@ -260,6 +268,10 @@ class Conventions:
     value_aggregation: Aggregation = "token_mean"
     value_coef: float = 0.5
 
+    buffer_order: BufferOrder | None = "oldest_first"
+    buffer_full: BufferFull = "refuse"
+    sync_buffers: bool = False
+
     def __post_init__(self) -> None:
         for field in fields(self):
             allowed = _choices().get(field.name)
@@ -274,6 +286,8 @@ class Conventions:
         for name in ("sapo_temperature_positive", "sapo_temperature_negative"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not positive")
+        if self.buffer_order not in (*get_args(BufferOrder), None):
+            raise ValueError(f"buffer_order={self.buffer_order!r} is neither an order nor None")
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ValueError(
                 f"dual_clip={self.dual_clip!r} has to be above 1: it bounds the ratio of a negative advantage"

@@ -40,11 +40,11 @@ class Engine(Protocol):
         """Sample the completions of one prompt. Concurrent requests finish in any order."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Replace the named parameters -> the names that were loaded. The prefix cache is kept.
+        """Replace the named parameters and buffers -> the names that were loaded. The prefix cache is kept.
 
         Raises:
-            KeyError: the model has no parameter of that name.
-            ValueError: a tensor's shape is not the parameter's.
+            KeyError: the model has neither a parameter nor a buffer of that name.
+            ValueError: a tensor's shape is not that of the one it replaces.
         """
 
     def reset_prefix_cache(self) -> None:
@@ -138,27 +138,28 @@ class InProcessEngine:
         return parameters.with_ends(self.eos_token_ids)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Replace the named parameters -> the names that were loaded. The prefix cache is kept.
+        """Replace the named parameters and buffers -> the names that were loaded. The prefix cache is kept.
 
-        Parameters loaded before an error stay loaded, as in engines that load weights as they arrive.
+        Those loaded before an error stay loaded, as in engines that load weights as they arrive.
 
         Raises:
-            KeyError: the model has no parameter of that name.
-            ValueError: a tensor's shape is not the parameter's.
+            KeyError: the model has neither a parameter nor a buffer of that name.
+            ValueError: a tensor's shape is not that of the one it replaces.
         """
         import torch
 
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        own = dict(self.model.named_buffers(remove_duplicate=False))
+        own |= dict(self.model.named_parameters(remove_duplicate=False))
         loaded = set()
         with torch.no_grad():
             for name, weight in weights:
-                if name not in parameters:
-                    raise KeyError(f"the engine's model has no parameter {name!r}")
-                if parameters[name].shape != weight.shape:
+                if name not in own:
+                    raise KeyError(f"the engine's model has no parameter or buffer {name!r}")
+                if own[name].shape != weight.shape:
                     raise ValueError(
-                        f"{name} of shape {tuple(weight.shape)} does not fit the engine's {tuple(parameters[name].shape)}"
+                        f"{name} of shape {tuple(weight.shape)} does not fit the engine's {tuple(own[name].shape)}"
                     )
-                parameters[name].copy_(weight.detach())
+                own[name].copy_(weight.detach())
                 loaded.add(name)
         return loaded
 

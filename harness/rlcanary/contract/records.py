@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+from rlcanary.contract.buffering import BufferSettings, Taken
 from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
 from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
 from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
@@ -13,6 +14,7 @@ from rlcanary.contract.state import Item
 RECORDS: tuple[type[Any], ...] = (
     *(Completion, Group, CollatedBatch, PolicyBatch, LossOutput, Item),
     *(CreditBatch, Credit, ValueBatch),
+    *(BufferSettings, Taken),
     *(SupervisedBatch, DistillationBatch, PreferenceBatch),
     *(RolloutBatch, Metric, EvaluatedItem, LoggedSample),
 )

@@ -57,7 +57,7 @@ DIFFERENTIABLE = ("logits", "logprobs", "entropy", "chosen_logprobs", "rejected_
 WITHOUT_COLUMNS = ("completion_starts", "rewards", "group_ids", "policy_versions")
 
 # Fields of a record that a capability has no reason to read or give: it scores tokens, trains whatever the age of a row, has
-# no place for them in its result, rewards text, or was not told them.
+# no place for them in its result, rewards text, or was not told them, or need not tell.
 SCORES_TOKENS = ("rewards", "group_ids", "old_logprobs", "ref_logprobs", "policy_versions", "item_ids")
 UNREAD: dict[str, tuple[str, ...]] = {
     "completion_logprobs": SCORES_TOKENS,
@@ -68,6 +68,9 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "rl_step": ("dataset", "finish_reason", "item_id", "policy_version", "token_versions", "text"),
     "rollout": ("ref_logprobs", "dataset", "text"),
     "score": ("id", "prompt_ids"),
+    "new_buffer": ("first_version",),
+    "put_groups": ("dataset", "finish_reason", "text"),
+    "take_groups": ("stale",),
     "rollout_metrics": ("prompt_ids", "logprobs", "ref_logprobs", "item_id", "token_versions", "text", "step"),
     "evaluation_metrics": ("item_id",),
     "logged_samples": (

@@ -59,6 +59,8 @@ NUMBERS: dict[str, Any] = {
     "whitening_ddof": 0,
     "value_clip": 0.2,
     "value_coef": 1.0,
+    "buffer_order": "newest_first",
+    "sync_buffers": True,
 }
 # What has to be on for a field to have an effect.
 CONTEXT: dict[str, dict[str, Any]] = {

@@ -11,10 +11,11 @@ import torch
 from rlcanary.contract.adapter import TrainState
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+from styles.buffers import Queue
 from styles.reporting import ReducedOverRanks
 
 
-class Cispo(ReducedOverRanks):
+class Cispo(Queue, ReducedOverRanks):
     name = "cispo-by-hand"
     conventions = Conventions(
         objective="cispo",

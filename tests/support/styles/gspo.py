@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy, pad
 from rlcanary.contract.adapter import Adapter, NotProvided, TrainState
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+from styles.buffers import Pool
 
 EPS = 1e-6
 
@@ -19,7 +20,7 @@ def sequence_means(values, mask):
     return torch.where(mask, values, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
-class Gspo(Adapter):
+class Gspo(Pool, Adapter):
     name = "gspo-by-hand"
     conventions = Conventions(
         ratio_level="sequence",
@@ -30,6 +31,8 @@ class Gspo(Adapter):
         old_logprobs="trainer",
         max_grad_norm=1.0,
         kl_estimator="k2",
+        buffer_order=None,
+        buffer_full="drop_oldest",
     )
 
     def __init__(self, **changes):

@@ -13,9 +13,10 @@ import torch
 from rlcanary.contract.adapter import Adapter, NotProvided, TrainState
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput
 from rlcanary.contract.conventions import Conventions
+from styles.buffers import Stack
 
 
-class Rloo(Adapter):
+class Rloo(Stack, Adapter):
     name = "rloo-by-hand"
     conventions = Conventions(
         advantage_baseline="leave_one_out",
@@ -27,6 +28,8 @@ class Rloo(Adapter):
         kl_coef=0.05,
         kl_placement="reward",
         temperature=0.9,
+        buffer_order="newest_first",
+        sync_buffers=True,
     )
 
     # One sequence at a time.
@@ -250,8 +253,8 @@ class Rloo(Adapter):
         return resumed
 
     def sync_weights(self, state, engine):
-        """One tensor at a time, each under its own name."""
-        for name, weight in state.model.named_parameters():
+        """The state dict, one tensor at a time, each under its own name."""
+        for name, weight in state.model.state_dict().items():
             loaded = engine.load_weights([(name, weight)])
             if loaded != {name}:
                 raise RuntimeError(f"the engine did not take {name}")

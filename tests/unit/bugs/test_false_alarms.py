@@ -49,6 +49,8 @@ VARIANTS = {
         distillation_aggregation="sequence_mean_nonempty",
         supervised_aggregation="sequence_mean",
     ),
+    "newest-first": PAPERS["grpo"].replace(buffer_order="newest_first", sync_buffers=True),
+    "pool-in-no-order": PAPERS["grpo"].replace(buffer_order=None, buffer_full="drop_oldest"),
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from buffer_mutants import BUFFER_MUTANTS
 from checkpoint_mutants import CHECKPOINT_MUTANTS
 from critic_mutants import CRITIC_MUTANTS
 from data_mutants import DATA_MUTANTS
@@ -134,6 +135,7 @@ class Mutants:
 
 MUTANTS = [
     *(value for value in vars(Mutants).values() if inspect.isclass(value)),
+    *BUFFER_MUTANTS,
     *CHECKPOINT_MUTANTS,
     *CRITIC_MUTANTS,
     *DATA_MUTANTS,

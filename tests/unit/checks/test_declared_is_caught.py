@@ -15,7 +15,7 @@ from rlcanary.mutants.declared import Pair, pairs
 # Quick ones first: the first check that fails ends the search.
 AREAS = (
     *("rollout_metrics", "evaluation_metrics", "supervised", "distillation", "preference"),
-    *("credit", "value"),
+    *("credit", "value", "buffer"),
     *("config", "advantage", "loss", "kl", "importance", "logprob", "order", "batch", "split", "step"),
     *("rl_step", "evaluation"),
 )
@@ -24,6 +24,7 @@ CHECKS = sorted((each for each in all_checks() if each.area in AREAS), key=lambd
 # Fields that another module of checks answers for, or that no check of the reference can tell.
 UNCAUGHT = {
     "logprobs_upcast": "True is caught by logprob.bfloat16_logits on code that does not upcast; False permits both",
+    "sync_buffers": "True is caught by sync.buffers on code that sends parameters alone; False permits both",
     "sync_while_sampling": "a permission: False only takes two checks away",
 }
 

@@ -72,6 +72,15 @@ def part_frozen() -> Any:
     return model
 
 
+def scaled() -> Any:
+    """The Llama whose layers scale the output of their MLP by a buffer, as routers and quantised layers have."""
+    model = tiny_policy()
+    for layer in model.model.layers:
+        layer.mlp.down_proj.__class__ = ScaledLinear
+        layer.mlp.down_proj.register_buffer("scale", torch.full((), 1.5))
+    return model
+
+
 def generation_config() -> Any:
     """The Llama with sampling defaults of its own, none of which belongs in a request that does not name it."""
     model = tiny_policy()
@@ -106,6 +115,7 @@ WORLDS: dict[str, Callable[[], Any]] = {
         convolution,
         lora,
         part_frozen,
+        scaled,
         generation_config,
         config_dtype,
         bfloat16,
@@ -127,6 +137,15 @@ class LoraLinear(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)
         return y + ALPHA / RANK * (x @ self.lora_A.T) @ self.lora_B.T
+
+
+class ScaledLinear(torch.nn.Linear):
+    """A linear layer whose output is multiplied by its buffer `scale`."""
+
+    scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
 
 
 def models_for(adapter: Adapter, spec: str, wanted: tuple[str, ...]) -> Iterator[Model]:

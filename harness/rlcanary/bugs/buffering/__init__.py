@@ -1,0 +1,1 @@
+"""Bugs between sampler and trainer."""

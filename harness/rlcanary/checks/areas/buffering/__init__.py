@@ -1,0 +1,1 @@
+"""Checks of what lies between sampler and trainer."""

@@ -1,0 +1,139 @@
+"""Weight sync of more than the parameters that an ordinary run sends: buffers, other dtypes, thawed parts, second tries."""
+
+import copy
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary.checks.asserts import NothingToCompare, assert_equal, assert_true, unless_raised
+from rlcanary.checks.check import check
+from rlcanary.checks.worlds.models import part_frozen, scaled
+from rlcanary.checks.worlds.samples import gap
+from rlcanary.checks.worlds.states import held, named, nats, nudged, precision, shaken
+from rlcanary.checks.worlds.tiny_trainer import state_of
+from rlcanary.contract.adapter import Adapter, NotProvided
+from rlcanary.contract.layers import copied
+
+PROMPT = [5, 6, 7]
+
+
+def _assert_in_step(engine: Any, model: Any, told: str) -> None:
+    distance = gap(engine, model, PROMPT)
+    told = f"{told} the engine is {distance:.3g} nats away from the trainer"
+    assert_true(distance < nats(model), told, quantity="nats", magnitude=distance)
+
+
+@check(
+    "sync.buffers",
+    needs=("sync_weights",),
+    applies=lambda declared: None if declared.sync_buffers else "training changes no buffer of the model",
+)
+def buffers(adapter: Adapter) -> None:
+    """Buffers that training changes, such as a router's bias or a scale, reach the engine with the parameters.
+
+    Silent because a buffer is no parameter: an optimizer and a sync by `named_parameters` pass over it, and the engine keeps
+    the one of the checkpoint while the routes move away. Look for the bias of a balanced router, for scales that are made
+    anew, and for a filter of the state dict.
+    """
+    state, engine = state_of(adapter, scaled()), adapter.new_engine(scaled())
+    for count, factor in (("first", 2.0), ("second", 0.5)):
+        with torch.no_grad():
+            for name, buffer in state.model.named_buffers():
+                if name.endswith("scale"):
+                    buffer.mul_(factor)
+        if not gap(engine, state.model, PROMPT) > 4 * nats(state.model):
+            raise NothingToCompare("the buffer does not change the next tokens' logprobs")
+        adapter.sync_weights(state, engine)
+        _assert_in_step(engine, state.model, f"after the buffers changed and the {count} weight sync")
+
+
+@check("sync.repeated_after_an_error", needs=("sync_weights",))
+def repeated_after_an_error(adapter: Adapter, model: Any) -> None:
+    """A weight sync that follows one that broke off brings all weights, and counts as one.
+
+    Silent because the run goes on as soon as the engine answers again: with what was noted as sent before it arrived, the
+    engine keeps old weights beside new ones for good. Look for differences to what was sent last, for buckets that go on
+    where they stopped, and for a version or a flag that the failed sync left behind.
+    """
+    state, engine = shaken(state_of(adapter, copied(model))), adapter.new_engine(model)
+    start, load_weights = engine.version, engine.load_weights
+
+    def load_some(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        engine.load_weights = load_weights
+        load_weights(islice(weights, 3))
+        raise ConnectionError("the connection to the engine was lost")
+
+    def sync() -> bool:
+        adapter.sync_weights(state, engine)
+        return True
+
+    engine.load_weights = load_some
+    tries = [unless_raised(sync), unless_raised(sync)]
+    if not tries[1]:
+        return
+    _assert_in_step(engine, state.model, "after a weight sync that broke off and another one")
+    done = sum(each is True for each in tries)
+    told = f"{done} of two weight syncs were completed: by how much the engine's version is raised"
+    assert_equal(engine.version - start, done, told, quantity="version")
+
+
+@check("sync.thawed", severity="hardening", needs=("sync_weights",))
+def thawed(adapter: Adapter) -> None:
+    """A parameter that was frozen at first and is trained later reaches the engine from then on.
+
+    Silent because the engine has the right start values, and only what was thawed stays behind. Look for a list of trainable
+    parameters that is made once, and for a sync of what the optimizer held at the start.
+    """
+    state, engine = state_of(adapter, part_frozen()), adapter.new_engine(part_frozen())
+    adapter.sync_weights(state, engine)
+    frozen = [parameter for parameter in state.model.parameters() if not parameter.requires_grad]
+    if not frozen or not hasattr(state.optimizer, "add_param_group"):
+        raise NotProvided("the state thaws all parameters, or its optimizer takes no further ones")
+    moved = {id(each) for group in state.optimizer.param_groups for each in group["params"]}
+    if new := [parameter for parameter in frozen if id(parameter) not in moved]:
+        state.optimizer.add_param_group({"params": new})
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    for count in ("first", "second"):
+        with torch.no_grad():
+            for parameter in frozen:
+                parameter.mul_(1.5)
+        if not gap(engine, state.model, PROMPT) > 4 * nats(state.model):
+            raise NothingToCompare("the thawed parameters do not change the next tokens' logprobs")
+        adapter.sync_weights(state, engine)
+        _assert_in_step(engine, state.model, f"after a part was thawed and trained, and the {count} weight sync")
+
+
+@check("sync.other_dtype", needs=("sync_weights",))
+def other_dtype(adapter: Adapter, model: Any) -> None:
+    """An engine in half precision gets the trainer's weights rounded to it, and the trainer keeps its own.
+
+    Silent because a model that is rounded for the transfer, in place, trains on: steps below half a unit of bfloat16 are
+    lost from then on. Look for `model.to(dtype)`, which changes the model itself, and for a cast by bits or through another
+    half precision.
+    """
+    state = shaken(state_of(adapter, copied(model)))
+    if precision(state.model) not in (torch.float32, torch.float64):
+        raise NotProvided("the trainer itself is in half precision")
+    engine = adapter.new_engine(nudged(copied(model), 0.5).bfloat16())
+    before = copy.deepcopy(_weights(state))
+    adapter.sync_weights(state, engine)
+    after = _weights(state)
+    changed = [name for name, each in before.items() if name not in after or not _is_same(each, after[name])]
+    told = f"a weight sync to an engine in bfloat16 changed {len(changed)} of the trainer's weights, as {changed[:1]}"
+    assert_true(not changed, told, quantity="parameters", magnitude=len(changed), compared=len(before))
+    _assert_in_step(engine, copied(state.model).bfloat16(), "after a weight sync to an engine in bfloat16")
+
+
+def _weights(state: Any) -> dict[str, Tensor]:
+    """The weights of a state by name, those that its optimizer moves included."""
+    return {**named(state.model), **{f"moved {name}": tensor for name, tensor in held(state)[0].items()}}
+
+
+def _is_same(before: Tensor, after: Tensor) -> bool:
+    """Tell whether a weight kept its dtype and, except for the last bits of an undone merge, its value."""
+    allowed = 2 * torch.finfo(before.dtype).eps * before.abs().max()
+    return before.dtype == after.dtype and bool(((after - before).abs() <= allowed).all())
