@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.engine import Engine, InProcessEngine
     from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+    from rlcanary.contract.preparation import (
+        Answer,
+        DataRow,
+        PreparationOptions,
+        PreparedData,
+        PreparedRow,
+        Setting,
+    )
     from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
     from rlcanary.errors import UserError
 
@@ -38,6 +46,14 @@ HOMES = {
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
     "rlcanary.contract.reporting": ("EvaluatedItem", "LoggedSample", "Metric", "RolloutBatch"),
     "rlcanary.contract.other_losses": ("DistillationBatch", "PreferenceBatch", "SupervisedBatch"),
+    "rlcanary.contract.preparation": (
+        "Answer",
+        "DataRow",
+        "PreparationOptions",
+        "PreparedData",
+        "PreparedRow",
+        "Setting",
+    ),
     "rlcanary.errors": ("UserError",),
 }
 """The public names' home modules."""
@@ -45,6 +61,7 @@ HOMES = {
 __all__ = [
     "PRESETS",
     "Adapter",
+    "Answer",
     "BufferSettings",
     "Check",
     "CollatedBatch",
@@ -52,6 +69,7 @@ __all__ = [
     "Conventions",
     "Credit",
     "CreditBatch",
+    "DataRow",
     "DistillationBatch",
     "Engine",
     "EvaluatedItem",
@@ -63,8 +81,12 @@ __all__ = [
     "NotProvided",
     "PolicyBatch",
     "PreferenceBatch",
+    "PreparationOptions",
+    "PreparedData",
+    "PreparedRow",
     "Result",
     "RolloutBatch",
+    "Setting",
     "SupervisedBatch",
     "Taken",
     "UserError",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.buffering import BufferSettings, Taken
     from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+    from rlcanary.contract.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
     from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 
 
@@ -267,3 +268,23 @@ class ReferenceAdapter(Adapter):
         from rlcanary.reference import buffering
 
         return buffering.rollout_seed(seed, rank, step, request)
+
+    def verify(self, answer: Answer) -> bool:
+        from rlcanary.reference import verifying
+
+        return verifying.verify(answer, self.conventions)
+
+    def prepare(self, rows: list[DataRow], tokenizer: Any, options: PreparationOptions) -> PreparedData:
+        from rlcanary.reference import preparing
+
+        return preparing.prepare(rows, tokenizer, options, self.conventions)
+
+    def list_settings(self) -> list[Setting]:
+        from rlcanary.reference import configuration
+
+        return list(configuration.SETTINGS)
+
+    def effective(self, written: Mapping[str, Any]) -> Mapping[str, Any]:
+        from rlcanary.reference import configuration
+
+        return configuration.effective(written)

@@ -30,9 +30,11 @@ READING_ORDER = (
     "batch",
     "eos",
     "reward",
+    "verifying",
     "rollout",
     "seed",
     "rendering",
+    "preparing",
     "order",
     "filter",
     "schedule",
@@ -52,6 +54,7 @@ READING_ORDER = (
     "evaluation_metrics",
     "evaluation_plan",
     "logged_samples",
+    "settings",
 )
 
 

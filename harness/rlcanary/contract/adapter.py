@@ -11,6 +11,7 @@ from rlcanary.contract.capabilities.data import Data
 from rlcanary.contract.capabilities.inference import Inference
 from rlcanary.contract.capabilities.objective import Objective
 from rlcanary.contract.capabilities.other_losses import OtherLosses
+from rlcanary.contract.capabilities.preparation import Preparation
 from rlcanary.contract.capabilities.reporting import Reporting
 from rlcanary.contract.capabilities.training import Training
 from rlcanary.contract.conventions import Conventions
@@ -19,11 +20,11 @@ from rlcanary.contract.state import Item, TrainState
 
 __all__ = ["CAPABILITIES", "GROUPS", "Adapter", "Item", "NotProvided", "TrainState", "provided"]
 
-GROUPS = (Core, Objective, Critic, Data, Inference, Buffering, Training, OtherLosses, Reporting)
+GROUPS = (Core, Objective, Critic, Data, Preparation, Inference, Buffering, Training, OtherLosses, Reporting)
 """The groups of capabilities, those to start with first."""
 
 
-class Adapter(Core, Objective, Critic, Data, Inference, Buffering, Training, OtherLosses, Reporting):
+class Adapter(Core, Objective, Critic, Data, Preparation, Inference, Buffering, Training, OtherLosses, Reporting):
     """Base class of adapters. Override the capabilities that your codebase has; one is enough to start.
 
     Attributes:

@@ -47,6 +47,9 @@ TokenCredit = Literal["outcome", "returns", "turn_returns", "gae"]
 Whitening = Literal["none", "mean_std", "mean", "std"]
 BufferOrder = Literal["oldest_first", "newest_first"]
 BufferFull = Literal["refuse", "drop_oldest"]
+AnswerTaken = Literal["last", "first"]
+LongPrompt = Literal["drop", "left", "right", "raise"]
+EqualPrompts = Literal["keep", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,10 @@ class Conventions:
             first for each new one ("drop_oldest").
         sync_buffers: training changes buffers of the model, such as the bias of a router, and a weight sync sends them
             with the parameters. False where all buffers are constant.
+        answer_taken: the final answer of a completion that gives several in the format that a verifier reads.
+        long_prompt: a row whose prompt is longer than the limit is dropped, loses its first tokens ("left") or its last
+            ones ("right") until it is as long as the limit, or is an error.
+        equal_prompts: of the rows with the same prompt and reference all are kept, or only the first.
     """
 
     advantage_baseline: Baseline = "mean"
@@ -271,6 +278,10 @@ class Conventions:
     buffer_order: BufferOrder | None = "oldest_first"
     buffer_full: BufferFull = "refuse"
     sync_buffers: bool = False
+
+    answer_taken: AnswerTaken = "last"
+    long_prompt: LongPrompt = "drop"
+    equal_prompts: EqualPrompts = "keep"
 
     def __post_init__(self) -> None:
         for field in fields(self):

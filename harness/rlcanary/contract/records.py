@@ -8,6 +8,7 @@ from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput
 from rlcanary.contract.buffering import BufferSettings, Taken
 from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
 from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+from rlcanary.contract.preparation import Answer, DataRow, PreparationOptions, PreparedData, PreparedRow, Setting
 from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 from rlcanary.contract.state import Item
 
@@ -16,5 +17,6 @@ RECORDS: tuple[type[Any], ...] = (
     *(CreditBatch, Credit, ValueBatch),
     *(BufferSettings, Taken),
     *(SupervisedBatch, DistillationBatch, PreferenceBatch),
+    *(Answer, DataRow, PreparationOptions, PreparedData, PreparedRow, Setting),
     *(RolloutBatch, Metric, EvaluatedItem, LoggedSample),
 )

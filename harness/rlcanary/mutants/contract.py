@@ -24,14 +24,21 @@ from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 from rlcanary.contract.credit import ValueBatch
 from rlcanary.contract.other_losses import LossBatch
+from rlcanary.contract.preparation import Answer, PreparationOptions, PreparedData, PreparedRow
 from rlcanary.contract.records import RECORDS
 from rlcanary.contract.reporting import RolloutBatch
 from rlcanary.contract.sampling import Sampling
 from rlcanary.mutants.declared import pairs
 from rlcanary.mutants.mutant import Mutant, Run, overridden
 
-# The records that a record holds.
-PARTS: dict[type, tuple[type, ...]] = {Group: (Completion,), RolloutBatch: (Group, Completion)}
+# The field of a record in which it holds others, and these.
+HOLDS: dict[type, tuple[str, tuple[type, ...]]] = {
+    Group: ("completions", (Completion,)),
+    RolloutBatch: ("groups", (Group, Completion)),
+    PreparedData: ("kept", (PreparedRow,)),
+}
+# Records of which a call has one: they have no neighbour.
+ALONE = (CollatedBatch, Answer, PreparationOptions, PreparedData)
 NAMES = {**{record.__name__: record for record in RECORDS}, "Tensor": Tensor, "Path": Path}
 LOSS_METRICS = ("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error")
 METRICS: dict[str, tuple[str, ...]] = {
@@ -71,6 +78,9 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "new_buffer": ("first_version",),
     "put_groups": ("dataset", "finish_reason", "text"),
     "take_groups": ("stale",),
+    # Code need not tell what it dropped, and what an adapter lists of its own settings is no computation.
+    "prepare": ("dropped",),
+    "list_settings": ("name", "values", "derived_from"),
     "rollout_metrics": ("prompt_ids", "logprobs", "ref_logprobs", "item_id", "token_versions", "text", "step"),
     "evaluation_metrics": ("item_id",),
     "logged_samples": (
@@ -190,15 +200,14 @@ def _field_changes(hint: Any, capability: str) -> Iterator[tuple[type, str, str,
         for each in fields(record):
             if each.name not in UNREAD.get(capability, ()):
                 for told, change in _value_changes(each.name, hints[each.name]):
-                    # A batch has no neighbour either.
-                    if told == NEXT and record is CollatedBatch:
+                    if told == NEXT and record in ALONE:
                         continue
                     yield record, f"{record.__name__}.{each.name}", told, partial(_with_field, each.name, change)
 
 
 def _records_in(hint: Any) -> list[type]:
     if hint in RECORDS:
-        return [hint, *PARTS.get(hint, ())]
+        return [hint, *HOLDS.get(hint, ("", ()))[1]]
     return [record for part in get_args(hint) for record in _records_in(part)]
 
 
@@ -244,10 +253,9 @@ def _with_records(record: type, change: Change, value: Any, _: Any = None) -> An
         return [_with_records(record, change, each) for each in value]
     if isinstance(value, dict):
         return {name: _with_records(record, change, each) for name, each in value.items()}
-    if isinstance(value, Group):
-        return replace(value, completions=_with_records(record, change, value.completions))
-    if isinstance(value, RolloutBatch):
-        return replace(value, groups=_with_records(record, change, value.groups))
+    if type(value) in HOLDS:
+        name, _held = HOLDS[type(value)]
+        return replace(value, **{name: _with_records(record, change, getattr(value, name))})
     return value
 
 

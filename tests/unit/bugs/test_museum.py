@@ -16,6 +16,7 @@ from data_mutants import DATA_MUTANTS
 from loss_mutants import LOSS_MUTANTS
 from memory_mutants import MEMORY_MUTANTS
 from other_loss_mutants import OTHER_LOSS_MUTANTS
+from preparation_mutants import PREPARATION_MUTANTS
 from programs import run_without_rlcanary
 from reporting_mutants import REPORTING_MUTANTS
 from rl_step_mutants import RL_STEP_MUTANTS
@@ -144,6 +145,7 @@ MUTANTS = [
     *RL_STEP_MUTANTS,
     *REPORTING_MUTANTS,
     *OTHER_LOSS_MUTANTS,
+    *PREPARATION_MUTANTS,
     *TRAINER_MUTANTS,
     *WORLD_MUTANTS,
 ]

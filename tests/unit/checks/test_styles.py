@@ -11,6 +11,7 @@ import pytest
 import torch
 from styles.cispo import Cispo
 from styles.dapo_packed import DapoPacked
+from styles.data_pipeline import DataPipeline
 from styles.dr_grpo import DrGrpo
 from styles.fine_tuning import FineTuning
 from styles.gspo import Gspo
@@ -23,7 +24,7 @@ from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.adapter import CAPABILITIES, Adapter, TrainState, provided
 from rlcanary.contract.conventions import GRPO
 
-STYLES = (DrGrpo, Gspo, Rloo, DapoPacked, Cispo, PaddingLeft, FineTuning, Ppo, ReinforcePlusPlus)
+STYLES = (DrGrpo, Gspo, Rloo, DapoPacked, Cispo, PaddingLeft, FineTuning, DataPipeline, Ppo, ReinforcePlusPlus)
 SEEDS = int(os.environ.get("RLCANARY_STYLE_SEEDS", "4"))
 CHECKS = all_checks()
 DRAWING = [check for check in CHECKS if "rng" in inspect.signature(check.cases).parameters]

@@ -11,7 +11,7 @@ from rlcanary.mutants.mutant import Run
 CAPABILITIES = {
     *("make_batch", "rollout", "render", "keep_group", "score", "data_order", "advantages"),
     *("rollout_metrics", "merged_metrics", "evaluation_metrics", "evaluation_items", "evaluation_steps"),
-    "logged_samples",
+    *("logged_samples", "prepare"),
 }
 SEED, MUTANTS = 0, 90
 

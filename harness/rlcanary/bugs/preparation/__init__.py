@@ -1,0 +1,1 @@
+"""Bugs in what a run starts from: verifiers, prepared datasets and settings."""

@@ -1,0 +1,1 @@
+"""Checks of what a run starts from: verifiers, prepared datasets and settings."""
