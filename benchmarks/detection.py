@@ -21,7 +21,7 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import all_bugs
 from rlcanary.bugs.detection import detect
 from rlcanary.checks import all_checks, run_check
-from rlcanary.contract.conventions import GRPO, PRESETS
+from rlcanary.contract.presets import GRPO, PRESETS
 
 
 def greedy_cover(caught_by: dict[str, set[str]]) -> list[str]:

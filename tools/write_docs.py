@@ -10,7 +10,8 @@ from rlcanary.bugs import all_bugs
 from rlcanary.checks import all_checks
 from rlcanary.checks.pages import pages
 from rlcanary.contract.adapter import TrainState
-from rlcanary.contract.conventions import PAPERS, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import PAPERS
 from rlcanary.contract.records import RECORDS
 from rlcanary.contract.sampling import Sampling
 

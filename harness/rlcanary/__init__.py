@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.adapter import Adapter, NotProvided
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
     from rlcanary.contract.buffering import BufferSettings, Taken
-    from rlcanary.contract.conventions import PRESETS, Conventions
+    from rlcanary.contract.conventions import Conventions
     from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.engine import Engine, InProcessEngine
     from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         PreparedRow,
         Setting,
     )
+    from rlcanary.contract.presets import PRESETS
     from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
     from rlcanary.errors import UserError
 
@@ -41,7 +42,7 @@ HOMES = {
     "rlcanary.contract.adapter": ("Adapter", "NotProvided"),
     "rlcanary.contract.batch": ("CollatedBatch", "Completion", "Group", "LossOutput", "PolicyBatch"),
     "rlcanary.contract.buffering": ("BufferSettings", "Taken"),
-    "rlcanary.contract.conventions": ("PRESETS", "Conventions"),
+    "rlcanary.contract.conventions": ("Conventions",),
     "rlcanary.contract.credit": ("Credit", "CreditBatch", "ValueBatch"),
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
     "rlcanary.contract.reporting": ("EvaluatedItem", "LoggedSample", "Metric", "RolloutBatch"),
@@ -54,6 +55,7 @@ HOMES = {
         "PreparedRow",
         "Setting",
     ),
+    "rlcanary.contract.presets": ("PRESETS",),
     "rlcanary.errors": ("UserError",),
 }
 """The public names' home modules."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.batch import Group
 from rlcanary.contract.buffering import BufferSettings, Taken
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO
 
 
 class SurplusThrownAway(ReferenceAdapter):

@@ -12,7 +12,8 @@ from torch import Tensor
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import Item
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO
 
 
 class RewardsOfNeighbours(ReferenceAdapter):

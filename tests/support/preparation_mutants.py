@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from rlcanary.adapters.reference import ReferenceAdapter
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.preparation import Answer, DataRow, PreparationOptions, PreparedData
+from rlcanary.contract.presets import GRPO
 from rlcanary.reference.verifying import PATTERNS
 
 

@@ -13,7 +13,8 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks.worlds.samples import trainer_logprobs
 from rlcanary.contract.adapter import TrainState
 from rlcanary.contract.batch import CollatedBatch, Completion
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO
 
 
 class GradientsAccumulate(ReferenceAdapter):

@@ -29,7 +29,7 @@ from rlcanary.bugs.detection import Detection, detect, false_alarms
 def bugs(ctx: click.Context, json_path: Path | None, only: tuple[str, ...], seed: int) -> None:
     """Plant every bug of the museum in the reference and show which checks catch it."""
     from rlcanary.bugs import all_bugs
-    from rlcanary.contract.conventions import PRESETS
+    from rlcanary.contract.presets import PRESETS
 
     if json_path is not None:
         require_writable(json_path)

@@ -8,7 +8,8 @@ from typing import Any, cast, get_args, get_type_hints
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO
 from rlcanary.mutants.mutant import Run
 
 # A value of each number that tells a declaration from the default.

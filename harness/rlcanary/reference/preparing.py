@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.preparation import DataRow, PreparationOptions, PreparedData, PreparedRow
+from rlcanary.contract.presets import GRPO
 
 
 def prepare(

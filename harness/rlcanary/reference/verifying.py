@@ -8,8 +8,9 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.preparation import Answer, AnswerFormat
+from rlcanary.contract.presets import GRPO
 
 PATTERNS: dict[AnswerFormat, re.Pattern[str]] = {
     "tag": re.compile(r"<answer>(.*?)</answer>", re.DOTALL),

@@ -11,7 +11,7 @@ from types import ModuleType
 OLD_NAMES = {
     "rlcanary.adapters.base": "rlcanary.contract.adapter",
     "rlcanary.batch": "rlcanary.contract.batch",
-    "rlcanary.conventions": "rlcanary.contract.conventions",
+    "rlcanary.conventions": "rlcanary.contract.presets",
     "rlcanary.engine": "rlcanary.contract.engine",
     "rlcanary.grpo.batching": "rlcanary.grpo.engines.batching",
     "rlcanary.grpo.chat": "rlcanary.grpo.rollout.chat",

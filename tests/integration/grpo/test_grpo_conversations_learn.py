@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rlcanary.contract.batch import PolicyBatch
-from rlcanary.contract.conventions import GRPO
+from rlcanary.contract.presets import GRPO
 from rlcanary.grpo.data.datasets import Row
 from rlcanary.grpo.engines.containers import Masks
 from rlcanary.grpo.engines.transformers_policy import TransformersPolicy

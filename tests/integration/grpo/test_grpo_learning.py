@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcanary.contract.batch import Completion, Group, PolicyBatch
-from rlcanary.contract.conventions import DR_GRPO, GRPO, PAPERS
+from rlcanary.contract.presets import DR_GRPO, GRPO, PAPERS
 from rlcanary.reference import (
     advantages,
     completion_logprobs,

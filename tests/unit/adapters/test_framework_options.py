@@ -7,7 +7,7 @@ import pytest
 
 from rlcanary.adapters import NotProvided, load_adapter
 from rlcanary.checks import all_checks, run_check
-from rlcanary.contract.conventions import CODEBASES
+from rlcanary.contract.presets import CODEBASES
 
 CHECKS = {check.id: check for check in all_checks()}
 # loss.clipping and loss.masked_positions fail on released torchrl: tests/expected/torchrl.txt holds what they find.

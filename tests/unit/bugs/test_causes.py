@@ -19,7 +19,7 @@ from rlcanary.checks import Check, Result, all_checks, run_check
 from rlcanary.checks.findings.diagnosis import Cause, Diagnosis
 from rlcanary.checks.findings.report import to_json
 from rlcanary.contract.batch import Group, LossOutput, PolicyBatch
-from rlcanary.contract.conventions import GRPO
+from rlcanary.contract.presets import GRPO
 
 CHECKS = {check.id: check for check in all_checks()}
 

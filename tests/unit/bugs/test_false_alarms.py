@@ -11,7 +11,8 @@ import pytest
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs.detection import false_alarms
 from rlcanary.checks import all_checks, run_check
-from rlcanary.contract.conventions import GRPO, PAPERS, PRESETS, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO, PAPERS, PRESETS
 
 VARIANTS = {
     **PRESETS,

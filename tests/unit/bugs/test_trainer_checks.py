@@ -11,7 +11,7 @@ from trainer_mutants import CORRECT, IGNORED, DropoutAndSampledEvaluation
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs.detection import relevant_checks
 from rlcanary.checks import all_checks, run_check
-from rlcanary.contract.conventions import GRPO
+from rlcanary.contract.presets import GRPO
 
 CAUGHT_BY = {**trainer_mutants.CAUGHT_BY, **checkpoint_mutants.CAUGHT_BY, **rl_step_mutants.CAUGHT_BY}
 AREAS = ("step", "rl_step", "metrics", "checkpoint", "order", "evaluation", "sync", "parity")

@@ -9,7 +9,8 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.adapter import CAPABILITIES
 from rlcanary.contract.batch import CollatedBatch, Group
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO
 from rlcanary.mutants.declared import Pair, pairs
 
 # Quick ones first: the first check that fails ends the search.

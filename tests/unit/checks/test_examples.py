@@ -11,7 +11,7 @@ from rlcanary.checks import Result, all_checks, run_check
 from rlcanary.checks.examples import LARGEST
 from rlcanary.checks.worlds import rows
 from rlcanary.contract.batch import LossOutput, PolicyBatch
-from rlcanary.contract.conventions import GRPO
+from rlcanary.contract.presets import GRPO
 
 CHECKS = {check.id: check for check in all_checks()}
 

@@ -10,7 +10,7 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
 from rlcanary.checks.findings.expected import NO_REASON, Comparison, compare, read_expected, update_expected
 from rlcanary.checks.tally import Fingerprint
-from rlcanary.contract.conventions import PAPERS
+from rlcanary.contract.presets import PAPERS
 
 CHECKS = {item.id: item for item in all_checks()}
 

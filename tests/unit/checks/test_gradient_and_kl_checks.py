@@ -10,7 +10,8 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import Result, all_checks, run_check
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import LossOutput, PolicyBatch
-from rlcanary.contract.conventions import GRPO, GSPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO, GSPO
 
 CHECKS = {check.id: check for check in all_checks()}
 AREAS = ("gradient", "kl")

@@ -8,7 +8,8 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import Result, all_checks, run_check
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import LossOutput, PolicyBatch
-from rlcanary.contract.conventions import CODEBASES, GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import CODEBASES, GRPO
 
 CHECKS = {check.id: check for check in all_checks()}
 

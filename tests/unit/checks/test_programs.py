@@ -13,7 +13,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.programs.program import program
 from rlcanary.checks.programs.standalone import standalone
 from rlcanary.checks.worlds.models import models_for
-from rlcanary.contract.conventions import GRPO
+from rlcanary.contract.presets import GRPO
 
 CHECKS = {check.id: check for check in all_checks()}
 DECLARED = CHECKS["advantage.declared_formula"]

@@ -22,7 +22,7 @@ from styles.rloo import Rloo
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.adapter import CAPABILITIES, Adapter, TrainState, provided
-from rlcanary.contract.conventions import GRPO
+from rlcanary.contract.presets import GRPO
 
 STYLES = (DrGrpo, Gspo, Rloo, DapoPacked, Cispo, PaddingLeft, FineTuning, DataPipeline, Ppo, ReinforcePlusPlus)
 SEEDS = int(os.environ.get("RLCANARY_STYLE_SEEDS", "4"))

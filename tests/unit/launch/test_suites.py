@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcanary.contract.conventions import PRESETS
+from rlcanary.contract.presets import PRESETS
 from rlcanary.errors import UserError
 from rlcanary.launch.suite import Line, read_configuration, read_list
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcanary.contract.batch import Completion, Group, PolicyBatch
-from rlcanary.contract.conventions import PAPERS
+from rlcanary.contract.presets import PAPERS
 from rlcanary.reference import (
     advantages,
     completion_logprobs,

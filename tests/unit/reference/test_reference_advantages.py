@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcanary.contract.conventions import DR_GRPO, GRPO, PRESETS, RLOO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import DR_GRPO, GRPO, PRESETS, RLOO
 from rlcanary.reference import advantages, token_level_advantages
 
 few = settings(max_examples=25, derandomize=True, deadline=None)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.conventions import GRPO, OPO, PPO, REINFORCE_PP
 from rlcanary.contract.credit import CreditBatch, ValueBatch
+from rlcanary.contract.presets import GRPO, OPO, PPO, REINFORCE_PP
 from rlcanary.reference import advantages, gae, make_batch, returns_to_go, token_advantages, value_loss, values
 from rlcanary.tiny_models import tiny_value_model
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO
 from rlcanary.reference import (
     advantages,
     entropy,

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rlcanary.contract.batch import PolicyBatch
-from rlcanary.contract.conventions import PRESETS, Aggregation, Conventions
+from rlcanary.contract.conventions import Aggregation, Conventions
+from rlcanary.contract.presets import PRESETS
 from rlcanary.reference import (
     accumulated_loss,
     aggregate,

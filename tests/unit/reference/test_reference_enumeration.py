@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlcanary.contract.batch import PolicyBatch
-from rlcanary.contract.conventions import CISPO, DAPO, DR_GRPO, GRPO, GSPO, RLOO
+from rlcanary.contract.presets import CISPO, DAPO, DR_GRPO, GRPO, GSPO, RLOO
 from rlcanary.reference import (
     advantages,
     fused_linear_logprobs,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcanary.contract.conventions import GRPO
+from rlcanary.contract.presets import GRPO
 from rlcanary.reference import kl, rewards_with_kl
 
 few = settings(max_examples=25, derandomize=True, deadline=None)

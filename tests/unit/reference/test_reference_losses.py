@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcanary.contract.batch import PolicyBatch
-from rlcanary.contract.conventions import CISPO, DAPO, GRPO, GSPO, PRESETS
+from rlcanary.contract.presets import CISPO, DAPO, GRPO, GSPO, PRESETS
 from rlcanary.reference import (
     accumulated_loss,
     aggregate,

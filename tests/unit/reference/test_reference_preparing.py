@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from rlcanary.contract.conventions import GRPO
 from rlcanary.contract.preparation import DataRow, PreparationOptions
+from rlcanary.contract.presets import GRPO
 from rlcanary.reference.preparing import prepare, prompt_ids
 from rlcanary.tiny_models import tiny_chat_tokenizer
 

@@ -7,7 +7,7 @@ from statistics import fmean, pstdev, stdev
 import pytest
 
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.conventions import GRPO
+from rlcanary.contract.presets import GRPO
 from rlcanary.contract.reporting import EvaluatedItem, Metric, RolloutBatch
 from rlcanary.reference import reporting
 

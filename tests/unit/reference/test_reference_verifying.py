@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from rlcanary.checks.worlds.answers import EQUAL, FORMATS, UNEQUAL, Pairs, cut, written
-from rlcanary.contract.conventions import GRPO
 from rlcanary.contract.preparation import Answer, AnswerFormat, AnswerKind
+from rlcanary.contract.presets import GRPO
 from rlcanary.reference.verifying import answers_in, fraction, number, plain_latex, verify
 
 

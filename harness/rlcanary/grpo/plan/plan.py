@@ -14,7 +14,8 @@ import yaml
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from rlcanary.contract.conventions import PRESETS, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import PRESETS
 from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 from rlcanary.grpo.plan.models import ModelSettings
@@ -216,6 +217,16 @@ class Plan:
             raise ValueError(f"{name} is {given[name]!r}, but {SCHEDULED[name]}: leave it out")
         return asdict(PRESETS[preset]) | given
 
+    @field_validator("conventions")
+    @classmethod
+    def _require_effect(cls, conventions: Conventions) -> Conventions:
+        """Refuse what this trainer would not do."""
+        for field in fields(Conventions):
+            value = getattr(conventions, field.name)
+            if field.name.startswith(UNUSED) and value != field.default:
+                raise ValueError(f"{field.name} is {value!r}, which this trainer does not do: leave it out")
+        return conventions
+
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other across sections."""
         sampling, conventions, ahead = self.sampling, self.conventions, self.schedule.versions_ahead
@@ -261,6 +272,14 @@ SCHEDULED = {
     "mini_batches": "schedule.rows_per_update says how many rows an update has",
     "schedule_advances": "the learning rate changes with every update",
 }
+
+
+# The beginnings of the names of conventions that no part of the trainer reads.
+UNUSED = (
+    *("critic_", "gae_", "value_", "supervised_", "distillation_", "preference_"),
+    *("logged_", "length_counts_", "unscored", "pass_threshold", "best_at_", "vote_", "overall_"),
+    *("buffer_", "sync_buffers", "answer_", "long_prompt", "equal_prompts"),
+)
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]

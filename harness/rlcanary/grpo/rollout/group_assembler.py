@@ -13,7 +13,8 @@ from typing import Literal, Self
 import torch
 
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO
 from rlcanary.reference.advantages import advantages
 
 Level = Literal["trajectory", "step"]

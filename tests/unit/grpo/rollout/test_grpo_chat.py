@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlcanary.contract.batch import Completion, PolicyBatch
-from rlcanary.contract.conventions import GRPO
+from rlcanary.contract.presets import GRPO
 from rlcanary.errors import UserError
 from rlcanary.grpo.rollout.chat import prompt_ids, render_chats, require_chat_template, sampled_message
 from rlcanary.reference import policy_loss

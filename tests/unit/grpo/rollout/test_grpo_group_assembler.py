@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcanary.contract.batch import Completion
-from rlcanary.contract.conventions import DR_GRPO, GRPO
+from rlcanary.contract.presets import DR_GRPO, GRPO
 from rlcanary.grpo.rollout.group_assembler import AssembledGroup, GroupAssembler, Trajectory
 from rlcanary.reference import advantages
 

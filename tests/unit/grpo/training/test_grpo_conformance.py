@@ -10,7 +10,8 @@ from rlcanary.adapters.grpo import GrpoAdapter
 from rlcanary.bugs import Bug, all_bugs
 from rlcanary.bugs.detection import relevant_checks
 from rlcanary.checks import Check, all_checks, run_check
-from rlcanary.contract.conventions import GRPO, PRESETS, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO, PRESETS
 from rlcanary.grpo.sync import sync
 from rlcanary.grpo.training import trainer
 from rlcanary.reference import split

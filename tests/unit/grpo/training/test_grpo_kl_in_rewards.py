@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rlcanary.contract.batch import Completion, Group, PolicyBatch
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO
 from rlcanary.grpo.engines.transformers_policy import TransformersPolicy
 from rlcanary.grpo.plan.optimizer import OptimizerSettings
 from rlcanary.grpo.plan.schedule import Schedule

@@ -8,7 +8,8 @@ import torch
 
 from rlcanary.contract.adapter import TrainState
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.conventions import GRPO, PAPERS, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO, PAPERS
 from rlcanary.grpo.plan.optimizer import OptimizerSettings
 from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.grpo.training.trainer import (
