@@ -42,8 +42,9 @@ def _ignoring(field: str, value: Any) -> type[ReferenceAdapter]:
     return type("Ignoring", (ReferenceAdapter,), {name: capability(name) for name in CAPABILITIES})
 
 
-def _caught_by(adapter: ReferenceAdapter) -> str | None:
-    for check in CHECKS:
+def _caught_by(adapter: ReferenceAdapter, field: str) -> str | None:
+    # The area that the field is named for comes first.
+    for check in sorted(CHECKS, key=lambda each: each.area != field.partition("_")[0]):
         if run_check(check, adapter, "reference").status in ("fail", "error"):
             return check.id
     return None
@@ -55,12 +56,12 @@ UNCAUGHT_PAIRS = list({pair.field: pair for pair in pairs() if pair.field in UNC
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.diff)
 def test_declaring_one_value_and_doing_another_fails_a_check(pair: Pair) -> None:
-    assert _caught_by(_ignoring(pair.field, pair.computed)(pair.conventions))
+    assert _caught_by(_ignoring(pair.field, pair.computed)(pair.conventions), pair.field)
 
 
 @pytest.mark.parametrize("pair", UNCAUGHT_PAIRS, ids=lambda pair: pair.diff)
 def test_field_named_as_uncaught_is_not_caught(pair: Pair) -> None:
-    caught_by = _caught_by(_ignoring(pair.field, pair.computed)(pair.conventions))
+    caught_by = _caught_by(_ignoring(pair.field, pair.computed)(pair.conventions), pair.field)
     assert caught_by is None, f"{caught_by} catches {pair.field}: delete its entry in UNCAUGHT"
 
 
