@@ -22,7 +22,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     *({"supervised_aggregation": name} for name in get_args(TokenAggregation)),
     {"supervised_label_smoothing": 0.0},
-    {"supervised_label_smoothing": 0.1},
+    *({"supervised_label_smoothing": 0.1, "supervised_aggregation": name} for name in ("token_mean", "sequence_mean")),
 )
 
 
