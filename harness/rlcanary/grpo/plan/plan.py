@@ -221,10 +221,10 @@ class Plan:
     @classmethod
     def _require_effect(cls, conventions: Conventions) -> Conventions:
         """Refuse what this trainer would not do."""
-        for field in fields(Conventions):
-            value = getattr(conventions, field.name)
-            if field.name.startswith(UNUSED) and value != field.default:
-                raise ValueError(f"{field.name} is {value!r}, which this trainer does not do: leave it out")
+        for each in fields(Conventions):
+            value = getattr(conventions, each.name)
+            if each.name.startswith(UNUSED) and value != each.default:
+                raise ValueError(f"{each.name} is {value!r}, which this trainer does not do: leave it out")
         return conventions
 
     def __post_init__(self) -> None:
