@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from rlcanary.checks.registry import all_checks
     from rlcanary.contract.adapter import Adapter, NotProvided
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
-    from rlcanary.contract.buffering import BufferSettings, Taken
     from rlcanary.contract.conventions import Conventions
-    from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.engine import Engine, InProcessEngine
-    from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
-    from rlcanary.contract.preparation import (
+    from rlcanary.contract.presets import PRESETS
+    from rlcanary.contract.records.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
+    from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+    from rlcanary.contract.records.preparation import (
         Answer,
         DataRow,
         PreparationOptions,
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
         PreparedRow,
         Setting,
     )
-    from rlcanary.contract.presets import PRESETS
-    from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+    from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
     from rlcanary.errors import UserError
 
 __version__ = version("rlcanary")
@@ -41,13 +41,13 @@ HOMES = {
     "rlcanary.checks.registry": ("all_checks",),
     "rlcanary.contract.adapter": ("Adapter", "NotProvided"),
     "rlcanary.contract.batch": ("CollatedBatch", "Completion", "Group", "LossOutput", "PolicyBatch"),
-    "rlcanary.contract.buffering": ("BufferSettings", "Taken"),
+    "rlcanary.contract.records.buffering": ("BufferSettings", "Taken"),
     "rlcanary.contract.conventions": ("Conventions",),
-    "rlcanary.contract.credit": ("Credit", "CreditBatch", "ValueBatch"),
+    "rlcanary.contract.records.credit": ("Credit", "CreditBatch", "ValueBatch"),
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
-    "rlcanary.contract.reporting": ("EvaluatedItem", "LoggedSample", "Metric", "RolloutBatch"),
-    "rlcanary.contract.other_losses": ("DistillationBatch", "PreferenceBatch", "SupervisedBatch"),
-    "rlcanary.contract.preparation": (
+    "rlcanary.contract.records.reporting": ("EvaluatedItem", "LoggedSample", "Metric", "RolloutBatch"),
+    "rlcanary.contract.records.other_losses": ("DistillationBatch", "PreferenceBatch", "SupervisedBatch"),
+    "rlcanary.contract.records.preparation": (
         "Answer",
         "DataRow",
         "PreparationOptions",

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.batch import Group
-from rlcanary.contract.buffering import BufferSettings, Taken
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import GRPO
+from rlcanary.contract.records.buffering import BufferSettings, Taken
 
 
 class SurplusThrownAway(ReferenceAdapter):

@@ -7,7 +7,7 @@ import torch
 from rlcanary import reference
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
+from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
 
 
 class ReturnsOfWhitenedAdvantages(ReferenceAdapter):

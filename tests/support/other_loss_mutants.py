@@ -8,7 +8,7 @@ from torch import Tensor
 from rlcanary import reference
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
 
 
 class LabelsNotShifted(ReferenceAdapter):

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.preparation import Answer, DataRow, PreparationOptions, PreparedData
 from rlcanary.contract.presets import GRPO
-from rlcanary.reference.verifying import PATTERNS
+from rlcanary.contract.records.preparation import Answer, DataRow, PreparationOptions, PreparedData
+from rlcanary.reference.data.verifying import PATTERNS
 
 
 class FirstClosingBrace(ReferenceAdapter):

@@ -9,7 +9,7 @@ import torch
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.batch import Group
-from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, RolloutBatch
+from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, RolloutBatch
 
 
 class GroupsOfTheFirstSize(ReferenceAdapter):

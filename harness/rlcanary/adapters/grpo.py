@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group
-    from rlcanary.contract.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.buffering import BufferSettings, Taken
     from rlcanary.grpo.rollout.buffer import GroupBuffer
 
 # Rows per forward pass: small, so that the checks' few rows make several micro-batches.
@@ -158,7 +158,7 @@ class GrpoAdapter(ReferenceAdapter):
     def put_groups(self, buffer: _Buffer, groups: list[Group]) -> int:
         import torch
 
-        from rlcanary.reference.filters import has_signal
+        from rlcanary.reference.data.filters import has_signal
 
         for taken, group in enumerate(groups):
             # The rollout judges a group before it puts it.
@@ -170,7 +170,7 @@ class GrpoAdapter(ReferenceAdapter):
         return len(groups)
 
     def take_groups(self, buffer: _Buffer, trainer_version: int) -> Taken:
-        from rlcanary.contract.buffering import Taken
+        from rlcanary.contract.records.buffering import Taken
 
         stale: list[Group] = []
         # It tells of stale groups without giving others, and is asked again.

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
-    from rlcanary.contract.buffering import BufferSettings, Taken
-    from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
-    from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
-    from rlcanary.contract.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
-    from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+    from rlcanary.contract.records.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
+    from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+    from rlcanary.contract.records.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
+    from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 
 
 class ReferenceAdapter(Adapter):
@@ -115,17 +115,17 @@ class ReferenceAdapter(Adapter):
         return reference.has_signal(rewards)
 
     def accumulation_steps(self, batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int) -> int:
-        from rlcanary.reference import ordering
+        from rlcanary.reference.data import ordering
 
         return ordering.accumulation_steps(batch_size, micro_batch_size, n_ranks, sequence_parallel)
 
     def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
-        from rlcanary.reference import rendering
+        from rlcanary.reference.data import rendering
 
         return rendering.render(messages, tokenizer)
 
     def score(self, items: list[Item], completions: list[str]) -> Tensor:
-        from rlcanary.reference import scoring
+        from rlcanary.reference.data import scoring
 
         return scoring.score(items, completions)
 
@@ -135,13 +135,13 @@ class ReferenceAdapter(Adapter):
         return rollout.rollout(engine, items, sampling)
 
     def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
-        from rlcanary.reference import ordering
+        from rlcanary.reference.data import ordering
 
         shuffle = self.conventions.data_order == "shuffled"
         return ordering.data_order(n_items, epoch, rank, world_size, shuffle=shuffle)
 
     def resumed_order(self, n_items: int, consumed: int, count: int, rank: int, world_size: int) -> list[int]:
-        from rlcanary.reference import ordering
+        from rlcanary.reference.data import ordering
 
         return ordering.resumed_order(lambda epoch: self.data_order(n_items, epoch, rank, world_size), consumed, count)
 
@@ -271,21 +271,21 @@ class ReferenceAdapter(Adapter):
         return buffering.rollout_seed(seed, rank, step, request)
 
     def verify(self, answer: Answer) -> bool:
-        from rlcanary.reference import verifying
+        from rlcanary.reference.data import verifying
 
         return verifying.verify(answer, self.conventions)
 
     def prepare(self, rows: list[DataRow], tokenizer: Any, options: PreparationOptions) -> PreparedData:
-        from rlcanary.reference import preparing
+        from rlcanary.reference.data import preparing
 
         return preparing.prepare(rows, tokenizer, options, self.conventions)
 
     def list_settings(self) -> list[Setting]:
-        from rlcanary.reference import configuration
+        from rlcanary.reference.data import configuration
 
         return list(configuration.SETTINGS)
 
     def effective(self, written: Mapping[str, Any]) -> Mapping[str, Any]:
-        from rlcanary.reference import configuration
+        from rlcanary.reference.data import configuration
 
         return configuration.effective(written)

@@ -48,7 +48,7 @@ VERDICTS: tuple[Verdict, ...] = ("killed", "survived", "unreached", "crashed", "
     "modules",
     multiple=True,
     metavar="MODULE",
-    help="Mutate only this module or package, such as `reference.kl`; repeatable.",
+    help="Mutate only this module or package, such as `reference.objective.kl`; repeatable.",
 )
 @click.option(
     "--only",

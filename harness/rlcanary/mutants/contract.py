@@ -22,11 +22,11 @@ from torch import Tensor
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
-from rlcanary.contract.credit import ValueBatch
-from rlcanary.contract.other_losses import LossBatch
-from rlcanary.contract.preparation import Answer, PreparationOptions, PreparedData, PreparedRow
 from rlcanary.contract.records import RECORDS
-from rlcanary.contract.reporting import RolloutBatch
+from rlcanary.contract.records.credit import ValueBatch
+from rlcanary.contract.records.other_losses import LossBatch
+from rlcanary.contract.records.preparation import Answer, PreparationOptions, PreparedData, PreparedRow
+from rlcanary.contract.records.reporting import RolloutBatch
 from rlcanary.contract.sampling import Sampling
 from rlcanary.mutants.declared import pairs
 from rlcanary.mutants.mutant import Mutant, Run, overridden

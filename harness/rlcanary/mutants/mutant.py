@@ -44,7 +44,7 @@ class Mutant(Protocol):
 
     @property
     def where(self) -> str:
-        """The mutated place, `module:name`, such as `rlcanary.reference.kl:_estimate`."""
+        """The mutated place, `module:name`, such as `rlcanary.reference.objective.kl:_estimate`."""
 
     @property
     def diff(self) -> str:

@@ -1,15 +1,16 @@
 """The oracle: a GRPO core in pure torch, against which the checks compare other implementations."""
 
-from rlcanary.reference.advantages import advantages, token_level_advantages
-from rlcanary.reference.batching import BatchStats, RewardStats, make_batch
-from rlcanary.reference.credit import gae, returns_to_go, token_advantages, whitened
-from rlcanary.reference.critic import value_loss, values
-from rlcanary.reference.distillation import distillation_advantages, distillation_loss
-from rlcanary.reference.filters import has_signal, is_overlong, is_stale
+from rlcanary.reference.data.batching import BatchStats, RewardStats, make_batch
+from rlcanary.reference.data.filters import has_signal, is_overlong, is_stale
 from rlcanary.reference.fused import fused_linear_logprobs, fused_linear_logprobs_and_entropy
-from rlcanary.reference.kl import kl, rewards_with_kl
 from rlcanary.reference.logprobs import completion_logprobs, completion_scores, entropy, packed_logprobs, token_logprobs
-from rlcanary.reference.losses import (
+from rlcanary.reference.masks import MessageTokens, assistant_mask, completion_mask, lengths_to_mask
+from rlcanary.reference.objective.advantages import advantages, token_level_advantages
+from rlcanary.reference.objective.credit import gae, returns_to_go, token_advantages, whitened
+from rlcanary.reference.objective.critic import value_loss, values
+from rlcanary.reference.objective.distillation import distillation_advantages, distillation_loss
+from rlcanary.reference.objective.kl import kl, rewards_with_kl
+from rlcanary.reference.objective.losses import (
     accumulated_loss,
     aggregate,
     count_sequences,
@@ -18,11 +19,10 @@ from rlcanary.reference.losses import (
     policy_loss,
     split,
 )
-from rlcanary.reference.masks import MessageTokens, assistant_mask, completion_mask, lengths_to_mask
-from rlcanary.reference.preference import preference_loss
+from rlcanary.reference.objective.preference import preference_loss
+from rlcanary.reference.objective.supervised import supervised_loss
 from rlcanary.reference.rl_step import frozen_batch, mini_batch, rl_step
 from rlcanary.reference.step import descend, policy_batch, train_step
-from rlcanary.reference.supervised import supervised_loss
 
 __all__ = [
     "BatchStats",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from rlcanary.contract.batch import Group
-from rlcanary.contract.buffering import BufferSettings, Taken
 from rlcanary.contract.conventions import BufferFull, BufferOrder
-from rlcanary.reference.filters import has_signal, is_stale
+from rlcanary.contract.records.buffering import BufferSettings, Taken
+from rlcanary.reference.data.filters import has_signal, is_stale
 
 
 class Buffer:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 
 
 def rollout_metrics(batch: RolloutBatch, conventions: Conventions) -> dict[str, float]:

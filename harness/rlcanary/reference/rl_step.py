@@ -10,7 +10,7 @@ from torch import Tensor
 from rlcanary.contract.batch import CollatedBatch, PolicyBatch
 from rlcanary.contract.conventions import Conventions
 from rlcanary.reference.logprobs import completion_scores
-from rlcanary.reference.losses import policy_loss
+from rlcanary.reference.objective.losses import policy_loss
 from rlcanary.reference.step import descend, forward_mode, policy_batch
 
 

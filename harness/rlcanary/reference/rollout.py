@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.reference.scoring import RewardedItem, score
+from rlcanary.reference.data.scoring import RewardedItem, score
 
 
 class AsyncEngine(Protocol):

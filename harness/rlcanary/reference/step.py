@@ -13,13 +13,13 @@ from torch import Tensor
 
 from rlcanary.contract.batch import CollatedBatch, PolicyBatch
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.credit import CreditBatch
 from rlcanary.contract.declining import NotProvided
-from rlcanary.reference.advantages import advantages
-from rlcanary.reference.credit import token_advantages
-from rlcanary.reference.kl import rewards_with_kl
+from rlcanary.contract.records.credit import CreditBatch
 from rlcanary.reference.logprobs import completion_logprobs, completion_scores
-from rlcanary.reference.losses import policy_loss
+from rlcanary.reference.objective.advantages import advantages
+from rlcanary.reference.objective.credit import token_advantages
+from rlcanary.reference.objective.kl import rewards_with_kl
+from rlcanary.reference.objective.losses import policy_loss
 
 
 def train_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> dict[str, float]:

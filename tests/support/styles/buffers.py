@@ -8,7 +8,7 @@ import numpy as np
 
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.buffering import Taken
+from rlcanary.contract.records.buffering import Taken
 
 
 def oldest(group):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.preparation import PreparedData, PreparedRow, Setting
+from rlcanary.contract.records.preparation import PreparedData, PreparedRow, Setting
 
 
 @dataclass

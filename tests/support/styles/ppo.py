@@ -11,7 +11,7 @@ import torch
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.credit import Credit
+from rlcanary.contract.records.credit import Credit
 
 
 def whiten(values, mask):

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from rlcanary.contract.adapter import Adapter, NotProvided
-from rlcanary.contract.reporting import LoggedSample
+from rlcanary.contract.records.reporting import LoggedSample
 
 # The declarations of the table.
 OF_TABLES = {

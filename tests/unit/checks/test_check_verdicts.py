@@ -10,7 +10,7 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import Check, all_checks, run_check
 from rlcanary.checks.asserts import Finding, assert_close
 from rlcanary.checks.check import Result, check
-from rlcanary.checks.worlds.descent import assert_gradients
+from rlcanary.checks.worlds.training.descent import assert_gradients
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
 

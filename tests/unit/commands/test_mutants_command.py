@@ -16,13 +16,22 @@ from rlcanary.mutants.killing import Fate, Trial
 
 def test_survivors_are_shown_and_every_verdict_is_written(tmp_path: Path) -> None:
     path = tmp_path / "mutants.json"
-    arguments = ["--adapter", "reference", "--module", "reference.filters", "--only", "filter.", "--json", str(path)]
+    arguments = [
+        "--adapter",
+        "reference",
+        "--module",
+        "reference.data.filters",
+        "--only",
+        "filter.",
+        "--json",
+        str(path),
+    ]
     done = CliRunner().invoke(mutants, [*arguments, "-n", "2"])
     document = json.loads(path.read_text())
     verdicts = [mutant["verdict"] for mutant in document["mutants"]]
     assert done.exit_code == (1 if {"survived", "unreached"} & set(verdicts) else 0), done.output
     assert verdicts.count("killed") > 3
-    assert {mutant["where"].partition(":")[0] for mutant in document["mutants"]} == {"rlcanary.reference.filters"}
+    assert {mutant["where"].partition(":")[0] for mutant in document["mutants"]} == {"rlcanary.reference.data.filters"}
     assert document["scores"]["capability"].keys() == {"keep_group"}
     assert document["scores"]["adapter"]["reference"]["killed"] == verdicts.count("killed")
     for mutant in document["mutants"]:
@@ -36,7 +45,16 @@ def test_an_interrupt_reports_what_was_judged(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(killing, "kill", interrupted)
     path = tmp_path / "mutants.json"
-    arguments = ["--adapter", "reference", "--module", "reference.filters", "--only", "filter.", "--json", str(path)]
+    arguments = [
+        "--adapter",
+        "reference",
+        "--module",
+        "reference.data.filters",
+        "--only",
+        "filter.",
+        "--json",
+        str(path),
+    ]
     done = CliRunner().invoke(mutants, arguments, standalone_mode=False)
     assert isinstance(done.exception, click.Abort)
     assert [mutant["verdict"] for mutant in json.loads(path.read_text())["mutants"]] == ["survived"]

@@ -4,7 +4,13 @@ import subprocess
 import sys
 
 # The modules whose mutants are all killed or reviewed, and the checks that do it.
-MODULES = ["reference.filters", "reference.masks", "reference.ordering", "reference.rollout", "reference.scoring"]
+MODULES = [
+    "reference.data.filters",
+    "reference.masks",
+    "reference.data.ordering",
+    "reference.rollout",
+    "reference.data.scoring",
+]
 CHECKS = ["mask.", "eos.", "batch.", "filter.", "order.", "schedule.", "reward.", "rollout.", "rendering."]
 
 

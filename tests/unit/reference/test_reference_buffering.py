@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from rlcanary.checks.worlds.buffers import group, numbers
-from rlcanary.contract.buffering import BufferSettings
+from rlcanary.contract.records.buffering import BufferSettings
 from rlcanary.reference.buffering import Buffer, rollout_seed
 
 

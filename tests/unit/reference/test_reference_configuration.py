@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlcanary.reference.configuration import DEFAULTS, DERIVED, SETTINGS, effective
+from rlcanary.reference.data.configuration import DEFAULTS, DERIVED, SETTINGS, effective
 
 
 def test_settings_that_are_listed_are_those_with_a_default() -> None:

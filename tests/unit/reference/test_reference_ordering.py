@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcanary.reference.ordering import accumulation_steps, data_order, resumed_order
+from rlcanary.reference.data.ordering import accumulation_steps, data_order, resumed_order
 
 few = settings(max_examples=50, derandomize=True, deadline=None)
 sizes = st.integers(1, 40)

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from rlcanary.contract.preparation import DataRow, PreparationOptions
 from rlcanary.contract.presets import GRPO
-from rlcanary.reference.preparing import prepare, prompt_ids
+from rlcanary.contract.records.preparation import DataRow, PreparationOptions
+from rlcanary.reference.data.preparing import prepare, prompt_ids
 from rlcanary.tiny_models import tiny_chat_tokenizer
 
 TOKENIZER = tiny_chat_tokenizer()

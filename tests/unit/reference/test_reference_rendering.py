@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcanary.reference.rendering import render
+from rlcanary.reference.data.rendering import render
 from rlcanary.tiny_models import BOS_ID, EOS_ID, tiny_chat_tokenizer
 
 USER = {"role": "user", "content": "2+2?"}

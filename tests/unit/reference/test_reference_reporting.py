@@ -8,7 +8,7 @@ import pytest
 
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.presets import GRPO
-from rlcanary.contract.reporting import EvaluatedItem, Metric, RolloutBatch
+from rlcanary.contract.records.reporting import EvaluatedItem, Metric, RolloutBatch
 from rlcanary.reference import reporting
 
 GRADED = [0.25, -1.0, 0.75, 0.75, 2.0]

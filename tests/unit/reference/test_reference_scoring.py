@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlcanary.contract.adapter import Item
-from rlcanary.reference.scoring import score
+from rlcanary.reference.data.scoring import score
 
 
 def item(name, reward):

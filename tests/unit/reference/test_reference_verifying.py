@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 from rlcanary.checks.worlds.answers import EQUAL, FORMATS, UNEQUAL, Pairs, cut, written
-from rlcanary.contract.preparation import Answer, AnswerFormat, AnswerKind
 from rlcanary.contract.presets import GRPO
-from rlcanary.reference.verifying import answers_in, fraction, number, plain_latex, verify
+from rlcanary.contract.records.preparation import Answer, AnswerFormat, AnswerKind
+from rlcanary.reference.data.verifying import answers_in, fraction, number, plain_latex, verify
 
 
 def is_right(answer: str, reference: str, kind: AnswerKind = "math") -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import Group
-from rlcanary.contract.buffering import BufferSettings
+from rlcanary.contract.records.buffering import BufferSettings
 
 
 class StaleResultsTrained(Bug):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlcanary import reference
 from rlcanary.bugs.museum import Bug
-from rlcanary.contract.credit import Credit, CreditBatch
+from rlcanary.contract.records.credit import Credit, CreditBatch
 
 
 def _rewards(batch: CreditBatch) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import CollatedBatch, LossOutput
-from rlcanary.contract.credit import ValueBatch
+from rlcanary.contract.records.credit import ValueBatch
 
 
 class ValuesOneEarly(Bug):

@@ -3,7 +3,7 @@
 import torch
 
 from rlcanary.bugs.museum import Bug
-from rlcanary.reference import ordering
+from rlcanary.reference.data import ordering
 
 
 class SamplerStateNotSaved(Bug):

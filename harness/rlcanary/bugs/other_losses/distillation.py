@@ -8,9 +8,9 @@ import torch
 from rlcanary import reference
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.other_losses import DistillationBatch
-from rlcanary.reference.distillation import kl_between
-from rlcanary.reference.supervised import aggregate_tokens, log_softmax, spread
+from rlcanary.contract.records.other_losses import DistillationBatch
+from rlcanary.reference.objective.distillation import kl_between
+from rlcanary.reference.objective.supervised import aggregate_tokens, log_softmax, spread
 
 
 class MixtureSwapped(Bug):

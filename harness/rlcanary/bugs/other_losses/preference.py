@@ -3,7 +3,7 @@
 from rlcanary import reference
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.other_losses import PreferenceBatch
+from rlcanary.contract.records.other_losses import PreferenceBatch
 
 
 class AccuracyOfMeans(Bug):

@@ -7,7 +7,7 @@ import torch
 from rlcanary import reference
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.other_losses import SupervisedBatch
+from rlcanary.contract.records.other_losses import SupervisedBatch
 
 
 class WindowOfOnes(Bug):

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlcanary.bugs.museum import Bug
-from rlcanary.contract.preparation import DataRow, PreparationOptions, PreparedData
+from rlcanary.contract.records.preparation import DataRow, PreparationOptions, PreparedData
 
 
 class LettersAgainstTokens(Bug):

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from rlcanary.bugs.museum import Bug
-from rlcanary.contract.preparation import Answer
+from rlcanary.contract.records.preparation import Answer
 
 
 class OptionSearchedForTheAnswer(Bug):

@@ -3,7 +3,7 @@
 from statistics import fmean
 
 from rlcanary.bugs.museum import Bug
-from rlcanary.contract.reporting import EvaluatedItem
+from rlcanary.contract.records.reporting import EvaluatedItem
 from rlcanary.reference import reporting
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from rlcanary.bugs.museum import Bug
-from rlcanary.contract.reporting import LoggedSample, RolloutBatch
+from rlcanary.contract.records.reporting import LoggedSample, RolloutBatch
 
 
 class SamplesOfTheLastMicroBatch(Bug):

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from rlcanary.bugs.museum import Bug
-from rlcanary.contract.reporting import Metric
+from rlcanary.contract.records.reporting import Metric
 
 
 class ExtremesAveraged(Bug):

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import Completion
-from rlcanary.contract.reporting import RolloutBatch
+from rlcanary.contract.records.reporting import RolloutBatch
 
 
 class RewardsOfAllRanksZipped(Bug):

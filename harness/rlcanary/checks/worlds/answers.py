@@ -7,7 +7,7 @@ alone, a box that is never closed around the right answer.
 from collections.abc import Iterator
 
 from rlcanary.checks.case import Case
-from rlcanary.contract.preparation import Answer, AnswerFormat, AnswerKind
+from rlcanary.contract.records.preparation import Answer, AnswerFormat, AnswerKind
 
 KINDS: tuple[AnswerKind, ...] = ("number", "math", "choice", "exact")
 FORMATS: tuple[AnswerFormat, ...] = ("boxed", "tag", "hash", "line", "bare")

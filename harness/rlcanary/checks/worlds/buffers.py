@@ -11,7 +11,7 @@ from rlcanary.checks.asserts import assert_equal
 from rlcanary.checks.worlds.rows import one_of, whole
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.buffering import BufferSettings
+from rlcanary.contract.records.buffering import BufferSettings
 
 Step = tuple[str, int]
 """One step of a history: `("put", 3)` puts a group that version 3 sampled, `("take", 4)` takes a batch for a trainer of

@@ -14,7 +14,7 @@ from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.inputs import uniform
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.credit import CreditBatch, ValueBatch
+from rlcanary.contract.records.credit import CreditBatch, ValueBatch
 
 SHAPES: tuple[inputs.Shape, ...] = ((2, 2, (2, 1)), (4, 4, (4, 2, 1, 3)), (4, 6, None), inputs.WITH_EMPTY_ROW)
 

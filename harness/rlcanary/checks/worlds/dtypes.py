@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from rlcanary.checks.worlds.tiny_trainer import tiny_policy
+from rlcanary.checks.worlds.training.tiny_trainer import tiny_policy
 
 
 def bfloat16() -> Any:

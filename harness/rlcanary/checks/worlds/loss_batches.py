@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from rlcanary.checks.asserts import gradient
 from rlcanary.checks.worlds.inputs import uniform
-from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
 
 Batch = TypeVar("Batch", SupervisedBatch, DistillationBatch, PreferenceBatch)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from rlcanary import tiny_models
 from rlcanary.checks.case import Model
 from rlcanary.checks.worlds.dtypes import bfloat16, float16
-from rlcanary.checks.worlds.states import nudged
-from rlcanary.checks.worlds.tiny_trainer import tiny_policy
+from rlcanary.checks.worlds.training.states import nudged
+from rlcanary.checks.worlds.training.tiny_trainer import tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.layers import copied
 from rlcanary.errors import UserError

@@ -8,7 +8,7 @@ from torch import Generator
 from rlcanary.checks.worlds.groups import sampled
 from rlcanary.checks.worlds.rows import one_of, whole
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.reporting import RolloutBatch
+from rlcanary.contract.records.reporting import RolloutBatch
 from rlcanary.tiny_models import EOS_ID
 
 

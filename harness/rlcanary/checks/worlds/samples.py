@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.checks.worlds.states import device_of, precision
+from rlcanary.checks.worlds.training.states import device_of, precision
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.layers import copied
 

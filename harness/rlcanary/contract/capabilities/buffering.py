@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rlcanary.contract.batch import Group
-    from rlcanary.contract.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.buffering import BufferSettings, Taken
 
 
 class Buffering:

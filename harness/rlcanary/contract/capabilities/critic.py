@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, LossOutput
-    from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
+    from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
 
 
 class Critic:

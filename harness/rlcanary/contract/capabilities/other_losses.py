@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import LossOutput
-    from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+    from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
 
 
 class OtherLosses:

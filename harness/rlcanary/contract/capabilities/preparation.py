@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:
-    from rlcanary.contract.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
+    from rlcanary.contract.records.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
 
 
 class Preparation:

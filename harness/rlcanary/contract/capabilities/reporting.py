@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:
-    from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+    from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 
 
 class Reporting:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from rlcanary.errors import UserError
-from rlcanary.reference.ordering import data_order
+from rlcanary.reference.data.ordering import data_order
 
 Status = Literal["pending", "in flight", "done", "failed"]
 # The ids that an epoch visits, in order; a function of the epoch alone, so that a resumed run visits the same.
@@ -29,7 +29,7 @@ ItemType = TypeVar("ItemType", bound=Identified)
 
 
 def shuffled(ids: Sequence[Hashable], seed: int = 0) -> Order:
-    """Every id once per epoch, in an order of the epoch's own (`rlcanary.reference.ordering.data_order`)."""
+    """Every id once per epoch, in an order of the epoch's own (`rlcanary.reference.data.ordering.data_order`)."""
     return lambda epoch: [ids[index] for index in data_order(len(ids), epoch, rank=0, world_size=1, seed=seed)]
 
 

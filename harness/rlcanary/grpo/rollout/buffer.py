@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal, get_args
 
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.reference.filters import is_stale
+from rlcanary.reference.data.filters import is_stale
 
 Fate = Literal["used", "stale", "dropped", "filtered", "unscored", "failed"]
 FATES: tuple[Fate, ...] = get_args(Fate)

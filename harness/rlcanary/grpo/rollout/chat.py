@@ -15,7 +15,7 @@ import torch
 from rlcanary.contract.batch import Completion
 from rlcanary.errors import UserError
 from rlcanary.grpo.engines.containers import LogProbs, Masks, Messages, Tokens
-from rlcanary.reference.rendering import render
+from rlcanary.reference.data.rendering import render
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def render_chats(conversations: Sequence[Messages], tokenizer: Any) -> RenderedC
 
     Raises:
         UserError: the tokenizer has no chat template.
-        ValueError: a message's logprobs are not one per id, or as for `rlcanary.reference.rendering.render`.
+        ValueError: a message's logprobs are not one per id, or as for `rlcanary.reference.data.rendering.render`.
     """
     require_chat_template(tokenizer)
     prompts: dict[str, list[torch.Tensor]] = {"ids": [], "mask": [], "logprobs": []}

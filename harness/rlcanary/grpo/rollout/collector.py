@@ -18,8 +18,8 @@ from rlcanary.contract.batch import Group
 from rlcanary.grpo.data.items import ItemIterator, ItemType
 from rlcanary.grpo.engines.engine_pool import EnginePool, RequestFailed
 from rlcanary.grpo.rollout.group_assembler import GroupAssembler, Trajectory
+from rlcanary.reference.data.scoring import score
 from rlcanary.reference.rollout import AsyncEngine
-from rlcanary.reference.scoring import score
 
 Sample = TypeVar("Sample")
 # The id of an item, and the fate of a group of it.

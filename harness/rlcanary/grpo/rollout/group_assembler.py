@@ -15,7 +15,7 @@ import torch
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import GRPO
-from rlcanary.reference.advantages import advantages
+from rlcanary.reference.objective.advantages import advantages
 
 Level = Literal["trajectory", "step"]
 
@@ -109,7 +109,7 @@ class GroupAssembler:
 
         Raises:
             ValueError: earlier trajectories of this item and epoch had another prompt; or as for
-                `rlcanary.reference.advantages`.
+                `rlcanary.reference.objective.advantages`.
         """
         key = (trajectory.item_id, trajectory.epoch)
         members = self._waiting.setdefault(key, [])

@@ -13,7 +13,7 @@ from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.grpo.rollout.buffer import FATES, Account, GroupBuffer, RemoteBuffer, Taken
 from rlcanary.grpo.rollout.collector import Collector
 from rlcanary.grpo.training.run_log import RunLog
-from rlcanary.reference.filters import has_signal
+from rlcanary.reference.data.filters import has_signal
 
 
 class NothingSampled(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlcanary.checks.asserts import assert_equal, leave_out, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds.states import seeded
+from rlcanary.checks.worlds.training.states import seeded
 from rlcanary.contract.adapter import Adapter
 
 

@@ -8,7 +8,7 @@ from rlcanary.checks.check import check
 from rlcanary.checks.worlds.buffers import Step, assert_history, group, numbers
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.buffering import BufferSettings
+from rlcanary.contract.records.buffering import BufferSettings
 
 NEEDS = ("new_buffer", "put_groups", "take_groups")
 

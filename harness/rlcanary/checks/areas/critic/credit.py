@@ -17,7 +17,7 @@ from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.credit import DECAYS, SHAPES, credit_batch, drawn_credit, known_returns, without_untrained
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions, TokenCredit, Whitening
-from rlcanary.contract.credit import Credit, CreditBatch
+from rlcanary.contract.records.credit import Credit, CreditBatch
 
 GAE: dict[str, Any] = {"token_credit": "gae", **DECAYS}
 PLAIN: dict[str, Any] = {"token_credit": "outcome", "baseline_weighting": "rows", "whitening": "none"}

@@ -18,7 +18,7 @@ from rlcanary.checks.worlds.groups import PADDING_IDS, sampled
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.conventions import Aggregation, Conventions
-from rlcanary.contract.credit import ValueBatch
+from rlcanary.contract.records.credit import ValueBatch
 
 CRITIC = Model("", tiny_critic)
 GROUPS = [

@@ -10,7 +10,7 @@ import torch
 from rlcanary.checks.asserts import assert_equal, assert_true, leave_out, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import Cases, check
-from rlcanary.checks.worlds.states import seeded
+from rlcanary.checks.worlds.training.states import seeded
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions
 

@@ -12,8 +12,8 @@ from rlcanary.checks.asserts import assert_close, assert_true, gradient, soft, u
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs, rows
-from rlcanary.checks.worlds.descent import scene, watched
-from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, tiny_policy
+from rlcanary.checks.worlds.training.descent import scene, watched
+from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Group, PolicyBatch
 from rlcanary.contract.conventions import Conventions

@@ -15,7 +15,7 @@ from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.loss_batches import MASKS, distillation_batch, double, mask, surrounded, widened
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Divergence, TokenAggregation
-from rlcanary.contract.other_losses import DistillationBatch
+from rlcanary.contract.records.other_losses import DistillationBatch
 
 _SOFT_LABELS_ONLY = {"distillation_label_weight": 0.0}
 _DIVERGENCES: tuple[dict[str, Any], ...] = (

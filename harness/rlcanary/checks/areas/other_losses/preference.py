@@ -16,7 +16,7 @@ from rlcanary.checks.worlds import rows
 from rlcanary.checks.worlds.loss_batches import double, gradients, mask, preference_batch, surrounded, widened
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import PreferenceKind
-from rlcanary.contract.other_losses import PreferenceBatch
+from rlcanary.contract.records.other_losses import PreferenceBatch
 
 # The tokens that count in the chosen and in the rejected completions.
 _PAIRS: dict[str, tuple[list[str], list[str]]] = {

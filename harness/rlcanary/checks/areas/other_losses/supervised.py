@@ -15,8 +15,8 @@ from rlcanary.checks.worlds import rows
 from rlcanary.checks.worlds.loss_batches import MASKS, double, mask, supervised_batch, surrounded, widened
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions, TokenAggregation
-from rlcanary.contract.other_losses import SupervisedBatch
-from rlcanary.reference.supervised import counted_sequences
+from rlcanary.contract.records.other_losses import SupervisedBatch
+from rlcanary.reference.objective.supervised import counted_sequences
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},

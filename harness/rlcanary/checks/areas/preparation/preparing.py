@@ -10,7 +10,7 @@ from rlcanary.checks.asserts import assert_equal, assert_true, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.preparation import DataRow, PreparationOptions, PreparedData, PreparedRow
+from rlcanary.contract.records.preparation import DataRow, PreparationOptions, PreparedData, PreparedRow
 from rlcanary.tiny_models import tiny_chat_tokenizer
 
 NEEDS = ("prepare",)

@@ -11,7 +11,7 @@ from rlcanary.checks.asserts import NothingToCompare, assert_equal, assert_true,
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.preparation import Setting
+from rlcanary.contract.records.preparation import Setting
 
 NEEDS = ("list_settings", "effective")
 

@@ -22,7 +22,7 @@ from rlcanary.checks.worlds.answers import (
 )
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.preparation import Answer, AnswerKind
+from rlcanary.contract.records.preparation import Answer, AnswerKind
 
 NEEDS = ("verify",)
 

@@ -13,7 +13,7 @@ from rlcanary.checks.check import check
 from rlcanary.checks.worlds.rows import one_of, whole
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import BestAtK, Conventions, OverallScore, Unscored, VoteTie
-from rlcanary.contract.reporting import EvaluatedItem
+from rlcanary.contract.records.reporting import EvaluatedItem
 from rlcanary.reference import reporting
 
 MARGIN = 0.08

@@ -8,7 +8,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.rollouts import batch_of, group
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.reporting import LoggedSample, RolloutBatch
+from rlcanary.contract.records.reporting import LoggedSample, RolloutBatch
 
 
 def _tables() -> Iterator[Case]:

@@ -11,7 +11,7 @@ from rlcanary.checks.check import check
 from rlcanary.checks.worlds.inputs import uniform
 from rlcanary.checks.worlds.rows import sizes
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.reporting import Metric
+from rlcanary.contract.records.reporting import Metric
 
 EVEN = [[1.0, 2.0], [4.0, 9.0]]
 UNEVEN = [[1.0, 2.0, 6.0], [10.0], [-2.0, 4.0]]

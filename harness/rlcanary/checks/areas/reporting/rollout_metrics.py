@@ -14,7 +14,7 @@ from rlcanary.checks.worlds.rollouts import batch_of, drawn, group
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.conventions import Conventions, LoggedLength, LoggedStd, Unscored
-from rlcanary.contract.reporting import RolloutBatch
+from rlcanary.contract.records.reporting import RolloutBatch
 from rlcanary.reference import reporting
 from rlcanary.tiny_models import EOS_ID
 

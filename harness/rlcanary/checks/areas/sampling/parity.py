@@ -20,8 +20,8 @@ from rlcanary.checks.worlds.samples import (
     trainer_logprobs,
     wrong_ending,
 )
-from rlcanary.checks.worlds.states import nats, precision
-from rlcanary.checks.worlds.tiny_trainer import tiny_policy
+from rlcanary.checks.worlds.training.states import nats, precision
+from rlcanary.checks.worlds.training.tiny_trainer import tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.layers import copied

@@ -15,7 +15,7 @@ from rlcanary.checks.check import check
 from rlcanary.checks.worlds.items import with_items
 from rlcanary.checks.worlds.rows import whole
 from rlcanary.checks.worlds.samples import gap, sampling
-from rlcanary.checks.worlds.states import (
+from rlcanary.checks.worlds.training.states import (
     held,
     named,
     nats,
@@ -27,7 +27,7 @@ from rlcanary.checks.worlds.states import (
     shaken,
     sizes_of,
 )
-from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, reference_near, sampled, state_of, tiny_policy
+from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, reference_near, sampled, state_of, tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided, provided
 from rlcanary.contract.layers import copied
 

@@ -12,8 +12,8 @@ from rlcanary.checks.asserts import NothingToCompare, assert_equal, assert_true,
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.models import part_frozen, scaled
 from rlcanary.checks.worlds.samples import gap
-from rlcanary.checks.worlds.states import held, named, nats, nudged, precision, shaken
-from rlcanary.checks.worlds.tiny_trainer import state_of
+from rlcanary.checks.worlds.training.states import held, named, nats, nudged, precision, shaken
+from rlcanary.checks.worlds.training.tiny_trainer import state_of
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.layers import copied
 

@@ -15,7 +15,7 @@ from rlcanary.checks.check import check
 from rlcanary.checks.worlds.groups import PADDING_IDS, sampled
 from rlcanary.checks.worlds.rows import one_of
 from rlcanary.checks.worlds.samples import trainer_logprobs
-from rlcanary.checks.worlds.states import nats, own_logprobs, precision
+from rlcanary.checks.worlds.training.states import nats, own_logprobs, precision
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 

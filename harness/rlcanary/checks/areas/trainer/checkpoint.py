@@ -20,9 +20,9 @@ from rlcanary.checks.asserts import (
 )
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds.descent import with_kl
-from rlcanary.checks.worlds.states import decaying, held, named, own_logprobs, seeded
-from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, others, reference_near, sampled, state_of
+from rlcanary.checks.worlds.training.descent import with_kl
+from rlcanary.checks.worlds.training.states import decaying, held, named, own_logprobs, seeded
+from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, TOOLS, others, reference_near, sampled, state_of
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.layers import copied

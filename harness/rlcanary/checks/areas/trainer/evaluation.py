@@ -9,7 +9,7 @@ from rlcanary.checks.asserts import NothingToCompare, assert_true
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.items import assert_tossed, with_graded_items, with_items, with_tossed_items
-from rlcanary.checks.worlds.snapshots import (
+from rlcanary.checks.worlds.training.snapshots import (
     assert_same_entries,
     but_for_cleared_gradients,
     changed,
@@ -17,8 +17,8 @@ from rlcanary.checks.worlds.snapshots import (
     random_states,
     snapshot,
 )
-from rlcanary.checks.worlds.states import coin, shaken, started
-from rlcanary.checks.worlds.tiny_trainer import PAIR, reference_near, sampled, state_of, tiny_policy
+from rlcanary.checks.worlds.training.states import coin, shaken, started
+from rlcanary.checks.worlds.training.tiny_trainer import PAIR, reference_near, sampled, state_of, tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.layers import copied

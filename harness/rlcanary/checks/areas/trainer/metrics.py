@@ -13,9 +13,9 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs
 from rlcanary.checks.worlds.groups import sampled as drawn_groups
-from rlcanary.checks.worlds.states import decaying, in_precision_of, precision, scheduled_rates
-from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, reference_near, sampled, state_of
-from rlcanary.checks.worlds.updates import declared
+from rlcanary.checks.worlds.training.states import decaying, in_precision_of, precision, scheduled_rates
+from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, TOOLS, reference_near, sampled, state_of
+from rlcanary.checks.worlds.training.updates import declared
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Group, PolicyBatch
 from rlcanary.contract.conventions import Conventions

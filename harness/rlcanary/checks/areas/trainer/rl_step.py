@@ -9,10 +9,10 @@ from rlcanary import reference
 from rlcanary.checks.asserts import NothingToCompare, assert_equal, assert_true, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds.descent import assert_gradients, scene, some, terms, watched
-from rlcanary.checks.worlds.rl_steps import PAD, ROLLOUT, STILL, RlStep, passes, plan, with_logprobs
-from rlcanary.checks.worlds.states import scheduled_rates
-from rlcanary.checks.worlds.tiny_trainer import others
+from rlcanary.checks.worlds.training.descent import assert_gradients, scene, some, terms, watched
+from rlcanary.checks.worlds.training.rl_steps import PAD, ROLLOUT, STILL, RlStep, passes, plan, with_logprobs
+from rlcanary.checks.worlds.training.states import scheduled_rates
+from rlcanary.checks.worlds.training.tiny_trainer import others
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.conventions import Conventions

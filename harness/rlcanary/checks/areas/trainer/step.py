@@ -15,7 +15,8 @@ from rlcanary.checks.asserts import assert_true, assert_unchanged
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.devices import cuda_generators
-from rlcanary.checks.worlds.descent import (
+from rlcanary.checks.worlds.groups import sampled as drawn_groups
+from rlcanary.checks.worlds.training.descent import (
     Scene,
     assert_gradients,
     expect_declared,
@@ -27,9 +28,8 @@ from rlcanary.checks.worlds.descent import (
     with_kl,
     with_others,
 )
-from rlcanary.checks.worlds.groups import sampled as drawn_groups
-from rlcanary.checks.worlds.states import in_precision_of, nudged
-from rlcanary.checks.worlds.tiny_trainer import GROUPS, PAIR, TOOLS, UNEVEN, sampled, state_of, tiny_policy
+from rlcanary.checks.worlds.training.states import in_precision_of, nudged
+from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, TOOLS, UNEVEN, sampled, state_of, tiny_policy
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Group
 from rlcanary.contract.conventions import Conventions

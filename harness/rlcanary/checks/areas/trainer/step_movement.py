@@ -8,10 +8,10 @@ import torch
 from rlcanary.checks.asserts import assert_close, assert_true
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds.descent import scene, some, watched, with_kl
-from rlcanary.checks.worlds.states import decaying, lead, named, nats, policy_gap, precision, scheduled_rates
-from rlcanary.checks.worlds.tiny_trainer import PAIR, state_of
-from rlcanary.checks.worlds.updates import Watch, declared
+from rlcanary.checks.worlds.training.descent import scene, some, watched, with_kl
+from rlcanary.checks.worlds.training.states import decaying, lead, named, nats, policy_gap, precision, scheduled_rates
+from rlcanary.checks.worlds.training.tiny_trainer import PAIR, state_of
+from rlcanary.checks.worlds.training.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.layers import copied
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from rlcanary.contract.batch import CollatedBatch, LossOutput
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.credit import ValueBatch
-from rlcanary.reference.losses import aggregate
+from rlcanary.contract.records.credit import ValueBatch
 from rlcanary.reference.masks import masked
+from rlcanary.reference.objective.losses import aggregate
 
 
 def values(model: Any, batch: CollatedBatch) -> Tensor:

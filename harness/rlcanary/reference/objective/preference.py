@@ -10,9 +10,9 @@ from torch.nn.functional import softplus
 
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.other_losses import PreferenceBatch
+from rlcanary.contract.records.other_losses import PreferenceBatch
 from rlcanary.reference.masks import masked
-from rlcanary.reference.supervised import aggregate_tokens, mean
+from rlcanary.reference.objective.supervised import aggregate_tokens, mean
 
 
 def preference_loss(batch: PreferenceBatch, conventions: Conventions) -> LossOutput:

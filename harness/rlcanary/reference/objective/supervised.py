@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions, TokenAggregation
-from rlcanary.contract.other_losses import SupervisedBatch
+from rlcanary.contract.records.other_losses import SupervisedBatch
 
 
 def supervised_loss(batch: SupervisedBatch, conventions: Conventions) -> LossOutput:

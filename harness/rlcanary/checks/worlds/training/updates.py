@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlcanary import reference
 from rlcanary.checks.closeness import close
-from rlcanary.checks.worlds.states import held, named, own_logprobs, precision, unwrapped
+from rlcanary.checks.worlds.training.states import held, named, own_logprobs, precision, unwrapped
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.layers import copied

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rlcanary import reference, tiny_models
-from rlcanary.checks.worlds.states import nudged, own_logprobs, precision, seeded
+from rlcanary.checks.worlds.training.states import nudged, own_logprobs, precision, seeded
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.conventions import Conventions

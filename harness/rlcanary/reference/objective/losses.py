@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.credit import ValueBatch
-from rlcanary.reference.kl import kl
+from rlcanary.contract.records.credit import ValueBatch
 from rlcanary.reference.masks import masked
+from rlcanary.reference.objective.kl import kl
 
 
 def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:

@@ -12,8 +12,8 @@ from torch import Tensor
 from rlcanary.checks.asserts import Finding, assert_true
 from rlcanary.checks.case import Case
 from rlcanary.checks.closeness import close
-from rlcanary.checks.worlds.states import in_precision_of, precision, toned
-from rlcanary.checks.worlds.tiny_trainer import (
+from rlcanary.checks.worlds.training.states import in_precision_of, precision, toned
+from rlcanary.checks.worlds.training.tiny_trainer import (
     GROUPS,
     others,
     reference_near,
@@ -21,7 +21,7 @@ from rlcanary.checks.worlds.tiny_trainer import (
     state_of,
     with_reference,
 )
-from rlcanary.checks.worlds.updates import Watch, declared
+from rlcanary.checks.worlds.training.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Group
 from rlcanary.contract.conventions import Conventions

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.other_losses import DistillationBatch
+from rlcanary.contract.records.other_losses import DistillationBatch
 from rlcanary.reference.masks import masked
-from rlcanary.reference.supervised import aggregate_tokens, log_softmax, mean, spread
+from rlcanary.reference.objective.supervised import aggregate_tokens, log_softmax, mean, spread
 
 
 def distillation_loss(batch: DistillationBatch, conventions: Conventions) -> LossOutput:

@@ -9,8 +9,8 @@ from decimal import Decimal
 from fractions import Fraction
 
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.preparation import Answer, AnswerFormat
 from rlcanary.contract.presets import GRPO
+from rlcanary.contract.records.preparation import Answer, AnswerFormat
 
 PATTERNS: dict[AnswerFormat, re.Pattern[str]] = {
     "tag": re.compile(r"<answer>(.*?)</answer>", re.DOTALL),

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.preparation import DataRow, PreparationOptions, PreparedData, PreparedRow
 from rlcanary.contract.presets import GRPO
+from rlcanary.contract.records.preparation import DataRow, PreparationOptions, PreparedData, PreparedRow
 
 
 def prepare(

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
-from rlcanary.contract.buffering import BufferSettings, Taken
-from rlcanary.contract.credit import Credit, CreditBatch, ValueBatch
-from rlcanary.contract.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
-from rlcanary.contract.preparation import Answer, DataRow, PreparationOptions, PreparedData, PreparedRow, Setting
-from rlcanary.contract.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+from rlcanary.contract.records.buffering import BufferSettings, Taken
+from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
+from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+from rlcanary.contract.records.preparation import (
+    Answer,
+    DataRow,
+    PreparationOptions,
+    PreparedData,
+    PreparedRow,
+    Setting,
+)
+from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
 from rlcanary.contract.state import Item
 
 RECORDS: tuple[type[Any], ...] = (

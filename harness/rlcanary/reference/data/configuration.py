@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from rlcanary.contract.preparation import Setting
+from rlcanary.contract.records.preparation import Setting
 
 SETTINGS = (
     Setting("optimizer.learning_rate", (1e-6, 0.0)),

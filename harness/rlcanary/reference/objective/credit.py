@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.credit import Credit, CreditBatch
-from rlcanary.reference.advantages import advantages
+from rlcanary.contract.records.credit import Credit, CreditBatch
 from rlcanary.reference.masks import masked
+from rlcanary.reference.objective.advantages import advantages
 
 
 def token_advantages(batch: CreditBatch, conventions: Conventions) -> Credit:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from rlcanary import reference
 from rlcanary.checks.asserts import assert_true
-from rlcanary.checks.worlds.descent import watched
-from rlcanary.checks.worlds.states import decaying, named, seeded, unwrapped
-from rlcanary.checks.worlds.tiny_trainer import reference_near, sampled, state_of
+from rlcanary.checks.worlds.training.descent import watched
+from rlcanary.checks.worlds.training.states import decaying, named, seeded, unwrapped
+from rlcanary.checks.worlds.training.tiny_trainer import reference_near, sampled, state_of
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, PolicyBatch
 from rlcanary.contract.conventions import Conventions

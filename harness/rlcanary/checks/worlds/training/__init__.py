@@ -1,0 +1,1 @@
+"""States, updates and the small trainer that makes them."""

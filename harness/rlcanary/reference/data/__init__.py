@@ -1,0 +1,1 @@
+"""From the dataset's rows to the batch of an update."""

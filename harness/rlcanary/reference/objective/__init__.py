@@ -1,0 +1,1 @@
+"""Advantages, credit and losses."""
