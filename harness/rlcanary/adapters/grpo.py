@@ -7,6 +7,7 @@ by length on master weights, sampling through the collector, sync with coverage 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -20,8 +21,24 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group
     from rlcanary.contract.records.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
     from rlcanary.grpo.rollout.buffer import GroupBuffer
 
+# The verifiers, by the kind and format of an answer.
+VERIFIERS = {
+    ("number", "hash"): "gsm8k",
+    ("number", "tag"): "gsm8k",
+    ("math", "boxed"): "math",
+    ("math", "tag"): "math",
+    ("exact", "bare"): "exact",
+}
+# The least that a plan has to say.
+PLAN = {
+    "run": {"folder": "runs/one", "steps": 1},
+    "model": {"scratch": {}},
+    "data": {"datasets": [{"name": "arithmetic"}]},
+    "schedule": {"prompts_per_step": 2, "group_size": 2},
+}
 # Rows per forward pass: small, so that the checks' few rows make several micro-batches.
 MICRO_BATCH = 2
 # Room of a buffer without a bound.
@@ -205,3 +222,51 @@ class GrpoAdapter(ReferenceAdapter):
         # A request is known by its epoch, item and attempt; the item stands for the rank and the number.
         drawn: int = seeded({"seed": seed}, step, (rank, request), 0)["seed"]
         return drawn
+
+    def verify(self, answer: Answer) -> bool:
+        from rlcanary.grpo.rewards.by_name import VerifiersByName
+        from rlcanary.grpo.rewards.verifier import Reward
+
+        name = VERIFIERS.get((answer.kind, answer.format))
+        if name is None:
+            raise NotProvided("the trainer has no such verifier")
+        return Reward(VerifiersByName()[name], answer.reference)(answer.text) == 1
+
+    def prepare(self, rows: list[DataRow], tokenizer: Any, options: PreparationOptions) -> PreparedData:
+        raise NotProvided("the trainer has neither a limit for prompts nor counts of rows")
+
+    def list_settings(self) -> list[Setting]:
+        from rlcanary.contract.records.preparation import Setting
+
+        return [
+            Setting("run.seed", (7, 0)),
+            Setting("run.tensorboard", (True, False)),
+            Setting("run.checkpoint_every", (5, 0)),
+            Setting("data.system_prompt", ("be brief", "")),
+            Setting("data.chat_template", (True, False)),
+            Setting("schedule.rows_per_micro_batch", (2, None)),
+            Setting("schedule.max_staleness", (1, 0)),
+            Setting("sampling.temperature", (0.7,)),
+            Setting("sampling.max_new_tokens", (8,)),
+            Setting("optimizer.learning_rate", (1e-6,)),
+            Setting("optimizer.weight_decay", (0.1, 0.0)),
+            Setting("optimizer.betas", ((0.9, 0.95),)),
+            Setting("conventions.kl_coef", (0.1, 0.0)),
+            Setting("conventions.clip_high", (0.28, None)),
+            Setting("conventions.temperature", (), derived_from=("sampling.temperature",)),
+        ]
+
+    def effective(self, written: Mapping[str, Any]) -> Mapping[str, Any]:
+        from operator import attrgetter
+
+        from rlcanary.grpo.plan.plan import plan_of
+
+        given: dict[str, Any] = copy.deepcopy(PLAN)
+        for name, value in written.items():
+            *sections, last = name.split(".")
+            place = given
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[last] = value
+        plan = plan_of(given)
+        return {each.name: attrgetter(each.name)(plan) for each in self.list_settings()}

@@ -55,7 +55,8 @@ class MathVerifier:
 
     def _expression(self, text: str) -> list[Any]:
         """Parse a text that is an expression as a whole, even without the signs that set LaTeX apart from prose."""
-        return self._parse(text) or self._parse(f"${text}$")
+        # As prose, "(3, -1)" would be the number at its end.
+        return self._parse(f"${text}$") or self._parse(text)
 
     def _parse(self, text: str) -> list[Any]:
         """Parse with math-verify: nothing is [], which is not None."""

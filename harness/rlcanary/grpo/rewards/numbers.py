@@ -8,8 +8,11 @@ ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def numbers(text: str) -> list[Decimal]:
-    """Find the numbers in a text, in order: "$1,234.50" is 1234.50, "x2" and "3rd" hold none."""
-    return [Decimal(re.sub(r"[$,]", "", match)) for match in NUMBER.findall(text)]
+    """Find the numbers in a text, in order: "$1,234.50" is 1234.50, "x2" and "3rd" hold none.
+
+    The minus sign of typesetting is a minus as well.
+    """
+    return [Decimal(re.sub(r"[$,]", "", match)) for match in NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))]
 
 
 def number(text: object) -> Decimal | None:

@@ -116,6 +116,15 @@ def test_math_counts_a_completion_without_an_answer_apart(mathematics, completio
     assert (score.value, score.problem) == (0.0, "no answer")
 
 
+def test_math_target_is_read_as_a_whole(mathematics):
+    scores = [judge(mathematics, rf"\boxed{{{given}}}", "(3, -1)").value for given in ("(3, -1)", "(2, -1)", "-1")]
+    assert scores == [1.0, 0.0, 0.0]
+
+
+def test_minus_sign_of_typesetting_is_a_minus():
+    assert [int(each) for each in numbers("\N{MINUS SIGN}42 and 7")] == [-42, 7]
+
+
 def test_math_target_that_is_no_expression_is_no_wrong_answer(mathematics):
     score = judge(mathematics, "42", "")
     assert (score.value, score.problem) == (None, "bad target")

@@ -35,6 +35,8 @@ def _listed(adapter: Adapter) -> list[Setting]:
     settings: list[Setting] = adapter.list_settings()
     if not any(setting.values for setting in settings):
         raise NothingToCompare("no setting is listed with a value")
+    # Where even this is refused, the refusal of anything else says nothing.
+    adapter.effective({})
     return settings
 
 
