@@ -76,6 +76,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "rollout": ("ref_logprobs", "dataset", "text"),
     "score": ("id", "prompt_ids"),
     "new_buffer": ("first_version",),
+    "load_buffer": ("first_version",),
     "put_groups": ("dataset", "finish_reason", "text"),
     "take_groups": ("stale",),
     # Code need not tell what it dropped, and what an adapter lists of its own settings is no computation.

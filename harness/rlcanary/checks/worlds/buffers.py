@@ -41,7 +41,8 @@ def assert_history(adapter: Adapter, settings: BufferSettings, steps: Sequence[S
     """Assert of each batch of a history that it is whole, of groups that wait and are fresh, and the next in order.
 
     Groups have the number of their step, counted from 1. The order is judged by the versions that sampled the groups, where
-    they were put in that order: then the first ones are also the oldest.
+    they were put in that order: then the first ones are also the oldest. No history fills a buffer in which groups grew too
+    old.
 
     Raises:
         Finding: a batch is another one.
@@ -52,7 +53,11 @@ def assert_history(adapter: Adapter, settings: BufferSettings, steps: Sequence[S
     for number, (step, version) in enumerate(steps, 1):
         if step == "put":
             adapter.put_groups(buffer, [group(number, version)])
-            waiting[number] = version
+            is_full = len(waiting) == settings.capacity
+            if is_full and adapter.conventions.buffer_full == "drop_oldest":
+                del waiting[next(iter(waiting))]
+            if not is_full or adapter.conventions.buffer_full == "drop_oldest":
+                waiting[number] = version
         elif step == "save":
             buffer = saved_and_loaded(adapter, settings, buffer)
         else:

@@ -83,12 +83,12 @@ def whole_batches(adapter: Adapter, per_batch: int, puts: Sequence[int]) -> None
         assert_equal(len(_taken(adapter, buffer)), expected, f"{told}: groups in the batch", quantity="groups")
 
 
-def _rich() -> list[Group]:
-    """Two groups that differ in every field, of a tool's tokens, several versions and unequal rewards."""
+def _rich(straddles: bool) -> list[Group]:
+    """Two groups that differ in every field, with a tool's token; one `straddles` a weight sync or none does."""
     first = [Completion([8, 9, 2], [-0.5, -0.25, -1.0]), Completion([10], [-2.0], "length")]
     second = [
         Completion([11, 12, 13, 2], [-0.5, 0.0, -0.75, -1.5], sampled=[True, False, True, True]),
-        Completion([14, 15], [-3.0, -0.125], "length"),
+        Completion([14, 15], [-3.0, -0.125], "length", token_versions=[3, 4] if straddles else None),
         Completion([16, 2], [-4.0, -0.375]),
     ]
     return [
@@ -124,8 +124,13 @@ def _rows(groups: Sequence[Group]) -> list[list[object]]:
     )
 
 
-@check("buffer.groups_stay_whole", needs=NEEDS)
-def groups_stay_whole(adapter: Adapter) -> None:
+def _straddling() -> Iterator[Case]:
+    yield Case("one version", straddles=False)
+    yield Case("a completion of two versions", straddles=True)
+
+
+@check("buffer.groups_stay_whole", needs=NEEDS, cases=_straddling)
+def groups_stay_whole(adapter: Adapter, straddles: bool) -> None:
     """A group leaves the buffer as it came: all its completions, each with its own reward, logprobs, marks and versions.
 
     Silent because a batch of rows from torn groups has the right shape, and the mean of a group is then that of some of its
@@ -133,7 +138,7 @@ def groups_stay_whole(adapter: Adapter) -> None:
     a record of the queue does not have.
     """
     buffer = adapter.new_buffer(BufferSettings(2, max_staleness=LENIENT))
-    adapter.put_groups(buffer, _rich())
+    adapter.put_groups(buffer, _rich(straddles))
     taken = list(adapter.take_groups(buffer, 4).groups)
     sizes = sorted(len(group.completions) for group in taken)
     with soft():
@@ -142,7 +147,7 @@ def groups_stay_whole(adapter: Adapter) -> None:
         )
     columns = ("ids", "prompts", "rewards", "logprobs", "reference logprobs", "marks", "versions", "item ids")
     for name, got, expected in zip(
-        columns, zip(*_rows(taken), strict=True), zip(*_rows(_rich()), strict=True), strict=True
+        columns, zip(*_rows(taken), strict=True), zip(*_rows(_rich(straddles)), strict=True), strict=True
     ):
         with soft():
             assert_equal(list(got), list(expected), f"the {name} of the taken rows are not those put", quantity=name)
@@ -259,6 +264,10 @@ def _stops() -> Iterator[Case]:
     ):
         yield Case(told, settings=settings, steps=steps)
     yield Case("empty", settings=settings, steps=[("save", 0), ("take", 0), ("put", 0), ("put", 0), ("take", 0)])
+    older = [("put", 0), ("save", 0), ("put", 1), ("take", 2), ("take", 3), ("take", 3)]
+    yield Case("as old as allowed", settings=BufferSettings(1, max_staleness=2), steps=older)
+    bounded = [("put", 0), ("save", 0), ("put", 0), ("put", 0), ("take", 0), ("take", 0), ("take", 0)]
+    yield Case("with room for one more", settings=BufferSettings(1, max_staleness=1, capacity=2), steps=bounded)
 
 
 @check("buffer.resumed", needs=(*NEEDS, "save_buffer", "load_buffer"), cases=_stops)
