@@ -11,7 +11,7 @@ from rlcanary.checks import all_checks
 from rlcanary.checks.pages import pages
 from rlcanary.contract.adapter import TrainState
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.presets import PAPERS
+from rlcanary.contract.presets import CREDIT_PAPERS, PAPERS
 from rlcanary.contract.records import RECORDS
 from rlcanary.contract.sampling import Sampling
 
@@ -60,7 +60,7 @@ def table(record: type[Any]) -> str:
 
 def contract_page() -> str:
     """Describe every convention and every record of the adapter contract."""
-    parts = [CONTRACT.format(papers=", ".join(f"`{name}`" for name in PAPERS)), table(Conventions)]
+    parts = [CONTRACT.format(papers=", ".join(f"`{name}`" for name in PAPERS | CREDIT_PAPERS)), table(Conventions)]
     for record in (*RECORDS, TrainState, Sampling):
         summary = (inspect.getdoc(record) or "").partition("\n")[0]
         parts.append(f"\n## {record.__name__}\n\n{summary}\n\n{table(record)}")

@@ -163,8 +163,8 @@ class Conventions:
             discounted per turn (Kevin, 2507.11948). "gae": generalised advantage estimation against a critic (1506.02438)
             of the rewards as they are, without the fields `advantage_*`. Steps are trained tokens; those of tools are
             part of the next state.
-        baseline_weighting: in the mean of its group each row counts alike, or by its trained tokens (OPO, 2505.23585).
-            `advantages` is told no lengths: there rows count alike.
+        baseline_weighting: in the mean of its group, where that is the baseline, each row counts alike, or by its trained
+            tokens (OPO, 2505.23585). `advantages` is told no lengths: there rows count alike.
         discount: gamma, of "returns", "turn_returns" and "gae".
         gae_lambda: lambda of "gae".
         critic_lambda: the lambda of the returns that the critic is trained towards, if another (VC-PPO, 2503.01491); None
@@ -326,10 +326,6 @@ class Conventions:
         if not 0 <= self.preference_label_smoothing < 0.5:
             raise ValueError(f"preference_label_smoothing={self.preference_label_smoothing!r} is not in [0, 0.5)")
 
-        if self.baseline_weighting == "tokens" and self.advantage_baseline != "mean":
-            raise ValueError(
-                f"baseline_weighting='tokens' weighs a mean: advantage_baseline={self.advantage_baseline!r}"
-            )
         for name in ("discount", "gae_lambda", "critic_lambda"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:

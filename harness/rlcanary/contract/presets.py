@@ -40,10 +40,10 @@ PAPERS = {
     "cispo": CISPO,
     "gmpo": GMPO,
     "sapo": SAPO,
-    "ppo": PPO,
-    "reinforce++": REINFORCE_PP,
-    "opo": OPO,
 }
+
+# Papers whose advantages need the lengths of completions, or a critic, besides the rewards.
+CREDIT_PAPERS = {"ppo": PPO, "reinforce++": REINFORCE_PP, "opo": OPO}
 
 # Defaults of seven codebases, measured on their own functions.
 CODEBASES = {
@@ -94,4 +94,4 @@ CODEBASES = {
     ),
     "rlvr-experiments": GRPO.replace(advantage_ddof=0, advantage_eps_mode="clamp", kl_coef=1e-3),
 }
-PRESETS = {**PAPERS, **CODEBASES}
+PRESETS = {**PAPERS, **CREDIT_PAPERS, **CODEBASES}

@@ -27,7 +27,7 @@ VARIANTS = {
     "nonempty-sequences": PAPERS["grpo"].replace(aggregation="sequence_mean_nonempty"),
     "group-token-mean": PAPERS["grpo"].replace(aggregation="group_token_mean"),
     "reinforce": PAPERS["grpo"].replace(objective="reinforce", off_policy_mask=0.1),
-    "gae-of-two-lambdas": PAPERS["ppo"].replace(discount=0.9, critic_lambda=1.0, whitening_ddof=0),
+    "gae-of-two-lambdas": PRESETS["ppo"].replace(discount=0.9, critic_lambda=1.0, whitening_ddof=0),
     "turn-returns": PAPERS["grpo"].replace(token_credit="turn_returns", discount=0.5),
     "sequential-data": PAPERS["grpo"].replace(data_order="sequential"),
     "numbers-of-scored-rows": PAPERS["grpo"].replace(

@@ -1,4 +1,4 @@
-"""The checks of data, rollouts and reporting kill every mutant of their capabilities that is not equivalent."""
+"""The checks of data, rollouts, credit and reporting kill every mutant of their capabilities that is not equivalent."""
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks
@@ -11,7 +11,7 @@ from rlcanary.mutants.mutant import Run
 CAPABILITIES = {
     *("make_batch", "rollout", "render", "keep_group", "score", "data_order", "advantages"),
     *("rollout_metrics", "merged_metrics", "evaluation_metrics", "evaluation_items", "evaluation_steps"),
-    *("logged_samples", "prepare"),
+    *("logged_samples", "prepare", "token_advantages", "value_loss"),
 }
 SEED, MUTANTS = 0, 90
 
