@@ -46,6 +46,15 @@ def _off_policy(conventions: Conventions) -> Iterator[Case]:
             yield Case(f"{len(groups)} prompts", told, groups=groups, is_clipped=is_clipped)
 
 
+def _older_samples(conventions: Conventions) -> Iterator[Case]:
+    yield from _off_policy(conventions)
+    (other,) = {"sampler", "trainer"} - {conventions.old_logprobs}
+    # A correction for the sampler has an effect where the ratio is taken against the trainer's logprobs.
+    corrected = {"old_logprobs": "trainer", "importance_level": "token", "importance_high": 1.1}
+    for choice in ({"old_logprobs": other}, corrected, {"aggregation": "group_token_mean"}):
+        yield Case(choice, changes=choice, groups=UNEVEN, is_clipped=False)
+
+
 def _on_policy(conventions: Conventions) -> Iterator[Case]:
     for choice in ({}, {"temperature": 0.6}, {"kl_coef": 0.3}, {"temperature": 0.6, "kl_coef": 0.3}):
         for case in _off_policy(conventions):
@@ -93,7 +102,7 @@ def _kl_in_reward(conventions: Conventions) -> str | None:
 @check(
     "step.off_policy_gradient",
     needs=("train_step",),
-    cases=_off_policy,
+    cases=_older_samples,
     applies=_kl_in_reward,
     worlds=("router", "lora", "bfloat16"),
     draws=_drawn,
