@@ -7,8 +7,7 @@ import torch
 
 from rlcanary.contract.batch import Completion, Group, PolicyBatch
 from rlcanary.contract.presets import DR_GRPO, GRPO, PAPERS
-from rlcanary.reference import completion_logprobs, fused_linear_logprobs, make_batch, policy_loss, split
-from rlcanary.reference.objective import advantages
+from rlcanary.reference import advantages, completion_logprobs, fused_linear_logprobs, make_batch, policy_loss, split
 from rlcanary.tiny_models import EOS_ID, PAD_ID, tiny_llama
 
 PROMPTS = [[11, 12], [13, 14, 15, 16], [17]]

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlcanary.contract.batch import Completion, Group, PolicyBatch
 from rlcanary.contract.presets import PAPERS
 from rlcanary.reference import (
+    advantages,
     completion_logprobs,
     completion_scores,
     entropy,
@@ -21,7 +22,6 @@ from rlcanary.reference import (
     policy_loss,
     token_logprobs,
 )
-from rlcanary.reference.objective import advantages
 from rlcanary.tiny_models import tiny_llama
 
 few = settings(max_examples=25, derandomize=True, deadline=None)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import DR_GRPO, GRPO, PRESETS, RLOO
-from rlcanary.reference import token_level_advantages
-from rlcanary.reference.objective import advantages
+from rlcanary.reference import advantages, token_level_advantages
 
 few = settings(max_examples=25, derandomize=True, deadline=None)
 PASS_THROUGH = Conventions(advantage_baseline="none", advantage_scale="none")

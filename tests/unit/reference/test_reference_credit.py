@@ -9,8 +9,7 @@ import torch
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.presets import GRPO, OPO, PPO, REINFORCE_PP
 from rlcanary.contract.records.credit import CreditBatch, ValueBatch
-from rlcanary.reference import gae, make_batch, returns_to_go, token_advantages, value_loss, values
-from rlcanary.reference.objective import advantages
+from rlcanary.reference import advantages, gae, make_batch, returns_to_go, token_advantages, value_loss, values
 from rlcanary.tiny_models import tiny_value_model
 
 MASK = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 0, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]], dtype=torch.bool)

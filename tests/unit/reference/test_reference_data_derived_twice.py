@@ -13,6 +13,7 @@ from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import GRPO
 from rlcanary.reference import (
+    advantages,
     entropy,
     fused_linear_logprobs_and_entropy,
     has_signal,
@@ -23,7 +24,6 @@ from rlcanary.reference import (
     train_step,
 )
 from rlcanary.reference.data.ordering import accumulation_steps, data_order
-from rlcanary.reference.objective import advantages
 from rlcanary.tiny_models import tiny_llama
 
 NAN = math.nan

@@ -13,8 +13,15 @@ import torch
 
 from rlcanary.contract.batch import PolicyBatch
 from rlcanary.contract.presets import CISPO, DAPO, DR_GRPO, GRPO, GSPO, RLOO
-from rlcanary.reference import fused_linear_logprobs, importance_weights, policy_loss, rewards_with_kl, token_logprobs
-from rlcanary.reference.objective import advantages, kl
+from rlcanary.reference import (
+    advantages,
+    fused_linear_logprobs,
+    importance_weights,
+    kl,
+    policy_loss,
+    rewards_with_kl,
+    token_logprobs,
+)
 
 EOS = 3
 STEPS = 2

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcanary.contract.presets import GRPO
-from rlcanary.reference import rewards_with_kl
-from rlcanary.reference.objective import kl
+from rlcanary.reference import kl, rewards_with_kl
 
 few = settings(max_examples=25, derandomize=True, deadline=None)
 LOG_RATIO = torch.linspace(-3, 3, 13, dtype=torch.float64).reshape(1, -1)

@@ -14,7 +14,7 @@ from rlcanary.contract.conventions import Conventions
 
 Function = Callable[..., Any]
 Patches = dict[str, Function]
-"""Maps a function of the oracle, as `module.function`, to what makes the mistaken one of it.
+"""Maps a function of the oracle, as `module.function` without the module's folder, to what makes the mistaken one of it.
 
 A capability of the oracle's adapter is `adapter.capability`.
 """
@@ -55,15 +55,18 @@ def reached_by(patches: Iterable[str]) -> frozenset[str]:
 @contextmanager
 def _patched(patches: Patches) -> Iterator[None]:
     """Replace functions of the oracle, each in all modules that have it."""
-    modules = [module for name, module in sys.modules.items() if name.split(".")[:2] == ["rlcanary", "reference"]]
+    modules = {name: module for name, module in sys.modules.items() if name.split(".")[:2] == ["rlcanary", "reference"]}
+    homes = {name.rpartition(".")[2]: module for name, module in modules.items()}
     changed = []
     for path, patch in patches.items():
         module, _, name = path.partition(".")
         if module == "adapter":
             continue
-        original = getattr(sys.modules[f"rlcanary.reference.{module}"], name)
+        original = getattr(homes[module], name)
         wrapper = patch(original)
-        changed += [(each, name, original, wrapper) for each in modules if getattr(each, name, None) is original]
+        changed += [
+            (each, name, original, wrapper) for each in modules.values() if getattr(each, name, None) is original
+        ]
     for place, name, _, wrapper in changed:
         setattr(place, name, wrapper)
     try:

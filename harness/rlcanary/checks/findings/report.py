@@ -197,7 +197,10 @@ def _table(
     *,
     is_wide: bool,
 ) -> Table:
-    """Make a row per check that ran, and one for each reason why others of an area did not."""
+    """Make a row per check that ran, and one for each reason why others of an area did not.
+
+    Areas for which the adapter has no capability share the last row.
+    """
     table = Table(title=f"Conformance of {escape(adapter)}", title_justify="left", expand=True)
     table.add_column("Check", no_wrap=is_wide, ratio=None if is_wide else 1)
     table.add_column("Status", no_wrap=True)
@@ -212,8 +215,13 @@ def _table(
             told = Text.assemble(label, ("\n" if found else "", ""), (found, style))
             table.add_row(told, status.append(f"\n{severity}" if severity else "", style=""))
 
+    nothing: dict[str, int] = {}
     rows = zip(checks, results, strict=True)
-    for area, members in groupby(rows, key=lambda row: row[0].area):
+    for area, grouped_rows in groupby(rows, key=lambda row: row[0].area):
+        members = list(grouped_rows)
+        if all(result.status == "not-provided" and result.missing for _, result in members):
+            nothing[area] = len(members)
+            continue
         missing: Counter[str] = Counter()
         for check, result in members:
             words = next((cause.words for cause in causes if result.id in cause.explained), "")
@@ -229,6 +237,11 @@ def _table(
             status = Text(LABELS["not-provided"], style=STYLES["not-provided"])
             add(f"{area}: {_many(count, 'check')}", status, "", reason)
         table.add_section()
+    if nothing:
+        status = Text(LABELS["not-provided"], style=STYLES["not-provided"])
+        areas = _many(len(nothing), "further area")
+        told = "the adapter has no capability for them; the line below names them"
+        add(f"{areas}: {_many(sum(nothing.values()), 'check')}", status, "", told)
     return table
 
 

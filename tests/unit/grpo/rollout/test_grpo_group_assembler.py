@@ -8,7 +8,7 @@ import torch
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.presets import DR_GRPO, GRPO
 from rlcanary.grpo.rollout.group_assembler import AssembledGroup, GroupAssembler, Trajectory
-from rlcanary.reference.objective import advantages
+from rlcanary.reference import advantages
 
 PROMPT = [5, 6]
 

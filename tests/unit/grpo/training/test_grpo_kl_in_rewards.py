@@ -14,8 +14,7 @@ from rlcanary.grpo.engines.transformers_policy import TransformersPolicy
 from rlcanary.grpo.plan.optimizer import OptimizerSettings
 from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.grpo.training.trainer import new_state, policy_data
-from rlcanary.reference import make_batch, policy_batch
-from rlcanary.reference.objective import kl
+from rlcanary.reference import kl, make_batch, policy_batch
 from rlcanary.tiny_models import PAD_ID, tiny_llama, tiny_tokenizer
 
 CONVENTIONS = GRPO.replace(kl_placement="reward", kl_coef=0.1, kl_estimator="k1", temperature=0.6)

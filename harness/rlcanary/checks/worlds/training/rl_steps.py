@@ -74,7 +74,9 @@ class RlStep:
         pairs = zip(self._watch.updates[first:], self._models, strict=True)
         self.updates = [Observed(update.gradients, update.learning_rates, model) for update, model in pairs]
         expected = conventions.epochs_per_rollout * conventions.mini_batches
-        told = f"{len(self.updates)} updates of {plan(conventions)}, which are {expected}"
+        told = (
+            f"an RL step of {plan(conventions)} stepped the optimizer {len(self.updates)} times instead of {expected}"
+        )
         assert_true(len(self.updates) == expected, told, quantity="number of updates", magnitude=1.0)
         return frozen
 
