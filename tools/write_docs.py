@@ -31,6 +31,23 @@ Presets of papers: {papers}.
 """
 
 
+# The first field of each part of the conventions.
+PARTS = {
+    "advantage_baseline": "Rewards and advantages",
+    "objective": "Policy loss",
+    "kl_estimator": "KL and entropy",
+    "logprobs_upcast": "Scoring and updates",
+    "importance_level": "Correction for the sampler",
+    "evaluation_temperature": "Evaluation, weight sync and data",
+    "epochs_per_rollout": "RL step",
+    "logged_std": "Logged numbers",
+    "supervised_aggregation": "Other losses",
+    "token_credit": "Credit per token and critics",
+    "buffer_order": "Buffer between sampler and trainer",
+    "answer_taken": "Verifiers and datasets",
+}
+
+
 def attributes(record: type[Any]) -> dict[str, str]:
     """Read the descriptions under `Attributes:` in the docstring of a record."""
     section = (inspect.getdoc(record) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
@@ -48,8 +65,11 @@ def table(record: type[Any]) -> str:
     """Make a table of a dataclass's fields: name, default, meaning."""
     told = attributes(record)
     hints = get_type_hints(record) if record is Conventions else {}
-    lines = ["| field | default | meaning |", "|---|---|---|"]
+    head = ["| field | default | meaning |", "|---|---|---|"]
+    lines = [] if record is Conventions else head
     for field in fields(record):
+        if record is Conventions and field.name in PARTS:
+            lines += [*([""] if lines else []), f"### {PARTS[field.name]}", "", *head]
         choices = " ".join(
             f"`{value!r}`" for value in getattr(hints.get(field.name), "__args__", ()) if isinstance(value, str)
         )

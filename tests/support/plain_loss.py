@@ -157,7 +157,8 @@ def is_off_policy(row, start, advantage, c):
     """Whether the row has drifted too far from what sampled it to learn from a bad outcome (DeepSeek-V3.2)."""
     if c.off_policy_mask is None or advantage >= 0:
         return False
-    gaps = [token.sampler - logprob for token, logprob in zip(row.tokens, start, strict=True)]
+    is_corrected = c.importance_level != "none"
+    gaps = [(each.sampler if is_corrected else each.old) - now for each, now in zip(row.tokens, start, strict=True)]
     return fsum(gaps) / len(gaps) > c.off_policy_mask
 
 

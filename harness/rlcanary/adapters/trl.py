@@ -17,7 +17,7 @@ from rlcanary.adapters.batches import kl_of_each_token, micro_batches, prompts_o
 from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.conventions import Aggregation, Conventions
+from rlcanary.contract.conventions import Aggregation, Conventions, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,10 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "dapo": "token_mean",
     "dr_grpo": "constant",
     "cispo": "token_mean",
+    "sapo": "sequence_mean",
 }
+# Loss types that have an objective of their own, and its name.
+OBJECTIVES: dict[str, Objective] = {"cispo": "cispo", "sapo": "sapo"}
 METRICS = {"kl": "kl", "entropy": "entropy", "clip_ratio/region_mean": "clip_fraction"}
 
 
@@ -50,7 +53,7 @@ class TrlAdapter(Adapter):
     def conventions(self) -> Conventions:  # type: ignore[override]
         """Translate the settings into conventions."""
         args = self._trainer.args
-        is_cispo = args.loss_type == "cispo"
+        objective = OBJECTIVES.get(args.loss_type, "clip")
         level, mode = args.vllm_importance_sampling_mode.split("_")
         is_corrected = self.use_vllm and args.vllm_importance_sampling_correction
         return Conventions(
@@ -59,10 +62,13 @@ class TrlAdapter(Adapter):
             advantage_eps=1e-4,
             advantage_eps_mode="add",
             nan_reward="exclude",
-            objective="cispo" if is_cispo else "clip",
+            objective=objective,
+            sapo_temperature_positive=args.sapo_temperature_pos,
+            sapo_temperature_negative=args.sapo_temperature_neg,
+            off_policy_mask=args.off_policy_mask_threshold,
             ratio_level=args.importance_sampling_level,
-            clip_low=None if is_cispo else args.epsilon,
-            clip_high=args.epsilon_high - 1 if is_cispo else args.epsilon_high or args.epsilon,
+            clip_low=args.epsilon if objective == "clip" else None,
+            clip_high=args.epsilon_high - 1 if objective == "cispo" else args.epsilon_high or args.epsilon,
             dual_clip=args.delta,
             aggregation=AGGREGATIONS[args.loss_type],
             aggregation_constant=args.max_completion_length,
@@ -295,6 +301,14 @@ def _settings(settings: dict[str, Any], conventions: Conventions, changes: dict[
                 result["use_bias_correction_kl"] = wanted.kl_ratio_weighted
             case "dual_clip":
                 result["delta"] = wanted.dual_clip
+            case "sapo_temperature_positive":
+                result["sapo_temperature_pos"] = wanted.sapo_temperature_positive
+            case "sapo_temperature_negative":
+                result["sapo_temperature_neg"] = wanted.sapo_temperature_negative
+            case "off_policy_mask":
+                result["off_policy_mask_threshold"] = wanted.off_policy_mask
+            case "objective" | "aggregation" if (wanted.objective, wanted.aggregation) == ("sapo", "sequence_mean"):
+                result["loss_type"] = "sapo"
             case "entropy_coef" if wanted.aggregation == "token_mean":
                 result["entropy_coef"] = wanted.entropy_coef
             case "clip_low" if wanted.clip_low is not None:
@@ -304,9 +318,9 @@ def _settings(settings: dict[str, Any], conventions: Conventions, changes: dict[
             case "aggregation_constant":
                 result["max_completion_length"] = int(wanted.aggregation_constant)
             case "aggregation" if wanted.aggregation in AGGREGATIONS.values() and wanted.objective == "clip":
-                result["loss_type"] = {ours: theirs for theirs, ours in AGGREGATIONS.items() if theirs != "cispo"}[
-                    wanted.aggregation
-                ]
+                result["loss_type"] = {
+                    ours: theirs for theirs, ours in AGGREGATIONS.items() if theirs not in OBJECTIVES
+                }[wanted.aggregation]
             case "importance_level" | "importance_mode" | "importance_low" | "importance_high":
                 level = "token" if wanted.importance_level == "none" else wanted.importance_level
                 result |= {

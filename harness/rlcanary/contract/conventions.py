@@ -75,8 +75,8 @@ class Conventions:
         sapo_temperature_positive: the τ of "sapo" where A > 0.
         sapo_temperature_negative: the τ elsewhere.
         off_policy_mask: a row with a negative advantage whose mean of old minus present logprobs is above this has no policy
-            loss, while its tokens still count in the aggregation (DeepSeek-V3.2). The old logprobs are the sampler's where
-            the batch has them. None is off.
+            loss, while its tokens still count in the aggregation (DeepSeek-V3.2). With a correction for the sampler its
+            logprobs stand in the place of the old ones. None is off.
         ratio_level: one importance ratio per token, or one per sequence: exp of the mean log-ratio (GSPO, 2507.18071).
         clip_low: the ratio is clipped below at 1 - clip_low; None leaves it unclipped.
         clip_high: the ratio is clipped above at 1 + clip_high; None leaves it unclipped.

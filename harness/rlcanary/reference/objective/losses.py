@@ -47,7 +47,7 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
     ratio_BT = log_ratio_BT.exp()
     loss_BT, is_clipped_BT = _surrogate(logprobs_BT, log_ratio_BT, advantages_BT, mask_BT, conventions)
     if conventions.off_policy_mask is not None:
-        gap_BT = _off_policy_gap(batch, logprobs_BT, mask_BT)
+        gap_BT = _off_policy_gap(batch, logprobs_BT, mask_BT, conventions)
         loss_BT = loss_BT.masked_fill((advantages_BT < 0) & (gap_BT > conventions.off_policy_mask), 0)
     if conventions.importance_level != "none":
         sampler_logprobs_BT = _required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
@@ -284,10 +284,12 @@ def _clip_bounds(conventions: Conventions) -> tuple[float, float]:
     return low, math.inf if conventions.clip_high is None else _log(1 + conventions.clip_high)
 
 
-def _off_policy_gap(batch: PolicyBatch, logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def _off_policy_gap(batch: PolicyBatch, logprobs_BT: Tensor, mask_BT: Tensor, conventions: Conventions) -> Tensor:
     """[B, T] the row's mean of the logprobs of what sampled it minus the present ones."""
-    behaviour = batch.old_logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
-    behaviour_BT = masked(behaviour.detach(), mask_BT, "sampler_logprobs")
+    behaviour = batch.old_logprobs
+    if conventions.importance_level != "none":
+        behaviour = _required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
+    behaviour_BT = masked(behaviour.detach(), mask_BT, "old_logprobs")
     return _row_mean(behaviour_BT - logprobs_BT.detach(), mask_BT)
 
 

@@ -159,13 +159,19 @@ _BOUNDS: tuple[dict[str, Any], ...] = (
 )
 _OBJECTIVES: tuple[dict[str, Any], ...] = (
     {"objective": "reinforce"},
-    {"objective": "gmpo", "clip_low": 0.1, "clip_high": 0.4},
-    {"objective": "sapo"},
-    {"objective": "sapo", "sapo_temperature_positive": 2.0, "sapo_temperature_negative": 0.5},
+    # Codebases have these two with the aggregation of their papers alone.
+    {"objective": "gmpo", "clip_low": 0.1, "clip_high": 0.4, "aggregation": "sequence_mean"},
+    {"objective": "sapo", "aggregation": "sequence_mean"},
+    {
+        "objective": "sapo",
+        "aggregation": "sequence_mean",
+        "sapo_temperature_positive": 2.0,
+        "sapo_temperature_negative": 0.5,
+    },
     {"off_policy_mask": 0.05},
     {"off_policy_mask": -0.05},
 )
-_CLIP_OPTIONS = (*_BOUNDS, *_OBJECTIVES, *({"ratio_level": level} for level in ("sequence", "token")))
+_CLIP_OPTIONS = (*_BOUNDS, *({"ratio_level": level} for level in ("sequence", "token")), *_OBJECTIVES)
 
 
 def _clip_choices(conventions: Conventions, rng: Generator) -> Iterator[Case]:
