@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.presets import PRESETS
     from rlcanary.contract.records.buffering import BufferSettings, Taken
     from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
+    from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
     from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.records.preparation import (
         Answer,
@@ -46,6 +47,7 @@ HOMES = {
     "rlcanary.contract.records.credit": ("Credit", "CreditBatch", "ValueBatch"),
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
     "rlcanary.contract.records.reporting": ("EvaluatedItem", "LoggedSample", "Metric", "RolloutBatch"),
+    "rlcanary.contract.records.layouts": ("Layout", "RowShard", "VocabShards"),
     "rlcanary.contract.records.other_losses": ("DistillationBatch", "PreferenceBatch", "SupervisedBatch"),
     "rlcanary.contract.records.preparation": (
         "Answer",
@@ -77,6 +79,7 @@ __all__ = [
     "EvaluatedItem",
     "Group",
     "InProcessEngine",
+    "Layout",
     "LoggedSample",
     "LossOutput",
     "Metric",
@@ -88,11 +91,13 @@ __all__ = [
     "PreparedRow",
     "Result",
     "RolloutBatch",
+    "RowShard",
     "Setting",
     "SupervisedBatch",
     "Taken",
     "UserError",
     "ValueBatch",
+    "VocabShards",
     "all_checks",
     "load_adapter",
     "run_check",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
     from rlcanary.contract.records.buffering import BufferSettings, Taken
     from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
+    from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
     from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.records.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
     from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
@@ -289,3 +290,28 @@ class ReferenceAdapter(Adapter):
         from rlcanary.reference.data import configuration
 
         return configuration.effective(written)
+
+    def shard_rows(self, batch: CollatedBatch, layout: Layout, rank: int) -> list[RowShard]:
+        from rlcanary.reference import layouts
+
+        return layouts.shard_rows(batch, layout.context_parallel, rank)
+
+    def gathered_logprobs(self, shards: list[list[Tensor]], batch: CollatedBatch, layout: Layout) -> Tensor:
+        from rlcanary.reference import layouts
+
+        return layouts.gathered_logprobs(shards, batch, layout.context_parallel)
+
+    def sharded_update(self, state: Any, batch: CollatedBatch, layout: Layout) -> dict[str, float]:
+        from rlcanary.reference import layouts
+
+        units = len(batch.rewards)
+        if self.conventions.aggregation == "group_token_mean":
+            units = len(batch.group_ids.unique())
+        if units < layout.data_parallel * layout.micro_batches:
+            raise NotProvided(f"fewer rows or groups than pieces: {units}")
+        return layouts.sharded_update(state, batch, layout, self.conventions)
+
+    def vocab_parallel_logprobs(self, shards: VocabShards, token_ids: Tensor, temperature: float) -> Tensor:
+        from rlcanary.reference import layouts
+
+        return layouts.vocab_parallel_logprobs(shards, token_ids, temperature)

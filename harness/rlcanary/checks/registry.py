@@ -58,6 +58,9 @@ READING_ORDER = (
     "sync_contents",
     "parity",
     "settings",
+    "sharding",
+    "layout_scale",
+    "vocab_parallel",
 )
 
 

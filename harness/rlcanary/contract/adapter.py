@@ -9,6 +9,7 @@ from rlcanary.contract.capabilities.core import Core
 from rlcanary.contract.capabilities.critic import Critic
 from rlcanary.contract.capabilities.data import Data
 from rlcanary.contract.capabilities.inference import Inference
+from rlcanary.contract.capabilities.layouts import Layouts
 from rlcanary.contract.capabilities.objective import Objective
 from rlcanary.contract.capabilities.other_losses import OtherLosses
 from rlcanary.contract.capabilities.preparation import Preparation
@@ -20,11 +21,13 @@ from rlcanary.contract.state import Item, TrainState
 
 __all__ = ["CAPABILITIES", "GROUPS", "Adapter", "Item", "NotProvided", "TrainState", "provided"]
 
-GROUPS = (Core, Objective, Critic, Data, Preparation, Inference, Buffering, Training, OtherLosses, Reporting)
+GROUPS = (Core, Objective, Critic, Data, Preparation, Inference, Buffering, Training, Layouts, OtherLosses, Reporting)
 """The groups of capabilities, those to start with first."""
 
 
-class Adapter(Core, Objective, Critic, Data, Preparation, Inference, Buffering, Training, OtherLosses, Reporting):
+class Adapter(
+    Core, Objective, Critic, Data, Preparation, Inference, Buffering, Training, Layouts, OtherLosses, Reporting
+):
     """Base class of adapters. Override the capabilities that your codebase has; one is enough to start.
 
     Attributes:

@@ -24,6 +24,7 @@ from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 from rlcanary.contract.records import RECORDS
 from rlcanary.contract.records.credit import ValueBatch
+from rlcanary.contract.records.layouts import Layout, VocabShards
 from rlcanary.contract.records.other_losses import LossBatch
 from rlcanary.contract.records.preparation import Answer, PreparationOptions, PreparedData, PreparedRow
 from rlcanary.contract.records.reporting import RolloutBatch
@@ -38,11 +39,13 @@ HOLDS: dict[type, tuple[str, tuple[type, ...]]] = {
     PreparedData: ("kept", (PreparedRow,)),
 }
 # Records of which a call has one: they have no neighbour.
-ALONE = (CollatedBatch, Answer, PreparationOptions, PreparedData)
+ALONE = (CollatedBatch, VocabShards, Answer, PreparationOptions, PreparedData)
 NAMES = {**{record.__name__: record for record in RECORDS}, "Tensor": Tensor, "Path": Path}
 LOSS_METRICS = ("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error")
 METRICS: dict[str, tuple[str, ...]] = {
     "train_step": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"),
+    # The logged loss has to be the same in every layout, and may be any.
+    "sharded_update": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"),
     "evaluate": ("reward",),
     # Of several updates a trainer logs the mean, the last or the sum.
     "rl_step": (),
@@ -88,6 +91,19 @@ UNREAD: dict[str, tuple[str, ...]] = {
         *("logprobs", "ref_logprobs", "item_id", "policy_version", "token_versions", "dataset", "finish_reason"),
         *("sampled", "token_ids", "trainer_version", "eos_token_ids"),
     ),
+}
+
+UNREAD |= {
+    "shard_rows": (
+        *("rewards", "group_ids", "policy_versions", "item_ids", "completion_ids"),
+        *("data_parallel", "tensor_parallel", "micro_batches"),
+    ),
+    "gathered_logprobs": (
+        *(*SCORES_TOKENS, "input_ids", "position_ids", "completion_ids", "completion_mask"),
+        *("data_parallel", "tensor_parallel", "micro_batches"),
+    ),
+    # The reference's update is the same in every layout.
+    "sharded_update": (*UNREAD["train_step"], *(each.name for each in fields(Layout))),
 }
 
 # Sampling parameters that the contract promises to no capability.

@@ -10,9 +10,10 @@ from collections import defaultdict
 import torch
 from torch import nn
 
-from rlcanary.contract.adapter import Adapter, NotProvided, TrainState
+from rlcanary.contract.adapter import NotProvided, TrainState
 from rlcanary.contract.batch import CollatedBatch, Group, LossOutput
 from rlcanary.contract.conventions import Conventions
+from styles.layouts import ContiguousRanks
 
 BUDGET = 12.0
 ROWS_PER_PASS = 2
@@ -58,7 +59,7 @@ class Sums:
         return {**means, "ratio_min": self.low, "ratio_max": self.high}
 
 
-class DrGrpo(Adapter):
+class DrGrpo(ContiguousRanks):
     name = "dr-grpo-by-hand"
     conventions = Conventions(
         advantage_scale="none",
@@ -229,6 +230,18 @@ class DrGrpo(Adapter):
             "tokens": float(batch.attention_mask[chosen].sum()),
             "reward": float(batch.rewards[chosen].mean()),
         }
+
+    def token_losses(self, model, batch, rows, advantages):
+        """[rows, T] the losses that ranks add up, and ratios."""
+        logprobs, _ = forward(model, batch, rows, self.conventions.temperature)
+        keep = batch.completion_mask[rows]
+        ratio = (logprobs - batch.old_logprobs[rows].masked_fill(~keep, 0)).masked_fill(~keep, 0).exp()
+        gain = ratio * advantages[:, None]
+        held = ratio.clamp(1 - self.conventions.clip_low, 1 + self.conventions.clip_high) * advantages[:, None]
+        return -torch.minimum(gain, held), ratio.detach()
+
+    def divisor(self, batch):
+        return len(batch.rewards) * BUDGET
 
     def evaluate(self, state):
         engine = self.new_engine(state.model)

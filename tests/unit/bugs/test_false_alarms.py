@@ -95,7 +95,7 @@ def accused_and_read() -> dict[str, tuple[bool, frozenset[str]]]:
 
 
 # Checks that compare code with itself: a formula is the same on both sides. These fields are more than a formula.
-OF_THEMSELVES = ("checkpoint", "evaluation", "rl_step", "sync")
+OF_THEMSELVES = ("checkpoint", "evaluation", "layout_scale", "rl_step", "sync")
 MORE_THAN_A_FORMULA = (
     "data_order",
     "evaluation_temperature",

@@ -13,6 +13,7 @@ from buffer_mutants import BUFFER_MUTANTS
 from checkpoint_mutants import CHECKPOINT_MUTANTS
 from critic_mutants import CRITIC_MUTANTS
 from data_mutants import DATA_MUTANTS
+from layouts_mutants import LAYOUTS_MUTANTS
 from loss_mutants import LOSS_MUTANTS
 from memory_mutants import MEMORY_MUTANTS
 from other_loss_mutants import OTHER_LOSS_MUTANTS
@@ -140,6 +141,7 @@ MUTANTS = [
     *CHECKPOINT_MUTANTS,
     *CRITIC_MUTANTS,
     *DATA_MUTANTS,
+    *LAYOUTS_MUTANTS,
     *LOSS_MUTANTS,
     *MEMORY_MUTANTS,
     *RL_STEP_MUTANTS,

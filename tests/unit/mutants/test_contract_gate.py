@@ -12,8 +12,9 @@ CAPABILITIES = {
     *("make_batch", "rollout", "render", "keep_group", "score", "data_order", "advantages"),
     *("rollout_metrics", "merged_metrics", "evaluation_metrics", "evaluation_items", "evaluation_steps"),
     *("logged_samples", "prepare", "token_advantages", "value_loss"),
+    *("shard_rows", "gathered_logprobs", "vocab_parallel_logprobs"),
 }
-SEED, MUTANTS = 0, 90
+SEED, MUTANTS = 0, 110
 
 
 def test_checks_kill_a_random_sample_of_what_ignores_the_contract() -> None:

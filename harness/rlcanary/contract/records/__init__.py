@@ -7,6 +7,7 @@ from typing import Any
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 from rlcanary.contract.records.buffering import BufferSettings, Taken
 from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
+from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
 from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
 from rlcanary.contract.records.preparation import (
     Answer,
@@ -23,6 +24,7 @@ RECORDS: tuple[type[Any], ...] = (
     *(Completion, Group, CollatedBatch, PolicyBatch, LossOutput, Item),
     *(CreditBatch, Credit, ValueBatch),
     *(BufferSettings, Taken),
+    *(Layout, RowShard, VocabShards),
     *(SupervisedBatch, DistillationBatch, PreferenceBatch),
     *(Answer, DataRow, PreparationOptions, PreparedData, PreparedRow, Setting),
     *(RolloutBatch, Metric, EvaluatedItem, LoggedSample),

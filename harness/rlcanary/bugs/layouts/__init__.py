@@ -1,0 +1,1 @@
+"""Bugs in what lies on several ranks: rows, updates, vocabularies."""

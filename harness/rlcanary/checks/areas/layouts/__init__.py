@@ -1,0 +1,1 @@
+"""Checks of what lies on several ranks: rows, updates, vocabularies."""
