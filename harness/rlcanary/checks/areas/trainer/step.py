@@ -51,7 +51,8 @@ def _older_samples(conventions: Conventions) -> Iterator[Case]:
     (other,) = {"sampler", "trainer"} - {conventions.old_logprobs}
     # A correction for the sampler has an effect where the ratio is taken against the trainer's logprobs.
     corrected = {"old_logprobs": "trainer", "importance_level": "token", "importance_high": 1.1}
-    for choice in ({"old_logprobs": other}, corrected, {"aggregation": "group_token_mean"}):
+    credit = ({"token_credit": "returns", "discount": 0.8}, {"baseline_weighting": "tokens"}, {"whitening": "mean_std"})
+    for choice in ({"old_logprobs": other}, corrected, {"aggregation": "group_token_mean"}, *credit):
         yield Case(choice, changes=choice, groups=UNEVEN, is_clipped=False)
 
 
