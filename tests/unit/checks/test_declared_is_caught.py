@@ -22,6 +22,11 @@ AREAS = (
 )
 CHECKS = sorted((each for each in all_checks() if each.area in AREAS), key=lambda each: AREAS.index(each.area))
 
+OF_AREA = {
+    **dict.fromkeys(("epochs_per_rollout", "mini_batches", "schedule_advances"), "rl_step"),
+    **dict.fromkeys(("max_grad_norm", "old_logprobs", "temperature", "training_dropout"), "step"),
+}
+
 # Fields that another module of checks answers for, or that no check of the reference can tell.
 UNCAUGHT = {
     "logprobs_upcast": "True is caught by logprob.bfloat16_logits on code that does not upcast; False permits both",
@@ -43,8 +48,9 @@ def _ignoring(field: str, value: Any) -> type[ReferenceAdapter]:
 
 
 def _caught_by(adapter: ReferenceAdapter, field: str) -> str | None:
-    # The area that the field is named for comes first.
-    for check in sorted(CHECKS, key=lambda each: each.area != field.partition("_")[0]):
+    # The area that the field is named for, or that it is of, comes first.
+    area = OF_AREA.get(field, field.partition("_")[0])
+    for check in sorted(CHECKS, key=lambda each: each.area != area):
         if run_check(check, adapter, "reference").status in ("fail", "error"):
             return check.id
     return None
