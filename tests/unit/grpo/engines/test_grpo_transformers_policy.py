@@ -301,7 +301,7 @@ def test_weights_load_by_name_and_completions_carry_the_version(policy: Transfor
     assert gap(policy, other, LONG) < 1e-4
     ((completion,),) = policy.generate([SHORT], {"max_new_tokens": 3, "eos_token_ids": []})
     assert completion.token_versions == [1, 1, 1]
-    with pytest.raises(KeyError, match="no parameter 'head'"):
+    with pytest.raises(KeyError, match="no parameter or buffer 'head'"):
         policy.load_weights([("head", torch.zeros(1))])
     with pytest.raises(ValueError, match=r"weight of shape \(1,\)"):
         policy.load_weights([("lm_head.weight", torch.zeros(1))])
