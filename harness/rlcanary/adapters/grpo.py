@@ -212,6 +212,12 @@ class GrpoAdapter(ReferenceAdapter):
         iterator.start_epoch()
         return sum(1 for _ in iter(iterator.next_item, None)) - buffer.waiting - running
 
+    # The trainer lies on one rank.
+    shard_rows = Adapter.shard_rows
+    gathered_logprobs = Adapter.gathered_logprobs
+    sharded_update = Adapter.sharded_update
+    vocab_parallel_logprobs = Adapter.vocab_parallel_logprobs
+
     # A run that resumes samples those groups again that waited.
     save_buffer = Adapter.save_buffer
     load_buffer = Adapter.load_buffer
