@@ -6,7 +6,7 @@ from rlcanary.adapters.grpo import GrpoAdapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.adapter import Adapter, NotProvided
-from rlcanary.contract.conventions import GRPO
+from rlcanary.contract.presets import GRPO
 
 CHECKS = [each for each in all_checks() if each.area in ("verifying", "preparing", "settings")]
 

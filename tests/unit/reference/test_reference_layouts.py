@@ -7,7 +7,8 @@ import torch
 
 from rlcanary import reference, tiny_models
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
-from rlcanary.contract.conventions import GRPO, Conventions
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import GRPO
 from rlcanary.contract.records.layouts import Layout, VocabShards
 from rlcanary.contract.state import TrainState
 from rlcanary.reference import layouts
