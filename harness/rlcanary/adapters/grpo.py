@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import Adapter, Item, NotProvided
+from rlcanary.contract.capabilities.layouts import Layouts
+from rlcanary.contract.capabilities.other_losses import OtherLosses
+from rlcanary.contract.capabilities.reporting import Reporting
 from rlcanary.contract.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group
     from rlcanary.contract.records.buffering import BufferSettings, Taken
-    from rlcanary.contract.records.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
+    from rlcanary.contract.records.preparation import Answer, Setting
     from rlcanary.grpo.rollout.buffer import GroupBuffer
 
 # The verifiers, by the kind and format of an answer.
@@ -212,16 +215,6 @@ class GrpoAdapter(ReferenceAdapter):
         iterator.start_epoch()
         return sum(1 for _ in iter(iterator.next_item, None)) - buffer.waiting - running
 
-    # The trainer lies on one rank.
-    shard_rows = Adapter.shard_rows
-    gathered_logprobs = Adapter.gathered_logprobs
-    sharded_update = Adapter.sharded_update
-    vocab_parallel_logprobs = Adapter.vocab_parallel_logprobs
-
-    # A run that resumes samples those groups again that waited.
-    save_buffer = Adapter.save_buffer
-    load_buffer = Adapter.load_buffer
-
     def rollout_seed(self, seed: int, rank: int, step: int, request: int) -> int:
         from rlcanary.grpo.rollout.collector import seeded
 
@@ -237,9 +230,6 @@ class GrpoAdapter(ReferenceAdapter):
         if name is None:
             raise NotProvided("the trainer has no such verifier")
         return Reward(VerifiersByName()[name], answer.reference)(answer.text) == 1
-
-    def prepare(self, rows: list[DataRow], tokenizer: Any, options: PreparationOptions) -> PreparedData:
-        raise NotProvided("the trainer has neither a limit for prompts nor counts of rows")
 
     def list_settings(self) -> list[Setting]:
         from rlcanary.contract.records.preparation import Setting
@@ -276,3 +266,12 @@ class GrpoAdapter(ReferenceAdapter):
             place[last] = value
         plan = plan_of(given)
         return {each.name: attrgetter(each.name)(plan) for each in self.list_settings()}
+
+
+# The oracle's would be judged in place of what the trainer has not: a critic, other losses, ranks, metrics by these
+# definitions, a limit for prompts, and a buffer that is saved (a run that resumes samples what waited again).
+for _name in (
+    *(name for group in (Layouts, OtherLosses, Reporting) for name in vars(group) if not name.startswith("_")),
+    *("values", "value_loss", "prepare", "save_buffer", "load_buffer"),
+):
+    setattr(GrpoAdapter, _name, getattr(Adapter, _name))

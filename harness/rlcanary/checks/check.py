@@ -6,7 +6,7 @@ import copy
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -134,6 +134,11 @@ class Result:
     def severity(self) -> Severity | None:
         """The worst severity of its findings, None if it has none."""
         return worst(found.severity for found in self.findings)
+
+
+def other_values(conventions: Conventions, choices: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
+    """List the changes of one field each to another of these values of it."""
+    return [{name: each} for name, values in choices.items() for each in values if each != getattr(conventions, name)]
 
 
 def check(

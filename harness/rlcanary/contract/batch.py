@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Record = TypeVar("Record", "CollatedBatch", "PolicyBatch")
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,24 @@ class Group:
 
 
 @dataclass
-class CollatedBatch:
+class Batch:
+    """Tensors with one row per completion, example or pair."""
+
+    def to(self, device: Any) -> Self:
+        """Copy to this device. Gradients flow back to the tensors of this batch."""
+        return replace(self, **{name: value.to(device) for name, value in self._tensors().items()})
+
+    def rows(self, index: Tensor) -> Self:
+        """Select rows by `index`, [n] long or [B] bool. Global counts stay those of the whole update."""
+        return replace(self, **{name: value[index] for name, value in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if hasattr(value, "to")}
+
+
+@dataclass
+class CollatedBatch(Batch):
     """Groups as rectangular tensors, one row per completion, rows of a group together and in order.
 
     Attributes:
@@ -93,19 +108,14 @@ class CollatedBatch:
     policy_versions: Tensor | None = None
     item_ids: list[Hashable] = field(default_factory=list)
 
-    def to(self, device: Any) -> CollatedBatch:
-        """Copy to this device."""
-        return _on_device(self, device)
-
-    def rows(self, index: Tensor) -> CollatedBatch:
+    def rows(self, index: Tensor) -> Self:
         """Select rows by `index`, [n] long."""
         item_ids = [self.item_ids[row] for row in index.tolist()] if self.item_ids else []
-        tensors = {name: value[index] for name, value in vars(self).items() if hasattr(value, "to")}
-        return replace(self, item_ids=item_ids, **tensors)
+        return replace(super().rows(index), item_ids=item_ids)
 
 
 @dataclass
-class PolicyBatch:
+class PolicyBatch(Batch):
     """The inputs of a policy loss.
 
     Attributes:
@@ -133,22 +143,6 @@ class PolicyBatch:
     global_tokens: float | None = None
     global_sequences: float | None = None
 
-    def to(self, device: Any) -> PolicyBatch:
-        """Copy to this device. Gradients flow back to the tensors of this batch."""
-        return _on_device(self, device)
-
-    def rows(self, index: Tensor) -> PolicyBatch:
-        """Select rows by `index`, [n] long or [B] bool. The global counts stay those of the whole update."""
-        counts = ("global_tokens", "global_sequences")
-        return replace(
-            self,
-            **{
-                field.name: value[index]
-                for field in fields(self)
-                if field.name not in counts and (value := getattr(self, field.name)) is not None
-            },
-        )
-
 
 @dataclass
 class LossOutput:
@@ -162,8 +156,3 @@ class LossOutput:
 
     loss: Tensor
     metrics: dict[str, float] = field(default_factory=dict)
-
-
-def _on_device(record: Record, device: Any) -> Record:
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return replace(record, **{name: value.to(device) for name, value in values.items() if hasattr(value, "to")})

@@ -21,11 +21,9 @@ from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
-from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
+from rlcanary.contract.batch import Batch, CollatedBatch, Completion, Group, LossOutput
 from rlcanary.contract.records import RECORDS
-from rlcanary.contract.records.credit import ValueBatch
 from rlcanary.contract.records.layouts import Layout, VocabShards
-from rlcanary.contract.records.other_losses import LossBatch
 from rlcanary.contract.records.preparation import Answer, PreparationOptions, PreparedData, PreparedRow
 from rlcanary.contract.records.reporting import RolloutBatch
 from rlcanary.contract.sampling import Sampling
@@ -301,7 +299,7 @@ def _without_the_last_row(value: Any) -> Any:
         return replace(value, groups=value.groups[:-1])
     if isinstance(value, list):
         return value[:-1]
-    if not isinstance(value, CollatedBatch | PolicyBatch | ValueBatch | LossBatch):
+    if not isinstance(value, Batch):
         return value
     rows: dict[str, Any] = {name: each[:-1] for name, each in vars(value).items() if isinstance(each, Tensor | list)}
     return replace(value, **rows)

@@ -18,7 +18,7 @@ from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
 from rlcanary.reference.logprobs import check_ids
 from rlcanary.reference.objective.losses import policy_loss, split
-from rlcanary.reference.step import descend, policy_batch
+from rlcanary.reference.step import batch_metrics, descend, policy_batch
 
 
 def whole_row(batch: CollatedBatch, row: int) -> RowShard:
@@ -91,8 +91,7 @@ def sharded_update(state: Any, batch: CollatedBatch, layout: Layout, conventions
         **metrics,
         **descend(state, loss, conventions),
         "loss": float(loss.detach()) / layout.context_parallel,
-        "reward": float(batch.rewards.double().mean()),
-        "tokens": float(batch.attention_mask.sum()),
+        **batch_metrics(batch),
     }
 
 

@@ -11,7 +11,7 @@ from rlcanary.contract.batch import CollatedBatch, PolicyBatch
 from rlcanary.contract.conventions import Conventions
 from rlcanary.reference.logprobs import completion_scores
 from rlcanary.reference.objective.losses import policy_loss
-from rlcanary.reference.step import descend, forward_mode, policy_batch
+from rlcanary.reference.step import batch_metrics, descend, forward_mode, policy_batch
 
 
 def rl_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> dict[str, float]:
@@ -44,8 +44,7 @@ def rl_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> dict[
     return {
         **{name: fmean(update[name] for update in updates) for name in updates[0]},
         "lr": updates[-1]["lr"],
-        "reward": float(batch.rewards.double().mean()),
-        "tokens": float(batch.attention_mask.sum()),
+        **batch_metrics(batch),
     }
 
 

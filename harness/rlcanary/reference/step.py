@@ -39,12 +39,12 @@ def train_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> di
     """
     output = policy_loss(policy_batch(state.model, state.ref_model, batch, conventions), conventions)
     metrics = descend(state, output.loss, conventions)
-    return {
-        **output.metrics,
-        **metrics,
-        "reward": float(batch.rewards.double().mean()),
-        "tokens": float(batch.attention_mask.sum()),
-    }
+    return {**output.metrics, **metrics, **batch_metrics(batch)}
+
+
+def batch_metrics(batch: CollatedBatch) -> dict[str, float]:
+    """Compute `reward`, the mean reward, and `tokens`, the number of attended tokens."""
+    return {"reward": float(batch.rewards.double().mean()), "tokens": float(batch.attention_mask.sum())}
 
 
 def policy_batch(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conventions) -> PolicyBatch:

@@ -10,7 +10,8 @@ from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.records.other_losses import DistillationBatch
 from rlcanary.reference.objective.distillation import kl_between
-from rlcanary.reference.objective.supervised import aggregate_tokens, log_softmax, spread
+from rlcanary.reference.objective.losses import aggregate_tokens
+from rlcanary.reference.objective.supervised import log_softmax, spread
 
 
 class MixtureSwapped(Bug):

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlcanary.contract.batch import Batch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass
-class CreditBatch:
+class CreditBatch(Batch):
     """The rewards of completions, and what is needed to divide them among the tokens.
 
     Attributes:
@@ -48,7 +50,7 @@ class Credit:
 
 
 @dataclass
-class ValueBatch:
+class ValueBatch(Batch):
     """The inputs of a value loss.
 
     Attributes:

@@ -5,32 +5,17 @@ Shapes: B rows (pairs in a preference), S sequence positions, T and U completion
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlcanary.contract.batch import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass
-class LossBatch:
-    """The inputs of a loss, one row per example or pair."""
-
-    def to(self, device: Any) -> Self:
-        """Copy to this device. Gradients flow back to the tensors of this batch."""
-        return replace(self, **{name: value.to(device) for name, value in self._tensors().items()})
-
-    def rows(self, index: Tensor) -> Self:
-        """Select rows by `index`, [n] long or [B] bool. The global counts stay those of the whole update."""
-        return replace(self, **{name: value[index] for name, value in self._tensors().items()})
-
-    def _tensors(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if hasattr(value, "to")}
-
-
-@dataclass
-class SupervisedBatch(LossBatch):
+class SupervisedBatch(Batch):
     """The inputs of a supervised loss (SFT).
 
     Attributes:
@@ -57,7 +42,7 @@ class SupervisedBatch(LossBatch):
 
 
 @dataclass
-class DistillationBatch(LossBatch):
+class DistillationBatch(Batch):
     """The inputs of a loss between the distributions of a student and a teacher at each position.
 
     Attributes:
@@ -82,7 +67,7 @@ class DistillationBatch(LossBatch):
 
 
 @dataclass
-class PreferenceBatch(LossBatch):
+class PreferenceBatch(Batch):
     """The inputs of a loss on pairs of a chosen and a rejected completion of the same prompt.
 
     Attributes:

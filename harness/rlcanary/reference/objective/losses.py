@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.contract.batch import LossOutput, PolicyBatch
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.conventions import Conventions, TokenAggregation
 from rlcanary.contract.records.credit import ValueBatch
 from rlcanary.reference.masks import masked
 from rlcanary.reference.objective.kl import kl
@@ -151,17 +151,13 @@ def aggregate(values_BT: Tensor, batch: PolicyBatch | ValueBatch, conventions: C
     """
     mask_BT = batch.mask.bool()
     values_BT = values_BT.masked_fill(~mask_BT, 0)
-    tokens_B = mask_BT.sum(dim=1)
     sequences = batch.global_sequences
     if sequences is None:
         sequences = count_sequences(batch, conventions)
     sequences = max(float(sequences), 1.0)
     match conventions.aggregation:
-        case "token_mean":
-            tokens = float(tokens_B.sum()) if batch.global_tokens is None else batch.global_tokens
-            return values_BT.sum() / max(tokens, 1.0)
-        case "sequence_mean" | "sequence_mean_nonempty":
-            return (values_BT.sum(dim=1) / tokens_B.clamp(min=1)).sum() / sequences
+        case "token_mean" | "sequence_mean" | "sequence_mean_nonempty" as aggregation:
+            return aggregate_tokens(values_BT, mask_BT, aggregation, batch.global_tokens, sequences)
         case "sequence_sum" | "sequence_sum_nonempty":
             return values_BT.sum() / sequences
         case "constant":
@@ -169,8 +165,44 @@ def aggregate(values_BT: Tensor, batch: PolicyBatch | ValueBatch, conventions: C
         case "group_token_mean":
             group_of_row_B, groups = _group_index(batch)
             sums_G = values_BT.new_zeros(groups).index_add(0, group_of_row_B, values_BT.sum(dim=1))
+            tokens_B = mask_BT.sum(dim=1)
             tokens_G = tokens_B.new_zeros(groups).index_add(0, group_of_row_B, tokens_B)
             return (sums_G / tokens_G.clamp(min=1)).sum() / sequences
+
+
+def aggregate_tokens(
+    values_BT: Tensor,
+    mask_BT: Tensor,
+    aggregation: TokenAggregation,
+    global_tokens: float | None = None,
+    global_sequences: float | None = None,
+) -> Tensor:
+    """Reduce token values to one number; with global counts to this batch's share of the whole update's.
+
+    Args:
+        values_BT: [B, T], zero outside the mask.
+        mask_BT: [B, T] bool.
+        aggregation: the kind of mean, or the sum.
+        global_tokens: trained tokens of the whole update; None counts those of the mask.
+        global_sequences: rows of the whole update, as `counted_sequences` counts them; None counts those of the mask.
+
+    Returns:
+        Scalar; zero where nothing is trained.
+    """
+    tokens_B = mask_BT.sum(dim=1)
+    match aggregation:
+        case "token_mean":
+            return values_BT.sum() / max(float(tokens_B.sum()) if global_tokens is None else global_tokens, 1.0)
+        case "sequence_mean" | "sequence_mean_nonempty":
+            rows = counted_sequences(mask_BT, aggregation) if global_sequences is None else global_sequences
+            return (values_BT.sum(dim=1) / tokens_B.clamp(min=1)).sum() / max(rows, 1.0)
+        case "token_sum":
+            return values_BT.sum()
+
+
+def counted_sequences(mask_BT: Tensor, aggregation: TokenAggregation) -> float:
+    """Count the rows that a mean over sequences divides by: all of them, or those with a trained token."""
+    return float(mask_BT.any(dim=1).sum()) if aggregation == "sequence_mean_nonempty" else float(len(mask_BT))
 
 
 def count_sequences(batch: PolicyBatch | ValueBatch, conventions: Conventions) -> float:

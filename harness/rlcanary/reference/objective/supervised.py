@@ -1,4 +1,4 @@
-"""Cross entropy of labels, as in supervised fine-tuning (SFT), and the reduction of token losses that other losses share.
+"""Cross entropy of labels, as in supervised fine-tuning (SFT).
 
 Shapes: B rows, S sequence positions, T positions with a loss, V vocabulary entries, N trained tokens.
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.conventions import Conventions, TokenAggregation
+from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.records.other_losses import SupervisedBatch
+from rlcanary.reference.objective.losses import aggregate_tokens
 
 
 def supervised_loss(batch: SupervisedBatch, conventions: Conventions) -> LossOutput:
@@ -60,38 +61,3 @@ def spread(values_N: Tensor, mask_BT: Tensor) -> Tensor:
 def mean(values: Tensor) -> float:
     """Mean without gradient; NaN of nothing."""
     return float(values.detach().double().mean())
-
-
-def aggregate_tokens(
-    values_BT: Tensor,
-    mask_BT: Tensor,
-    aggregation: TokenAggregation,
-    global_tokens: float | None = None,
-    global_sequences: float | None = None,
-) -> Tensor:
-    """Reduce token values to one number; with global counts to this batch's share of the whole update's.
-
-    Args:
-        values_BT: [B, T], zero outside the mask.
-        mask_BT: [B, T] bool.
-        aggregation: the kind of mean, or the sum.
-        global_tokens: trained tokens of the whole update; None counts those of the mask.
-        global_sequences: rows of the whole update, as `counted_sequences` counts them; None counts those of the mask.
-
-    Returns:
-        Scalar; zero where nothing is trained.
-    """
-    tokens_B = mask_BT.sum(dim=1)
-    match aggregation:
-        case "token_mean":
-            return values_BT.sum() / max(float(tokens_B.sum()) if global_tokens is None else global_tokens, 1.0)
-        case "sequence_mean" | "sequence_mean_nonempty":
-            rows = counted_sequences(mask_BT, aggregation) if global_sequences is None else global_sequences
-            return (values_BT.sum(dim=1) / tokens_B.clamp(min=1)).sum() / max(rows, 1.0)
-        case "token_sum":
-            return values_BT.sum()
-
-
-def counted_sequences(mask_BT: Tensor, aggregation: TokenAggregation) -> float:
-    """Count the rows that a mean over sequences divides by: all of them, or those with a trained token."""
-    return float(mask_BT.any(dim=1).sum()) if aggregation == "sequence_mean_nonempty" else float(len(mask_BT))

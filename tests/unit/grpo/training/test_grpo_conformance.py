@@ -16,7 +16,7 @@ from rlcanary.grpo.sync import sync
 from rlcanary.grpo.training import trainer
 from rlcanary.reference import split
 
-OWN = {"train_step", "rollout", "sync_weights", "generate"}
+OWN = {"train_step", "rl_step", "rollout", "sync_weights", "generate", "new_buffer", "rollout_seed"}
 OWN_CHECKS = [check for check in all_checks() if OWN & set(check.needs)]
 # A model in bfloat16 is no mistake here: this trainer keeps float32 masters beside it.
 HALF_PRECISION = "trl.weights-in-half-precision"

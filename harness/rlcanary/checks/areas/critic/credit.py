@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from rlcanary import reference
 from rlcanary.checks.asserts import assert_close, assert_true, soft
 from rlcanary.checks.case import Case
-from rlcanary.checks.check import Cases, check
+from rlcanary.checks.check import Cases, check, other_values
 from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.credit import DECAYS, SHAPES, credit_batch, drawn_credit, known_returns, without_untrained
 from rlcanary.contract.adapter import Adapter
@@ -56,7 +56,7 @@ def _drawn(conventions: Conventions, rng: Generator, size: int) -> Case:
 def _other_formulas(conventions: Conventions) -> list[dict[str, Any]]:
     """List the declarations that differ in one field."""
     choices = {"whitening": get_args(Whitening), "whitening_ddof": (0, 1), "token_credit": get_args(TokenCredit)}
-    return [{name: each} for name, values in choices.items() for each in values if each != getattr(conventions, name)]
+    return other_values(conventions, choices)
 
 
 def _given(conventions: Conventions, rng: Generator) -> Iterator[Case]:

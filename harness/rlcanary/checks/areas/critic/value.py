@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from rlcanary import reference
 from rlcanary.checks.asserts import assert_close, assert_metrics, assert_true, gradient, soft
 from rlcanary.checks.case import Case, Model
-from rlcanary.checks.check import check
+from rlcanary.checks.check import check, other_values
 from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.credit import drawn_values, tiny_critic, value_batch
 from rlcanary.checks.worlds.groups import PADDING_IDS, sampled
@@ -49,7 +49,7 @@ def _drawn(rng: Generator, size: int) -> Case:
 def _other_losses(conventions: Conventions) -> list[dict[str, Any]]:
     """List the declarations that differ in one field."""
     choices = {"value_coef": (0.5, 1.0), "value_clip": (None,), "value_aggregation": get_args(Aggregation)}
-    return [{name: each} for name, values in choices.items() for each in values if each != getattr(conventions, name)]
+    return other_values(conventions, choices)
 
 
 @check(

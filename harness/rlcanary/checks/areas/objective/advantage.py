@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from rlcanary import reference
 from rlcanary.checks.asserts import assert_close, assert_true, assert_unchanged, unless_raised
 from rlcanary.checks.case import Case
-from rlcanary.checks.check import check
+from rlcanary.checks.check import check, other_values
 from rlcanary.checks.worlds import groups, inputs
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Baseline, Conventions, NanReward, Scale, SingletonGroup
@@ -47,7 +47,7 @@ def _reward_groups(conventions: Conventions, rng: Generator) -> Iterator[Case]:
 def _other_formulas(conventions: Conventions) -> list[dict[str, Any]]:
     """List the declarations that differ in one field."""
     choices = {"advantage_ddof": (0, 1), "advantage_scale": get_args(Scale), "advantage_baseline": get_args(Baseline)}
-    return [{name: each} for name, values in choices.items() for each in values if each != getattr(conventions, name)]
+    return other_values(conventions, choices)
 
 
 def _drawn(rng: Generator, size: int) -> Case:

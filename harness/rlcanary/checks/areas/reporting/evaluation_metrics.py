@@ -9,7 +9,7 @@ from torch import Generator
 
 from rlcanary.checks.asserts import assert_metrics, assert_true, unless_raised
 from rlcanary.checks.case import Case
-from rlcanary.checks.check import check
+from rlcanary.checks.check import check, other_values
 from rlcanary.checks.worlds.rows import one_of, whole
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import BestAtK, Conventions, OverallScore, Unscored, VoteTie
@@ -58,7 +58,7 @@ def _evaluations(conventions: Conventions) -> Iterator[Case]:
 def _other_definitions(conventions: Conventions) -> list[dict[str, Any]]:
     """List the declarations that differ in one field."""
     choices = {"best_at_k": get_args(BestAtK), "vote_tie": get_args(VoteTie), "overall_score": get_args(OverallScore)}
-    return [{name: each} for name, values in choices.items() for each in values if each != getattr(conventions, name)]
+    return other_values(conventions, choices)
 
 
 def _drawn(conventions: Conventions, rng: Generator, size: int) -> Case:

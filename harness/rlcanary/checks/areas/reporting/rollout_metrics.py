@@ -9,7 +9,7 @@ from torch import Generator
 
 from rlcanary.checks.asserts import NothingToCompare, assert_metrics, assert_true, unless_raised
 from rlcanary.checks.case import Case
-from rlcanary.checks.check import check
+from rlcanary.checks.check import check, other_values
 from rlcanary.checks.worlds.rollouts import batch_of, drawn, group
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion, Group
@@ -66,7 +66,7 @@ def _other_definitions(conventions: Conventions) -> list[dict[str, Any]]:
         "logged_length": get_args(LoggedLength),
         "length_counts_eos": (True, False),
     }
-    return [{name: each} for name, values in choices.items() for each in values if each != getattr(conventions, name)]
+    return other_values(conventions, choices)
 
 
 def _drawn(rng: Generator, size: int) -> Case:

@@ -1,7 +1,7 @@
 """Weight sync of more than the parameters that an ordinary run sends: buffers, other dtypes, thawed parts, second tries."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,6 +26,15 @@ def _assert_in_step(engine: Any, model: Any, told: str) -> None:
     assert_true(distance < nats(model), told, quantity="nats", magnitude=distance)
 
 
+def _scale(tensors: Sequence[Tensor], factor: float, engine: Any, model: Any, told: str) -> None:
+    """Multiply tensors of the trained model, which has to move its logprobs away from the engine's."""
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.mul_(factor)
+    if not gap(engine, model, PROMPT) > 4 * nats(model):
+        raise NothingToCompare(f"{told} not change the next tokens' logprobs")
+
+
 @check(
     "sync.buffers",
     needs=("sync_weights",),
@@ -40,12 +49,8 @@ def buffers(adapter: Adapter) -> None:
     """
     state, engine = state_of(adapter, scaled()), adapter.new_engine(scaled())
     for count, factor in (("first", 2.0), ("second", 0.5)):
-        with torch.no_grad():
-            for name, buffer in state.model.named_buffers():
-                if name.endswith("scale"):
-                    buffer.mul_(factor)
-        if not gap(engine, state.model, PROMPT) > 4 * nats(state.model):
-            raise NothingToCompare("the buffer does not change the next tokens' logprobs")
+        scales = [buffer for name, buffer in state.model.named_buffers() if name.endswith("scale")]
+        _scale(scales, factor, engine, state.model, "the buffer does")
         adapter.sync_weights(state, engine)
         _assert_in_step(engine, state.model, f"after the buffers changed and the {count} weight sync")
 
@@ -98,11 +103,7 @@ def thawed(adapter: Adapter) -> None:
     for parameter in frozen:
         parameter.requires_grad_(True)
     for count in ("first", "second"):
-        with torch.no_grad():
-            for parameter in frozen:
-                parameter.mul_(1.5)
-        if not gap(engine, state.model, PROMPT) > 4 * nats(state.model):
-            raise NothingToCompare("the thawed parameters do not change the next tokens' logprobs")
+        _scale(frozen, 1.5, engine, state.model, "the thawed parameters do")
         adapter.sync_weights(state, engine)
         _assert_in_step(engine, state.model, f"after a part was thawed and trained, and the {count} weight sync")
 
