@@ -90,7 +90,7 @@ def declared_gradients(adapter: Adapter, model: Any, groups: list[Group], drift:
         trained = [rows or equal.rows_in(update) for rows, update in zip(trained, still.updates, strict=True)]
     for number, (update, rows) in enumerate(zip(step.updates, trained, strict=True), 1):
         told = f"the gradient of update {number} is no sum of the declared gradients of completions"
-        assert_true(rows is not None, told, quantity="gradients", magnitude=1.0)
+        assert_true(rows is not None, told, quantity="completions trained", magnitude=1.0)
         if not rows:
             raise NothingToCompare("a completion has no gradient, which hides whether it was trained")
         expected = frozen.clipped(frozen.gradients(update.model, rows))
@@ -115,7 +115,7 @@ def rollouts_are_separate(adapter: Adapter, model: Any) -> None:
     for number, update in enumerate(step.updates, 1):
         rows = frozen.rows_in(update)
         told = f"the gradient of update {number} on a second rollout is no sum of the gradients of its completions"
-        assert_true(rows is not None, told, quantity="gradients", magnitude=1.0)
+        assert_true(rows is not None, told, quantity="completions trained", magnitude=1.0)
         if not rows:
             raise NothingToCompare("a completion has no gradient, which hides whether it was trained")
         with soft():
