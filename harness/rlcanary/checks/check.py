@@ -170,6 +170,7 @@ def run_check(
     timeout: float = 0,
     examples: int = 0,
     worlds: tuple[str, ...] = (),
+    until: Callable[[Found], bool] | None = None,
 ) -> Result:
     """Run one check. An exception in the adapter's code becomes the status "error".
 
@@ -182,11 +183,13 @@ def run_check(
             declarations that explain a failure has the same limit.
         examples: number of further cases to draw, if the fixed ones hold.
         worlds: the models on which it runs besides its own.
+        until: tells whether a finding answers the caller's question: its case is the last then, and no declaration is
+            looked for that explains it.
     """
     check = replace(check, worlds=(*check.worlds, *worlds))
     started, tally = time.perf_counter(), Tally()
     with _reproducible(seed):
-        status, message, snippet = _run(check, adapter, spec, seed, timeout, examples, tally)
+        status, message, snippet = _run(check, adapter, spec, seed, timeout, examples, tally, until)
     seconds, judged = time.perf_counter() - started, frozenset(tally.judged)
     found = tuple(
         replace(each, severity=severity_of(each.fingerprint.quantity, check.severity)) for each in tally.found
@@ -198,7 +201,7 @@ def run_check(
 def judge(check: Check, adapter: Adapter, declared: Conventions, seed: int, tally: Tally) -> None:
     """Run the cases of a check on an adapter as if it had declared these conventions, and record them in the tally."""
     with _reproducible(seed):
-        _run_cases(check, adapter, declared, "", seed, tally, examples=0)
+        _run_cases(check, adapter, declared, "", seed, tally)
 
 
 @contextmanager
@@ -221,7 +224,14 @@ def _reproducible(seed: int) -> Iterator[None]:
 
 
 def _run(
-    check: Check, adapter: Adapter, spec: str, seed: int, timeout: float, examples: int, tally: Tally
+    check: Check,
+    adapter: Adapter,
+    spec: str,
+    seed: int,
+    timeout: float,
+    examples: int,
+    tally: Tally,
+    until: Callable[[Found], bool] | None,
 ) -> tuple[Status, str, str]:
     missing = [name for name in check.needs if name not in provided(adapter)]
     if missing:
@@ -231,14 +241,14 @@ def _run(
         return "not-provided", f"does not apply: {reason}", ""
     try:
         with time_limit(timeout):
-            _run_cases(check, adapter, adapter.conventions, spec, seed, tally, examples)
+            _run_cases(check, adapter, adapter.conventions, spec, seed, tally, examples, until)
     except TookTooLong:
         tally.stopped("takes too long", f"took longer than {timeout:g} s: {tally.calling or 'before its first call'}")
     left_out = sorted({*tally.declined, *tally.empty})
     notes = [f"left out: {'; '.join(left_out)}"] if left_out else []
     if tally.found:
         status, message, snippet = outcome(tally.found)
-        told = _explanations(check, adapter, spec, seed, tally, timeout, examples)
+        told = [] if until else _explanations(check, adapter, spec, seed, tally, timeout, examples)
         hints = [f"{each} gives this in every case: if you mean that, declare it" for each in told]
         return status, "\n".join([message, *hints, *notes]), snippet
     if tally.compared:
@@ -256,11 +266,10 @@ def _run_cases(
     spec: str,
     seed: int,
     tally: Tally,
-    examples: int,
-    *,
-    until_found: bool = False,
+    examples: int = 0,
+    until: Callable[[Found], bool] | None = None,
 ) -> None:
-    """Run the body on each case, or until the first that fails, as if the adapter had declared these conventions."""
+    """Run the body on each case, or until one has such a finding, as if the adapter had declared these conventions."""
     rng = torch.Generator().manual_seed(seed)
 
     def written(case: Case) -> str:
@@ -279,7 +288,7 @@ def _run_cases(
         given = {"conventions": declared, "rng": rng}
         for case in check.cases(**{name: given[name] for name in inspect.signature(check.cases).parameters}):
             run(case)
-            if until_found and tally.found:
+            if until and any(map(until, tally.found)):
                 return
         if check.draws is not None and not tally.found:
             run_examples(run, check.draws, {"conventions": declared}, examples, seed, tally)
@@ -309,7 +318,7 @@ def _explanations(
         for other in check.alternatives(adapter.conventions):
             again = Tally()
             judged = adapter.conventions.replace(**other)
-            _run_cases(judge, adapter, judged, spec, seed, again, examples, until_found=True)
+            _run_cases(judge, adapter, judged, spec, seed, again, examples, until=lambda _: True)
             if again.compared and not again.found:
                 told.append(", ".join(f"{name}={value!r}" for name, value in other.items()))
     return told

@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, Literal
 
 from rlcanary.checks import run_check
+from rlcanary.checks.tally import Fingerprint, Found
 from rlcanary.contract.adapter import Adapter
 from rlcanary.mutants.mutant import Mutant, Run
 
@@ -147,16 +149,19 @@ def judge(trial: Trial) -> Fate:
     started = time.perf_counter()
     adapter, raised = trial.mutant.planted_in(trial.adapter), list[str]()
     for run in trial.runs:
-        # Whether another declaration explains the finding plays no part.
-        check = replace(run.check, alternatives=lambda _: ())
-        new = [
-            found
-            for found in run_check(check, adapter, trial.name).findings
-            if not any(known.covers(found.fingerprint) for known in run.known)
-        ]
+        result = run_check(run.check, adapter, trial.name, until=partial(_kills, run.known))
+        new = [found for found in result.findings if _is_new(run.known, found)]
         if any(not found.is_error for found in new):
             return Fate("killed", run.check.id, time.perf_counter() - started)
         raised += [run.check.id] if new else []
         if len(raised) == ENOUGH_RAISED:
             break
     return Fate("crashed" if raised else "survived", "".join(raised[:1]), time.perf_counter() - started)
+
+
+def _kills(known: tuple[Fingerprint, ...], found: Found) -> bool:
+    return not found.is_error and _is_new(known, found)
+
+
+def _is_new(known: tuple[Fingerprint, ...], found: Found) -> bool:
+    return not any(each.covers(found.fingerprint) for each in known)

@@ -5,7 +5,6 @@ import os
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +12,8 @@ from buffer_mutants import BUFFER_MUTANTS
 from checkpoint_mutants import CHECKPOINT_MUTANTS
 from critic_mutants import CRITIC_MUTANTS
 from data_mutants import DATA_MUTANTS
+from expected_table import expected_table
+from first_failure import first_failure
 from layouts_mutants import LAYOUTS_MUTANTS
 from loss_mutants import LOSS_MUTANTS
 from memory_mutants import MEMORY_MUTANTS
@@ -30,12 +31,11 @@ from rlcanary.adapters import load_adapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import OUT_OF_REACH, Bug, all_bugs
 from rlcanary.bugs.detection import relevant_checks
-from rlcanary.checks import Check, Result, all_checks, run_check
+from rlcanary.checks import Check, Result, all_checks
 from rlcanary.checks.programs.standalone import standalone
 from rlcanary.contract.batch import CollatedBatch, Group, LossOutput, PolicyBatch
 
 # Every line says which checks catch a bug. RLCANARY_MUSEUM=all runs all others too, and tells which line is wrong.
-EXPECTED = Path(__file__).parents[2] / "expected" / "museum.txt"
 TRIES_ALL = os.environ.get("RLCANARY_MUSEUM") == "all"
 BUGS = all_bugs()
 CHECKS = {check.id: check for check in all_checks()}
@@ -43,15 +43,14 @@ CHECKS = {check.id: check for check in all_checks()}
 
 @cache
 def outcome(check: Check, mutated: type[ReferenceAdapter]) -> Result:
-    """The result of one check on one mistake, which several tests ask for."""
-    return run_check(check, mutated(), f"{mutated.__module__}:{mutated.__name__}")
+    """The result of one check on one mistake, up to its first finding, which several tests ask for."""
+    spec = f"{mutated.__module__}:{mutated.__name__}"
+    return first_failure(check, mutated(), spec)
 
 
-@cache
 def caught_by() -> dict[str, list[str]]:
-    """The checks that catch each bug, as expected/museum.txt has them."""
-    lines = (line.partition(": ") for line in EXPECTED.read_text().splitlines() if not line.startswith("#"))
-    return {bug: checks.split(", ") for bug, _, checks in lines}
+    """The checks that catch each bug."""
+    return expected_table("museum.txt")
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
@@ -155,11 +154,14 @@ MUTANTS = [
 
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.id)
 def test_check_can_fail(check: Check) -> None:
-    candidates = [mutated for mutated in (*MUTANTS, *BUGS) if check in relevant_checks(mutated)]
-    # Those that are known to trip it come first, then those of its area.
-    known = {bug for bug, checks in caught_by().items() if check.id in checks}
-    candidates.sort(key=lambda mutated: (mutated.name not in known, not mutated.__module__.endswith(check.area)))
-    assert any(outcome(check, mutated).status == "fail" for mutated in candidates)
+    mistakes = {**{bug.id: bug for bug in BUGS}, **{mutant.__name__: mutant for mutant in MUTANTS}}
+    caught = [bug for bug, checks in caught_by().items() if check.id in checks]
+    (mistake, *_) = caught or expected_table("tripped_by.txt")[check.id]
+    assert outcome(check, mistakes[mistake]).status == "fail"
+
+
+def test_no_line_names_a_check_that_catches_a_bug() -> None:
+    assert not expected_table("tripped_by.txt").keys() & {check for checks in caught_by().values() for check in checks}
 
 
 def test_every_check_explains_itself() -> None:

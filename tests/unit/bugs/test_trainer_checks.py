@@ -6,6 +6,7 @@ import checkpoint_mutants
 import pytest
 import rl_step_mutants
 import trainer_mutants
+from first_failure import first_failure
 from trainer_mutants import CORRECT, IGNORED, DropoutAndSampledEvaluation
 
 from rlcanary.adapters.reference import ReferenceAdapter
@@ -23,7 +24,7 @@ def test_mistake_is_caught_and_its_snippet_tells_it_from_the_reference(
     mutant: type[ReferenceAdapter], check_id: str
 ) -> None:
     spec = f"{mutant.__module__}:{mutant.__name__}"
-    result = run_check(CHECKS[check_id], mutant(), spec)
+    result = first_failure(CHECKS[check_id], mutant(), spec)
     assert result.status == "fail", result.message
     with pytest.raises(AssertionError):
         exec(result.snippet, {})
@@ -32,7 +33,7 @@ def test_mistake_is_caught_and_its_snippet_tells_it_from_the_reference(
 
 @pytest.mark.parametrize(("mutant", "check_id"), IGNORED.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_declaration_that_is_ignored_turns_a_check_red(mutant: type[ReferenceAdapter], check_id: str) -> None:
-    result = run_check(CHECKS[check_id], mutant(), f"trainer_mutants:{mutant.__name__}")
+    result = first_failure(CHECKS[check_id], mutant(), f"trainer_mutants:{mutant.__name__}")
     assert result.status == "fail", result.message
     with pytest.raises(AssertionError):
         exec(result.snippet, {})

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from first_failure import first_failure
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
@@ -23,6 +24,11 @@ AREAS = (
 CHECKS = sorted((each for each in all_checks() if each.area in AREAS), key=lambda each: AREAS.index(each.area))
 
 OF_AREA = {
+    **dict.fromkeys(("nan_reward", "singleton_group", "reward_clip"), "advantage"),
+    **dict.fromkeys(("answer_taken",), "verifying"),
+    **dict.fromkeys(("long_prompt", "equal_prompts"), "preparing"),
+    **dict.fromkeys(("critic_lambda", "discount", "whitening", "whitening_ddof"), "credit"),
+    **dict.fromkeys(("data_order",), "order"),
     **dict.fromkeys(("epochs_per_rollout", "mini_batches", "schedule_advances"), "rl_step"),
     **dict.fromkeys(("max_grad_norm", "old_logprobs", "temperature", "training_dropout"), "step"),
 }
@@ -48,10 +54,11 @@ def _ignoring(field: str, value: Any) -> type[ReferenceAdapter]:
 
 
 def _caught_by(adapter: ReferenceAdapter, field: str) -> str | None:
-    # The area that the field is named for, or that it is of, comes first.
-    area = OF_AREA.get(field, field.partition("_")[0])
+    # The area that the field is of, or named for, comes first; that of most others is the loss.
+    named_for = field.partition("_")[0]
+    area = OF_AREA.get(field, named_for if named_for in AREAS else "loss")
     for check in sorted(CHECKS, key=lambda each: each.area != area):
-        if run_check(check, adapter, "reference").status in ("fail", "error"):
+        if first_failure(check, adapter, "reference").status in ("fail", "error"):
             return check.id
     return None
 

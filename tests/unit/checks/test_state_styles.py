@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from first_failure import first_failure
 from styles import lora, mixed_precision
 
 import rlcanary.tiny_models
@@ -85,7 +86,7 @@ def test_declared_bound_of_the_norm_accuses_no_correct_trainer() -> None:
 )
 def test_wrong_variant_is_red_and_its_snippet_reproduces_it(trainer: type[ReferenceAdapter], check_id: str) -> None:
     right = lora.Lora if trainer.__module__ == lora.__name__ else mixed_precision.FloatMasters
-    result = run_check(CHECKS[check_id], trainer(), f"{trainer.__module__}:{trainer.__name__}")
+    result = first_failure(CHECKS[check_id], trainer(), f"{trainer.__module__}:{trainer.__name__}")
     assert result.status == "fail", result.message
     with pytest.raises(AssertionError):
         exec(result.snippet, {})

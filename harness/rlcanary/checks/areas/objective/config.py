@@ -18,7 +18,7 @@ from rlcanary.checks.examples import Draw
 from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.oracle import double, exact_loss, exact_output
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.batch import PolicyBatch
+from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import (
     Aggregation,
     Baseline,
@@ -47,13 +47,14 @@ def _drawn_under(choices: Sequence[dict[str, Any]]) -> Draw:
     return draw
 
 
-def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
+def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str) -> LossOutput:
     expected, expected_BT = exact_loss(batch, adapter.conventions)
-    loss = adapter.policy_loss(batch).loss
+    output = adapter.policy_loss(batch)
     with soft():
-        assert_close(loss, expected, f"with {told} the loss is another one")
+        assert_close(output.loss, expected, f"with {told} the loss is another one")
     told = f"with {told} the gradient is another one"
-    assert_close(gradient(loss, batch.logprobs), expected_BT, told, quantity="gradient")
+    assert_close(gradient(output.loss, batch.logprobs), expected_BT, told, quantity="gradient")
+    return output
 
 
 def _advantage_choices(conventions: Conventions) -> Iterator[Case]:
@@ -191,9 +192,8 @@ def clip_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     Silent because few tokens are clipped at all: a bound that is ignored or used on both sides changes a percent of the
     gradient. Look for the one epsilon used twice, and for the upper bound's default.
     """
-    _assert_declared(adapter, batch, told)
-    expected = exact_output(batch, adapter.conventions).metrics
-    assert_metrics(adapter.policy_loss(batch), expected, f"with {told}")
+    output = _assert_declared(adapter, batch, told)
+    assert_metrics(output, exact_output(batch, adapter.conventions).metrics, f"with {told}")
 
 
 _KL_OPTIONS: tuple[dict[str, Any], ...] = (
