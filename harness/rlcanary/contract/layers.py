@@ -37,7 +37,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(value, memo)
     if any(getattr(kind, name, None) is not getattr(Module, name, None) for name in _WAYS_OF_COPYING):
         return copy.deepcopy(value, memo)
-    memo[id(value)] = module = kind.__new__(kind)
+    memo[id(value)] = module = object.__new__(kind)
     for name, attribute in vars(value).items():
         if name == "_modules":
             vars(module)[name] = {child: _copied(each, memo) for child, each in attribute.items()}
