@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from rlcanary.contract.engine import Engine, InProcessEngine
     from rlcanary.contract.presets import PRESETS
     from rlcanary.contract.records.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.conversations import (
+        ConversationOptions,
+        ConversationRow,
+        Environment,
+        Episode,
+        Reply,
+        Session,
+        Task,
+    )
     from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
     from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
@@ -44,6 +53,15 @@ HOMES = {
     "rlcanary.contract.batch": ("CollatedBatch", "Completion", "Group", "LossOutput", "PolicyBatch"),
     "rlcanary.contract.records.buffering": ("BufferSettings", "Taken"),
     "rlcanary.contract.conventions": ("Conventions",),
+    "rlcanary.contract.records.conversations": (
+        "ConversationOptions",
+        "ConversationRow",
+        "Environment",
+        "Episode",
+        "Reply",
+        "Session",
+        "Task",
+    ),
     "rlcanary.contract.records.credit": ("Credit", "CreditBatch", "ValueBatch"),
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
     "rlcanary.contract.records.reporting": ("EvaluatedItem", "LoggedSample", "Metric", "RolloutBatch"),
@@ -71,11 +89,15 @@ __all__ = [
     "CollatedBatch",
     "Completion",
     "Conventions",
+    "ConversationOptions",
+    "ConversationRow",
     "Credit",
     "CreditBatch",
     "DataRow",
     "DistillationBatch",
     "Engine",
+    "Environment",
+    "Episode",
     "EvaluatedItem",
     "Group",
     "InProcessEngine",
@@ -89,12 +111,15 @@ __all__ = [
     "PreparationOptions",
     "PreparedData",
     "PreparedRow",
+    "Reply",
     "Result",
     "RolloutBatch",
     "RowShard",
+    "Session",
     "Setting",
     "SupervisedBatch",
     "Taken",
+    "Task",
     "UserError",
     "ValueBatch",
     "VocabShards",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group
     from rlcanary.contract.records.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.conversations import ConversationOptions, Environment, Episode, Task
     from rlcanary.contract.records.preparation import Answer, Setting
     from rlcanary.grpo.rollout.buffer import GroupBuffer
 
@@ -155,6 +156,13 @@ class GrpoAdapter(ReferenceAdapter):
                 "a group with a completion that cannot be scored is sampled again, and in the end left out"
             )
         return [replace(group, item_id=items[int(str(group.item_id))].id) for group in groups]
+
+    def converse(
+        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
+    ) -> list[list[Episode]]:
+        from rlcanary.adapters import grpo_conversations
+
+        return grpo_conversations.converse(engine, tokenizer, tasks, environment, options)
 
     def sync_weights(self, state: Any, engine: Any) -> None:
         from rlcanary.grpo.sync.sync import InProcessEndpoint, sync_weights

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
     from rlcanary.contract.records.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.conversations import ConversationOptions, Environment, Episode, Task
     from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
     from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
@@ -134,6 +135,13 @@ class ReferenceAdapter(Adapter):
         from rlcanary.reference import rollout
 
         return rollout.rollout(engine, items, sampling)
+
+    def converse(
+        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
+    ) -> list[list[Episode]]:
+        from rlcanary.reference import conversations
+
+        return conversations.converse(engine, tokenizer, tasks, environment, options)
 
     def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
         from rlcanary.reference.data import ordering

@@ -37,6 +37,7 @@ READING_ORDER = (
     "rollout",
     "seed",
     "rendering",
+    "conversation",
     "preparing",
     "order",
     "filter",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from rlcanary.contract.capabilities.buffering import Buffering
+from rlcanary.contract.capabilities.conversations import Conversations
 from rlcanary.contract.capabilities.core import Core
 from rlcanary.contract.capabilities.critic import Critic
 from rlcanary.contract.capabilities.data import Data
@@ -21,12 +22,26 @@ from rlcanary.contract.state import Item, TrainState
 
 __all__ = ["CAPABILITIES", "GROUPS", "Adapter", "Item", "NotProvided", "TrainState", "provided"]
 
-GROUPS = (Core, Objective, Critic, Data, Preparation, Inference, Buffering, Training, Layouts, OtherLosses, Reporting)
+GROUPS = (
+    *(Core, Objective, Critic, Data, Preparation, Inference, Conversations, Buffering, Training),
+    *(Layouts, OtherLosses, Reporting),
+)
 """The groups of capabilities, those to start with first."""
 
 
 class Adapter(
-    Core, Objective, Critic, Data, Preparation, Inference, Buffering, Training, Layouts, OtherLosses, Reporting
+    Core,
+    Objective,
+    Critic,
+    Data,
+    Preparation,
+    Inference,
+    Conversations,
+    Buffering,
+    Training,
+    Layouts,
+    OtherLosses,
+    Reporting,
 ):
     """Base class of adapters. Override the capabilities that your codebase has; one is enough to start.
 

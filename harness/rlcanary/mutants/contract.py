@@ -23,6 +23,7 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.batch import Batch, CollatedBatch, Completion, Group, LossOutput
 from rlcanary.contract.records import RECORDS
+from rlcanary.contract.records.conversations import ConversationOptions, ConversationRow, Environment, Episode
 from rlcanary.contract.records.layouts import Layout, VocabShards
 from rlcanary.contract.records.preparation import Answer, PreparationOptions, PreparedData, PreparedRow
 from rlcanary.contract.records.reporting import RolloutBatch
@@ -35,10 +36,12 @@ HOLDS: dict[type, tuple[str, tuple[type, ...]]] = {
     Group: ("completions", (Completion,)),
     RolloutBatch: ("groups", (Group, Completion)),
     PreparedData: ("kept", (PreparedRow,)),
+    Episode: ("rows", (ConversationRow, Completion)),
+    ConversationRow: ("completion", (Completion,)),
 }
 # Records of which a call has one: they have no neighbour.
-ALONE = (CollatedBatch, VocabShards, Answer, PreparationOptions, PreparedData)
-NAMES = {**{record.__name__: record for record in RECORDS}, "Tensor": Tensor, "Path": Path}
+ALONE = (CollatedBatch, VocabShards, Answer, PreparationOptions, PreparedData, ConversationOptions)
+NAMES = {**{record.__name__: record for record in RECORDS}, "Environment": Environment, "Tensor": Tensor, "Path": Path}
 LOSS_METRICS = ("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error")
 METRICS: dict[str, tuple[str, ...]] = {
     "train_step": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"),
@@ -75,6 +78,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "make_batch": ("dataset", "finish_reason", "token_versions", "text"),
     "rl_step": ("dataset", "finish_reason", "item_id", "policy_version", "token_versions", "text"),
     "rollout": ("ref_logprobs", "dataset", "text"),
+    "converse": ("token_versions", "text"),
     "score": ("id", "prompt_ids"),
     "new_buffer": ("first_version",),
     "load_buffer": ("first_version",),
@@ -259,18 +263,24 @@ def _value_changes(name: str, hint: Any) -> Iterator[tuple[str, Change]]:
 
 
 def _with_records(record: type, change: Change, value: Any, _: Any = None) -> Any:
-    """Change every record of this class in a value, which may be one, a list, or hold them."""
+    """Change every record of this class in a value, which may be one, a list, or hold them, given the one that follows."""
+    found: list[Any] = []
+    _mapped(record, found.append, value)
+    following = iter([*found[1:], *found[:1]])
+    return _mapped(record, lambda each: change(each, next(following)), value)
+
+
+def _mapped(record: type, function: Callable[[Any], Any], value: Any) -> Any:
+    """Put the results of a function in the place of every record of this class in a value."""
     if isinstance(value, record):
-        return change(value, value)
+        return function(value)
     if isinstance(value, list | tuple):
-        if value and isinstance(value[0], record):
-            return [change(each, following) for each, following in zip(value, [*value[1:], value[0]], strict=True)]
-        return [_with_records(record, change, each) for each in value]
+        return [_mapped(record, function, each) for each in value]
     if isinstance(value, dict):
-        return {name: _with_records(record, change, each) for name, each in value.items()}
+        return {name: _mapped(record, function, each) for name, each in value.items()}
     if type(value) in HOLDS:
         name, _held = HOLDS[type(value)]
-        return replace(value, **{name: _with_records(record, change, getattr(value, name))})
+        return replace(value, **{name: _mapped(record, function, getattr(value, name))})
     return value
 
 

@@ -1,14 +1,18 @@
 """A data pipeline by hand: answers are compared as text, prompts are built as text, settings are nested dataclasses.
 
+Conversations take place one after another, with a row for each answer.
+
 The first answer counts, prompts that are too long lose their first tokens, and repeated rows are dropped. What is dropped is
 not told.
 """
 
+import math
 import random
 from dataclasses import dataclass, field, fields
 
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.records.conversations import ConversationRow, Episode
 from rlcanary.contract.records.preparation import PreparedData, PreparedRow, Setting
 
 
@@ -111,6 +115,40 @@ class DataPipeline(Adapter):
         ids = tokenizer(text, add_special_tokens=False).input_ids
         limit = options.max_prompt_tokens
         return PreparedRow(row.id, ids if limit is None else ids[-limit:], row.reference, row.dataset)
+
+    # Conversations.
+
+    def converse(self, engine, tokenizer, tasks, environment, options):
+        """One after another, a row per answer: each prompt is the text so far, encoded anew, and the row begins with it."""
+        return [
+            [
+                self._talk(engine, tokenizer, task, environment, options, number)
+                for number in range(options.sampling["n"])
+            ]
+            for task in tasks
+        ]
+
+    def _talk(self, engine, tokenizer, task, environment, options, number):
+        session, messages, rows, rewards = environment.start(task.id), list(task.messages), [], []
+        budget = options.sampling["max_new_tokens"]
+        while options.max_turns is None or len(rows) < options.max_turns:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            ids = tokenizer(text, add_special_tokens=False).input_ids
+            if options.max_tokens is not None and len(ids) + budget > options.max_tokens:
+                break
+            seed = options.sampling["seed"]
+            request = {**options.sampling, "n": 1, "seed": None if seed is None else seed + 1000 * number + len(rows)}
+            ((answer,),) = engine.generate([ids], request)
+            rows.append(ConversationRow(ids, answer))
+            messages.append({"role": "assistant", "content": answer.text})
+            if answer.finish_reason == "length":
+                break
+            reply = session.reply(answer.text)
+            rewards.append(reply.reward)
+            if reply.ended:
+                break
+            messages.extend(reply.messages)
+        return Episode(task.id, rows, sum(rewards) if rewards else math.nan)
 
     # Settings.
 

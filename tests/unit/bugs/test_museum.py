@@ -10,6 +10,7 @@ import pytest
 import torch
 from buffer_mutants import BUFFER_MUTANTS
 from checkpoint_mutants import CHECKPOINT_MUTANTS
+from conversation_mutants import CONVERSATION_MUTANTS
 from critic_mutants import CRITIC_MUTANTS
 from data_mutants import DATA_MUTANTS
 from expected_table import expected_table
@@ -138,6 +139,7 @@ MUTANTS = [
     *(value for value in vars(Mutants).values() if inspect.isclass(value)),
     *BUFFER_MUTANTS,
     *CHECKPOINT_MUTANTS,
+    *CONVERSATION_MUTANTS,
     *CRITIC_MUTANTS,
     *DATA_MUTANTS,
     *LAYOUTS_MUTANTS,

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 from rlcanary.contract.records.buffering import BufferSettings, Taken
+from rlcanary.contract.records.conversations import ConversationOptions, ConversationRow, Episode, Reply, Task
 from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
 from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
 from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
@@ -23,6 +24,7 @@ from rlcanary.contract.state import Item
 RECORDS: tuple[type[Any], ...] = (
     *(Completion, Group, CollatedBatch, PolicyBatch, LossOutput, Item),
     *(CreditBatch, Credit, ValueBatch),
+    *(Task, Reply, ConversationOptions, ConversationRow, Episode),
     *(BufferSettings, Taken),
     *(Layout, RowShard, VocabShards),
     *(SupervisedBatch, DistillationBatch, PreferenceBatch),

@@ -15,7 +15,7 @@ import torch
 from rlcanary.contract.batch import Completion
 from rlcanary.errors import UserError
 from rlcanary.grpo.engines.containers import LogProbs, Masks, Messages, Tokens
-from rlcanary.reference.data.rendering import render
+from rlcanary.reference.data import rendering
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,7 @@ def prompt_ids(messages: Messages, tokenizer: Any) -> list[int]:
         ValueError: the template writes the conversation differently once a turn follows.
     """
     require_chat_template(tokenizer)
-    plain = [_plain(message) for message in messages]
-    so_far = _template(plain, tokenizer, add_generation_prompt=False)
-    opened = _template(plain, tokenizer, add_generation_prompt=True)
-    if opened[: len(so_far)] != so_far:
-        raise ValueError(
-            "the chat template writes the conversation differently when the assistant's next turn is opened"
-        )
-    return render(messages, tokenizer)[0] + opened[len(so_far) :]
+    return rendering.prompt_ids(messages, tokenizer)
 
 
 def render_chats(conversations: Sequence[Messages], tokenizer: Any) -> RenderedChats:
@@ -100,7 +93,7 @@ def render_chats(conversations: Sequence[Messages], tokenizer: Any) -> RenderedC
     prompts: dict[str, list[torch.Tensor]] = {"ids": [], "mask": [], "logprobs": []}
     responses: dict[str, list[torch.Tensor]] = {"ids": [], "mask": [], "logprobs": []}
     for messages in conversations:
-        ids, sampled = render(messages, tokenizer)
+        ids, sampled = rendering.render(messages, tokenizer)
         row = {
             "ids": torch.tensor(ids, dtype=torch.long),
             "mask": torch.tensor(sampled, dtype=torch.bool),
@@ -130,16 +123,3 @@ def _logprobs(message: Mapping[str, Any]) -> list[float]:
     if len(logprobs) != len(ids):
         raise ValueError(f"a message with {len(ids)} token_ids and {len(logprobs)} logprobs")
     return list(logprobs)
-
-
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop rlcanary's own fields of the message, which a template might write out."""
-    ours = ("sampled", "token_ids", "logprobs", "token_versions")
-    return {name: value for name, value in message.items() if name not in ours}
-
-
-def _template(messages: Messages, tokenizer: Any, add_generation_prompt: bool) -> list[int]:
-    ids = tokenizer.apply_chat_template(
-        list(messages), tokenize=True, return_dict=False, add_generation_prompt=add_generation_prompt
-    )
-    return list(ids)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_OURS = ("sampled", "token_ids", "logprobs", "token_versions")
+
 
 def render(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
     """Render a conversation with the tokenizer's chat template -> its ids and, per id, whether this rollout sampled it.
@@ -42,6 +44,27 @@ def render(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> tuple[list[
     return ids + whole[done:], trained + [False] * (len(whole) - done)
 
 
+def prompt_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+    """Encode the policy's next prompt: the conversation so far and the header of the assistant's turn.
+
+    Args:
+        messages: as for `render`; sampled ones with their `token_ids`.
+        tokenizer: a transformers tokenizer with a chat template.
+
+    Returns:
+        The ids. They begin with those of every earlier prompt and its completion.
+
+    Raises:
+        ValueError: the template writes the conversation differently once a turn follows.
+    """
+    so_far, opened = _template(messages, tokenizer), _template(messages, tokenizer, add_generation_prompt=True)
+    if opened[: len(so_far)] != so_far:
+        raise ValueError(
+            "the chat template writes the conversation differently when the assistant's next turn is opened"
+        )
+    return render(messages, tokenizer)[0] + opened[len(so_far) :]
+
+
 def _span(messages: Sequence[Mapping[str, Any]], whole: list[int], tokenizer: Any) -> tuple[int, int]:
     """Start and end of the last of these messages in the ids of the whole conversation, with its end-of-turn token."""
     before = _template(messages[:-1], tokenizer, add_generation_prompt=True)
@@ -58,7 +81,9 @@ def _span(messages: Sequence[Mapping[str, Any]], whole: list[int], tokenizer: An
 
 
 def _template(messages: Sequence[Mapping[str, Any]], tokenizer: Any, add_generation_prompt: bool = False) -> list[int]:
+    # A template might write out the fields that only say how a message was sampled.
+    plain = [{name: value for name, value in message.items() if name not in _OURS} for message in messages]
     ids = tokenizer.apply_chat_template(
-        list(messages), tokenize=True, return_dict=False, add_generation_prompt=add_generation_prompt
+        plain, tokenize=True, return_dict=False, add_generation_prompt=add_generation_prompt
     )
     return list(ids)

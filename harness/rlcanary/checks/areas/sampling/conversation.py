@@ -1,0 +1,330 @@
+"""Conversations: what the engine was given and what it sampled is what is trained on, over every turn."""
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rlcanary.checks.asserts import assert_equal, assert_true, leave_out, unless_raised
+from rlcanary.checks.case import Case
+from rlcanary.checks.check import check
+from rlcanary.checks.worlds.conversations import (
+    AnsweringEngine,
+    ScriptedEnvironment,
+    spoken,
+    talk,
+    tasks_of,
+    template_text,
+    trained_runs,
+)
+from rlcanary.checks.worlds.scripted_engine import sampling_of
+from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.records.conversations import ConversationOptions
+from rlcanary.contract.sampling import Sampling
+from rlcanary.tiny_models import tiny_chat_tokenizer
+
+
+def _talks() -> Iterator[Case]:
+    yield Case("one answer", turns=[1], n=1, parallel=1)
+    yield Case("two answers", turns=[2], n=1, parallel=1)
+    yield Case("replies of two messages", turns=[3, 1], n=1, parallel=2)
+    yield Case("several conversations per task", turns=[1, 3, 2], n=3, parallel=1)
+
+
+@check("conversation.episodes_follow_tasks", needs=("converse",), cases=_talks)
+def episodes_follow_tasks(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+    """A rollout returns n episodes per task, in the tasks' order and under their ids.
+
+    Silent because an episode of another task is a valid one: its reward then counts in the wrong group, and the baseline
+    is that of another prompt. Conversations end in any order. Look for lists that collect what is finished, and for prompts
+    that are repeated n times where their environments or rewards are repeated another number of times.
+    """
+    got = talk(adapter, turns, n=n, parallel=parallel)
+    identities = [[episode.task_id for episode in of_task] for of_task in got.episodes]
+    assert_equal(identities, [[task.id] * n for task in got.tasks], "the episodes are not n of each task, in order")
+
+
+@check("conversation.own_session", needs=("converse",), cases=_talks)
+def own_session(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+    """Each conversation has a session of its own task's environment, which gets exactly its answers, in order.
+
+    Silent because an environment answers anybody: with one state for several conversations a tool's result, a game's board
+    or a reward belongs to another one. Look for one environment object per batch, for state in class attributes, and for
+    `zip` of requests with environments that were repeated another number of times.
+    """
+    got = talk(adapter, turns, n=n, parallel=parallel)
+    for episode in got.flat:
+        told = f"of task {episode.task_id!r} the answers {spoken(episode)} are trained"
+        session = got.session_of(episode)
+        assert_true(session is not None, f"{told}, which no session got", quantity="answers")
+        assert session is not None
+        assert_equal(session.answers, spoken(episode), f"{told}; its session got others", quantity="answers")
+        assert_equal(session.task_id, episode.task_id, f"{told}; its session is one of another task", quantity="task")
+    told = "the number of sessions is not that of the conversations"
+    assert_equal(len(got.environment.sessions), n * len(turns), told, quantity="number of sessions")
+
+
+@check("conversation.every_answer_once", needs=("converse",), cases=_talks)
+def every_answer_once(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+    """The trained ids are those that the engine sampled, each answer once.
+
+    Silent because the text is the same: an answer that is decoded and encoded again has other ids, without logprobs of
+    their own, and the ratio explodes on a few tokens. Where each turn adds the whole conversation as a row, early turns
+    are trained as often as there are later ones. Look for `apply_chat_template` over messages that the policy wrote, and
+    for rows that are built per turn from all messages so far.
+    """
+    got = talk(adapter, turns, n=n, parallel=parallel)
+    trained = sorted(run.ids for episode in got.flat for run in trained_runs(episode))
+    sampled = sorted(list(each.completion.token_ids) for each in got.engine.answered)
+    assert_equal(trained, sampled, "the trained ids are not the answers that the engine sampled, once each")
+
+
+@check("conversation.context", needs=("converse",), cases=_talks)
+def context(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+    """Every answer is trained behind the ids that the engine was given for it, token for token.
+
+    Silent because the rows read well: with another header, an earlier answer encoded anew, a reply that was cut or a
+    prompt without its tools the trainer scores each answer under another context than it was sampled in. Look for rows
+    that are rendered at the end of a conversation although prompts were built turn by turn, or the other way round.
+    """
+    got = talk(adapter, turns, n=n, parallel=parallel)
+    given = {tuple(each.completion.token_ids): list(each.prompt) for each in got.engine.answered}
+    for episode in got.flat:
+        for turn, run in enumerate(trained_runs(episode)):
+            if tuple(run.ids) in given:
+                told = (
+                    f"answer {turn} of task {episode.task_id!r} is trained behind other ids than the engine was given"
+                )
+                assert_equal(run.context, given[tuple(run.ids)], told, quantity="ids before an answer")
+
+
+@check("conversation.sampler_logprobs", needs=("converse",), cases=_talks)
+def sampler_logprobs(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+    """Every trained id comes with the logprob that the engine reported for it.
+
+    Silent because logprobs of other tokens are plausible: lists that are joined over turns shift by the length of a
+    reply or of a header. Look for zeros that stand for inserted tokens in one list and are left out of another.
+    """
+    got = talk(adapter, turns, n=n, parallel=parallel)
+    told = {tuple(each.completion.token_ids): list(each.completion.logprobs or ()) for each in got.engine.answered}
+    for episode in got.flat:
+        for turn, run in enumerate(trained_runs(episode)):
+            if tuple(run.ids) in told:
+                message = f"the logprobs of answer {turn} of task {episode.task_id!r} are not the engine's"
+                rounded = [round(logprob, 4) for logprob in run.logprobs]
+                assert_equal(rounded, told[tuple(run.ids)], message, quantity="sampler logprobs")
+
+
+@check("conversation.prompts", needs=("converse",), cases=_talks)
+def prompts(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+    """The engine's prompt in every turn is the conversation so far as the chat template writes it.
+
+    Silent because a model answers any prompt: a header that is left from the turn before, a second system prompt, a reply
+    under another role or a missing call's result only costs reward. Look for messages that are templated one by one, for
+    generation prompts that stay when a tool's message follows, and for parallel calls of which one result is kept.
+    """
+    got = talk(adapter, turns, n=n, parallel=parallel)
+    prompts_by_answer = {each.completion.text: list(each.prompt) for each in got.engine.answered}
+    messages_of = {task.id: task.messages for task in got.tasks}
+    for session in got.environment.sessions:
+        so_far = list(messages_of[session.task_id])
+        for answer, reply in zip(session.answers, session.replies, strict=True):
+            if answer in prompts_by_answer:
+                text = tiny_chat_tokenizer().decode(prompts_by_answer[answer])
+                told = f"the prompt of the answer {answer!r} about task {session.task_id!r} is not the template's"
+                assert_equal(text, template_text(so_far), told, quantity="prompt")
+            so_far += [{"role": "assistant", "content": answer}, *reply.messages]
+
+
+@check("conversation.history", severity="dashboard", needs=("converse",), cases=_talks)
+def history(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+    """The history of an episode holds the task's messages, its answers and the replies, in order.
+
+    Silent because people and reward models read a conversation that nobody had. Look for histories that are shared by
+    conversations, and for replies that are added to a copy.
+    """
+    got = talk(adapter, turns, n=n, parallel=parallel)
+    for episode in got.flat:
+        session = got.session_of(episode)
+        if session is None:
+            continue
+        if episode.messages is None:
+            leave_out("no history is kept")
+            continue
+        (task,) = (task for task in got.tasks if task.id == session.task_id)
+        expected = list(task.messages)
+        for answer, reply in zip(session.answers, session.replies, strict=True):
+            expected += [{"role": "assistant", "content": answer}, *reply.messages]
+        written = [(message["role"], message["content"]) for message in episode.messages]
+        told = f"the history of a conversation about task {task.id!r} is another one"
+        assert_equal(written, [(message["role"], message["content"]) for message in expected], told)
+
+
+@check(
+    "conversation.rewards",
+    needs=("converse",),
+    cases=lambda: [
+        Case("at the end", turns=[2, 1], n=2, earns=False),
+        Case("for each answer", turns=[3, 2], n=2, earns=True),
+    ],
+)
+def rewards(adapter: Adapter, turns: list[int], n: int, earns: bool) -> None:
+    """The reward of an episode is the sum of what its session gave for its answers.
+
+    Silent because rewards are small numbers: that of the last turn alone, of the first, or of another conversation is a
+    reward too. Look for a reward that is overwritten in the loop, and for one that is read before the last reply.
+    """
+    got = talk(adapter, turns, n=n, earns=earns)
+    for episode in got.flat:
+        session = got.session_of(episode)
+        if session is None:
+            continue
+        given = [reply.reward for reply in session.replies]
+        told = f"of a conversation about task {episode.task_id!r} with the rewards {given}"
+        assert_equal(
+            round(float(episode.reward), 5), sum(given), f"the reward {told} is not their sum", quantity="reward"
+        )
+        if episode.turn_rewards is not None:
+            rounded = [round(float(reward), 5) for reward in episode.turn_rewards]
+            assert_equal(rounded, given, f"the rewards by turn {told} are others", quantity="rewards by turn")
+
+
+@check(
+    "conversation.max_turns",
+    needs=("converse",),
+    cases=lambda: [Case(f"{most} turns", max_turns=most) for most in (1, 2, 4)],
+)
+def max_turns(adapter: Adapter, max_turns: int) -> None:
+    """A conversation has at most `max_turns` answers, and no fewer while its environment goes on.
+
+    Silent because one turn more or less only changes costs and rewards. Look for `limit or sys.maxsize`, under which
+    an explicit 0 is no limit, for counters of calls that are compared with a limit of turns, and for `<=`.
+    """
+    got = talk(adapter, [6, 6], max_turns=max_turns)
+    told = f"with max_turns={max_turns} and an environment that goes on, the engine was asked for another number of answers"
+    assert_equal(len(got.engine.answered), 2 * max_turns, told, quantity="number of answers")
+
+
+@check(
+    "conversation.max_tokens",
+    needs=("converse",),
+    cases=lambda: [Case(f"{most} tokens", max_tokens=most) for most in (16, 44, 75, 100)],
+)
+def max_tokens(adapter: Adapter, max_tokens: int) -> None:
+    """No row is longer than `max_tokens`, with its prompt, its answers and the replies.
+
+    Silent because longer rows are cut somewhere behind: the trainer then scores answers without their end, or runs out
+    of memory days later. Look for limits of one answer that are checked before a reply is added, and for budgets that count
+    sampled tokens alone.
+    """
+    got = talk(adapter, [6], parallel=2, max_tokens=max_tokens)
+    lengths = [len(row.prompt_ids) + len(row.completion.token_ids) for episode in got.flat for row in episode.rows]
+    told = f"rows have {lengths} ids, of which at most {max_tokens} are allowed"
+    longest = max(lengths, default=0)
+    assert_true(longest <= max_tokens, told, quantity="length of a row", magnitude=longest - max_tokens)
+
+
+@check(
+    "conversation.truncated_answer",
+    needs=("converse",),
+    # The engine's answers up to number 9 have eight ids, later ones nine.
+    cases=lambda: [Case("all", n=1, limit=4), Case("some", n=12, limit=8)],
+)
+def truncated_answer(adapter: Adapter, n: int, limit: int) -> None:
+    """An answer that was cut at its limit is trained as it is, without an end of turn, and says that it was truncated.
+
+    Silent because the template closes every turn: an end that was not sampled teaches the model to stop in the middle
+    of a word. Look for the template's ids in place of the sampled ones, and for a finish reason that is set to "stop" when a
+    conversation ends.
+    """
+    got = talk(adapter, [1, 1], n=n, max_new_tokens=limit)
+    reasons = {tuple(each.completion.token_ids): each.completion.finish_reason for each in got.engine.answered}
+    for episode in got.flat:
+        for row, run in zip(episode.rows, trained_runs(episode), strict=False):
+            told = f"the answer with the ids {run.ids} about task {episode.task_id!r}"
+            sampled = tuple(run.ids) in reasons
+            assert_true(sampled, f"{told} is not trained as it was sampled", quantity="ids of an answer")
+            told = f"{told} is in a row with another finish reason"
+            assert_equal(row.completion.finish_reason, reasons[tuple(run.ids)], told, quantity="finish reason")
+
+
+@check("conversation.failing_environment", needs=("converse",))
+def failing_environment(adapter: Adapter) -> None:
+    """An environment that raises is loud, is told to the policy, or its episode has no reward; the others stay as they are.
+
+    Silent because a reward of 0 looks like a wrong answer: the policy is punished for a broken tool. Look for `except`
+    around the environment's reply.
+    """
+
+    def had() -> object:
+        return talk(adapter, [2, 2, 1], fails="b")
+
+    got = unless_raised(had)
+    if got is None:
+        return
+    decode = tiny_chat_tokenizer().decode
+    is_told = any(str(got.environment.failure) in decode(each.prompt) for each in got.engine.answered)
+    for episode in got.flat:
+        if episode.task_id == "b":
+            told = f"the environment of task 'b' raised, and its episode has the reward {episode.reward}"
+            assert_true(is_told or not episode.rows or math.isnan(episode.reward), told, quantity="reward")
+        else:
+            session = got.session_of(episode)
+            answers = None if session is None else session.answers
+            assert_equal(spoken(episode), answers, "another task's episode is not what its session heard")
+
+
+SAMPLINGS = ({"temperature": 0.7}, {"top_p": 0.5}, {"top_k": 5}, {"max_new_tokens": 24})
+
+
+@check(
+    "conversation.sampling_of_every_turn",
+    needs=("converse",),
+    cases=lambda: [Case(changes, options=changes) for changes in SAMPLINGS],
+)
+def sampling_of_every_turn(adapter: Adapter, options: dict[str, Any]) -> None:
+    """Every turn is sampled with the run's parameters, not only the first.
+
+    Silent because answers of another temperature or limit read the same; the importance ratio takes the blame. Look for
+    parameters that are built anew for later turns, and for a limit that shrinks with each turn.
+    """
+    got = talk(adapter, [3], **options)
+    ((name, wanted),) = options.items()
+    told = f"{name} of the requests, turn by turn, is not what was asked for"
+    found = [getattr(Sampling.of(each.sampling), name) for each in got.engine.answered]
+    assert_equal(found, [wanted] * len(found), told, quantity=name)
+
+
+@check("conversation.seeds", needs=("converse",))
+def seeds(adapter: Adapter) -> None:
+    """Requests of one prompt have different seeds.
+
+    Silent because the group has n rows: with one seed they are n times the same conversation, whose advantages are all
+    zero. Look for the run's seed in every request.
+    """
+    got = talk(adapter, [2, 2], n=3, seed=7)
+    asked = {(each.prompt, each.sampling.get("seed"), each.sampling.get("n", 1)) for each in got.engine.answered}
+    if all(seed is None for _, seed, _ in asked):
+        leave_out("requests carry no seed")
+        return
+    requests = sum(1 / float(each.sampling.get("n", 1)) for each in got.engine.answered)
+    told = "conversations about one task are sampled from the same prompt under the same seed"
+    assert_equal(len(asked), round(requests), told, quantity="number of different requests")
+
+
+@check("conversation.tasks_untouched", needs=("converse",))
+def tasks_untouched(adapter: Adapter) -> None:
+    """A conversation leaves its task as it was: the next one about it begins with the same prompt.
+
+    Silent because the dataset's own list of messages grows with each episode: later ones begin with the turns of others.
+    Look for `messages = item["messages"]` and `append`.
+    """
+    tasks = tasks_of(2)
+    before, first_prompts = copy.deepcopy(tasks), []
+    for _ in range(2):
+        engine = AnsweringEngine()
+        options = ConversationOptions(sampling_of(n=2))
+        adapter.converse(engine, tiny_chat_tokenizer(), tasks, ScriptedEnvironment([2, 2]), options)
+        first_prompts.append(sorted({each.prompt for each in engine.answered}, key=len)[:2])
+    assert_equal(tasks, before, "the messages of a task were changed", quantity="task")
+    assert_equal(first_prompts[1], first_prompts[0], "the second rollout begins with other prompts", quantity="prompt")
