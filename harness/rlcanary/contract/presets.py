@@ -65,6 +65,8 @@ CODEBASES = {
         old_logprobs="trainer",
         training_dropout=True,
         max_grad_norm=1.0,
+        gae_lambda=1.0,
+        value_clip=0.5,
     ),
     "nemo-rl": GRPO.replace(
         advantage_baseline="leave_one_out",

@@ -62,8 +62,58 @@ OPTIONS = {
         {"importance_level": "sequence", "importance_mode": "mask", "importance_low": 0.01, "importance_high": 50.0},
         {"advantage_scale": "none"},
         {"advantage_baseline": "leave_one_out", "advantage_scale": "none"},
+        {"objective": "sapo", "aggregation": "sequence_mean", "sapo_temperature_negative": 1.5},
     ],
 }
+# Estimators of credit per token, and the checks that they pass; what they need of each other changes together.
+ESTIMATORS = {
+    "gae": {
+        "token_credit": "gae",
+        "advantage_baseline": "none",
+        "whitening": "mean_std",
+        "discount": 0.9,
+        "gae_lambda": 0.8,
+    },
+    "reinforce_plus_plus": {
+        "token_credit": "returns",
+        "advantage_baseline": "none",
+        "whitening": "mean_std",
+        "discount": 0.9,
+    },
+    "reinforce_plus_plus_baseline": {"whitening": "mean_std"},
+    "opo": {"baseline_weighting": "tokens"},
+}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_verls_estimators_divide_rewards_among_tokens_as_they_declare(estimator):
+    changes = {"advantage_scale": "none", **ESTIMATORS[estimator]}
+    adapter = installed("verl").configured(**changes)
+    assert adapter.algorithm["adv_estimator"] == estimator
+    assert {name: getattr(adapter.conventions, name) for name in changes} == changes
+    judged = [check for check in CHECKS.values() if check.area == "credit"]
+    statuses = {check.id: run_check(check, adapter, "verl").status for check in judged}
+    assert set(statuses.values()) == {"pass", "not-provided"}
+    assert statuses["credit.declared_advantages"] == "pass"
+
+
+def test_verls_critic_has_the_declared_loss():
+    adapter = installed("verl").configured(value_clip=0.2, value_aggregation="sequence_mean")
+    statuses = {
+        check.id: run_check(check, adapter, "verl").status for check in CHECKS.values() if check.area == "value"
+    }
+    assert statuses["value.declared_loss"] == statuses["value.clip_is_pessimistic"] == "pass"
+    assert set(statuses.values()) == {"pass", "not-provided"}
+
+
+def test_verls_gmpo_grows_with_the_number_of_micro_batches():
+    given = {"objective": "gmpo", "aggregation": "sequence_mean"}
+    adapter = installed("verl").configured(**given)
+    statuses = {check_id: run_check(CHECKS[check_id], adapter, "verl").status for check_id in DECLARED["verl"]}
+    wrong = {"split.micro_batches", "split.ranks", "loss.metrics", "loss.clipping"}
+    assert {check_id for check_id, status in statuses.items() if status == "fail"} == wrong
+
+
 MISSING_OPTIONS = {
     "torchrl": [{"advantage_scale": "none"}, {"dual_clip": 3.0}, {"kl_estimator": "k1"}],
     "verl": [{"dual_clip": None}, {"clip_low": None}, {"kl_ratio_weighted": True}, {"aggregation": "group_token_mean"}],

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.verl.credit import OF_ROWS, estimated, token_rewards, value_loss
 from rlcanary.adapters.verl.engine import (
     given_outputs,
     jagged,
@@ -25,11 +26,13 @@ from rlcanary.adapters.verl.options import conventions_of, require_words, settin
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.records.credit import Credit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, PolicyBatch
+    from rlcanary.contract.records.credit import CreditBatch, ValueBatch
 
 
 class VerlAdapter(Adapter):
@@ -42,6 +45,7 @@ class VerlAdapter(Adapter):
         actor: Mapping[str, Any] | None = None,
         algorithm: Mapping[str, Any] | None = None,
         temperature: float = 1.0,
+        critic: Mapping[str, Any] | None = None,
     ) -> None:
         """Set up the adapter with settings of verl's configuration groups.
 
@@ -49,6 +53,7 @@ class VerlAdapter(Adapter):
             actor: fields of `ActorConfig`; `policy_loss` and others that are groups themselves as mappings.
             algorithm: fields of `AlgoConfig`; `rollout_correction` as a mapping.
             temperature: the rollouts' temperature.
+            critic: fields of `CriticConfig`.
 
         Raises:
             UserError: verl is not installed, or the conventions cannot express a setting.
@@ -60,16 +65,17 @@ class VerlAdapter(Adapter):
         self.actor = dict(actor or {})
         self.temperature = temperature
         self.algorithm = {"adv_estimator": "grpo", **(algorithm or {})}
+        self.critic = dict(critic or {})
         require_words(self._actor_config)
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
         """Translate the settings into conventions."""
-        return conventions_of(self._actor_config, self._algorithm_config, self.temperature)
+        return conventions_of(self._actor_config, self._algorithm_config, self.critic, self.temperature)
 
     def configured(self, **changes: Any) -> Self:
-        actor, algorithm = settings_for(self.actor, self.algorithm, self.conventions, changes)
-        return type(self)(actor, algorithm, changes.get("temperature", self.temperature))
+        actor, algorithm, critic = settings_for(self.actor, self.algorithm, self.critic, self.conventions, changes)
+        return type(self)(actor, algorithm, changes.get("temperature", self.temperature), critic)
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         import torch
@@ -107,27 +113,22 @@ class VerlAdapter(Adapter):
         return get_response_mask(completion_ids, list(eos_token_ids), dtype=torch.bool)  # type: ignore[no-any-return]
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        import numpy as np
         import torch
-        from verl.protocol import DataProto
-        from verl.trainer.ppo.core_algos import AdvantageEstimator
-        from verl.trainer.ppo.ray_trainer import compute_advantage
 
         config = self._algorithm_config
-        data = DataProto.from_dict(
-            tensors={
-                "token_level_rewards": rewards.unsqueeze(1),
-                "response_mask": torch.ones(len(rewards), 1, dtype=torch.long),
-            },
-            non_tensors={"uid": np.array([str(group) for group in group_ids.tolist()], dtype=object)},
-        )
-        computed = compute_advantage(
-            data,
-            adv_estimator=AdvantageEstimator(config.adv_estimator),
-            norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo,
-            config=config,
-        )
-        return computed.batch["advantages"].squeeze(1)  # type: ignore[no-any-return]
+        if config.adv_estimator not in OF_ROWS:
+            raise NotProvided(f"the estimator {config.adv_estimator} gives advantages of tokens")
+        rewards_B1 = rewards.unsqueeze(1)
+        advantages_B1, _ = estimated(config, rewards_B1, torch.ones_like(rewards_B1, dtype=torch.bool), group_ids)
+        return advantages_B1.squeeze(1)
+
+    def token_advantages(self, batch: CreditBatch) -> Credit:
+        config, mask_BT = self._algorithm_config, batch.mask.bool()
+        advantages_BT, returns_BT = estimated(config, token_rewards(batch), mask_BT, batch.group_ids, batch.values)
+        return Credit(advantages_BT, returns_BT if config.adv_estimator == "gae" else None)
+
+    def value_loss(self, batch: ValueBatch) -> LossOutput:
+        return value_loss(batch, self.conventions, self.critic.get("loss_agg_mode", "token-mean"))
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         return self._update(batch)

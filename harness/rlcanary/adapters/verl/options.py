@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from rlcanary.adapters.verl.credit import WORDS, estimator_for, words_of
 from rlcanary.contract.adapter import NotProvided
-from rlcanary.contract.conventions import Aggregation, Conventions, KlEstimator
+from rlcanary.contract.conventions import Aggregation, Conventions, KlEstimator, Objective, RatioLevel
 from rlcanary.errors import UserError
 
 # The trainer divides sequence losses by ppo_mini_batch_size, so rows without a trained token count.
@@ -25,7 +27,16 @@ KL_ESTIMATORS: dict[str, KlEstimator] = {
     "k3": "k3",
     "abs": "abs",
 }
-LOSS_MODES = ("vanilla", "gspo", "cispo")
+# The objective and the level of the ratios of each loss mode.
+LOSS_MODES: dict[str, tuple[Objective, RatioLevel]] = {
+    "vanilla": ("clip", "token"),
+    "gspo": ("clip", "sequence"),
+    "cispo": ("cispo", "token"),
+    "sapo": ("sapo", "token"),
+    "geo_mean": ("gmpo", "token"),
+}
+# Their policy term is a mean over sequences whatever loss_agg_mode says, by which the KL and the entropy are aggregated.
+MEANS_OF_SEQUENCES = ("sapo", "geo_mean")
 
 
 def require_words(actor: Any) -> None:
@@ -42,6 +53,11 @@ def require_words(actor: Any) -> None:
         raise UserError(f"policy_loss.loss_mode={loss_mode!r}: this adapter knows {', '.join(LOSS_MODES)}")
     if aggregation not in AGGREGATIONS:
         raise UserError(f"loss_agg_mode={aggregation!r}: this adapter knows {', '.join(AGGREGATIONS)}")
+    if loss_mode in MEANS_OF_SEQUENCES and aggregation != "seq-mean-token-mean":
+        raise UserError(
+            f"policy_loss.loss_mode={loss_mode!r} is a mean over sequences, its KL and entropy follow loss_agg_mode: the "
+            "conventions have one aggregation, set loss_agg_mode='seq-mean-token-mean'"
+        )
     if aggregation == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
         raise UserError(
             "without a loss_scale_factor 'seq-mean-token-sum-norm' divides by the width of the padded batch, "
@@ -49,27 +65,33 @@ def require_words(actor: Any) -> None:
         )
 
 
-def conventions_of(actor: Any, algorithm: Any, temperature: float) -> Conventions:
-    """Translate an `ActorConfig`, an `AlgoConfig` and the rollouts' temperature into conventions."""
+def conventions_of(actor: Any, algorithm: Any, critic: Mapping[str, Any], temperature: float) -> Conventions:
+    """Translate an `ActorConfig`, an `AlgoConfig`, fields of a `CriticConfig` and the rollouts' temperature."""
     loss_mode = actor.policy_loss.loss_mode
+    objective, ratio_level = LOSS_MODES[loss_mode]
+    low_bound = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
+    high_bound = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
+    if loss_mode == "geo_mean":
+        # Its bounds are of the log-ratio.
+        low_bound, high_bound = -math.expm1(-low_bound), math.expm1(high_bound)
     estimator = KL_ESTIMATORS[actor.kl_loss_type]
     correction = algorithm.rollout_correction
     level = correction.rollout_is if correction is not None else None
     low, high = _weight_bounds(correction.rollout_is_threshold) if level is not None else (None, 2.0)
-    is_rloo = algorithm.adv_estimator == "rloo"
     return Conventions(
-        advantage_baseline="leave_one_out" if is_rloo else "mean",
-        advantage_scale="group" if algorithm.norm_adv_by_std_in_grpo and not is_rloo else "none",
+        **words_of(algorithm),
         advantage_ddof=1,
         advantage_eps=1e-6,
         advantage_eps_mode="add",
         singleton_group="reward",
-        objective="cispo" if loss_mode == "cispo" else "clip",
-        ratio_level="sequence" if loss_mode == "gspo" else "token",
-        clip_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
-        clip_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
+        objective=objective,
+        ratio_level=ratio_level,
+        clip_low=low_bound,
+        clip_high=high_bound,
         dual_clip=actor.clip_ratio_c if loss_mode == "vanilla" else None,
-        log_ratio_clamp=None if loss_mode == "gspo" else 20.0,
+        log_ratio_clamp=None if loss_mode in ("gspo", "geo_mean") else 20.0,
+        sapo_temperature_positive=actor.tau_pos,
+        sapo_temperature_negative=actor.tau_neg,
         aggregation=AGGREGATIONS[actor.loss_agg_mode],
         aggregation_constant=actor.loss_scale_factor or 1.0,
         kl_estimator=estimator,
@@ -86,6 +108,8 @@ def conventions_of(actor: Any, algorithm: Any, temperature: float) -> Convention
         importance_mode="truncate" if low is None else "mask",
         importance_low=low or 0.0,
         importance_high=high,
+        value_clip=critic.get("cliprange_value", 0.5),
+        value_aggregation=AGGREGATIONS[critic.get("loss_agg_mode", "token-mean")],
     )
 
 
@@ -98,35 +122,52 @@ def _weight_bounds(threshold: Any) -> tuple[float | None, float]:
 
 
 def settings_for(
-    actor: Mapping[str, Any], algorithm: Mapping[str, Any], conventions: Conventions, changes: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return actor and algorithm settings for changed conventions.
+    actor: Mapping[str, Any],
+    algorithm: Mapping[str, Any],
+    critic: Mapping[str, Any],
+    conventions: Conventions,
+    changes: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return actor, algorithm and critic settings for changed conventions.
 
     Raises:
         NotProvided: the adapter knows no such option of verl.
     """
     wanted = conventions.replace(**changes)
-    actor, algorithm = dict(actor), dict(algorithm)
-    advantage = (wanted.advantage_baseline, wanted.advantage_scale)
-    loss_mode = {("clip", "token"): "vanilla", ("clip", "sequence"): "gspo", ("cispo", "token"): "cispo"}.get(
-        (wanted.objective, wanted.ratio_level)
-    )
+    actor, algorithm, critic = dict(actor), dict(algorithm), dict(critic)
+    estimator = estimator_for(wanted)
+    modes = {words: mode for mode, words in LOSS_MODES.items()}
+    loss_mode = modes.get((wanted.objective, wanted.ratio_level))
+    is_possible = loss_mode not in MEANS_OF_SEQUENCES or wanted.aggregation == "sequence_mean"
+    modes_of_loss = {ours: theirs for theirs, ours in AGGREGATIONS.items()}
     for name in changes:
         match name:
-            case "advantage_baseline" | "advantage_scale" if advantage in (("mean", "group"), ("mean", "none")):
-                algorithm |= {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": wanted.advantage_scale == "group"}
-            case "advantage_baseline" | "advantage_scale" if advantage == ("leave_one_out", "none"):
-                algorithm["adv_estimator"] = "rloo"
-            case "objective" | "ratio_level" if loss_mode is not None:
+            case _ if name in WORDS and estimator:
+                algorithm |= estimator
+            case "discount":
+                algorithm["gamma"] = wanted.discount
+            case "gae_lambda":
+                algorithm["lam"] = wanted.gae_lambda
+            case "value_clip" if wanted.value_clip is not None:
+                critic["cliprange_value"] = wanted.value_clip
+            case "value_aggregation" if wanted.value_aggregation in modes_of_loss:
+                critic["loss_agg_mode"] = modes_of_loss[wanted.value_aggregation]
+            case "sapo_temperature_positive":
+                actor["tau_pos"] = wanted.sapo_temperature_positive
+            case "sapo_temperature_negative":
+                actor["tau_neg"] = wanted.sapo_temperature_negative
+            case "objective" | "ratio_level" if loss_mode is not None and is_possible:
                 actor["policy_loss"] = {**actor.get("policy_loss", {}), "loss_mode": loss_mode}
             case "clip_low" if wanted.clip_low is not None:
-                actor["clip_ratio_low"] = wanted.clip_low
+                is_log = wanted.objective == "gmpo"
+                actor["clip_ratio_low"] = -math.log1p(-wanted.clip_low) if is_log else wanted.clip_low
             case "clip_high" if wanted.clip_high is not None:
-                actor["clip_ratio_high"] = wanted.clip_high
+                is_log = wanted.objective == "gmpo"
+                actor["clip_ratio_high"] = math.log1p(wanted.clip_high) if is_log else wanted.clip_high
             case "dual_clip" if wanted.dual_clip is not None and loss_mode == "vanilla":
                 actor["clip_ratio_c"] = wanted.dual_clip
-            case "aggregation" if wanted.aggregation in AGGREGATIONS.values():
-                actor["loss_agg_mode"] = {ours: theirs for theirs, ours in AGGREGATIONS.items()}[wanted.aggregation]
+            case "aggregation" if wanted.aggregation in modes_of_loss and is_possible:
+                actor["loss_agg_mode"] = modes_of_loss[wanted.aggregation]
                 if wanted.aggregation == "constant":
                     actor["loss_scale_factor"] = wanted.aggregation_constant
             case "aggregation_constant":
@@ -152,4 +193,4 @@ def settings_for(
                 }
             case _:
                 raise NotProvided(f"this adapter has no setting of verl for {name}={changes[name]!r}")
-    return actor, algorithm
+    return actor, algorithm, critic
