@@ -45,6 +45,7 @@ PARTS = {
     "token_credit": "Credit per token and critics",
     "buffer_order": "Buffer between sampler and trainer",
     "answer_taken": "Verifiers and datasets",
+    "decayed": "Start of a run",
 }
 
 

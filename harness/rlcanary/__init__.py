@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.engine import Engine, InProcessEngine
     from rlcanary.contract.presets import PRESETS
     from rlcanary.contract.records.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.building import LoraSettings, PlanSettings, RunPlan, RunSettings
     from rlcanary.contract.records.conversations import (
         ConversationOptions,
         ConversationRow,
@@ -52,6 +53,7 @@ HOMES = {
     "rlcanary.contract.adapter": ("Adapter", "NotProvided"),
     "rlcanary.contract.batch": ("CollatedBatch", "Completion", "Group", "LossOutput", "PolicyBatch"),
     "rlcanary.contract.records.buffering": ("BufferSettings", "Taken"),
+    "rlcanary.contract.records.building": ("LoraSettings", "PlanSettings", "RunPlan", "RunSettings"),
     "rlcanary.contract.conventions": ("Conventions",),
     "rlcanary.contract.records.conversations": (
         "ConversationOptions",
@@ -103,9 +105,11 @@ __all__ = [
     "InProcessEngine",
     "Layout",
     "LoggedSample",
+    "LoraSettings",
     "LossOutput",
     "Metric",
     "NotProvided",
+    "PlanSettings",
     "PolicyBatch",
     "PreferenceBatch",
     "PreparationOptions",
@@ -115,6 +119,8 @@ __all__ = [
     "Result",
     "RolloutBatch",
     "RowShard",
+    "RunPlan",
+    "RunSettings",
     "Session",
     "Setting",
     "SupervisedBatch",

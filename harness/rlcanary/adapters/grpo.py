@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group
     from rlcanary.contract.records.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.building import RunSettings
     from rlcanary.contract.records.conversations import ConversationOptions, Environment, Episode, Task
     from rlcanary.contract.records.preparation import Answer, Setting
     from rlcanary.grpo.rollout.buffer import GroupBuffer
@@ -75,6 +76,22 @@ class GrpoAdapter(ReferenceAdapter):
         from rlcanary.grpo.training.trainer import new_state
 
         return new_state(model, OptimizerSettings(learning_rate), ref_model)
+
+    def build(self, settings: RunSettings, model: Any) -> Any:
+        from rlcanary.contract.records.building import RunSettings
+        from rlcanary.grpo.plan.optimizer import OptimizerSettings
+        from rlcanary.grpo.training.trainer import new_state, refresh_reference
+
+        taken = ("learning_rate", "warmup_updates", "weight_decay", "betas")
+        given = {name: getattr(settings, name) for name in taken}
+        if replace(settings, total_updates=RunSettings.total_updates) != RunSettings(**given):
+            raise NotProvided("a plan has a constant learning rate and trains all parameters with the eps of torch")
+        if self.conventions.decayed != "all":
+            raise NotProvided("weight decay is of all parameters")
+        state = new_state(model, OptimizerSettings(**given))
+        if self.conventions.kl_coef:
+            refresh_reference(state)
+        return state
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         from rlcanary.grpo.plan.schedule import Schedule
@@ -277,9 +294,10 @@ class GrpoAdapter(ReferenceAdapter):
 
 
 # The oracle's would be judged in place of what the trainer has not: a critic, other losses, ranks, metrics by these
-# definitions, a limit for prompts, and a buffer that is saved (a run that resumes samples what waited again).
+# definitions, a limit for prompts, epochs of whole batches (groups are trained as they come, for a number of steps), and a
+# buffer that is saved (a run that resumes samples what waited again).
 for _name in (
     *(name for group in (Layouts, OtherLosses, Reporting) for name in vars(group) if not name.startswith("_")),
-    *("values", "value_loss", "prepare", "save_buffer", "load_buffer"),
+    *("values", "value_loss", "prepare", "run_plan", "save_buffer", "load_buffer"),
 ):
     setattr(GrpoAdapter, _name, getattr(Adapter, _name))

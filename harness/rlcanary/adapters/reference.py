@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
     from rlcanary.contract.records.buffering import BufferSettings, Taken
+    from rlcanary.contract.records.building import PlanSettings, RunPlan, RunSettings
     from rlcanary.contract.records.conversations import ConversationOptions, Environment, Episode, Task
     from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
@@ -278,6 +279,16 @@ class ReferenceAdapter(Adapter):
         from rlcanary.reference import buffering
 
         return buffering.rollout_seed(seed, rank, step, request)
+
+    def build(self, settings: RunSettings, model: Any) -> Any:
+        from rlcanary.reference import building
+
+        return building.build(settings, model, self.conventions)
+
+    def run_plan(self, settings: PlanSettings) -> RunPlan:
+        from rlcanary.reference.data import run_plan
+
+        return run_plan.run_plan(settings, self.conventions)
 
     def verify(self, answer: Answer) -> bool:
         from rlcanary.reference.data import verifying

@@ -59,6 +59,8 @@ READING_ORDER = (
     "sync_contents",
     "parity",
     "settings",
+    "building",
+    "plan",
     "sharding",
     "layout_scale",
     "vocab_parallel",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from rlcanary.contract.capabilities.buffering import Buffering
+from rlcanary.contract.capabilities.building import Building
 from rlcanary.contract.capabilities.conversations import Conversations
 from rlcanary.contract.capabilities.core import Core
 from rlcanary.contract.capabilities.critic import Critic
@@ -23,7 +24,7 @@ from rlcanary.contract.state import Item, TrainState
 __all__ = ["CAPABILITIES", "GROUPS", "Adapter", "Item", "NotProvided", "TrainState", "provided"]
 
 GROUPS = (
-    *(Core, Objective, Critic, Data, Preparation, Inference, Conversations, Buffering, Training),
+    *(Core, Objective, Critic, Data, Preparation, Inference, Conversations, Buffering, Building, Training),
     *(Layouts, OtherLosses, Reporting),
 )
 """The groups of capabilities, those to start with first."""
@@ -38,6 +39,7 @@ class Adapter(
     Inference,
     Conversations,
     Buffering,
+    Building,
     Training,
     Layouts,
     OtherLosses,

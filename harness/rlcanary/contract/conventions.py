@@ -49,6 +49,7 @@ BufferFull = Literal["refuse", "drop_oldest"]
 AnswerTaken = Literal["last", "first"]
 LongPrompt = Literal["drop", "left", "right", "raise"]
 EqualPrompts = Literal["keep", "drop"]
+Decayed = Literal["all", "matrices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ class Conventions:
         long_prompt: a row whose prompt is longer than the limit is dropped, loses its first tokens ("left") or its last
             ones ("right") until it is as long as the limit, or is an error.
         equal_prompts: of the rows with the same prompt and reference all are kept, or only the first.
+        decayed: weight decay is of all trained parameters, or of those with two dimensions or more: no norms, no biases.
     """
 
     advantage_baseline: Baseline = "mean"
@@ -281,6 +283,8 @@ class Conventions:
     answer_taken: AnswerTaken = "last"
     long_prompt: LongPrompt = "drop"
     equal_prompts: EqualPrompts = "keep"
+
+    decayed: Decayed = "all"
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -23,6 +23,7 @@ from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 from rlcanary.contract.batch import Batch, CollatedBatch, Completion, Group, LossOutput
 from rlcanary.contract.records import RECORDS
+from rlcanary.contract.records.building import LoraSettings, PlanSettings, RunPlan, RunSettings
 from rlcanary.contract.records.conversations import ConversationOptions, ConversationRow, Environment, Episode
 from rlcanary.contract.records.layouts import Layout, VocabShards
 from rlcanary.contract.records.preparation import Answer, PreparationOptions, PreparedData, PreparedRow
@@ -38,9 +39,13 @@ HOLDS: dict[type, tuple[str, tuple[type, ...]]] = {
     PreparedData: ("kept", (PreparedRow,)),
     Episode: ("rows", (ConversationRow, Completion)),
     ConversationRow: ("completion", (Completion,)),
+    RunSettings: ("lora", (LoraSettings,)),
 }
 # Records of which a call has one: they have no neighbour.
-ALONE = (CollatedBatch, VocabShards, Answer, PreparationOptions, PreparedData, ConversationOptions)
+ALONE = (
+    *(CollatedBatch, VocabShards, Answer, PreparationOptions, PreparedData, ConversationOptions),
+    *(RunSettings, LoraSettings, PlanSettings, RunPlan),
+)
 NAMES = {**{record.__name__: record for record in RECORDS}, "Environment": Environment, "Tensor": Tensor, "Path": Path}
 LOSS_METRICS = ("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error")
 METRICS: dict[str, tuple[str, ...]] = {

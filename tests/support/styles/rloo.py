@@ -14,9 +14,10 @@ from rlcanary.contract.adapter import Adapter, NotProvided, TrainState
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput
 from rlcanary.contract.conventions import Conventions
 from styles.buffers import Stack
+from styles.run_starts import RunStarts
 
 
-class Rloo(Stack, Adapter):
+class Rloo(RunStarts, Stack, Adapter):
     name = "rloo-by-hand"
     conventions = Conventions(
         advantage_baseline="leave_one_out",
@@ -30,6 +31,7 @@ class Rloo(Stack, Adapter):
         temperature=0.9,
         buffer_order="newest_first",
         sync_buffers=True,
+        decayed="matrices",
     )
 
     # One sequence at a time.
@@ -243,11 +245,10 @@ class Rloo(Stack, Adapter):
         )
 
     def load_checkpoint(self, state, folder):
-        """Everything is made anew but the reference."""
+        """Everything is loaded into a copy."""
         weights, optimizer, schedule = torch.load(folder / "run", weights_only=True)
-        model = copy.deepcopy(state.model)
-        model.load_state_dict(weights)
-        resumed = self.new_state(model, state.ref_model, 0.0)
+        resumed = copy.deepcopy(state)
+        resumed.model.load_state_dict(weights)
         resumed.optimizer.load_state_dict(optimizer)
         resumed.scheduler.load_state_dict(schedule)
         return resumed

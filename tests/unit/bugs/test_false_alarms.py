@@ -30,7 +30,7 @@ VARIANTS = {
     "reinforce": PAPERS["grpo"].replace(objective="reinforce", off_policy_mask=0.1),
     "gae-of-two-lambdas": PRESETS["ppo"].replace(discount=0.9, critic_lambda=1.0, whitening_ddof=0),
     "turn-returns": PAPERS["grpo"].replace(token_credit="turn_returns", discount=0.5),
-    "sequential-data": PAPERS["grpo"].replace(data_order="sequential"),
+    "sequential-data": PAPERS["grpo"].replace(data_order="sequential", decayed="matrices"),
     "numbers-of-scored-rows": PAPERS["grpo"].replace(
         logged_std="group", logged_length="sampled", unscored="exclude", pass_threshold=0.5, overall_score="datasets"
     ),
@@ -103,10 +103,11 @@ def accusation(check: Check, conventions: Conventions) -> str | None:
 
 
 # Checks that compare code with itself: a formula is the same on both sides. These fields are more than a formula.
-OF_THEMSELVES = ("checkpoint", "evaluation", "layout_scale", "metrics", "rl_step", "step", "sync")
+OF_THEMSELVES = ("building", "checkpoint", "evaluation", "layout_scale", "metrics", "rl_step", "step", "sync")
 OF_THE_FORMULA = ("metrics.recomputed", "step.declared_gradient", "step.off_policy_gradient")
 MORE_THAN_A_FORMULA = (
     "data_order",
+    "decayed",
     "evaluation_temperature",
     "kl_coef",
     "kl_placement",

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 from buffer_mutants import BUFFER_MUTANTS
+from building_mutants import BUILDING_MUTANTS
 from checkpoint_mutants import CHECKPOINT_MUTANTS
 from conversation_mutants import CONVERSATION_MUTANTS
 from critic_mutants import CRITIC_MUTANTS
@@ -138,6 +139,7 @@ class Mutants:
 MUTANTS = [
     *(value for value in vars(Mutants).values() if inspect.isclass(value)),
     *BUFFER_MUTANTS,
+    *BUILDING_MUTANTS,
     *CHECKPOINT_MUTANTS,
     *CONVERSATION_MUTANTS,
     *CRITIC_MUTANTS,

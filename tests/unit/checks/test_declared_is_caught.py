@@ -19,7 +19,7 @@ AREAS = (
     *("rollout_metrics", "evaluation_metrics", "supervised", "distillation", "preference"),
     *("credit", "value", "buffer", "verifying", "preparing"),
     *("config", "advantage", "loss", "kl", "importance", "logprob", "order", "batch", "split", "step"),
-    *("rl_step", "evaluation"),
+    *("rl_step", "evaluation", "building"),
 )
 CHECKS = sorted((each for each in all_checks() if each.area in AREAS), key=lambda each: AREAS.index(each.area))
 
@@ -29,6 +29,7 @@ OF_AREA = {
     **dict.fromkeys(("long_prompt", "equal_prompts"), "preparing"),
     **dict.fromkeys(("critic_lambda", "discount", "whitening", "whitening_ddof"), "credit"),
     **dict.fromkeys(("data_order",), "order"),
+    **dict.fromkeys(("decayed",), "building"),
     **dict.fromkeys(("epochs_per_rollout", "mini_batches", "schedule_advances"), "rl_step"),
     **dict.fromkeys(("max_grad_norm", "old_logprobs", "temperature", "training_dropout"), "step"),
 }

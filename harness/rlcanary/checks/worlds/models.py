@@ -3,7 +3,6 @@
 Each function makes a tiny model in milliseconds, in evaluation mode. `WORLDS` has them by name, in the order of a run.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
@@ -19,6 +18,7 @@ from rlcanary.checks.worlds.training.tiny_trainer import tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.layers import copied
 from rlcanary.errors import UserError
+from rlcanary.reference.building import LoraLinear
 
 RANK, ALPHA = 2, 6
 
@@ -60,7 +60,7 @@ def lora() -> Any:
         torch.manual_seed(0)
         for layer in model.model.layers:
             for name in ("q_proj", "v_proj", "o_proj"):
-                setattr(layer.self_attn, name, LoraLinear(getattr(layer.self_attn, name)))
+                setattr(layer.self_attn, name, LoraLinear(getattr(layer.self_attn, name), RANK, ALPHA))
     return model
 
 
@@ -122,21 +122,6 @@ WORLDS: dict[str, Callable[[], Any]] = {
         float16,
     )
 }
-
-
-class LoraLinear(torch.nn.Module):
-    """A frozen linear layer plus alpha / rank times B A."""
-
-    def __init__(self, base: torch.nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.lora_A = torch.nn.Parameter(torch.empty(RANK, base.in_features))
-        self.lora_B = torch.nn.Parameter(torch.zeros(base.out_features, RANK))
-        torch.nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base(x)
-        return y + ALPHA / RANK * (x @ self.lora_A.T) @ self.lora_B.T
 
 
 class ScaledLinear(torch.nn.Linear):

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
 from rlcanary.contract.records.buffering import BufferSettings, Taken
+from rlcanary.contract.records.building import LoraSettings, PlanSettings, RunPlan, RunSettings
 from rlcanary.contract.records.conversations import ConversationOptions, ConversationRow, Episode, Reply, Task
 from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
 from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
@@ -26,6 +27,7 @@ RECORDS: tuple[type[Any], ...] = (
     *(CreditBatch, Credit, ValueBatch),
     *(Task, Reply, ConversationOptions, ConversationRow, Episode),
     *(BufferSettings, Taken),
+    *(RunSettings, LoraSettings, PlanSettings, RunPlan),
     *(Layout, RowShard, VocabShards),
     *(SupervisedBatch, DistillationBatch, PreferenceBatch),
     *(Answer, DataRow, PreparationOptions, PreparedData, PreparedRow, Setting),

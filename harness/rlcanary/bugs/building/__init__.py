@@ -1,0 +1,1 @@
+"""Bugs in the start of a run: the state that it trains, and its plan."""
