@@ -11,7 +11,7 @@ from rlcanary.mutants.mutant import Run
 CAPABILITIES = {
     *("make_batch", "rollout", "render", "keep_group", "score", "data_order", "advantages"),
     *("rollout_metrics", "merged_metrics", "evaluation_metrics", "evaluation_items", "evaluation_steps"),
-    *("logged_samples", "prepare", "token_advantages", "value_loss"),
+    *("logged_samples", "prepare", "run_plan", "token_advantages", "value_loss"),
     *("shard_rows", "gathered_logprobs", "vocab_parallel_logprobs"),
 }
 SEED, MUTANTS = 0, 110
