@@ -228,6 +228,12 @@ class BatchSizeOfEachRank(ReferenceAdapter):
         return super().run_plan(replace(settings, prompts_per_batch=min(size, settings.n_items)))
 
 
+class EpochNeverTold(Planned):
+    def other(self, plan: RunPlan, settings: PlanSettings) -> RunPlan:
+        size = len(plan.batches[0]) // settings.epochs
+        return replace(plan, batches=[[*of_rank[:size]] * settings.epochs for of_rank in plan.batches])
+
+
 CAUGHT_BY = {
     ScheduleInSamples: "building.learning_rates",
     FinalRateIsZero: "building.learning_rates",
@@ -254,5 +260,6 @@ CAUGHT_BY = {
     ScheduleOfOneEpoch: "plan.schedule_length",
     ScheduleOfAllEpochs: "plan.limit",
     BatchSizeOfEachRank: "plan.batches",
+    EpochNeverTold: "plan.order",
 }
 BUILDING_MUTANTS = list(CAUGHT_BY)

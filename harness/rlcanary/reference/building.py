@@ -1,7 +1,6 @@
 """The state that a run starts from: frozen parts, adapters, AdamW, its learning-rate schedule and the reference model."""
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +58,9 @@ def build(settings: RunSettings, model: Any, conventions: Conventions) -> TrainS
     others = [each for each in trained if not is_decayed(each, conventions)]
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_share, settings))
+    last = settings.total_updates
+    shares = [rate_share(settings, update) for update in range(last + 1)]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: shares[min(update, last)])
     return TrainState(model, optimizer, scheduler, ref_model)
 
 

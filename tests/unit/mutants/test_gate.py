@@ -8,10 +8,11 @@ MODULES = [
     "reference.data.filters",
     "reference.masks",
     "reference.data.ordering",
+    "reference.data.run_plan",
     "reference.rollout",
     "reference.data.scoring",
 ]
-CHECKS = ["mask.", "eos.", "batch.", "filter.", "order.", "schedule.", "reward.", "rollout.", "rendering."]
+CHECKS = ["mask.", "eos.", "batch.", "filter.", "order.", "schedule.", "plan.", "reward.", "rollout.", "rendering."]
 
 
 def test_checks_kill_a_random_sample_of_mutants() -> None:

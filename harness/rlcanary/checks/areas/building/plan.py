@@ -86,6 +86,29 @@ def batches(adapter: Adapter, settings: PlanSettings) -> None:
                 )
 
 
+def _orders() -> Iterator[Case]:
+    for data_order in ("shuffled", "sequential"):
+        yield Case(data_order, changes={"data_order": data_order}, settings=PlanSettings(20, 4, epochs=3))
+
+
+@check("plan.order", needs=("run_plan",), cases=_orders)
+def order(adapter: Adapter, settings: PlanSettings) -> None:
+    """The batches of a run take its items in the declared order: from first to last, or anew in every epoch.
+
+    Silent because every epoch is whole. Where the sampler is not told the epoch, the same prompts meet in the same batches
+    each time; where it shuffles by default, a curriculum is lost. Look for a missing `set_epoch`, and at what the loader is
+    given besides its sampler.
+    """
+    epochs = [[sorted(batch) for batch in batches] for batches in _epochs(adapter.run_plan(settings), settings)]
+    items, size = list(range(settings.n_items)), settings.prompts_per_batch
+    in_turn = [items[start : start + size] for start in range(0, settings.n_items, size)]
+    if adapter.conventions.data_order == "sequential":
+        assert_equal(epochs, [in_turn] * settings.epochs, "the batches of each epoch, sorted", quantity="order")
+        return
+    repeated = [number for number, batches in enumerate(epochs) if batches in [in_turn, *epochs[:number]]]
+    assert_equal(repeated, [], "epochs with the batches of an earlier one, or of the file", quantity="order")
+
+
 def _updates() -> Iterator[Case]:
     settings = PlanSettings(8, 2, epochs=2)
     yield Case(settings=settings)
