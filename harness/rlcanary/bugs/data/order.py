@@ -36,7 +36,7 @@ class RepeatedToFillTheBatch(Bug):
 
 class DataStartsAgain(Bug):
     id = "open-instruct.data-starts-again"
-    source = "open-instruct 1b6d913ef, #910"
+    source = "open-instruct 1b6d913ef, #910, and 9e24c1c45, #1589; slime c497f630c, #1577; survey I16, I17, L40"
     effect = "a resumed run visits the data from its start"
 
     def resumed_order(self, n_items: int, consumed: int, count: int, rank: int, world_size: int) -> list[int]:
@@ -58,3 +58,23 @@ class SkippedInEveryEpoch(Bug):
             visited += self.data_order(n_items, epoch, rank, world_size)[skipped:]
             epoch += 1
         return visited[:count]
+
+
+class CountedOneEarly(Bug):
+    id = "open-instruct.counted-one-early"
+    source = "open-instruct 82cc80e9a, survey I20"
+    effect = "what is skipped at a resume is counted one too early: from there on all data is misaligned"
+
+    def resumed_order(self, n_items: int, consumed: int, count: int, rank: int, world_size: int) -> list[int]:
+        return super().resumed_order(n_items, max(consumed - 1, 0), count, rank, world_size)
+
+
+class FirstShardAtEveryCall(Bug):
+    id = "areal.first-shard-at-every-call"
+    source = "AReaL 9a07ab946, survey A30"
+    effect = "each call for data begins at the first of two shards, and finds enough there: the second is never read"
+
+    def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
+        order = super().data_order(n_items, epoch, rank, world_size)
+        first = order[: -(-len(order) // 2)]
+        return [*first, *first][: len(order)]

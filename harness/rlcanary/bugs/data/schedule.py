@@ -5,7 +5,7 @@ from rlcanary.bugs.museum import Bug
 
 class DividedByAllRanks(Bug):
     id = "verl.divided-by-all-ranks"
-    source = "verl 5b90cd7dd, #125, survey V09"
+    source = "verl 5b90cd7dd, #125, survey V09; open-instruct 1fe6153dd, #1542, survey I09"
     effect = "under sequence parallelism updates are too small by the number of ranks per sequence"
 
     def accumulation_steps(self, batch_size: int, micro_batch_size: int, n_ranks: int, sequence_parallel: int) -> int:

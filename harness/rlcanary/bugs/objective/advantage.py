@@ -85,3 +85,12 @@ class StatisticsOfOneRollout(Bug):
         first_of_group = {int(group): float(rewards[group_ids == group][0]) for group in group_ids.unique()}
         means_B = torch.tensor([first_of_group[int(group)] for group in group_ids], dtype=rewards.dtype)
         return (rewards - means_B) / 1e-4
+
+
+class SingleRewardErased(Bug):
+    id = "areal.single-reward-erased"
+    source = "AReaL d99124ec1, #1474, survey A08"
+    effect = "groups of one are centred although they are to keep their reward: nothing is learned"
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return reference.advantages(rewards, group_ids, self.conventions.replace(singleton_group="zero"))

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from rlcanary.bugs.museum import Bug
+from rlcanary.contract.records.preparation import Setting
 
 
 class OverridesParsedAgain(Bug):
@@ -54,3 +55,17 @@ class EvaluationLengthOfItsOwn(Bug):
 
     def effective(self, written: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**super().effective(written), "evaluation.max_tokens": written.get("evaluation.max_tokens", 512)}
+
+
+class DefaultInEachClass(Bug):
+    id = "open-instruct.default-in-each-class"
+    source = "open-instruct eeb67ce29, #1725, survey I39"
+    effect = "the temperature has a default of 0.7 in each of two classes: to change the one leaves the other"
+
+    def list_settings(self) -> list[Setting]:
+        return [*super().list_settings(), Setting("loader.temperature", (0.6,), ("sampling.temperature",))]
+
+    def effective(self, written: Mapping[str, Any]) -> Mapping[str, Any]:
+        own = {"sampling.temperature": 0.7, "loader.temperature": 0.7, **written}
+        temperature = float(own.pop("loader.temperature"))
+        return {**super().effective(own), "loader.temperature": temperature}

@@ -58,3 +58,29 @@ def _turns(completion: Completion) -> int:
     """Count the runs of tokens that the policy sampled."""
     marks = list(completion.sampled or [True])
     return sum(is_own and not before for before, is_own in zip([False, *marks], marks, strict=False))
+
+
+class LettersCounted(Bug):
+    id = "skyrl.letters-counted"
+    source = "SkyRL 390ad076c, #764, survey S21"
+    effect = "batched generation counts the letters of a completion's text, not its tokens"
+
+    def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
+        groups = [replace(group, completions=list(map(_letters, group.completions))) for group in batch.groups]
+        counted = super().rollout_metrics(replace(batch, groups=groups), n_ranks)
+        lengths = {name: value for name, value in counted.items() if name.startswith("length")}
+        return super().rollout_metrics(batch, n_ranks) | lengths
+
+
+def _letters(completion: Completion) -> Completion:
+    return replace(completion, token_ids=[0] * len(completion.text or ""), sampled=None)
+
+
+class OnlyKeptGroups(Bug):
+    id = "slime.only-kept-groups"
+    source = "slime f80bc3923, #1410, survey L35"
+    effect = "what is said of all samples is of those that dynamic sampling kept: no group is without a signal"
+
+    def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
+        kept = [group for group in batch.groups if max(group.rewards) > min(group.rewards)]
+        return super().rollout_metrics(replace(batch, groups=kept or batch.groups), n_ranks)

@@ -16,7 +16,7 @@ from rlcanary.tiny_models import PAD_ID
 
 class RawLogprobs(Bug):
     id = "nemo-rl.logprobs-before-temperature"
-    source = "NeMo RL 54d7cd22d, #3392, survey N29"
+    source = "NeMo RL 54d7cd22d, #3392, survey N29; open-instruct 716f27531, #1678, survey I06"
     effect = "the engine samples at one temperature and reports logprobs at 1: 0.3 nats off at 0.6"
 
     def generate(self, engine: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[Completion]]:

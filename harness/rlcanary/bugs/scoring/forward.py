@@ -81,7 +81,7 @@ class AttentionMaskOfTokenIds(Bug):
 
 class BoundariesOfAbsolutePositions(Bug):
     id = "prime-rl.packed-documents-attend"
-    source = "prime-rl 7d7bd9233, #2392, survey P15"
+    source = "prime-rl 7d7bd9233, #2392, survey P15; AReaL 71eb201b4, #214, survey A34"
     effect = "documents of a packed sequence attend to each other"
 
     def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
@@ -116,3 +116,42 @@ class TemperatureInAnotherArgument(Bug):
 
     def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
         return reference.packed_logprobs(model, batch, 1.0)
+
+
+class ExpertsInputsWeighted(Bug):
+    id = "areal.experts-inputs-weighted"
+    source = "AReaL 1fd9f9499, #940, survey A38"
+    effect = "the router's weights multiply what goes into the experts, not what comes out: it is another model"
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        def weighted(experts: Any, inputs: tuple[Tensor, Tensor, Tensor], _: Tensor) -> Any:
+            x_ND, chosen_NK, weights_NK = inputs
+            places = zip(chosen_NK.split(1, dim=1), weights_NK.split(1, dim=1), strict=True)
+            return sum(experts.forward(x_ND * gate_N1, expert_N1, gate_N1**0) for expert_N1, gate_N1 in places)
+
+        layers = [module for module in model.modules() if type(module).__name__.endswith("Experts")]
+        hooks = [layer.register_forward_hook(weighted) for layer in layers]
+        try:
+            return super().completion_logprobs(model, batch, temperature)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class StateOverTheSeam(Bug):
+    id = "skyrl.state-over-the-seam"
+    source = "SkyRL b0f74aca4, #2056, survey S38"
+    effect = "layers with a state are not told where packed rows begin: it runs on from one row into the next"
+
+    def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        is_first_N = batch.position_ids[batch.attention_mask] == 0
+        is_first_N[0] = False
+
+        def run_on(_layer: Any, _inputs: Any, embedded_1NH: Tensor) -> Tensor:
+            return embedded_1NH + embedded_1NH.roll(1, dims=1) * is_first_N.unsqueeze(-1)
+
+        hook = model.get_input_embeddings().register_forward_hook(run_on)
+        try:
+            return super().packed_logprobs(model, batch, temperature)
+        finally:
+            hook.remove()

@@ -4,6 +4,8 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlcanary.bugs.museum import Bug
 
 
@@ -30,4 +32,19 @@ class ScheduleAdvancedTwice(Bug):
         resumed = super().load_checkpoint(state, folder)
         for _ in range(resumed.scheduler.last_epoch):
             resumed.scheduler.step()
+        return resumed
+
+
+class UnmatchedNamesSkipped(Bug):
+    id = "skyrl.unmatched-names-skipped"
+    source = "SkyRL 675851c09, #1224, survey S50"
+    effect = "weights whose names the file spells otherwise are skipped: those of the experts stay random"
+
+    def load_checkpoint(self, state: Any, folder: Path) -> Any:
+        start = copy.deepcopy(dict(state.model.named_parameters()))
+        resumed = super().load_checkpoint(state, folder)
+        with torch.no_grad():
+            for name, parameter in resumed.model.named_parameters():
+                if "mlp." in name:
+                    parameter.copy_(start[name])
         return resumed

@@ -9,6 +9,7 @@ import torch
 from rlcanary import reference
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import CollatedBatch
+from rlcanary.reference.step import forward_mode
 
 
 class OldLogprobsOfAnotherPass(Bug):
@@ -202,3 +203,17 @@ class ProximalWithoutTemperature(Bug):
         policy.old_logprobs = reference.completion_logprobs(state.model, batch, temperature=1.0).detach()
         output = reference.policy_loss(policy, self.conventions)
         return {**output.metrics, **reference.descend(state, output.loss, self.conventions)}
+
+
+class ToolTokensLogged(Bug):
+    id = "slime.tool-tokens-logged"
+    source = "slime d6761469f, #65, survey L32"
+    effect = "logged means are over all tokens of the responses, those of tools included, which are not trained"
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        follows_BS = torch.arange(batch.input_ids.shape[1]) >= batch.completion_starts.unsqueeze(1)
+        lengths_B = (batch.attention_mask & follows_BS).sum(dim=1)
+        responses = replace(batch, completion_mask=reference.lengths_to_mask(lengths_B, batch.completion_ids.shape[1]))
+        with torch.no_grad(), forward_mode(state.model, training=False):
+            _, entropy_BT = reference.completion_scores(state.model, responses, self.conventions.temperature)
+        return super().train_step(state, batch) | {"entropy": float(entropy_BT.nanmean())}

@@ -81,7 +81,13 @@ def _assert_as_alone(
     assert_close(got_BT, exact_BT, message, where=batch.completion_mask, scale=10, within=within)
 
 
-@check("forward.scores_each_token_at_its_place", needs=("completion_logprobs",), cases=_few_and_many, draws=_drawn)
+@check(
+    "forward.scores_each_token_at_its_place",
+    needs=("completion_logprobs",),
+    cases=_few_and_many,
+    draws=_drawn,
+    worlds=("router",),
+)
 def scores_each_token_at_its_place(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     """Every completion token is scored by the logits at the position before it, for prompts of any length.
 
