@@ -35,6 +35,7 @@ READING_ORDER = (
     "reward",
     "verifying",
     "rollout",
+    "rollout_interrupted",
     "seed",
     "rendering",
     "conversation",

@@ -1,13 +1,13 @@
 """Bugs between the sampler and the trainer."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.adapter import Item
-from rlcanary.contract.batch import Group
+from rlcanary.contract.batch import Completion, Group
 from rlcanary.reference.rollout import sample_group
 from rlcanary.tiny_models import BOS_ID, PAD_ID
 
@@ -160,3 +160,63 @@ class ShortLogprobsFilledUp(Bug):
             )
             for group in super().rollout(engine, items, sampling)
         ]
+
+
+class Continuing:
+    """An engine that goes on where its completions were interrupted.
+
+    Attributes:
+        version: that of the engine within.
+    """
+
+    def __init__(self, engine: Any, left: Callable[[int, int], int]) -> None:
+        """Take the engine, and what a request may sample, given the limit and the number of tokens that are there."""
+        self.engine, self.left = engine, left
+
+    @property
+    def version(self) -> int:
+        version: int = self.engine.version
+        return version
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
+        return [
+            await self._whole(prompt, completion, sampling)
+            for completion in await self.engine.agenerate(prompt, sampling)
+        ]
+
+    async def _whole(self, prompt: Sequence[int], completion: Completion, sampling: Sampling) -> Completion:
+        while completion.finish_reason == "abort":
+            left = self.left(sampling["max_new_tokens"], len(completion.token_ids))
+            if left <= 0:
+                return replace(completion, finish_reason="length")
+            request = {**sampling, "n": 1, "max_new_tokens": left}
+            (rest,) = await self.engine.agenerate([*prompt, *completion.token_ids], request)
+            completion = Completion(
+                [*completion.token_ids, *rest.token_ids],
+                [*(completion.logprobs or ()), *(rest.logprobs or ())],
+                rest.finish_reason,
+                text=(completion.text or "") + (rest.text or ""),
+            )
+        return completion
+
+
+class FullBudgetAgain(Bug):
+    id = "slime.full-budget-again"
+    source = "slime 26e859afc, #2261, survey L15"
+    effect = "a completion that is continued gets its whole budget again: it grows longer than the limit"
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
+        return super().rollout(Continuing(engine, lambda limit, _: limit), items, sampling)
+
+
+class BoundLoweredInItsLoop(Bug):
+    id = "areal.bound-lowered-in-its-loop"
+    source = "AReaL a4d01ecfe, #858, survey A17"
+    effect = "the loop that continues a completion lowers its own bound: at half of the budget it counts as complete"
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
+        def left(limit: int, sampled: int) -> int:
+            lowered = limit - sampled
+            return lowered if sampled < lowered else 0
+
+        return super().rollout(Continuing(engine, left), items, sampling)

@@ -122,6 +122,39 @@ class ScriptedEngine:
         return list(chosen)
 
 
+class InterruptingEngine(ScriptedEngine):
+    """A `ScriptedEngine` that breaks off its first requests, as one does whose weights are about to be replaced.
+
+    A completion that is broken off has the finish reason "abort". A request for a prompt of the script followed by the first
+    tokens of its completion is answered with those that come next, and with the end only where its limit leaves room.
+
+    Attributes:
+        pieces: the tokens after which each request is broken off; later requests are not.
+    """
+
+    def __init__(self, script: Mapping[Prompt, Sequence[Completion]], pieces: Sequence[int]) -> None:
+        super().__init__(script)
+        self.pieces = list(pieces)
+
+    def _serve(self, request: Request) -> list[Completion]:
+        for prompt, (whole,) in self.script.items():
+            start = len(request.prompt) - len(prompt)
+            if start >= 0 and request.prompt == (*prompt, *whole.token_ids[:start]):
+                rest = len(whole.token_ids) - start
+                room = min(rest, int(request.sampling.get("max_new_tokens", rest)))
+                end = self.pieces.pop(0) if self.pieces else room
+                if end < room:
+                    return [_piece(whole, start, start + end, "abort")]
+                return [_piece(whole, start, start + room, whole.finish_reason if room == rest else "length")]
+        return [UNSCRIPTED]
+
+
+def _piece(whole: Completion, start: int, end: int, finish_reason: str) -> Completion:
+    """Cut a piece out of a completion with one token per letter."""
+    logprobs, text = list(whole.logprobs or ()), whole.text or ""
+    return Completion(whole.token_ids[start:end], logprobs[start:end], finish_reason, text=text[start:end])
+
+
 def _straddling(completion: Completion, version: int) -> Completion:
     """Copy the completion with its first token from one policy version and the others from the next."""
     later = [version + 1] * (len(completion.token_ids) - 1)

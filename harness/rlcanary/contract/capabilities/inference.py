@@ -19,7 +19,9 @@ class Inference:
         """Sample and score `sampling["n"]` completions per item, concurrently -> one group per item, in order.
 
         The engine is a `rlcanary.contract.engine.Engine`; completions end in any order and come with their text. The checks'
-        engine also has the `tokenizer` that decoded them, for code that decodes itself.
+        engine also has the `tokenizer` that decoded them, for code that decodes itself. A completion that comes back with
+        the finish reason "abort" was interrupted: it is continued by a request for its prompt and ids together, kept with
+        that reason, or left out with its group.
         """
         raise NotProvided
 
