@@ -15,11 +15,11 @@ from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.state import Item
 
 Sampling = Mapping[str, Any]
-(CHECK,) = (check for check in all_checks() if check.id == "rollout.interrupted_generation")
+CHECKS = {check.id: check for check in all_checks()}
 
 
-def result(adapter: Adapter) -> Result:
-    return run_check(CHECK, adapter, "adapter")
+def result(adapter: Adapter, name: str = "interrupted_generation") -> Result:
+    return run_check(CHECKS[f"rollout.{name}"], adapter, "adapter")
 
 
 class Continues(ReferenceAdapter):
@@ -44,6 +44,7 @@ class Refuses(ReferenceAdapter):
 @pytest.mark.parametrize("make", [ReferenceAdapter, GrpoAdapter, Continues, Restarts, Refuses])
 def test_a_completion_may_be_continued_sampled_again_kept_left_out_or_refused(make: Callable[[], Adapter]) -> None:
     assert result(make()).status == "pass"
+    assert result(make(), "interrupted_versions").status == "pass"
 
 
 class Changed(Continues):
@@ -80,3 +81,12 @@ class AbortTakenForAStop(ReferenceAdapter):
 @pytest.mark.parametrize("make", [LastPieceAlone, LogprobsOneLate, AbortTakenForAStop])
 def test_pieces_that_are_lost_or_taken_for_whole_completions_are_told(make: Callable[[], Adapter]) -> None:
     assert result(make()).status == "fail"
+
+
+class VersionsOfTheLastPiece(Changed):
+    def change(self, completion: Completion) -> Completion:
+        return replace(completion, token_versions=[6] * len(completion.token_ids))
+
+
+def test_pieces_under_the_version_of_the_last_are_told() -> None:
+    assert result(VersionsOfTheLastPiece(), "interrupted_versions").status == "fail"

@@ -123,18 +123,20 @@ class ScriptedEngine:
 
 
 class InterruptingEngine(ScriptedEngine):
-    """A `ScriptedEngine` that breaks off its first requests, as one does whose weights are about to be replaced.
+    """A `ScriptedEngine` that breaks off its first requests, and has a weight sync behind each of them.
 
     A completion that is broken off has the finish reason "abort". A request for a prompt of the script followed by the first
     tokens of its completion is answered with those that come next, and with the end only where its limit leaves room.
 
     Attributes:
         pieces: the tokens after which each request is broken off; later requests are not.
+        sampled_by: the version that sampled each token of the completion, the last time that it was sampled.
     """
 
     def __init__(self, script: Mapping[Prompt, Sequence[Completion]], pieces: Sequence[int]) -> None:
         super().__init__(script)
         self.pieces = list(pieces)
+        self.sampled_by: dict[int, int] = {}
 
     def _serve(self, request: Request) -> list[Completion]:
         for prompt, (whole,) in self.script.items():
@@ -142,10 +144,12 @@ class InterruptingEngine(ScriptedEngine):
             if start >= 0 and request.prompt == (*prompt, *whole.token_ids[:start]):
                 rest = len(whole.token_ids) - start
                 room = min(rest, int(request.sampling.get("max_new_tokens", rest)))
-                end = self.pieces.pop(0) if self.pieces else room
-                if end < room:
-                    return [_piece(whole, start, start + end, "abort")]
-                return [_piece(whole, start, start + room, whole.finish_reason if room == rest else "length")]
+                end = start + min(room, self.pieces.pop(0) if self.pieces else room)
+                self.sampled_by |= dict.fromkeys(range(start, end), self.version)
+                if end < start + room:
+                    self.version += 1
+                    return [_piece(whole, start, end, "abort")]
+                return [_piece(whole, start, end, whole.finish_reason if room == rest else "length")]
         return [UNSCRIPTED]
 
 

@@ -1,4 +1,4 @@
-"""Rollout from an engine that interrupts its requests, as it does while its weights are replaced."""
+"""Rollout from an engine that interrupts its requests, as one does to replace its weights."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,6 +15,7 @@ from rlcanary.checks.worlds.scripted_engine import (
 )
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion
+from rlcanary.contract.conventions import Conventions
 
 LIMIT = 10
 
@@ -32,6 +33,10 @@ def _interruptions() -> Iterator[Case]:
     ):
         for pieces in ([5], [2, 3], [0, 4], [1, 1, 1, 1, 1, 1]):
             yield Case(told, f"after {pieces} tokens", item=_item(text, finish_reason), pieces=pieces)
+
+
+def _never_syncs(conventions: Conventions) -> str | None:
+    return None if conventions.sync_while_sampling else "no weights are synced while sampling"
 
 
 @check("rollout.interrupted_generation", needs=("rollout",), cases=_interruptions)
@@ -60,6 +65,27 @@ def interrupted_generation(adapter: Adapter, item: ScriptedItem, pieces: Sequenc
                 got = _scored(completion, count), completion.finish_reason, float(reward)
                 told = f"broken off after {list(pieces)} tokens, a completion is not what it would have been without"
                 assert_equal(got, expected, told, quantity="tokens, end and reward")
+
+
+@check("rollout.interrupted_versions", needs=("rollout",), cases=_interruptions, applies=_never_syncs)
+def interrupted_versions(adapter: Adapter, item: ScriptedItem, pieces: Sequence[int]) -> None:
+    """No token of an interrupted completion counts as sampled by a later policy version than the one that sampled it.
+
+    Silent because a completion that was continued is as good as any: under the version of its last piece the first tokens
+    count as fresh, pass the limit on staleness, and are weighted as if the new policy had drawn them. Look for a version
+    that is read once the completion is whole, and for one version of all pieces. An older one is all right.
+    """
+    engine = InterruptingEngine({item.prompt: item.completions}, pieces)
+    groups = unless_raised(adapter.rollout, engine, items_of([item]), sampling_of(max_new_tokens=LIMIT)) or []
+    told = "the item whose completion was interrupted has several groups"
+    assert_true(len(groups) < 2, told, quantity="number of groups")
+    for group in groups:
+        for completion in group.completions:
+            count = len(completion.token_ids)
+            versions = [int(version) for version in completion.token_versions or [group.policy_version] * count]
+            late = [place for place, version in enumerate(versions) if version > engine.sampled_by.get(place, version)]
+            told = f"broken off after {list(pieces)} tokens, with a weight sync each time, these tokens count as later ones"
+            assert_equal(late, [], told, quantity="tokens under a later version")
 
 
 def _scored(completion: Completion, count: int) -> list[tuple[int, str]]:
