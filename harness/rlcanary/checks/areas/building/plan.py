@@ -47,7 +47,7 @@ def every_item_once(adapter: Adapter, settings: PlanSettings) -> None:
 
     Silent because a batch looks like any other: prompts that two ranks share are trained twice, others never. Look at
     how the sampler is told rank and world, at a rank that is counted again in every call, and for a last batch that is
-    lost when the iterator is exhausted. Dropped are less items than a batch; a batch that is kept may be filled up.
+    lost when the iterator is exhausted. At most the rest of a batch is dropped; one that is kept may be filled up.
     """
     plan = adapter.run_plan(settings)
     allowed = settings.n_items % settings.prompts_per_batch
