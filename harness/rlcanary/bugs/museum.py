@@ -8,13 +8,25 @@ from typing import ClassVar
 from rlcanary import bugs
 from rlcanary.adapters.reference import ReferenceAdapter
 
-# Bugs that no capability of the contract can observe: source and reason.
+# Of two surveys of 200 shipped bugs, those that no capability of the contract can observe: source and reason.
 OUT_OF_REACH = {
     "trl.entropy-quantile-per-rank": ("TRL 5d914a412, #3833, survey T15", "no capability selects tokens by entropy"),
     "verl.routing-replayed-to-wrong-layer": (
         "verl 6b4a867ff, #5037, survey V50",
         "no capability carries expert routing",
     ),
+    "slime.replayed-routes-shifted": ("slime a93386e51, #1052", "no capability carries expert routing"),
+    "open-instruct.policy-loss-with-kl": (
+        "open-instruct fc752397c, #639",
+        "no metric has a name for a part of the loss",
+    ),
+    "skyrl.aborted-by-another-id": ("SkyRL c03863579, #1250", "the engine has no call that aborts requests"),
+    "skyrl.overlong-penalty-late": ("SkyRL 600315c75, #755", "no capability shapes rewards by length"),
+    "open-instruct.judge-without-the-question": (
+        "open-instruct 55137f042, #933",
+        "no capability makes the prompt of a judge",
+    ),
+    "slime.fp8-scale-of-one": ("slime bba3e00e0", "an engine in low precision cannot be declared"),
 }
 
 

@@ -175,8 +175,8 @@ def test_every_check_explains_itself() -> None:
         assert check.summary.endswith("."), check.id
 
 
-def test_at_most_five_bugs_are_out_of_reach() -> None:
-    assert len(OUT_OF_REACH) <= 5
+def test_at_most_one_in_twenty_of_two_surveys_is_out_of_reach() -> None:
+    assert len(OUT_OF_REACH) <= 200 / 20
     assert not set(OUT_OF_REACH) & {bug.id for bug in BUGS}
 
 
