@@ -12,6 +12,7 @@ import pytest
 from rlcanary.adapters import Adapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
+from rlcanary.contract.presets import CREDIT_PAPERS, PAPERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +29,11 @@ def test_generated_pages_and_counts_are_current() -> None:
     ]
     assert stale == [], "run `make docs`"
     assert set((ROOT / "docs/checks").glob("*.md")) <= files.keys()
+
+
+def test_every_algorithm_with_a_preset_is_in_the_table() -> None:
+    rows = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
+    assert [name for name in PAPERS | CREDIT_PAPERS if f"| {name} | " not in rows] == []
 
 
 def test_site_builds_without_a_broken_link(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def test_the_reward_filter_drops_a_group_of_equal_rewards(verl):
     ("actor", "said"),
     [
         ({"loss_agg_mode": "token-sum"}, "this adapter knows token-mean"),
-        ({"policy_loss": {"loss_mode": "geo_mean"}}, "knows vanilla, gspo, cispo"),
+        ({"policy_loss": {"loss_mode": "gpg"}}, "knows vanilla, gspo, cispo, sapo, geo_mean"),
+        ({"policy_loss": {"loss_mode": "geo_mean"}}, "conventions have one aggregation"),
         ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "the longest completion"),
     ],
 )
