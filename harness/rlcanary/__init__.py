@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlcanary.adapters.load import load_adapter
     from rlcanary.checks.check import Check, Result, run_check
     from rlcanary.checks.registry import all_checks
-    from rlcanary.contract.adapter import Adapter, NotProvided
+    from rlcanary.contract.adapter import Adapter, NotProvided, TrainState
     from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput, PolicyBatch
     from rlcanary.contract.conventions import Conventions
     from rlcanary.contract.engine import Engine, InProcessEngine
@@ -50,7 +50,7 @@ HOMES = {
     "rlcanary.adapters.load": ("load_adapter",),
     "rlcanary.checks.check": ("Check", "Result", "run_check"),
     "rlcanary.checks.registry": ("all_checks",),
-    "rlcanary.contract.adapter": ("Adapter", "NotProvided"),
+    "rlcanary.contract.adapter": ("Adapter", "NotProvided", "TrainState"),
     "rlcanary.contract.batch": ("CollatedBatch", "Completion", "Group", "LossOutput", "PolicyBatch"),
     "rlcanary.contract.records.buffering": ("BufferSettings", "Taken"),
     "rlcanary.contract.records.building": ("LoraSettings", "PlanSettings", "RunPlan", "RunSettings"),
@@ -126,6 +126,7 @@ __all__ = [
     "SupervisedBatch",
     "Taken",
     "Task",
+    "TrainState",
     "UserError",
     "ValueBatch",
     "VocabShards",

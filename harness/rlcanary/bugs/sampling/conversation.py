@@ -150,7 +150,7 @@ class EveryPrefix(Bug):
 class FailureIsAResult(Bug):
     id = "areal.failed-tool-call-is-a-result"
     source = "AReaL 8eaf9e45b, #1332"
-    effect = "a tool that failed goes back to the policy as a result, with the status of a success"
+    effect = "what the environment raised becomes an ordinary end, with a reward of 0"
 
     def converse(
         self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions

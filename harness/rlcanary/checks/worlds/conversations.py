@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.checks.asserts import assert_equal
+from rlcanary.checks.asserts import Finding, assert_equal
 from rlcanary.checks.worlds.scripted_engine import Prompt, sampling_of, spelled
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion
@@ -28,10 +28,10 @@ class Answered:
 
 
 class AnsweringEngine:
-    """A `rlcanary.contract.engine.Engine` that answers each request with "hello", spelled letter by letter, and a number.
+    """A `rlcanary.contract.engine.Engine` that answers each request with "hello" in letters, a number and a blank.
 
-    So no two answers are alike, and none has the ids that its text is encoded as. An answer that is longer than
-    `max_new_tokens` is truncated.
+    So no two answers are alike, and none has the ids that its text is encoded as, or can be stripped. An answer that is
+    longer than `max_new_tokens` is truncated.
 
     Attributes:
         answered: the requests and their completions, one for each completion, in the order of the requests.
@@ -68,7 +68,7 @@ class AnsweringEngine:
         completions = []
         for _ in range(int(sampling.get("n", 1))):
             number, limit = len(self.answered), int(sampling.get("max_new_tokens", 16))
-            text = f"hello {number}"
+            text = f"hello {number} "
             ids = [*spelled(text), EOS_ID]
             logprobs = [round(-1 - number - place / 100, 2) for place in range(len(ids))]
             if len(ids) > limit:
@@ -91,6 +91,9 @@ class ScriptedSession:
     replies: list[Reply] = field(default_factory=list)
 
     def reply(self, answer: str) -> Reply:
+        if self.replies and self.replies[-1].ended:
+            self.script.asked_too_often = self.task_id
+            raise RuntimeError(f"the session of task {self.task_id!r} is over")
         if self.task_id == self.script.fails:
             raise self.script.failure
         self.replies.append(self.script.reply(self, len(self.answers)))
@@ -107,12 +110,14 @@ class ScriptedEnvironment:
         earns: whether answers before the last earn a reward as well.
         fails: the task whose sessions raise at an answer.
         failure: what they raise.
+        asked_too_often: the task of a session that got a further answer after it had ended its conversation.
         sessions: the conversations that were started, in order.
     """
 
     def __init__(self, turns: Sequence[int], *, parallel: int = 1, earns: bool = False, fails: Hashable = None) -> None:
         self.turns, self.parallel, self.earns, self.fails = turns, parallel, earns, fails
         self.failure = RuntimeError(f"the environment of task {fails!r} died")
+        self.asked_too_often: Hashable = None
         self.sessions: list[ScriptedSession] = []
 
     def start(self, task_id: Hashable) -> ScriptedSession:
@@ -187,7 +192,12 @@ def talk(
     engine = AnsweringEngine(delays)
     environment = ScriptedEnvironment(turns, parallel=parallel, earns=earns, fails=fails)
     options = ConversationOptions(sampling_of(n=n, **sampling), max_turns, max_tokens)
-    episodes = adapter.converse(engine, tiny_chat_tokenizer(), tasks_of(len(turns)), environment, options)
+    try:
+        episodes = adapter.converse(engine, tiny_chat_tokenizer(), tasks_of(len(turns)), environment, options)
+    finally:
+        if environment.asked_too_often is not None:
+            told = f"a session of task {environment.asked_too_often!r} got a further answer after its conversation had ended"
+            raise Finding(f"{told}: do conversations share one?", quantity="answers")
     return Talk(tasks_of(len(turns)), engine, environment, episodes)
 
 

@@ -106,7 +106,8 @@ def order(adapter: Adapter, settings: PlanSettings) -> None:
         assert_equal(epochs, [in_turn] * settings.epochs, "the batches of each epoch, sorted", quantity="order")
         return
     repeated = [number for number, batches in enumerate(epochs) if batches in [in_turn, *epochs[:number]]]
-    assert_equal(repeated, [], "epochs with the batches of an earlier one, or of the file", quantity="order")
+    told = "epochs that repeat the batches of an earlier one, or take the items from first to last"
+    assert_equal(repeated, [], told, quantity="order")
 
 
 def _updates() -> Iterator[Case]:

@@ -44,26 +44,6 @@ def episodes_follow_tasks(adapter: Adapter, turns: list[int], n: int, parallel: 
     assert_equal(identities, [[task.id] * n for task in got.tasks], "the episodes are not n of each task, in order")
 
 
-@check("conversation.own_session", needs=("converse",), cases=_talks)
-def own_session(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
-    """Each conversation has a session of its own task's environment, which gets exactly its answers, in order.
-
-    Silent because an environment answers anybody: with one state for several conversations a tool's result, a game's board
-    or a reward belongs to another one. Look for one environment object per batch, for state in class attributes, and for
-    `zip` of requests with environments that were repeated another number of times.
-    """
-    got = talk(adapter, turns, n=n, parallel=parallel)
-    for episode in got.flat:
-        told = f"of task {episode.task_id!r} the answers {spoken(episode)} are trained"
-        session = got.session_of(episode)
-        assert_true(session is not None, f"{told}, which no session got", quantity="answers")
-        assert session is not None
-        assert_equal(session.answers, spoken(episode), f"{told}; its session got others", quantity="answers")
-        assert_equal(session.task_id, episode.task_id, f"{told}; its session is one of another task", quantity="task")
-    told = "the number of sessions is not that of the conversations"
-    assert_equal(len(got.environment.sessions), n * len(turns), told, quantity="number of sessions")
-
-
 @check("conversation.every_answer_once", needs=("converse",), cases=_talks)
 def every_answer_once(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
     """The trained ids are those that the engine sampled, each answer once.
@@ -71,7 +51,7 @@ def every_answer_once(adapter: Adapter, turns: list[int], n: int, parallel: int)
     Silent because the text is the same: an answer that is decoded and encoded again has other ids, without logprobs of
     their own, and the ratio explodes on a few tokens. Where each turn adds the whole conversation as a row, early turns
     are trained as often as there are later ones. Look for `apply_chat_template` over messages that the policy wrote, and
-    for rows that are built per turn from all messages so far.
+    for rows that are built per turn from all messages so far, and for a mask that is true on the environment's messages.
     """
     got = talk(adapter, turns, n=n, parallel=parallel)
     trained = sorted(run.ids for episode in got.flat for run in trained_runs(episode))
@@ -96,6 +76,44 @@ def context(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
                     f"answer {turn} of task {episode.task_id!r} is trained behind other ids than the engine was given"
                 )
                 assert_equal(run.context, given[tuple(run.ids)], told, quantity="ids before an answer")
+
+
+@check("conversation.own_session", needs=("converse",), cases=_talks)
+def own_session(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+    """Each conversation has a session of its own task's environment, which gets exactly its answers, in order.
+
+    Silent because an environment answers anybody: with one state for several conversations a tool's result, a game's board
+    or a reward belongs to another one. Look for one environment object per batch, for state in class attributes, and for
+    `zip` of requests with environments that were repeated another number of times.
+    """
+    got = talk(adapter, turns, n=n, parallel=parallel)
+    for episode in got.flat:
+        told = f"of task {episode.task_id!r} the answers {spoken(episode)} are trained"
+        session = got.session_of(episode)
+        assert_true(session is not None, f"{told}, which no session got", quantity="answers")
+        assert session is not None
+        assert_equal(session.answers, spoken(episode), f"{told}; its session got others", quantity="answers")
+        assert_equal(session.task_id, episode.task_id, f"{told}; its session is one of another task", quantity="task")
+    told = "the number of sessions is not that of the conversations"
+    assert_equal(len(got.environment.sessions), n * len(turns), told, quantity="number of sessions")
+
+
+@check("conversation.tasks_untouched", needs=("converse",))
+def tasks_untouched(adapter: Adapter) -> None:
+    """A conversation leaves its task as it was: the next one about it begins with the same prompt.
+
+    Silent because the dataset's own list of messages grows with each episode: later ones begin with the turns of others.
+    Look for `messages = item["messages"]` and `append`.
+    """
+    tasks = tasks_of(2)
+    before, first_prompts = copy.deepcopy(tasks), []
+    for _ in range(2):
+        engine = AnsweringEngine()
+        options = ConversationOptions(sampling_of(n=2))
+        adapter.converse(engine, tiny_chat_tokenizer(), tasks, ScriptedEnvironment([2, 2]), options)
+        first_prompts.append(sorted({each.prompt for each in engine.answered}, key=len)[:2])
+    assert_equal(tasks, before, "the messages of a task were changed", quantity="task")
+    assert_equal(first_prompts[1], first_prompts[0], "the second rollout begins with other prompts", quantity="prompt")
 
 
 @check("conversation.sampler_logprobs", needs=("converse",), cases=_talks)
@@ -201,7 +219,9 @@ def max_turns(adapter: Adapter, max_turns: int) -> None:
     an explicit 0 is no limit, for counters of calls that are compared with a limit of turns, and for `<=`.
     """
     got = talk(adapter, [6, 6], max_turns=max_turns)
-    told = f"with max_turns={max_turns} and an environment that goes on, the engine was asked for another number of answers"
+    told = (
+        f"two conversations, with max_turns={max_turns} and an environment that goes on, have another number of answers"
+    )
     assert_equal(len(got.engine.answered), 2 * max_turns, told, quantity="number of answers")
 
 
@@ -219,7 +239,7 @@ def max_tokens(adapter: Adapter, max_tokens: int) -> None:
     """
     got = talk(adapter, [6], parallel=2, max_tokens=max_tokens)
     lengths = [len(row.prompt_ids) + len(row.completion.token_ids) for episode in got.flat for row in episode.rows]
-    told = f"rows have {lengths} ids, of which at most {max_tokens} are allowed"
+    told = f"the rows have {lengths} ids; at most {max_tokens} are allowed"
     longest = max(lengths, default=0)
     assert_true(longest <= max_tokens, told, quantity="length of a row", magnitude=longest - max_tokens)
 
@@ -227,8 +247,8 @@ def max_tokens(adapter: Adapter, max_tokens: int) -> None:
 @check(
     "conversation.truncated_answer",
     needs=("converse",),
-    # The engine's answers up to number 9 have eight ids, later ones nine.
-    cases=lambda: [Case("all", n=1, limit=4), Case("some", n=12, limit=8)],
+    # The engine's answers up to number 9 have nine ids, later ones ten.
+    cases=lambda: [Case("all answers truncated", n=1, limit=4), Case("some answers truncated", n=12, limit=9)],
 )
 def truncated_answer(adapter: Adapter, n: int, limit: int) -> None:
     """An answer that was cut at its limit is trained as it is, without an end of turn, and says that it was truncated.
@@ -286,7 +306,8 @@ def sampling_of_every_turn(adapter: Adapter, options: dict[str, Any]) -> None:
     """Every turn is sampled with the run's parameters, not only the first.
 
     Silent because answers of another temperature or limit read the same; the importance ratio takes the blame. Look for
-    parameters that are built anew for later turns, and for a limit that shrinks with each turn.
+    parameters that are built anew for later turns, and for a limit that shrinks with each turn where `max_tokens` does not
+    ask for it.
     """
     got = talk(adapter, [3], **options)
     ((name, wanted),) = options.items()
@@ -308,23 +329,5 @@ def seeds(adapter: Adapter) -> None:
         leave_out("requests carry no seed")
         return
     requests = sum(1 / float(each.sampling.get("n", 1)) for each in got.engine.answered)
-    told = "conversations about one task are sampled from the same prompt under the same seed"
+    told = "conversations about one task are sampled from one prompt under one seed: requests that differ, of all"
     assert_equal(len(asked), round(requests), told, quantity="number of different requests")
-
-
-@check("conversation.tasks_untouched", needs=("converse",))
-def tasks_untouched(adapter: Adapter) -> None:
-    """A conversation leaves its task as it was: the next one about it begins with the same prompt.
-
-    Silent because the dataset's own list of messages grows with each episode: later ones begin with the turns of others.
-    Look for `messages = item["messages"]` and `append`.
-    """
-    tasks = tasks_of(2)
-    before, first_prompts = copy.deepcopy(tasks), []
-    for _ in range(2):
-        engine = AnsweringEngine()
-        options = ConversationOptions(sampling_of(n=2))
-        adapter.converse(engine, tiny_chat_tokenizer(), tasks, ScriptedEnvironment([2, 2]), options)
-        first_prompts.append(sorted({each.prompt for each in engine.answered}, key=len)[:2])
-    assert_equal(tasks, before, "the messages of a task were changed", quantity="task")
-    assert_equal(first_prompts[1], first_prompts[0], "the second rollout begins with other prompts", quantity="prompt")
