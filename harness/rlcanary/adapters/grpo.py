@@ -177,9 +177,9 @@ class GrpoAdapter(ReferenceAdapter):
     def converse(
         self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
     ) -> list[list[Episode]]:
-        from rlcanary.adapters import grpo_conversations
+        from rlcanary.grpo.rollout.contract_environment import converse
 
-        return grpo_conversations.converse(engine, tokenizer, tasks, environment, options)
+        return converse(engine, tokenizer, tasks, environment, options)
 
     def sync_weights(self, state: Any, engine: Any) -> None:
         from rlcanary.grpo.sync.sync import InProcessEndpoint, sync_weights

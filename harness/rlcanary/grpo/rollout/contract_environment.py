@@ -1,4 +1,4 @@
-"""Conversations of the bundled trainer with an environment of the contract in the place of its tools and verifiers."""
+"""Conversations with an environment of the adapter contract in the place of the trainer's own tools and verifiers."""
 
 from __future__ import annotations
 
