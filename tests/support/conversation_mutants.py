@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from rlcanary.adapters.reference import ReferenceAdapter
-from rlcanary.bugs.sampling.conversation import Episodes, changed, with_row
+from rlcanary.bugs.sampling.conversation import Episodes, EpisodesChanged
 from rlcanary.contract.batch import Completion
-from rlcanary.contract.records.conversations import ConversationOptions, ConversationRow, Environment, Episode, Task
+from rlcanary.contract.records.conversations import ConversationRow, Episode
+from rlcanary.tiny_models import EOS_ID
 
 
 class Between:
@@ -23,88 +24,59 @@ class Between:
 
 
 class EpisodesAsTheyEnd(ReferenceAdapter):
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
-        episodes = super().converse(engine, tokenizer, tasks, environment, options)
+    def converse(self, *arguments: Any) -> Episodes:
+        episodes = super().converse(*arguments)
         return sorted(episodes, key=lambda of_task: len(of_task[0].messages or ()))
 
 
-class LogprobsOneLate(ReferenceAdapter):
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
-        def moved(row: ConversationRow) -> ConversationRow:
-            logprobs = [0.0, *(row.completion.logprobs or ())][:-1]
-            return replace(row, completion=replace(row.completion, logprobs=logprobs))
-
-        episodes = super().converse(engine, tokenizer, tasks, environment, options)
-        return changed(episodes, lambda episode: with_row(episode, moved))
+class LogprobsOneLate(EpisodesChanged):
+    def changed_row(self, row: ConversationRow) -> ConversationRow:
+        logprobs = [0.0, *(row.completion.logprobs or ())][:-1]
+        return replace(row, completion=replace(row.completion, logprobs=logprobs))
 
 
 class SystemPromptInEachTurn(ReferenceAdapter):
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
+    def converse(self, engine: Any, tokenizer: Any, *others: Any) -> Episodes:
         class Prefixing(Between):
             async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
                 system = tokenizer.apply_chat_template([{"role": "system", "content": "yes"}], return_dict=False)
                 return await super().agenerate([*system, *prompt[1:]], sampling)
 
-        return super().converse(Prefixing(engine), tokenizer, tasks, environment, options)
+        return super().converse(Prefixing(engine), tokenizer, *others)
 
 
-class HistoryWithoutReplies(ReferenceAdapter):
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
-        def told(episode: Episode) -> Episode:
-            return replace(episode, messages=[each for each in episode.messages or () if each["role"] != "tool"])
-
-        return changed(super().converse(engine, tokenizer, tasks, environment, options), told)
+class HistoryWithoutReplies(EpisodesChanged):
+    def changed(self, episode: Episode) -> Episode:
+        return replace(episode, messages=[each for each in episode.messages or () if each["role"] != "tool"])
 
 
-class RewardOfTheLastTurn(ReferenceAdapter):
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
-        def last(episode: Episode) -> Episode:
-            return replace(episode, reward=(episode.turn_rewards or [0.0])[-1], turn_rewards=None)
-
-        return changed(super().converse(engine, tokenizer, tasks, environment, options), last)
+class RewardOfTheLastTurn(EpisodesChanged):
+    def changed(self, episode: Episode) -> Episode:
+        return replace(episode, reward=(episode.turn_rewards or [0.0])[-1], turn_rewards=None)
 
 
 class LimitOfThePrompt(ReferenceAdapter):
     """The prompt may be as long as a row, and an answer comes on top of it."""
 
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
+    def converse(self, *arguments: Any) -> Episodes:
+        *others, options = arguments
         if options.max_tokens is not None:
             options = replace(options, max_tokens=options.max_tokens + int(options.sampling["max_new_tokens"]))
-        return super().converse(engine, tokenizer, tasks, environment, options)
+        return super().converse(*others, options)
 
 
-class EndPutBehindEveryAnswer(ReferenceAdapter):
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
-        def ended(row: ConversationRow) -> ConversationRow:
-            told = row.completion
-            if told.token_ids[-1] == tokenizer.eos_token_id:
-                return row
-            ids, logprobs = [*told.token_ids, tokenizer.eos_token_id], [*(told.logprobs or ()), 0.0]
-            completion = replace(told, token_ids=ids, logprobs=logprobs, sampled=[*(told.sampled or ()), True])
-            return replace(row, completion=completion)
-
-        episodes = super().converse(engine, tokenizer, tasks, environment, options)
-        return changed(episodes, lambda episode: with_row(episode, ended))
+class EndPutBehindEveryAnswer(EpisodesChanged):
+    def changed_row(self, row: ConversationRow) -> ConversationRow:
+        told = row.completion
+        if told.token_ids[-1] == EOS_ID:
+            return row
+        ids, logprobs = [*told.token_ids, EOS_ID], [*(told.logprobs or ()), 0.0]
+        completion = replace(told, token_ids=ids, logprobs=logprobs, sampled=[*(told.sampled or ()), True])
+        return replace(row, completion=completion)
 
 
 class DefaultsAfterTheFirstTurn(ReferenceAdapter):
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
+    def converse(self, engine: Any, *others: Any) -> Episodes:
         class Forgetting(Between):
             seen = 0
 
@@ -113,19 +85,19 @@ class DefaultsAfterTheFirstTurn(ReferenceAdapter):
                 later = {"max_new_tokens": 16, "n": 1} if self.seen > 1 else {}
                 return await super().agenerate(prompt, {**sampling, "temperature": 1.0, **later} if later else sampling)
 
-        return super().converse(Forgetting(engine), tokenizer, tasks, environment, options)
+        return super().converse(Forgetting(engine), *others)
 
 
 class OneSeed(ReferenceAdapter):
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
+    def converse(self, engine: Any, *others: Any) -> Episodes:
+        options = others[-1]
+
         class Seeding(Between):
             async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
                 await asyncio.sleep(0)
                 return await super().agenerate(prompt, {**sampling, "seed": options.sampling.get("seed")})
 
-        return super().converse(Seeding(engine), tokenizer, tasks, environment, options)
+        return super().converse(Seeding(engine), *others)
 
 
 CONVERSATION_MUTANTS = (

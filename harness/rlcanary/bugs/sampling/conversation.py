@@ -1,9 +1,10 @@
 """Bugs in conversations of several turns: their ids, their environments and their limits."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
+from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.records.conversations import (
     ConversationOptions,
@@ -15,43 +16,39 @@ from rlcanary.contract.records.conversations import (
     Task,
 )
 from rlcanary.reference.data.rendering import render
+from rlcanary.tiny_models import EOS_ID, tiny_chat_tokenizer
 
 Episodes = list[list[Episode]]
 
 
-def changed(episodes: Episodes, change: Callable[[Episode], Episode]) -> Episodes:
-    """Return the episodes with this change to each."""
-    return [[change(episode) for episode in of_task] for of_task in episodes]
+class EpisodesChanged(ReferenceAdapter):
+    """The reference's conversations with a change to each episode, or to each of its rows."""
+
+    def converse(self, *arguments: Any) -> Episodes:
+        return [[self.changed(episode) for episode in of_task] for of_task in super().converse(*arguments)]
+
+    def changed(self, episode: Episode) -> Episode:
+        return replace(episode, rows=[self.changed_row(row) for row in episode.rows])
+
+    def changed_row(self, row: ConversationRow) -> ConversationRow:
+        return row
 
 
-def with_row(episode: Episode, change: Callable[[ConversationRow], ConversationRow]) -> Episode:
-    """Return the episode with this change to each of its rows."""
-    return replace(episode, rows=[change(row) for row in episode.rows])
-
-
-class TurnsEncodedAgain(Bug):
+class TurnsEncodedAgain(EpisodesChanged, Bug):
     id = "trl.turns-encoded-again"
     source = "TRL ebdfe826f, #5242, survey T28"
     effect = "each turn encodes the whole text again, so that answers get ids that were not sampled"
 
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
-        before = {task.id: len(task.messages) for task in tasks}
-
-        def encoded(episode: Episode) -> Episode:
-            messages = [
-                {**message, "sampled": index >= before[episode.task_id] and message["role"] == "assistant"}
-                for index, message in enumerate(episode.messages or ())
-            ]
-            ids, sampled = render(messages, tokenizer)
-            start = sampled.index(True)
-            (row,) = episode.rows
-            told = (list(row.completion.logprobs or ()) + [0.0] * len(ids))[: len(ids) - start]
-            completion = replace(row.completion, token_ids=ids[start:], logprobs=told, sampled=sampled[start:])
-            return replace(episode, rows=[ConversationRow(ids[:start], completion)])
-
-        return changed(super().converse(engine, tokenizer, tasks, environment, options), encoded)
+    def changed(self, episode: Episode) -> Episode:
+        messages, answers = list(episode.messages or ()), len(episode.turn_rewards or ())
+        of_policy = [index for index, message in enumerate(messages) if message["role"] == "assistant"][-answers:]
+        marked = [{**message, "sampled": index in of_policy} for index, message in enumerate(messages)]
+        ids, sampled = render(marked, tiny_chat_tokenizer())
+        start = sampled.index(True)
+        (row,) = episode.rows
+        told = (list(row.completion.logprobs or ()) + [0.0] * len(ids))[: len(ids) - start]
+        completion = replace(row.completion, token_ids=ids[start:], logprobs=told, sampled=sampled[start:])
+        return replace(episode, rows=[ConversationRow(ids[:start], completion)])
 
 
 class OneTurnIsNoLimit(Bug):
@@ -59,12 +56,11 @@ class OneTurnIsNoLimit(Bug):
     source = "TRL c24964d0a, #6423, survey T34"
     effect = "`limit or sys.maxsize` makes no limit of an explicit 0"
 
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
+    def converse(self, *arguments: Any) -> Episodes:
+        *others, options = arguments
         calls = None if options.max_turns is None else options.max_turns - 1
-        options = replace(options, max_turns=calls + 1 if calls else None)
-        return super().converse(engine, tokenizer, tasks, environment, options)
+        arguments = (*others, replace(options, max_turns=calls + 1 if calls else None))
+        return super().converse(*arguments)
 
 
 class EnvironmentsRepeatedOtherwise(Bug):
@@ -89,62 +85,50 @@ class TaskGrows(Bug):
     source = "AReaL 1e65d9aa0, #436"
     effect = "an episode extends the dataset's own list of messages, with which the next one begins"
 
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
-        episodes = super().converse(engine, tokenizer, tasks, environment, options)
+    def converse(self, *arguments: Any) -> Episodes:
+        _, _, tasks, *_ = arguments
+        episodes = super().converse(*arguments)
         for task, of_task in zip(tasks, episodes, strict=True):
             assert isinstance(task.messages, list)
             task.messages.extend(list(of_task[0].messages or ())[len(task.messages) :])
         return episodes
 
 
-class PromptTrained(Bug):
+class PromptTrained(EpisodesChanged, Bug):
     id = "skyrl.prompt-of-the-environment-trained"
     source = "SkyRL dabf1eefb, #214"
     effect = "the response begins where the dataset's prompt ends, although the environment wrote more in front of it"
 
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
-        def moved(row: ConversationRow) -> ConversationRow:
-            told, header = row.completion, list(row.prompt_ids)[-3:]
-            completion = replace(
-                told,
-                token_ids=[*header, *told.token_ids],
-                logprobs=[0.0] * 3 + list(told.logprobs or ()),
-                sampled=[True] * 3 + list(told.sampled or ()),
-            )
-            return ConversationRow(list(row.prompt_ids)[:-3], completion)
-
-        episodes = super().converse(engine, tokenizer, tasks, environment, options)
-        return changed(episodes, lambda episode: with_row(episode, moved))
+    def changed_row(self, row: ConversationRow) -> ConversationRow:
+        told, header = row.completion, list(row.prompt_ids)[-3:]
+        completion = replace(
+            told,
+            token_ids=[*header, *told.token_ids],
+            logprobs=[0.0] * 3 + list(told.logprobs or ()),
+            sampled=[True] * 3 + list(told.sampled or ()),
+        )
+        return ConversationRow(list(row.prompt_ids)[:-3], completion)
 
 
-class EveryPrefix(Bug):
+class EveryPrefix(EpisodesChanged, Bug):
     id = "open-instruct.every-prefix-is-an-example"
     source = "open-instruct 853377e82"
     effect = "a conversation is added once for each of its turns, so that early turns are trained many times"
 
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
-        def prefixes(episode: Episode) -> Episode:
-            (row,) = episode.rows
-            told, flags = row.completion, list(row.completion.sampled or ())
-            ends = [at for at in range(1, len(flags) + 1) if flags[at - 1] and (at == len(flags) or not flags[at])]
-            rows = [
-                replace(
-                    row,
-                    completion=replace(
-                        told, token_ids=told.token_ids[:end], logprobs=(told.logprobs or ())[:end], sampled=flags[:end]
-                    ),
-                )
-                for end in ends
-            ]
-            return replace(episode, rows=rows)
-
-        return changed(super().converse(engine, tokenizer, tasks, environment, options), prefixes)
+    def changed(self, episode: Episode) -> Episode:
+        (row,) = episode.rows
+        told, flags = row.completion, list(row.completion.sampled or ())
+        ends = [at for at in range(1, len(flags) + 1) if flags[at - 1] and (at == len(flags) or not flags[at])]
+        rows = [
+            replace(
+                row,
+                completion=replace(
+                    told, token_ids=told.token_ids[:end], logprobs=(told.logprobs or ())[:end], sampled=flags[:end]
+                ),
+            )
+            for end in ends
+        ]
+        return replace(episode, rows=rows)
 
 
 class FailureIsAResult(Bug):
@@ -172,18 +156,12 @@ class FailureIsAResult(Bug):
         return super().converse(engine, tokenizer, tasks, Environments(), options)
 
 
-class TrainedUnderAnotherPrompt(Bug):
+class TrainedUnderAnotherPrompt(EpisodesChanged, Bug):
     id = "pipelinerl.training-prompt-without-tools"
     source = "PipelineRL 8a9a9b7e2"
     effect = "the training prompt is rendered without what the server had rendered in front of it"
 
-    def converse(
-        self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
-    ) -> Episodes:
-        def shortened(row: ConversationRow) -> ConversationRow:
-            # The first turn, up to its end: the system prompt where there is one.
-            ids = list(row.prompt_ids)
-            return replace(row, prompt_ids=ids[:1] + ids[ids.index(tokenizer.eos_token_id) + 2 :])
-
-        episodes = super().converse(engine, tokenizer, tasks, environment, options)
-        return changed(episodes, lambda episode: with_row(episode, shortened))
+    def changed_row(self, row: ConversationRow) -> ConversationRow:
+        # The first turn, up to its end: the system prompt where there is one.
+        ids = list(row.prompt_ids)
+        return replace(row, prompt_ids=ids[:1] + ids[ids.index(EOS_ID) + 2 :])
