@@ -4,13 +4,13 @@ import inspect
 import re
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from rlcanary.bugs import all_bugs
 from rlcanary.checks import all_checks
 from rlcanary.checks.pages import pages
 from rlcanary.contract.adapter import TrainState
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.conventions import PIECES, Conventions, choices
 from rlcanary.contract.presets import CREDIT_PAPERS, PAPERS
 from rlcanary.contract.records import RECORDS
 from rlcanary.contract.sampling import Sampling
@@ -65,16 +65,14 @@ def default_of(field: Field[Any]) -> str:
 def table(record: type[Any]) -> str:
     """Make a table of a dataclass's fields: name, default, meaning."""
     told = attributes(record)
-    hints = get_type_hints(record) if record is Conventions else {}
     head = ["| field | default | meaning |", "|---|---|---|"]
     lines = [] if record is Conventions else head
     for field in fields(record):
         if record is Conventions and field.name in PARTS:
             lines += [*([""] if lines else []), f"### {PARTS[field.name]}", "", *head]
-        choices = " ".join(
-            f"`{value!r}`" for value in getattr(hints.get(field.name), "__args__", ()) if isinstance(value, str)
-        )
-        meaning = told.get(field.name, "") + (f" One of {choices}." if choices else "")
+        words = " ".join(f"`{value!r}`" for value in (choices(field.name) if record is Conventions else ()))
+        custom = ', `"custom"` or a function' if field.name in PIECES else ""
+        meaning = told.get(field.name, "") + (f" One of {words}{custom}." if words else "")
         lines.append(f"| `{field.name}` | {default_of(field)} | {meaning} |")
     return "\n".join(lines) + "\n"
 

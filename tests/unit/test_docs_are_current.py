@@ -12,6 +12,7 @@ import pytest
 from rlcanary.adapters import Adapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
+from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.presets import CREDIT_PAPERS, PAPERS
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,23 @@ def test_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert (tmp_path / "checks/loss/index.html").is_file()
 
 
-ON_A_GPU, LOSS_ON_LOGITS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adapters.md").read_text(), re.DOTALL)
+OWN_OBJECTIVE, ON_A_GPU, LOSS_ON_LOGITS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/adapters.md").read_text(), re.DOTALL
+)
+
+
+def test_example_of_an_objective_of_ones_own_compares_with_its_function() -> None:
+    def my_loss(batch: PolicyBatch) -> LossOutput:
+        advantages_BT = batch.advantages if batch.advantages.ndim == 2 else batch.advantages[:, None]
+        losses_BT = -advantages_BT * (batch.logprobs - batch.old_logprobs).exp().tanh()
+        return LossOutput(losses_BT[batch.mask].sum() / batch.mask.sum())
+
+    names: dict[str, Any] = {"my_loss": my_loss}
+    exec(OWN_OBJECTIVE, names)
+    (declared_value,) = (each for each in all_checks() if each.id == "loss.declared_value")
+    assert run_check(declared_value, names["MyAdapter"](), "example").status == "pass"
+    names["gated"].__code__ = (lambda logprobs, old_logprobs, advantages, mask: -advantages * logprobs).__code__
+    assert run_check(declared_value, names["MyAdapter"](), "example").status == "fail"
 
 
 def test_example_of_a_gpu_is_right_code() -> None:

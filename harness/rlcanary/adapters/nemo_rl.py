@@ -230,7 +230,7 @@ def conventions_of(loss: Any, advantage: Any) -> Conventions:
         kl_output_clamp=loss.kl_output_clamp_value,
         kl_score_term=True,
         importance_level=level,  # type: ignore[arg-type]
-        importance_mode=mode,  # type: ignore[arg-type]
+        importance_mode=mode,
         importance_low=low,
         importance_high=high,
     )

@@ -18,7 +18,7 @@ from rlcanary.checks.check import Check, Result
 from rlcanary.checks.findings.diagnosis import SECONDS, Candidate, Diagnosis, diagnose
 from rlcanary.checks.findings.grouping import factor_of
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.conventions import Conventions, choices
 
 
 def causes_of(
@@ -100,8 +100,8 @@ def _other_declarations(declared: Conventions) -> Iterator[tuple[str, dict[str, 
         allowed = get_args(hints[field.name])
         if hints[field.name] is bool:
             values: Iterable[Any] = (not now,)
-        elif allowed and isinstance(allowed[0], str):
-            values = allowed
+        elif words := choices(field.name):
+            values = words
         else:
             values = (*OTHER_NUMBERS.get(field.name, ()), *((None,) if type(None) in allowed else ()))
         for value in values:
@@ -169,18 +169,16 @@ DEFAULTS: dict[str, tuple[float, ...]] = {
 
 def _settings(declared: Conventions, cases: Sequence[str]) -> Iterator[Candidate]:
     """Yield settings that are ignored, computed as another value, or replaced by a default where they are 0 or None."""
-    hints = get_type_hints(Conventions)
 
     def candidate(words: str, name: str, change: Callable[[Conventions], dict[str, Any]]) -> Candidate:
         return Candidate(words, _Adjusted(declared, change), _reached({name: None}))
 
     for name in (field.name for field in fields(Conventions)):
-        now, allowed = getattr(declared, name), get_args(hints[name])
+        now, values = getattr(declared, name), choices(name)
         yield candidate(f"{name} is ignored: it stays {now!r}", name, partial(_fixed, {name: now}))
         for default in DEFAULTS.get(name, ()):
             words = f"{name} is {default!r} where it is set to 0 or None"
             yield candidate(words, name, partial(_defaulted, name, default))
-        values = [value for value in allowed if isinstance(value, str)]
         # The cases of checks that set an option name its value.
         for asked in (value for value in values if any(value in case for case in cases)):
             for other in values:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, Self, get_args, get_type_hints
 
+# "custom" or a function. Any spares code that knows the words alone from telling the two apart.
+Custom = Any
+
 Baseline = Literal["mean", "leave_one_out", "none"]
 Scale = Literal["group", "batch", "none"]
 EpsMode = Literal["add", "clamp", "skip"]
@@ -51,14 +54,22 @@ LongPrompt = Literal["drop", "left", "right", "raise"]
 EqualPrompts = Literal["keep", "drop"]
 Decayed = Literal["all", "matrices"]
 
+PIECES = ("advantage_baseline", "objective", "aggregation", "kl_estimator", "importance_mode")
+"""The fields that also take "custom" or a function."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
     """The choices of one implementation. The defaults are those of the GRPO paper (arXiv 2402.03300).
 
+    Five fields also take what has no name here. "custom" says that the piece is none of the words: checks that would compare
+    it leave it out, and those judge it that hold for every implementation. A function of its own, which a module has at its
+    top level, is what it is compared with.
+
     Attributes:
         advantage_baseline: the baseline subtracted from a reward: the mean of its group, the mean of the others in the
-            group ("leave_one_out", RLOO), or nothing.
+            group ("leave_one_out", RLOO), or nothing. A function gets the rewards of a group, [G], and returns the
+            baseline, a scalar or [G].
         advantage_scale: the divisor of the centred reward: the standard deviation of its group, of the whole batch,
             or nothing (Dr. GRPO). With the leave-one-out baseline the group's standard deviation is that of the others.
         advantage_ddof: 0 divides the sum of squares by n, 1 by n - 1.
@@ -72,7 +83,9 @@ class Conventions:
         objective: "clip" is PPO's min(rA, clip(r)A); "cispo" is the detached, clipped ratio times A times the logprob
             (arXiv 2506.13585); "reinforce" is A times the logprob, without a ratio; "gmpo" is A times the geometric mean
             of the row's ratios, each clipped as in "clip" (2507.20673); "sapo" is A times the soft gate
-            4/τ · sigmoid(τ(r - 1)), without a clip (2511.20347).
+            4/τ · sigmoid(τ(r - 1)), without a clip (2511.20347). A function gets logprobs, old logprobs, advantages and
+            mask, each [B, T], and returns the losses of the tokens, [B, T], from which clip_low, clip_high and dual_clip
+            are absent.
         sapo_temperature_positive: the τ of "sapo" where A > 0.
         sapo_temperature_negative: the τ elsewhere.
         off_policy_mask: a row with a negative advantage whose mean of old minus present logprobs is above this has no policy
@@ -87,10 +100,10 @@ class Conventions:
             tokens, "sequence_mean" averages each row's mean over all rows and "sequence_mean_nonempty" over the rows
             that have a token, "sequence_sum" and "sequence_sum_nonempty" do the same with each row's sum, "constant"
             divides the sum by rows × aggregation_constant (Dr. GRPO, 2503.20783), "group_token_mean" averages the token
-            means of the groups.
+            means of the groups. A function gets values and mask, both [B, T], and returns a scalar.
         aggregation_constant: the C of "constant", in tokens.
         kl_estimator: k1 = log(p/q), k2 = its square / 2, k3 = q/p - 1 - log(q/p), abs = |log(p/q)|
-            (Schulman, "Approximating KL divergence").
+            (Schulman, "Approximating KL divergence"). A function gets log(p/q), [B, T], and returns the estimates.
         kl_direction: which of KL(policy ‖ reference) and KL(reference ‖ policy) the estimator's p and q stand for.
         kl_coef: beta, the coefficient of the KL.
         kl_placement: the KL is a term of the loss, or is subtracted from the reward.
@@ -112,7 +125,7 @@ class Conventions:
         max_grad_norm: the gradient of an update is scaled down to this norm; None leaves it.
         importance_level: the correction for a sampler that is not the trainer: none, per token, or per sequence.
         importance_mode: weights above importance_high are truncated to it, or weights outside
-            [importance_low, importance_high] are set to zero.
+            [importance_low, importance_high] are set to zero. A function gets the weights, [B, T], and returns others.
         importance_low: the lower bound of "mask".
         importance_high: the upper bound.
         evaluation_temperature: the temperature at which an evaluation samples; 0 is greedy.
@@ -190,7 +203,7 @@ class Conventions:
         decayed: weight decay is of all trained parameters, or of those with two dimensions or more: no norms, no biases.
     """
 
-    advantage_baseline: Baseline = "mean"
+    advantage_baseline: Baseline | Custom = "mean"
     advantage_scale: Scale = "group"
     advantage_ddof: int = 1
     advantage_eps: float = 1e-6
@@ -199,7 +212,7 @@ class Conventions:
     nan_reward: NanReward = "raise"
     reward_clip: float | None = None
 
-    objective: Objective = "clip"
+    objective: Objective | Custom = "clip"
     sapo_temperature_positive: float = 1.0
     sapo_temperature_negative: float = 1.05
     off_policy_mask: float | None = None
@@ -208,10 +221,10 @@ class Conventions:
     clip_high: float | None = 0.2
     dual_clip: float | None = None
     log_ratio_clamp: float | None = None
-    aggregation: Aggregation = "sequence_mean"
+    aggregation: Aggregation | Custom = "sequence_mean"
     aggregation_constant: float = 1.0
 
-    kl_estimator: KlEstimator = "k3"
+    kl_estimator: KlEstimator | Custom = "k3"
     kl_direction: KlDirection = "policy_to_reference"
     kl_coef: float = 0.0
     kl_placement: KlPlacement = "loss"
@@ -228,7 +241,7 @@ class Conventions:
     max_grad_norm: float | None = None
 
     importance_level: ImportanceLevel = "none"
-    importance_mode: ImportanceMode = "truncate"
+    importance_mode: ImportanceMode | Custom = "truncate"
     importance_low: float = 0.0
     importance_high: float = 2.0
 
@@ -288,10 +301,10 @@ class Conventions:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            allowed = _choices().get(field.name)
-            value = getattr(self, field.name)
-            if allowed and value not in allowed:
-                raise ValueError(f"{field.name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+            value, allowed = getattr(self, field.name), choices(field.name)
+            if allowed and value not in allowed and not (field.name in PIECES and self.is_own(field.name)):
+                custom = ", 'custom' or a function" if field.name in PIECES else ""
+                raise ValueError(f"{field.name}={value!r} is not one of {', '.join(map(repr, allowed))}{custom}")
         for name in ("advantage_ddof", "logged_std_ddof"):
             if (ddof := getattr(self, name)) not in (0, 1):
                 raise ValueError(f"{name}={ddof!r} is neither 0 nor 1")
@@ -341,6 +354,11 @@ class Conventions:
             if value is not None and value <= 0:
                 raise ValueError(f"{name}={value!r} is not positive")
 
+    def is_own(self, name: str) -> bool:
+        """Tell whether a piece is "custom" or a function."""
+        value = getattr(self, name)
+        return value == "custom" or callable(value)
+
     def replace(self, **changes: Any) -> Self:
         """A copy with some choices changed.
 
@@ -352,7 +370,8 @@ class Conventions:
 
 
 @cache
-def _choices() -> dict[str, tuple[str, ...]]:
-    """Return the words that each field can take; none for a field of another type."""
-    listed = {name: get_args(hint) for name, hint in get_type_hints(Conventions).items()}
-    return {name: values if values and isinstance(values[0], str) else () for name, values in listed.items()}
+def choices(name: str) -> tuple[str, ...]:
+    """Return the words that a field can take, without "custom"; none for a field of another type."""
+    allowed = get_args(get_type_hints(Conventions)[name])
+    words = get_args(allowed[0]) if name in PIECES else allowed
+    return words if words and isinstance(words[0], str) else ()

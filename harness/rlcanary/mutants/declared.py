@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.conventions import Conventions, choices
 from rlcanary.contract.presets import GRPO
 from rlcanary.mutants.mutant import Run
 
@@ -131,10 +131,8 @@ class Pair:
 
 def pairs() -> Iterator[Pair]:
     """Yield each value of each option with the one before it, and each number's default with another value, both ways."""
-    hints = get_type_hints(Conventions)
     for field in fields(Conventions):
-        values = get_args(hints[field.name])
-        if values and isinstance(values[0], str):
+        if values := choices(field.name):
             yield from (Pair(field.name, value, values[index - 1]) for index, value in enumerate(values))
         else:
             yield Pair(field.name, NUMBERS[field.name], field.default)

@@ -117,12 +117,8 @@ class Gspo(Pool, Adapter):
         token_advantage = batch.advantages if batch.advantages.ndim == 2 else batch.advantages[:, None]
         advantage = token_advantage.expand(mask.shape).masked_fill(~mask, 0)
         current = torch.where(mask, batch.logprobs, 0.0)
-        difference = current - torch.where(mask, batch.old_logprobs, 0.0)
-        ratio = sequence_means(difference, mask).exp()[:, None].expand(mask.shape)
-        bounded = ratio.clamp(1 - c.clip_low, 1 + c.clip_high)
-        surrogate = torch.min(ratio * advantage, bounded * advantage)
+        ratio, surrogate, out = self._surrogate(current, torch.where(mask, batch.old_logprobs, 0.0), advantage, mask)
         rows = -sequence_means(surrogate, mask)
-        out = (ratio < 1 - c.clip_low) & (advantage < 0) | (ratio > 1 + c.clip_high) & (advantage > 0)
         metrics = {"clip_fraction": out[mask].double().mean(), "ratio_mean": ratio[mask].double().mean()}
         if mask.any():
             metrics |= {"ratio_min": ratio[mask].min(), "ratio_max": ratio[mask].max()}
@@ -138,6 +134,14 @@ class Gspo(Pool, Adapter):
         if batch.sampler_logprobs is not None:
             metrics["mult_prob_error"] = (batch.old_logprobs - batch.sampler_logprobs)[mask].double().abs().exp().mean()
         return rows, {name: float(value.detach()) for name, value in metrics.items()}
+
+    def _surrogate(self, current, old, advantage, mask):
+        """Return ratios, terms, and which of them are clipped, each [B, T]."""
+        c = self.conventions
+        ratio = sequence_means(current - old, mask).exp()[:, None].expand(mask.shape)
+        bounded = ratio.clamp(1 - c.clip_low, 1 + c.clip_high)
+        out = (ratio < 1 - c.clip_low) & (advantage < 0) | (ratio > 1 + c.clip_high) & (advantage > 0)
+        return ratio, torch.min(ratio * advantage, bounded * advantage), out
 
     def kl(self, logprobs, ref_logprobs):
         return (logprobs - ref_logprobs) ** 2 / 2

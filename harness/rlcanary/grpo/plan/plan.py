@@ -223,6 +223,8 @@ class Plan:
         """Refuse what this trainer would not do."""
         for each in fields(Conventions):
             value = getattr(conventions, each.name)
+            if value == "custom":
+                raise ValueError(f"{each.name} is 'custom', which this trainer does not have: name one that it has")
             if each.name.startswith(UNUSED) and value != each.default:
                 raise ValueError(f"{each.name} is {value!r}, which this trainer does not do: leave it out")
         return conventions

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.contract.conventions import Conventions
+from rlcanary.reference.objective.pieces import own_function
 
 
 def advantages(
@@ -30,6 +31,7 @@ def advantages(
         [B], float64 for float64 rewards and float32 otherwise.
 
     Raises:
+        NotProvided: the baseline is "custom".
         ValueError: shapes differ, or a reward is NaN while `nan_reward` is "raise", or a reward is infinite.
     """
     if rewards_B.ndim != 1 or rewards_B.shape != group_ids_B.shape:
@@ -94,17 +96,18 @@ def _group_advantages(rewards_G: Tensor, weights_G: Tensor, batch_std: Tensor, c
                 return rewards_G
             case "nan":
                 return torch.full_like(rewards_G, torch.nan)
-    match conventions.advantage_baseline:
+    std = _std(rewards_G, conventions.advantage_ddof)
+    match own_function(conventions.advantage_baseline, "advantage_baseline") or conventions.advantage_baseline:
         case "mean":
             centred_G = _centre(rewards_G, rewards_G.unsqueeze(0), weights_G)
-            std = _std(rewards_G, conventions.advantage_ddof)
         case "leave_one_out":
             others_GG = _others(rewards_G)
             centred_G = _centre(rewards_G, others_GG, torch.ones_like(others_GG))
             std = _std(others_GG, conventions.advantage_ddof)
         case "none":
             centred_G = rewards_G
-            std = _std(rewards_G, conventions.advantage_ddof)
+        case baseline:
+            centred_G = rewards_G - baseline(rewards_G)
     match conventions.advantage_scale:
         case "group":
             return _divide(centred_G, std, conventions)

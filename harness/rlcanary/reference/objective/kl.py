@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlcanary.contract.conventions import Conventions
 from rlcanary.reference.masks import masked
+from rlcanary.reference.objective.pieces import own_function
 
 
 def kl(
@@ -36,6 +37,7 @@ def kl(
         [B, T], of the dtype of the logprobs.
 
     Raises:
+        NotProvided: the estimator is "custom".
         ValueError: shapes differ.
     """
     if logprobs_BT.shape != ref_logprobs_BT.shape:
@@ -73,6 +75,8 @@ def _log_ratio(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, conventions: Conven
 
 
 def _estimate(log_ratio_BT: Tensor, conventions: Conventions) -> Tensor:
+    if estimator := own_function(conventions.kl_estimator, "kl_estimator"):
+        return estimator(log_ratio_BT)  # type: ignore[no-any-return]
     match conventions.kl_estimator:
         case "k1":
             return log_ratio_BT
@@ -83,6 +87,8 @@ def _estimate(log_ratio_BT: Tensor, conventions: Conventions) -> Tensor:
             return torch.expm1(-log_ratio_BT) + log_ratio_BT
         case "abs":
             return log_ratio_BT.abs()
+        case other:
+            raise AssertionError(other)
 
 
 def rewards_with_kl(

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions, TokenAggregation
+from rlcanary.contract.declining import NotProvided
 from rlcanary.contract.records.credit import ValueBatch
 from rlcanary.reference.masks import masked
 from rlcanary.reference.objective.kl import kl
+from rlcanary.reference.objective.pieces import own_function
 
 
 def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
@@ -32,9 +34,11 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
 
     Returns:
         A scalar loss and its metrics. A batch without a trained token has loss zero and NaN metrics, and a metric is NaN
-        where the logprobs that it needs, and the loss does not, were not all given.
+        where the logprobs that it needs, and the loss does not, were not all given. An objective of its own has no clip
+        fraction.
 
     Raises:
+        NotProvided: a piece that is needed is "custom".
         ValueError: the conventions ask for reference, sampler, entropy or group data that the batch does not have, shapes
             differ, or a value that the loss needs at a trained token is NaN.
     """
@@ -45,7 +49,12 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
 
     log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT, conventions)
     ratio_BT = log_ratio_BT.exp()
-    loss_BT, is_clipped_BT = _surrogate(logprobs_BT, log_ratio_BT, advantages_BT, mask_BT, conventions)
+    metrics = {}
+    if objective := own_function(conventions.objective, "objective"):
+        loss_BT = objective(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+    else:
+        loss_BT, is_clipped_BT = _surrogate(logprobs_BT, log_ratio_BT, advantages_BT, mask_BT, conventions)
+        metrics["clip_fraction"] = _masked_mean(is_clipped_BT, mask_BT)
     if conventions.off_policy_mask is not None:
         gap_BT = _off_policy_gap(batch, logprobs_BT, mask_BT, conventions)
         loss_BT = loss_BT.masked_fill((advantages_BT < 0) & (gap_BT > conventions.off_policy_mask), 0)
@@ -53,12 +62,9 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
         sampler_logprobs_BT = _required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
         loss_BT = loss_BT * importance_weights(old_logprobs_BT, sampler_logprobs_BT, mask_BT, conventions)
 
-    metrics = {
-        "clip_fraction": _masked_mean(is_clipped_BT, mask_BT),
-        "ratio_mean": _masked_mean(ratio_BT, mask_BT),
-        "ratio_min": float(ratio_BT.detach()[mask_BT].min()) if mask_BT.any() else torch.nan,
-        "ratio_max": float(ratio_BT.detach()[mask_BT].max()) if mask_BT.any() else torch.nan,
-    }
+    metrics["ratio_mean"] = _masked_mean(ratio_BT, mask_BT)
+    metrics["ratio_min"] = float(ratio_BT.detach()[mask_BT].min()) if mask_BT.any() else torch.nan
+    metrics["ratio_max"] = float(ratio_BT.detach()[mask_BT].max()) if mask_BT.any() else torch.nan
     kl_is_in_loss = conventions.kl_coef != 0 and conventions.kl_placement == "loss"
     if batch.ref_logprobs is not None or kl_is_in_loss:
         ref_logprobs_BT = _required(batch.ref_logprobs, "ref_logprobs", "kl_coef").detach()
@@ -116,6 +122,7 @@ def importance_weights(
         [B, T] without gradient, 0 outside the mask and 1 everywhere inside it when importance_level is "none".
 
     Raises:
+        NotProvided: importance_mode is needed and "custom".
         ValueError: a token inside the mask was not scored (NaN).
     """
     mask_BT = mask_BT.bool()
@@ -126,7 +133,9 @@ def importance_weights(
     if conventions.importance_level == "sequence":
         log_weight_BT = log_weight_BT.sum(dim=1, keepdim=True).expand_as(log_weight_BT)
     weight_BT = log_weight_BT.exp()
-    if conventions.importance_mode == "truncate":
+    if bounded := own_function(conventions.importance_mode, "importance_mode"):
+        weight_BT = bounded(weight_BT)
+    elif conventions.importance_mode == "truncate":
         weight_BT = weight_BT.clamp(max=conventions.importance_high)
     else:
         inside_BT = (weight_BT >= conventions.importance_low) & (weight_BT <= conventions.importance_high)
@@ -148,9 +157,16 @@ def aggregate(values_BT: Tensor, batch: PolicyBatch | ValueBatch, conventions: C
 
     Returns:
         Scalar; zero where nothing is trained.
+
+    Raises:
+        NotProvided: the aggregation is "custom", or a function and the batch has global counts, which it does not take.
     """
     mask_BT = batch.mask.bool()
     values_BT = values_BT.masked_fill(~mask_BT, 0)
+    if reduction := own_function(conventions.aggregation, "aggregation"):
+        if batch.global_tokens is not None or batch.global_sequences is not None:
+            raise NotProvided("an aggregation of one's own is that of a whole update, not of its parts")
+        return reduction(values_BT, mask_BT)  # type: ignore[no-any-return]
     sequences = batch.global_sequences
     if sequences is None:
         sequences = count_sequences(batch, conventions)
@@ -168,6 +184,8 @@ def aggregate(values_BT: Tensor, batch: PolicyBatch | ValueBatch, conventions: C
             tokens_B = mask_BT.sum(dim=1)
             tokens_G = tokens_B.new_zeros(groups).index_add(0, group_of_row_B, tokens_B)
             return (sums_G / tokens_G.clamp(min=1)).sum() / sequences
+        case other:
+            raise AssertionError(other)
 
 
 def aggregate_tokens(

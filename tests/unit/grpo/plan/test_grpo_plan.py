@@ -47,8 +47,12 @@ def given(**changes: Any) -> dict[str, Any]:
         ({"sampling": {"temperature": -1}, "conventions": {"preset": "dapo"}}, "sampling: temperature"),
         ({"sampling": {"seed": 3}}, r"sampling\.seed"),
         ({"sampling": {"temperature": 0.6}, "conventions": {"temperature": 1.0}}, r"conventions: temperature is 1\.0"),
-        ({"conventions": {"aggregation": "token"}}, r"conventions\.aggregation is 'token', it has to be 'token_mean'"),
+        ({"conventions": {"aggregation": "token"}}, r"conventions: aggregation='token' is not one of 'token_mean'"),
         ({"conventions": {"preset": "drpo"}}, "conventions: preset is 'drpo', it has to be one of grpo"),
+        (
+            {"conventions": {"objective": "custom"}},
+            "conventions: objective is 'custom', which this trainer does not have",
+        ),
         ({"conventions": {"preset": "ppo"}}, r"conventions: value_clip is 0\.2, which this trainer does not do"),
         ({"conventions": {"token_credit": "gae"}}, r"conventions\.token_credit is gae, which needs a critic"),
         (

@@ -19,11 +19,15 @@ from rlcanary.contract.conventions import Baseline, Conventions, NanReward, Scal
 
 
 def _has_no_baseline(conventions: Conventions) -> str | None:
-    return "rewards are not centred" if conventions.advantage_baseline == "none" else None
+    return "rewards are not centred" if conventions.advantage_baseline == "none" else _has_own_baseline(conventions)
+
+
+def _has_own_baseline(conventions: Conventions) -> str | None:
+    return "the baseline is one's own" if conventions.is_own("advantage_baseline") else None
 
 
 def _is_not_scaled(conventions: Conventions) -> str | None:
-    return None if conventions.advantage_scale != "none" else "advantages are not scaled"
+    return _has_own_baseline(conventions) if conventions.advantage_scale != "none" else "advantages are not scaled"
 
 
 def _advantages(adapter: Adapter, rewards_B: Tensor, group_ids_B: Tensor) -> Tensor:
@@ -76,7 +80,7 @@ def declared_formula(adapter: Adapter, rewards_B: Tensor, group_ids_B: Tensor) -
 
 def _formula(conventions: Conventions) -> str:
     centred = {"mean": "reward - mean of its group", "leave_one_out": "reward - mean of the others", "none": "reward"}
-    formula = centred[conventions.advantage_baseline]
+    formula = centred.get(str(conventions.advantage_baseline), "reward - baseline of one's own")
     if conventions.advantage_scale == "none":
         return formula
     scope = {"group": "its group", "batch": "the batch"}[conventions.advantage_scale]
@@ -183,7 +187,7 @@ def _eight_rewards(rng: Generator) -> Iterator[Case]:
     yield Case(rewards_B=inputs.uniform(rng, 8, low=0, high=10, decimals=1))
 
 
-@check("advantage.scale", needs=("advantages",), cases=_eight_rewards)
+@check("advantage.scale", needs=("advantages",), cases=_eight_rewards, applies=_has_own_baseline)
 def scale(adapter: Adapter, rewards_B: Tensor) -> None:
     """Rewards ten times as large give equal advantages with scaling, and ten times as large ones without.
 

@@ -22,11 +22,19 @@ from rlcanary.contract.conventions import Conventions
 def _has_stopped_gradients(conventions: Conventions) -> str | None:
     if conventions.objective == "cispo":
         return "CISPO stops gradients on purpose"
+    if conventions.is_own("objective"):
+        return "an objective of one's own may stop gradients on purpose"
     return _leaves_rows_out(conventions)
 
 
 def _leaves_rows_out(conventions: Conventions) -> str | None:
-    return None if conventions.off_policy_mask is None else "rows far off policy are left out on purpose"
+    if conventions.off_policy_mask is not None:
+        return "rows far off policy are left out on purpose"
+    return _is_own(conventions)
+
+
+def _is_own(conventions: Conventions) -> str | None:
+    return "an objective of one's own may weigh tokens on purpose" if conventions.is_own("objective") else None
 
 
 def _kl_is_not_its_slope(conventions: Conventions) -> bool:
@@ -154,6 +162,7 @@ def corrected_is_the_policy_gradient(adapter: Adapter, policy_V: Tensor, sampler
 @check(
     "gradient.is_the_policy_gradient",
     needs=("token_logprobs", "policy_loss"),
+    applies=_is_own,
     cases=_all_sequences,
     draws=_drawn_sequences,
 )
@@ -236,8 +245,8 @@ def half_precision(adapter: Adapter, advantages_B: Tensor, lengths_B: Tensor, dt
 
 
 def _one_reward(conventions: Conventions) -> Iterator[Case]:
-    if conventions.advantage_baseline == "none":
-        raise NotProvided("rewards are not centred")
+    if conventions.advantage_baseline == "none" or conventions.is_own("advantage_baseline"):
+        raise NotProvided("rewards are not centred, or on a baseline of one's own")
     groups = [replace(group, rewards=[1.0] * len(group.completions)) for group in (*PAIR, *GROUPS)]
     yield Case(changes={"kl_coef": 0.0, "entropy_coef": 0.0}, groups=groups)
 

@@ -74,7 +74,8 @@ def declared_estimator(adapter: Adapter, logprobs_BT: Tensor, ref_BT: Tensor, pl
     exact_BT = logprobs_BT.detach().double().requires_grad_()
     expected_BT = reference.kl(exact_BT, ref_BT.double(), adapter.conventions)
     kl_BT = adapter.kl(logprobs_BT.clone(), ref_BT)
-    told = f"the declared estimator {adapter.conventions.kl_estimator}{place}"
+    estimator = adapter.conventions.kl_estimator
+    told = f"the declared estimator {getattr(estimator, '__name__', estimator)}{place}"
     with soft():
         assert_close(kl_BT, expected_BT, f"KL differs from {told}")
     told = f"the gradient of the KL is not that of {told}"
@@ -145,7 +146,8 @@ def zero_at_reference(adapter: Adapter, logprobs_BT: Tensor) -> None:
 
 def _is_biased(conventions: Conventions) -> str | None:
     if conventions.kl_estimator not in ("k1", "k3"):
-        return f"{conventions.kl_estimator} is not an unbiased estimator"
+        estimator = conventions.kl_estimator
+        return f"{getattr(estimator, '__name__', estimator)} is not known to be unbiased"
     if conventions.kl_direction != "policy_to_reference":
         return "samples of the policy do not estimate KL(reference ‖ policy)"
     return None

@@ -24,7 +24,7 @@ from rlcanary.checks.worlds.training.tiny_trainer import (
 from rlcanary.checks.worlds.training.updates import Watch, declared
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Group
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.conventions import PIECES, Conventions
 from rlcanary.contract.layers import copied
 
 
@@ -87,11 +87,22 @@ def scene(
         start = Scene(state, batch, policy, in_precision_of(state, ref_model))
         if limit is None or is_clipped is None:
             return start
-        norm = declared(state.model, start.ref_model, batch, conventions).metrics["grad_norm"]
+        norm = _gradient_norm(adapter, start, groups)
         if norm > 2 * limit if is_clipped else norm < limit / 2:
             return start
         factor *= math.sqrt((4 if is_clipped else 0.25) * limit / max(norm, 1e-3 * limit))
     raise NotProvided(f"no gradient of such a model is {'above' if is_clipped else 'below'} max_grad_norm {limit:g}")
+
+
+def _gradient_norm(adapter: Adapter, start: Scene, groups: Sequence[Group]) -> float:
+    """Return the declared norm; where a piece is "custom", that of the code itself, which is at most max_grad_norm."""
+    if "custom" not in (getattr(adapter.conventions, name) for name in PIECES):
+        norm: float = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).metrics[
+            "grad_norm"
+        ]
+        return norm
+    gradients = step_gradients(adapter, twin(adapter, start, groups))
+    return float(torch.cat([each.double().flatten() for each in gradients.values()]).norm())
 
 
 def twin(adapter: Adapter, start: Scene, groups: Sequence[Group], **layout: Any) -> Scene:
