@@ -275,6 +275,8 @@ class Timeouts:
     def give_up(self, expiry: Expiry, why: str) -> None:
         """Report the test that cannot be stopped, run the others elsewhere, and end the process."""
         assert self.session is not None
+        # In the place of the watchdog's timer, which on a busy machine would go off before the test is reported.
+        faulthandler.dump_traceback_later(LAST_WORDS_SECONDS, exit=True, file=self.stderr)
         self.config.stash[GIVEN_UP] = True
         capture = self.config.pluginmanager.getplugin("capturemanager")
         if capture is not None:

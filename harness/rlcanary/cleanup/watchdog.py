@@ -30,6 +30,7 @@ UNINVOLVED = {"ray_print_logs", "ray_listen_error_messages", "PythonGCThread", "
 NATIVE = "it is in native code, which cannot be interrupted"
 PYTEST_PACKAGES = {"_pytest", "pluggy", "pytest_rlcanary"}
 FROZEN_SLACK_SECONDS = 10.0
+RELEASE_SECONDS = 60.0
 
 # A real-time signal, because tests and libraries have uses of their own for SIGALRM and SIGUSR1.
 SIGNAL: signal.Signals | int = getattr(signal, "SIGRTMIN", signal.SIGALRM)
@@ -174,7 +175,8 @@ class Watchdog:
 
     def _watch(self) -> None:
         while (expiry := self._wait_for_expiry()) is not None:
-            self._guard_frozen(time.monotonic() + self._grace)
+            # This thread runs, so the process is not frozen. It puts the timer off for as long as it does.
+            self._guard_frozen(time.monotonic() + RELEASE_SECONDS)
             try:
                 expiry.workers = self._release(sys._current_frames().get(self._main.ident or 0))
             finally:
@@ -213,6 +215,7 @@ class Watchdog:
             while time.monotonic() < until:
                 if self._expiry is not expiry:
                     return
+                self._guard_frozen(time.monotonic())
                 time.sleep(0.02)
             if time.monotonic() >= ends and self._expiry is expiry:
                 why = "it catches every interruption and continues" if self._heard else NATIVE

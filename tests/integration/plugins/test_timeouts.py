@@ -252,6 +252,22 @@ def test_what_cannot_run_in_another_process_is_said_and_all_is_saved(
         assert "test_after" in again.output
 
 
+SLOW_REPORT = """
+import time
+
+def pytest_runtest_logreport(report):
+    if report.nodeid.endswith("test_deadlock"):
+        time.sleep(6)
+"""
+
+
+def test_report_that_takes_longer_than_the_grace_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(SLOW_REPORT)
+    run = run_session(tmp_path, UNINTERRUPTIBLE, *GRACE)
+    assert run.cases["test_deadlock"].outcome == "failed"
+    assert run.cases["test_after"].outcome == "passed"
+
+
 def test_native_code_that_nothing_interrupts_costs_only_its_worker_under_xdist(tmp_path: Path) -> None:
     run = run_session(tmp_path, UNINTERRUPTIBLE, *GRACE, "-n", "1")
     assert "in native code" in run.output
