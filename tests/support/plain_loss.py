@@ -44,8 +44,29 @@ def rows_of(batch):
 
 
 def loss(rows, logprobs, start, c):
-    terms = [_row_terms(row, *given, c) for row, *given in zip(rows, logprobs, start, strict=True)]
-    return aggregate(rows, terms, c)
+    parts = [_row_terms(row, *given, c) for row, *given in zip(rows, logprobs, start, strict=True)]
+    policy, kls = ([part[place] for part in parts] for place in (0, 1))
+    bonus = [[token.entropy for token in row.tokens] for row in rows]
+    if c.top_entropy is not None:
+        least = quantile([value for values in bonus for value in values], 1 - c.top_entropy)
+        policy = [
+            [term if value >= least else 0.0 for term, value in zip(*each, strict=True)]
+            for each in zip(policy, bonus, strict=True)
+        ]
+        bonus = [[value for value in values if value >= least] for values in bonus]
+    total = aggregate(rows, policy, c)
+    total += aggregate(rows, kls, c if c.kl_aggregation is None else c.replace(aggregation=c.kl_aggregation))
+    if c.entropy_aggregation is not None:
+        c = c.replace(aggregation=c.entropy_aggregation)
+    return total - c.entropy_coef * aggregate(rows, bonus, c)
+
+
+def quantile(values, share):
+    """Between the two values at the places around share × (n - 1), in proportion."""
+    ordered, place = sorted(values), share * (len(values) - 1)
+    below = int(place)
+    above = min(below + 1, len(values) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below]) if values else nan
 
 
 def gradient(rows, logprobs, c):
@@ -96,13 +117,14 @@ def ratios(row, logprobs, c):
 
 
 def _row_terms(row, logprobs, start, c):
-    terms = []
+    """The losses of the row's tokens, and their KL terms."""
+    terms, kls = [], []
     now = ratios(row, logprobs, c)
     given = zip(row.tokens, logprobs, start, now, ratios(row, start, c), strict=True)
     for token, logprob, begun, ratio, ratio_begun in given:
         match c.objective:
             case "cispo":
-                term = -clip(ratio_begun, c) * token.advantage * logprob
+                term = -clip(ratio_begun, token, c) * token.advantage * logprob
             case "reinforce":
                 term = -token.advantage * logprob
             case "sapo":
@@ -110,25 +132,41 @@ def _row_terms(row, logprobs, start, c):
             case "gmpo":
                 term = -token.advantage * geometric_mean(row, now, token.advantage, c)
             case "clip":
-                term = -clipped_objective(ratio, token.advantage, c)
+                term = -clipped_objective(ratio, token, c)
         if is_off_policy(row, start, token.advantage, c):
             term = 0.0
-        term *= correction(token, row, c)
-        if c.kl_coef and c.kl_placement == "loss":
-            term += c.kl_coef * kl(logprob, begun, token.ref, ratio, ratio_begun, c)
-        terms.append(term - c.entropy_coef * token.entropy)
-    return terms
+        terms.append(term * correction(token, row, c))
+        is_term = c.kl_coef and c.kl_placement == "loss"
+        kls.append(c.kl_coef * kl(logprob, begun, token.ref, ratio, ratio_begun, c) if is_term else 0.0)
+    return terms, kls
 
 
-def clip(ratio, c):
-    low = -inf if c.clip_low is None else 1 - c.clip_low
-    high = inf if c.clip_high is None else 1 + c.clip_high
+def bounds(token, c):
+    """The bounds of the ratio; dynamic ones by bisection, where (ratio - 1) × ratio × old probability is the distance."""
+    if c.clip_bounds == "fixed":
+        return (-inf if c.clip_low is None else 1 - c.clip_low), (inf if c.clip_high is None else 1 + c.clip_high)
+
+    def where(distance, low, high):
+        for _ in range(200):
+            middle = (low + high) / 2
+            is_below = (middle - 1) * middle * exp(token.old) < distance
+            low, high = (middle, high) if is_below else (low, middle)
+        return low
+
+    # Below a half the distance shrinks again.
+    low = -inf if c.clip_low is None else where(-c.clip_low, 0.5, 1.0)
+    return low, (inf if c.clip_high is None else where(c.clip_high, 1.0, 1e6))
+
+
+def clip(ratio, token, c):
+    low, high = bounds(token, c)
     return min(max(ratio, low), high)
 
 
-def clipped_objective(ratio, advantage, c):
+def clipped_objective(ratio, token, c):
     """What PPO maximises (1707.06347, eq. 7), with the floor of dual clip (1912.09729, eq. 5)."""
-    value = min(ratio * advantage, clip(ratio, c) * advantage)
+    advantage = token.advantage
+    value = min(ratio * advantage, clip(ratio, token, c) * advantage)
     if c.dual_clip is not None and advantage < 0:
         value = max(value, c.dual_clip * advantage)
     return value
@@ -143,13 +181,13 @@ def soft_gate(ratio, advantage, c):
 def geometric_mean(row, every_ratio, advantage, c):
     """The product of the row's clipped ratios to the power of one over their number (2507.20673)."""
 
-    def held(ratio, sign):
-        if sign > 0:
-            return min(ratio, inf if c.clip_high is None else 1 + c.clip_high)
-        floor = max(ratio, -inf if c.clip_low is None else 1 - c.clip_low)
-        return min(floor, inf if c.dual_clip is None else c.dual_clip)
+    def held(ratio, token):
+        low, high = bounds(token, c)
+        if token.advantage > 0:
+            return min(ratio, high)
+        return min(max(ratio, low), inf if c.dual_clip is None else c.dual_clip)
 
-    factors = [held(ratio, token.advantage) for token, ratio in zip(row.tokens, every_ratio, strict=True)]
+    factors = [held(ratio, token) for token, ratio in zip(row.tokens, every_ratio, strict=True)]
     return prod(factors) ** (1 / len(factors)) if advantage else 1.0
 
 
@@ -211,16 +249,16 @@ def metrics(rows, logprobs, c):
         values = list(values)
         return fsum(values) / len(values) if values else nan
 
-    def is_clipped(ratio, advantage):
+    def is_clipped(ratio, token):
         if c.objective in ("reinforce", "sapo"):
             return False
         if c.objective == "cispo":
-            return clip(ratio, c) != ratio and advantage != 0
-        return clipped_objective(ratio, advantage, c) != ratio * advantage
+            return clip(ratio, token, c) != ratio and token.advantage != 0
+        return clipped_objective(ratio, token, c) != ratio * token.advantage
 
     every_ratio = [ratio for _, _, ratio in tokens]
     return {
-        "clip_fraction": mean(is_clipped(ratio, token.advantage) for token, _, ratio in tokens),
+        "clip_fraction": mean(is_clipped(ratio, token) for token, _, ratio in tokens),
         "ratio_mean": mean(every_ratio),
         "ratio_min": min(every_ratio, default=nan),
         "ratio_max": max(every_ratio, default=nan),

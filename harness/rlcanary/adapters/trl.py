@@ -72,6 +72,8 @@ class TrlAdapter(Adapter):
             dual_clip=args.delta,
             aggregation=AGGREGATIONS[args.loss_type],
             aggregation_constant=args.max_completion_length,
+            top_entropy=None if args.top_entropy_quantile == 1 else args.top_entropy_quantile,
+            entropy_aggregation="token_mean",
             kl_estimator="k3",
             kl_coef=args.beta,
             kl_ratio_weighted=args.use_bias_correction_kl,
@@ -309,8 +311,12 @@ def _settings(settings: dict[str, Any], conventions: Conventions, changes: dict[
                 result["off_policy_mask_threshold"] = wanted.off_policy_mask
             case "objective" | "aggregation" if (wanted.objective, wanted.aggregation) == ("sapo", "sequence_mean"):
                 result["loss_type"] = "sapo"
-            case "entropy_coef" if wanted.aggregation == "token_mean":
+            case "entropy_coef" if wanted.aggregation == "token_mean" or wanted.entropy_aggregation == "token_mean":
                 result["entropy_coef"] = wanted.entropy_coef
+            case "entropy_aggregation" if wanted.entropy_aggregation == "token_mean":
+                pass  # It is so under every loss.
+            case "top_entropy":
+                result["top_entropy_quantile"] = 1.0 if wanted.top_entropy is None else wanted.top_entropy
             case "clip_low" if wanted.clip_low is not None:
                 result["epsilon"] = wanted.clip_low
             case "clip_high" if wanted.clip_high is not None and wanted.objective == "clip":

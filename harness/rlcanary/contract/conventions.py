@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, Self, get_args, get_type_hints
 
+from rlcanary.contract.ranges import out_of_range
+
 # "custom" or a function. Any spares code that knows the words alone from telling the two apart.
 Custom = Any
 
@@ -18,6 +20,7 @@ SingletonGroup = Literal["zero", "reward", "nan"]
 NanReward = Literal["raise", "exclude"]
 Objective = Literal["clip", "cispo", "reinforce", "gmpo", "sapo"]
 RatioLevel = Literal["token", "sequence"]
+ClipBounds = Literal["fixed", "dynamic"]
 Aggregation = Literal[
     "token_mean",
     "sequence_mean",
@@ -71,7 +74,9 @@ class Conventions:
             group ("leave_one_out", RLOO), or nothing. A function gets the rewards of a group, [G], and returns the
             baseline, a scalar or [G].
         advantage_scale: the divisor of the centred reward: the standard deviation of its group, of the whole batch,
-            or nothing (Dr. GRPO). With the leave-one-out baseline the group's standard deviation is that of the others.
+            or nothing (Dr. GRPO).
+        advantage_std_of_others: with the leave-one-out baseline the group's standard deviation is that of the others, not
+            that of the whole group.
         advantage_ddof: 0 divides the sum of squares by n, 1 by n - 1.
         advantage_eps: the small constant that keeps the division finite.
         advantage_eps_mode: "add" divides by std + eps, "clamp" by max(std, eps), "skip" divides by std + eps where
@@ -94,6 +99,9 @@ class Conventions:
         ratio_level: one importance ratio per token, or one per sequence: exp of the mean log-ratio (GSPO, 2507.18071).
         clip_low: the ratio is clipped below at 1 - clip_low; None leaves it unclipped.
         clip_high: the ratio is clipped above at 1 + clip_high; None leaves it unclipped.
+        clip_bounds: "fixed" are those of clip_low and clip_high. "dynamic" (DCPO, 2509.02333) leaves rare tokens more room:
+            with q the old probability of the token the bounds are (1 + sqrt(1 + 4 clip_high / q)) / 2 and
+            (1 + sqrt(max(1 - 4 clip_low / q, 0))) / 2.
         dual_clip: the loss of "clip" is at most dual_clip times -A where A < 0 (arXiv 1912.09729, eq. 5); None is off.
         log_ratio_clamp: the log-ratio is clamped to ± this before exp; None is off.
         aggregation: the reduction of token losses to one number. "token_mean" divides their sum by the number of
@@ -102,6 +110,11 @@ class Conventions:
             divides the sum by rows × aggregation_constant (Dr. GRPO, 2503.20783), "group_token_mean" averages the token
             means of the groups. A function gets values and mask, both [B, T], and returns a scalar.
         aggregation_constant: the C of "constant", in tokens.
+        top_entropy: the policy loss and the entropy bonus are of the tokens whose entropy is at least the 1 - top_entropy
+            quantile of all trained tokens' (2506.01939). The others count in the aggregation of the policy loss, and not in
+            that of the bonus. None is off.
+        kl_aggregation: the reduction of the KL term, if another.
+        entropy_aggregation: the reduction of the entropy bonus, if another.
         kl_estimator: k1 = log(p/q), k2 = its square / 2, k3 = q/p - 1 - log(q/p), abs = |log(p/q)|
             (Schulman, "Approximating KL divergence"). A function gets log(p/q), [B, T], and returns the estimates.
         kl_direction: which of KL(policy ‖ reference) and KL(reference ‖ policy) the estimator's p and q stand for.
@@ -205,6 +218,7 @@ class Conventions:
 
     advantage_baseline: Baseline | Custom = "mean"
     advantage_scale: Scale = "group"
+    advantage_std_of_others: bool = True
     advantage_ddof: int = 1
     advantage_eps: float = 1e-6
     advantage_eps_mode: EpsMode = "add"
@@ -219,10 +233,14 @@ class Conventions:
     ratio_level: RatioLevel = "token"
     clip_low: float | None = 0.2
     clip_high: float | None = 0.2
+    clip_bounds: ClipBounds = "fixed"
     dual_clip: float | None = None
     log_ratio_clamp: float | None = None
     aggregation: Aggregation | Custom = "sequence_mean"
     aggregation_constant: float = 1.0
+    top_entropy: float | None = None
+    kl_aggregation: Aggregation | None = None
+    entropy_aggregation: Aggregation | None = None
 
     kl_estimator: KlEstimator | Custom = "k3"
     kl_direction: KlDirection = "policy_to_reference"
@@ -305,54 +323,22 @@ class Conventions:
             if allowed and value not in allowed and not (field.name in PIECES and self.is_own(field.name)):
                 custom = ", 'custom' or a function" if field.name in PIECES else ""
                 raise ValueError(f"{field.name}={value!r} is not one of {', '.join(map(repr, allowed))}{custom}")
-        for name in ("advantage_ddof", "logged_std_ddof"):
-            if (ddof := getattr(self, name)) not in (0, 1):
-                raise ValueError(f"{name}={ddof!r} is neither 0 nor 1")
-        if self.aggregation_constant <= 0:
-            raise ValueError(f"aggregation_constant={self.aggregation_constant!r} is not positive")
-        for name in ("sapo_temperature_positive", "sapo_temperature_negative"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not positive")
-        if self.buffer_order not in (*get_args(BufferOrder), None):
-            raise ValueError(f"buffer_order={self.buffer_order!r} is neither an order nor None")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ValueError(
-                f"dual_clip={self.dual_clip!r} has to be above 1: it bounds the ratio of a negative advantage"
-            )
-
-        for name in ("epochs_per_rollout", "mini_batches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} is below 1")
-
+            if wrong := out_of_range(field.name, value):
+                raise ValueError(wrong)
+        for name, others in {
+            "kl_aggregation": Aggregation,
+            "entropy_aggregation": Aggregation,
+            "buffer_order": BufferOrder,
+        }.items():
+            if (value := getattr(self, name)) not in (*get_args(others), None):
+                raise ValueError(
+                    f"{name}={value!r} is neither None nor one of {', '.join(map(repr, get_args(others)))}"
+                )
         if self.kl_score_term and self.kl_ratio_weighted:
             raise ValueError(
                 "kl_score_term and kl_ratio_weighted together count the score-function part of the KL twice: the "
                 "gradient of the importance ratio is that part"
             )
-        if not 0 <= self.supervised_label_smoothing < 1:
-            raise ValueError(f"supervised_label_smoothing={self.supervised_label_smoothing!r} is not in [0, 1)")
-        if not 0 < self.distillation_beta < 1:
-            raise ValueError(
-                f"distillation_beta={self.distillation_beta!r} is not between 0 and 1: its limits are the forward and the "
-                "reverse KL, which have names"
-            )
-        if not 0 <= self.distillation_label_weight < 1:
-            raise ValueError(f"distillation_label_weight={self.distillation_label_weight!r} is not in [0, 1)")
-        if self.preference_beta <= 0:
-            raise ValueError(f"preference_beta={self.preference_beta!r} is not positive")
-        if not 0 <= self.preference_label_smoothing < 0.5:
-            raise ValueError(f"preference_label_smoothing={self.preference_label_smoothing!r} is not in [0, 0.5)")
-
-        for name in ("discount", "gae_lambda", "critic_lambda"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name}={value!r} does not lie between 0 and 1")
-        if self.whitening_ddof not in (0, 1):
-            raise ValueError(f"whitening_ddof={self.whitening_ddof!r} is neither 0 nor 1")
-        for name in ("value_clip", "value_coef"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name}={value!r} is not positive")
 
     def is_own(self, name: str) -> bool:
         """Tell whether a piece is "custom" or a function."""

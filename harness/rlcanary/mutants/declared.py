@@ -20,6 +20,10 @@ NUMBERS: dict[str, Any] = {
     "clip_low": 0.4,
     "clip_high": 0.4,
     "dual_clip": 1.5,
+    "advantage_std_of_others": False,
+    "top_entropy": 0.4,
+    "kl_aggregation": "token_mean",
+    "entropy_aggregation": "token_mean",
     "log_ratio_clamp": 0.5,
     "sapo_temperature_positive": 2.0,
     "sapo_temperature_negative": 0.5,
@@ -67,7 +71,9 @@ NUMBERS: dict[str, Any] = {
 CONTEXT: dict[str, dict[str, Any]] = {
     "advantage_eps_mode": {"advantage_baseline": "leave_one_out"},
     **{f"sapo_temperature_{sign}": {"objective": "sapo"} for sign in ("positive", "negative")},
+    "advantage_std_of_others": {"advantage_baseline": "leave_one_out"},
     "aggregation_constant": {"aggregation": "constant"},
+    "entropy_aggregation": {"entropy_coef": 0.1},
     "importance_mode": {"importance_level": "token", "importance_low": 0.8, "importance_high": 1.1},
     "importance_low": {"importance_level": "token", "importance_mode": "mask", "importance_high": 1.1},
     "importance_high": {"importance_level": "token"},
@@ -76,7 +82,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "gae_lambda": {"token_credit": "gae"},
     "critic_lambda": {"token_credit": "gae"},
     "whitening_ddof": {"whitening": "mean_std"},
-    **{f"kl_{name}": {"kl_coef": 0.5} for name in ("estimator", "direction", "placement", "score_term")},
+    **{f"kl_{name}": {"kl_coef": 0.5} for name in ("estimator", "direction", "placement", "score_term", "aggregation")},
     **{f"kl_{name}": {"kl_coef": 0.5} for name in ("ratio_weighted", "input_clamp", "output_clamp")},
 }
 

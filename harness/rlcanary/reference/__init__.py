@@ -6,14 +6,13 @@ from rlcanary.reference.fused import fused_linear_logprobs, fused_linear_logprob
 from rlcanary.reference.logprobs import completion_logprobs, completion_scores, entropy, packed_logprobs, token_logprobs
 from rlcanary.reference.masks import MessageTokens, assistant_mask, completion_mask, lengths_to_mask
 from rlcanary.reference.objective.advantages import advantages, token_level_advantages
+from rlcanary.reference.objective.aggregation import aggregate, count_sequences
 from rlcanary.reference.objective.credit import gae, returns_to_go, token_advantages, whitened
 from rlcanary.reference.objective.critic import value_loss, values
 from rlcanary.reference.objective.distillation import distillation_advantages, distillation_loss
 from rlcanary.reference.objective.kl import kl, rewards_with_kl
 from rlcanary.reference.objective.losses import (
     accumulated_loss,
-    aggregate,
-    count_sequences,
     importance_ratio,
     importance_weights,
     policy_loss,

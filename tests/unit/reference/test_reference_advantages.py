@@ -60,6 +60,17 @@ def test_the_deviation_of_equal_rewards_is_zero_where_that_decides(reward, size)
     assert winner.item() == 1.0 - reward
 
 
+def test_leave_one_out_divides_by_the_deviation_of_the_others_or_of_the_group():
+    conventions = GRPO.replace(advantage_baseline="leave_one_out", advantage_eps=0.0)
+    # The others of the first are 1, 1 and 4, with variance 3; the whole group has mean 1.5 and variance 3.
+    first, *_ = one_group([0.0, 1.0, 1.0, 4.0], conventions)
+    assert first.item() == pytest.approx(-2 / math.sqrt(3))
+    _, second, *_ = one_group([0.0, 1.0, 1.0, 4.0], conventions)
+    assert second.item() == pytest.approx((1 - 5 / 3) / math.sqrt(13 / 3))
+    whole = one_group([0.0, 1.0, 1.0, 4.0], conventions.replace(advantage_std_of_others=False))
+    assert whole.tolist() == pytest.approx([value / math.sqrt(3) for value in (-2, -2 / 3, -2 / 3, 10 / 3)])
+
+
 def test_equal_rewards_without_epsilon_are_zero_and_not_nan():
     assert one_group([0.3, 0.3], GRPO.replace(advantage_eps=0.0)).tolist() == [0.0, 0.0]
 

@@ -35,6 +35,13 @@ OBJECTIVES = {
     "log-ratio clamp": {"log_ratio_clamp": 0.25, "clip_high": 0.4, "dual_clip": 1.5},
     "cispo": {"objective": "cispo", "clip_low": None, "clip_high": 0.3},
     "cispo with both bounds and a log-ratio clamp": {"objective": "cispo", "log_ratio_clamp": 0.2, "clip_low": 0.1},
+    "dynamic bounds": {"clip_bounds": "dynamic", "clip_low": 0.1, "clip_high": 0.15},
+    "dynamic bounds of rare tokens": {"clip_bounds": "dynamic", "clip_low": 0.02, "clip_high": 0.02, "dual_clip": 1.5},
+    "dynamic bound above only": {"clip_bounds": "dynamic", "clip_low": None, "clip_high": 0.1},
+    "gmpo with dynamic bounds": {"objective": "gmpo", "clip_bounds": "dynamic", "clip_low": 0.1, "clip_high": 0.05},
+    "cispo with dynamic bounds": {"objective": "cispo", "clip_bounds": "dynamic", "clip_low": 0.1, "clip_high": 0.05},
+    "tokens of high entropy": {"top_entropy": 0.3},
+    "the token of the highest entropy": {"top_entropy": 0.01, "objective": "reinforce"},
     "reinforce": {"objective": "reinforce"},
     "gmpo": {"objective": "gmpo", "clip_low": 0.2, "clip_high": 0.3},
     "gmpo unclipped": {"objective": "gmpo", "clip_low": None, "clip_high": None},
@@ -152,6 +159,16 @@ def test_every_kl_estimator_direction_clamp_and_gradient(estimator, gradient):
 def test_every_preset_with_all_its_terms(name):
     for seed, terms in enumerate(({}, {"kl_coef": 0.3, "entropy_coef": 0.1, "importance_level": "sequence"})):
         assert_derived_twice(batch_of(seed, holes=True), PRESETS[name].replace(**terms))
+
+
+@pytest.mark.parametrize("kl", AGGREGATIONS)
+@pytest.mark.parametrize("entropy", AGGREGATIONS)
+def test_every_aggregation_per_term(kl, entropy):
+    conventions = Conventions(
+        kl_coef=0.7, entropy_coef=0.1, kl_aggregation=kl, entropy_aggregation=entropy, aggregation_constant=7.0
+    )
+    assert_derived_twice(batch_of(7, holes=True), conventions.replace(aggregation="token_mean"))
+    assert_derived_twice(batch_of(8), conventions.replace(aggregation="sequence_mean", top_entropy=0.5))
 
 
 def test_the_kl_in_the_reward_is_logged_and_not_in_the_loss():

@@ -10,8 +10,8 @@ import torch
 from rlcanary.contract.conventions import Conventions, Divergence, TokenAggregation
 from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
 from rlcanary.reference import distillation_advantages, distillation_loss, preference_loss, supervised_loss
+from rlcanary.reference.objective.aggregation import aggregate_tokens
 from rlcanary.reference.objective.distillation import divergence
-from rlcanary.reference.objective.losses import aggregate_tokens
 
 SMOOTHED = Conventions(supervised_label_smoothing=0.25)
 MASK = torch.tensor([[True, False, True, True], [True, True, False, False], [False, False, False, False]])

@@ -9,8 +9,8 @@ from rlcanary import reference
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.records.other_losses import DistillationBatch
+from rlcanary.reference.objective.aggregation import aggregate_tokens
 from rlcanary.reference.objective.distillation import kl_between
-from rlcanary.reference.objective.losses import aggregate_tokens
 from rlcanary.reference.objective.supervised import log_softmax, spread
 
 

@@ -5,6 +5,7 @@ ratios on both sides of the clipping bounds. Numbers are rounded so that a count
 exactly enough.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -98,11 +99,13 @@ def one_row(log_ratios: list[float], advantage: float) -> PolicyBatch:
 
 
 def ratios_around_bounds(conventions: Conventions) -> list[float]:
-    """Return ratios on both sides of each clipping bound, and never on one, where two gradients are correct."""
-    bounds = [1 - conventions.clip_low] if conventions.clip_low is not None else []
-    bounds += [1 + conventions.clip_high] if conventions.clip_high is not None else []
+    """Return ratios of `one_row` on both sides of each clipping bound, and never on one, where two gradients are correct."""
+    # The distance that a dynamic bound allows is one of probabilities, of which the present one is 1/e.
+    unit = math.e if conventions.clip_bounds == "dynamic" else 1.0
+    bounds = [1 - unit * conventions.clip_low] if conventions.clip_low is not None else []
+    bounds += [1 + unit * conventions.clip_high] if conventions.clip_high is not None else []
     bounds += [conventions.dual_clip] if conventions.dual_clip is not None else []
-    ratios = {1.0, 0.31, 2.9, *(bound * side for bound in bounds for side in (0.97, 1.03))}
+    ratios = {1.0, 0.31, 2.9, *(bound * side for bound in bounds for side in (0.97, 1.03) if bound > 0)}
     return sorted(value for value in ratios if all(abs(value - bound) > 1e-4 for bound in bounds))
 
 

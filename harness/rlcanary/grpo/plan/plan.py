@@ -278,6 +278,7 @@ SCHEDULED = {
 
 # The beginnings of the names of conventions that no part of the trainer reads.
 UNUSED = (
+    *("top_entropy", "kl_aggregation", "entropy_aggregation"),
     *("critic_", "gae_", "value_", "supervised_", "distillation_", "preference_"),
     *("logged_", "length_counts_", "unscored", "pass_threshold", "best_at_", "vote_", "overall_"),
     *("buffer_", "sync_buffers", "answer_", "long_prompt", "equal_prompts"),

@@ -103,7 +103,8 @@ def _group_advantages(rewards_G: Tensor, weights_G: Tensor, batch_std: Tensor, c
         case "leave_one_out":
             others_GG = _others(rewards_G)
             centred_G = _centre(rewards_G, others_GG, torch.ones_like(others_GG))
-            std = _std(others_GG, conventions.advantage_ddof)
+            if conventions.advantage_std_of_others:
+                std = _std(others_GG, conventions.advantage_ddof)
         case "none":
             centred_G = rewards_G
         case baseline:

@@ -13,7 +13,7 @@ from rlcanary.contract.batch import CollatedBatch, LossOutput
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.records.credit import ValueBatch
 from rlcanary.reference.masks import masked
-from rlcanary.reference.objective.losses import aggregate
+from rlcanary.reference.objective.aggregation import aggregate
 
 
 def values(model: Any, batch: CollatedBatch) -> Tensor:

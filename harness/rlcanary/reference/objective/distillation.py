@@ -13,7 +13,7 @@ from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.records.other_losses import DistillationBatch
 from rlcanary.reference.masks import masked
-from rlcanary.reference.objective.losses import aggregate_tokens
+from rlcanary.reference.objective.aggregation import aggregate_tokens
 from rlcanary.reference.objective.supervised import log_softmax, mean, spread
 
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from rlcanary.contract.batch import LossOutput, PolicyBatch
-from rlcanary.contract.conventions import Conventions, TokenAggregation
+from rlcanary.contract.conventions import Aggregation, Conventions
 from rlcanary.contract.declining import NotProvided
-from rlcanary.contract.records.credit import ValueBatch
 from rlcanary.reference.masks import masked
+from rlcanary.reference.objective.aggregation import aggregate, count_sequences, group_index, required
 from rlcanary.reference.objective.kl import kl
 from rlcanary.reference.objective.pieces import own_function
 
@@ -53,37 +53,73 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
     if objective := own_function(conventions.objective, "objective"):
         loss_BT = objective(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     else:
-        loss_BT, is_clipped_BT = _surrogate(logprobs_BT, log_ratio_BT, advantages_BT, mask_BT, conventions)
+        bounds = _clip_bounds(old_logprobs_BT, conventions)
+        loss_BT, is_clipped_BT = _surrogate(logprobs_BT, log_ratio_BT, advantages_BT, mask_BT, bounds, conventions)
         metrics["clip_fraction"] = _masked_mean(is_clipped_BT, mask_BT)
     if conventions.off_policy_mask is not None:
         gap_BT = _off_policy_gap(batch, logprobs_BT, mask_BT, conventions)
         loss_BT = loss_BT.masked_fill((advantages_BT < 0) & (gap_BT > conventions.off_policy_mask), 0)
+    chosen_BT = (
+        mask_BT if conventions.top_entropy is None else _of_high_entropy(batch, mask_BT, conventions.top_entropy)
+    )
+    loss_BT = loss_BT.masked_fill(~chosen_BT, 0)
     if conventions.importance_level != "none":
-        sampler_logprobs_BT = _required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
+        sampler_logprobs_BT = required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
         loss_BT = loss_BT * importance_weights(old_logprobs_BT, sampler_logprobs_BT, mask_BT, conventions)
 
     metrics["ratio_mean"] = _masked_mean(ratio_BT, mask_BT)
     metrics["ratio_min"] = float(ratio_BT.detach()[mask_BT].min()) if mask_BT.any() else torch.nan
     metrics["ratio_max"] = float(ratio_BT.detach()[mask_BT].max()) if mask_BT.any() else torch.nan
+    loss = aggregate(loss_BT, batch, conventions)
     kl_is_in_loss = conventions.kl_coef != 0 and conventions.kl_placement == "loss"
     if batch.ref_logprobs is not None or kl_is_in_loss:
-        ref_logprobs_BT = _required(batch.ref_logprobs, "ref_logprobs", "kl_coef").detach()
+        ref_logprobs_BT = required(batch.ref_logprobs, "ref_logprobs", "kl_coef").detach()
         ref_logprobs_BT = masked(ref_logprobs_BT, mask_BT, "ref_logprobs", allow_nan=not kl_is_in_loss)
         kl_BT = kl(logprobs_BT, ref_logprobs_BT, conventions, log_ratio_BT if conventions.kl_ratio_weighted else None)
         metrics["kl"] = _masked_mean(kl_BT, mask_BT)
         if kl_is_in_loss:
-            loss_BT = loss_BT + conventions.kl_coef * kl_BT
+            loss = loss + conventions.kl_coef * _term(kl_BT, batch, conventions, conventions.kl_aggregation)
     if batch.sampler_logprobs is not None:
         sampler_logprobs_BT = masked(batch.sampler_logprobs, mask_BT, "sampler_logprobs", allow_nan=True)
         metrics["mult_prob_error"] = _masked_mean((old_logprobs_BT - sampler_logprobs_BT).abs().exp(), mask_BT)
-    loss = aggregate(loss_BT, batch, conventions)
     if batch.entropy is not None or conventions.entropy_coef != 0:
-        entropy_BT = _required(batch.entropy, "entropy", "entropy_coef")
+        entropy_BT = required(batch.entropy, "entropy", "entropy_coef")
         entropy_BT = masked(entropy_BT, mask_BT, "entropy", allow_nan=conventions.entropy_coef == 0)
         metrics["entropy"] = _masked_mean(entropy_BT, mask_BT)
         if conventions.entropy_coef != 0:
-            loss = loss - conventions.entropy_coef * aggregate(entropy_BT, batch, conventions)
+            of_chosen = replace(batch, mask=chosen_BT)
+            bonus = _term(entropy_BT, of_chosen, conventions, conventions.entropy_aggregation)
+            loss = loss - conventions.entropy_coef * bonus
     return LossOutput(loss, metrics)
+
+
+def _term(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions, aggregation: Aggregation | None) -> Tensor:
+    """Aggregate a term of the loss on its own terms.
+
+    Raises:
+        NotProvided: the batch is a part whose rows are counted for another aggregation.
+    """
+    if aggregation is None:
+        return aggregate(values_BT, batch, conventions)
+    counted = {"sequence_mean_nonempty": "nonempty", "sequence_sum_nonempty": "nonempty", "group_token_mean": "groups"}
+    is_part = batch.global_sequences is not None and aggregation != "token_mean"
+    if is_part and counted.get(aggregation) != counted.get(conventions.aggregation):
+        raise NotProvided("the rows of the whole update are counted for another aggregation")
+    return aggregate(values_BT, batch, conventions.replace(aggregation=aggregation))
+
+
+def _of_high_entropy(batch: PolicyBatch, mask_BT: Tensor, share: float) -> Tensor:
+    """[B, T] bool: the trained tokens from the 1 - share quantile of the entropy on.
+
+    Raises:
+        NotProvided: the batch is a part, whose quantile is not that of the whole update.
+    """
+    if batch.global_tokens is not None or batch.global_sequences is not None:
+        raise NotProvided("the quantile of the entropy is that of a whole update, not of its parts")
+    entropy_BT = masked(required(batch.entropy, "entropy", "top_entropy").detach(), mask_BT, "entropy")
+    if not mask_BT.any():
+        return mask_BT
+    return mask_BT & (entropy_BT >= entropy_BT[mask_BT].quantile(1 - share))
 
 
 def importance_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor, conventions: Conventions) -> Tensor:
@@ -143,100 +179,6 @@ def importance_weights(
     return weight_BT.masked_fill(~mask_BT, 0)
 
 
-def aggregate(values_BT: Tensor, batch: PolicyBatch | ValueBatch, conventions: Conventions) -> Tensor:
-    """Reduce token values to one number as `conventions.aggregation` says.
-
-    GRPO (2402.03300, eq. 3) averages sequence means, DAPO (2503.14476, eq. 8) tokens, Dr. GRPO (2503.20783) divides by a
-    constant. Codebases differ in whether rows without a trained token count.
-
-    Args:
-        values_BT: [B, T].
-        batch: its mask, group_ids and global counts are used. With global counts the result is this batch's share of the
-            whole update's loss, so that the shares of all its pieces add up to it.
-        conventions: aggregation and aggregation_constant are used.
-
-    Returns:
-        Scalar; zero where nothing is trained.
-
-    Raises:
-        NotProvided: the aggregation is "custom", or a function and the batch has global counts, which it does not take.
-    """
-    mask_BT = batch.mask.bool()
-    values_BT = values_BT.masked_fill(~mask_BT, 0)
-    if reduction := own_function(conventions.aggregation, "aggregation"):
-        if batch.global_tokens is not None or batch.global_sequences is not None:
-            raise NotProvided("an aggregation of one's own is that of a whole update, not of its parts")
-        return reduction(values_BT, mask_BT)  # type: ignore[no-any-return]
-    sequences = batch.global_sequences
-    if sequences is None:
-        sequences = count_sequences(batch, conventions)
-    sequences = max(float(sequences), 1.0)
-    match conventions.aggregation:
-        case "token_mean" | "sequence_mean" | "sequence_mean_nonempty" as aggregation:
-            return aggregate_tokens(values_BT, mask_BT, aggregation, batch.global_tokens, sequences)
-        case "sequence_sum" | "sequence_sum_nonempty":
-            return values_BT.sum() / sequences
-        case "constant":
-            return values_BT.sum() / (sequences * conventions.aggregation_constant)
-        case "group_token_mean":
-            group_of_row_B, groups = _group_index(batch)
-            sums_G = values_BT.new_zeros(groups).index_add(0, group_of_row_B, values_BT.sum(dim=1))
-            tokens_B = mask_BT.sum(dim=1)
-            tokens_G = tokens_B.new_zeros(groups).index_add(0, group_of_row_B, tokens_B)
-            return (sums_G / tokens_G.clamp(min=1)).sum() / sequences
-        case other:
-            raise AssertionError(other)
-
-
-def aggregate_tokens(
-    values_BT: Tensor,
-    mask_BT: Tensor,
-    aggregation: TokenAggregation,
-    global_tokens: float | None = None,
-    global_sequences: float | None = None,
-) -> Tensor:
-    """Reduce token values to one number; with global counts to this batch's share of the whole update's.
-
-    Args:
-        values_BT: [B, T], zero outside the mask.
-        mask_BT: [B, T] bool.
-        aggregation: the kind of mean, or the sum.
-        global_tokens: trained tokens of the whole update; None counts those of the mask.
-        global_sequences: rows of the whole update, as `counted_sequences` counts them; None counts those of the mask.
-
-    Returns:
-        Scalar; zero where nothing is trained.
-    """
-    tokens_B = mask_BT.sum(dim=1)
-    match aggregation:
-        case "token_mean":
-            return values_BT.sum() / max(float(tokens_B.sum()) if global_tokens is None else global_tokens, 1.0)
-        case "sequence_mean" | "sequence_mean_nonempty":
-            rows = counted_sequences(mask_BT, aggregation) if global_sequences is None else global_sequences
-            return (values_BT.sum(dim=1) / tokens_B.clamp(min=1)).sum() / max(rows, 1.0)
-        case "token_sum":
-            return values_BT.sum()
-
-
-def counted_sequences(mask_BT: Tensor, aggregation: TokenAggregation) -> float:
-    """Count the rows that a mean over sequences divides by: all of them, or those with a trained token."""
-    return float(mask_BT.any(dim=1).sum()) if aggregation == "sequence_mean_nonempty" else float(len(mask_BT))
-
-
-def count_sequences(batch: PolicyBatch | ValueBatch, conventions: Conventions) -> float:
-    """Count the rows that the aggregation divides by: all, those with a trained token, or the groups.
-
-    The sum of this over all ranks and micro-batches is the `global_sequences` of each of them.
-    """
-    match conventions.aggregation:
-        case "sequence_mean_nonempty" | "sequence_sum_nonempty":
-            return float(batch.mask.bool().any(dim=1).sum())
-        case "group_token_mean":
-            return float(_group_index(batch)[1])
-        case _:
-            return float(len(batch.mask))
-
-
 def split(batch: PolicyBatch, n_pieces: int, conventions: Conventions) -> list[PolicyBatch]:
     """Cut the batch into pieces whose losses and gradients add up to those of the whole.
 
@@ -248,7 +190,7 @@ def split(batch: PolicyBatch, n_pieces: int, conventions: Conventions) -> list[P
         ValueError: fewer than one piece, or more pieces than rows (groups).
     """
     if conventions.aggregation == "group_token_mean":
-        group_of_row_B, groups = _group_index(batch)
+        group_of_row_B, groups = group_index(batch)
         units = [(group_of_row_B == index).nonzero().squeeze(1) for index in range(groups)]
     else:
         units = list(torch.arange(len(batch.mask), device=batch.mask.device).split(1))
@@ -295,7 +237,12 @@ def _log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor, co
 
 
 def _surrogate(
-    logprobs_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, conventions: Conventions
+    logprobs_BT: Tensor,
+    log_ratio_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    conventions: Conventions,
 ) -> tuple[Tensor, Tensor]:
     """Token losses, and a mask of the tokens that clipping leaves without gradient (CISPO: with less weight).
 
@@ -303,7 +250,7 @@ def _surrogate(
     would overflow and turn the zero into NaN.
     """
     unclipped_BT = torch.zeros_like(mask_BT)
-    low, high = _clip_bounds(conventions)
+    low_BT, high_BT = bounds
     match conventions.objective:
         case "reinforce":
             return -advantages_BT * logprobs_BT, unclipped_BT
@@ -315,12 +262,13 @@ def _surrogate(
             gate_BT = torch.sigmoid(temperature_BT * (ratio_BT - 1)) * 4 / temperature_BT
             return -gate_BT * advantages_BT, unclipped_BT
         case "cispo":
-            held_BT = log_ratio_BT.clamp(low, high)
+            held_BT = log_ratio_BT.clamp(low_BT, high_BT)
             is_clipped_BT = (held_BT != log_ratio_BT) & (advantages_BT != 0)
             return -held_BT.exp().detach() * advantages_BT * logprobs_BT, is_clipped_BT
     # min(rA, clip(r)A) bounds the ratio above where A > 0 and below where A < 0; dual clip adds an upper bound there.
     ceiling = math.inf if conventions.dual_clip is None else _log(conventions.dual_clip)
-    held_BT = torch.where(advantages_BT > 0, log_ratio_BT.clamp(max=high), log_ratio_BT.clamp(low, ceiling))
+    floored_BT = log_ratio_BT.clamp(min=low_BT).clamp(max=ceiling)
+    held_BT = torch.where(advantages_BT > 0, log_ratio_BT.clamp(max=high_BT), floored_BT)
     is_clipped_BT = (held_BT != log_ratio_BT) & (advantages_BT != 0)
     if conventions.objective == "gmpo":
         held_BT = _row_mean(held_BT, mask_BT)
@@ -328,17 +276,26 @@ def _surrogate(
     return -held_BT.masked_fill(advantages_BT == 0, 0).exp() * advantages_BT, is_clipped_BT
 
 
-def _clip_bounds(conventions: Conventions) -> tuple[float, float]:
-    """Return the bounds of the log-ratio."""
-    low = -math.inf if conventions.clip_low is None else _log(1 - conventions.clip_low)
-    return low, math.inf if conventions.clip_high is None else _log(1 + conventions.clip_high)
+def _clip_bounds(old_logprobs_BT: Tensor, conventions: Conventions) -> tuple[Tensor, Tensor]:
+    """[B, T] the bounds of the log-ratio of each token."""
+
+    def bound(distance: float | None, free: float) -> Tensor:
+        if distance is None:
+            return torch.full_like(old_logprobs_BT, free)
+        if conventions.clip_bounds == "fixed":
+            return torch.full_like(old_logprobs_BT, _log(1 + distance))
+        room_BT = 1 + 4 * distance / old_logprobs_BT.exp()
+        return ((1 + room_BT.clamp(min=0).sqrt()) / 2).log()
+
+    low = conventions.clip_low
+    return bound(None if low is None else -low, -math.inf), bound(conventions.clip_high, math.inf)
 
 
 def _off_policy_gap(batch: PolicyBatch, logprobs_BT: Tensor, mask_BT: Tensor, conventions: Conventions) -> Tensor:
     """[B, T] the row's mean of the logprobs of what sampled it minus the present ones."""
     behaviour = batch.old_logprobs
     if conventions.importance_level != "none":
-        behaviour = _required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
+        behaviour = required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
     behaviour_BT = masked(behaviour.detach(), mask_BT, "old_logprobs")
     return _row_mean(behaviour_BT - logprobs_BT.detach(), mask_BT)
 
@@ -358,19 +315,6 @@ def _token_advantages(advantages: Tensor, mask_BT: Tensor) -> Tensor:
     if advantages.shape == mask_BT.shape[:1]:
         advantages = advantages.unsqueeze(1).expand_as(mask_BT)
     return masked(advantages, mask_BT, "advantages")
-
-
-def _required(values: Tensor | None, name: str, asked_by: str) -> Tensor:
-    if values is None:
-        raise ValueError(f"{asked_by} needs the batch to have {name}")
-    return values
-
-
-def _group_index(batch: PolicyBatch | ValueBatch) -> tuple[Tensor, int]:
-    """[B] long: 0, 1, … in the order of the group ids; and how many groups there are."""
-    group_ids_B = _required(batch.group_ids, "group_ids", "aggregation 'group_token_mean'")
-    unique_ids, index_B = torch.unique(group_ids_B, return_inverse=True)
-    return index_B, len(unique_ids)
 
 
 def _masked_mean(values_BT: Tensor, mask_BT: Tensor) -> float:

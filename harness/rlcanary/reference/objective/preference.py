@@ -12,7 +12,7 @@ from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.records.other_losses import PreferenceBatch
 from rlcanary.reference.masks import masked
-from rlcanary.reference.objective.losses import aggregate_tokens
+from rlcanary.reference.objective.aggregation import aggregate_tokens
 from rlcanary.reference.objective.supervised import mean
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.records.other_losses import SupervisedBatch
-from rlcanary.reference.objective.losses import aggregate_tokens
+from rlcanary.reference.objective.aggregation import aggregate_tokens
 
 
 def supervised_loss(batch: SupervisedBatch, conventions: Conventions) -> LossOutput:

@@ -62,6 +62,7 @@ def _advantage_choices(conventions: Conventions) -> Iterator[Case]:
     choices: tuple[dict[str, Any], ...] = (
         *({"advantage_scale": name} for name in ("group", "batch", "none")),
         {"advantage_baseline": "leave_one_out", "advantage_scale": "none"},
+        {"advantage_baseline": "leave_one_out", "advantage_scale": "group", "advantage_std_of_others": False},
         {"advantage_ddof": 1 - conventions.advantage_ddof},
         {"reward_clip": 0.5},
     )
@@ -155,6 +156,7 @@ _BOUNDS: tuple[dict[str, Any], ...] = (
     {"clip_low": 0.4, "clip_high": 0.1},
     {"clip_low": None, "clip_high": None},
     {"dual_clip": 1.5},
+    {"clip_bounds": "dynamic", "clip_low": 0.05, "clip_high": 0.1},
     {"objective": "cispo", "clip_low": 0.1, "clip_high": 0.4},
     {"objective": "cispo", "clip_low": None, "clip_high": 0.1},
 )
@@ -171,6 +173,7 @@ _OBJECTIVES: tuple[dict[str, Any], ...] = (
     },
     {"off_policy_mask": 0.05},
     {"off_policy_mask": -0.05},
+    *({"top_entropy": share} for share in (0.2, 0.6, 1.0)),
 )
 _CLIP_OPTIONS = (*_BOUNDS, *({"ratio_level": level} for level in ("sequence", "token")), *_OBJECTIVES)
 
@@ -206,6 +209,7 @@ _KL_OPTIONS: tuple[dict[str, Any], ...] = (
     {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": True},
     *({"kl_coef": weight} for weight in (0.0, 0.05, 1.0)),
     {"kl_coef": 0.5, "kl_placement": "reward"},
+    *({"kl_coef": 0.5, "kl_aggregation": name} for name in ("token_mean", "sequence_mean")),
     {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": True, "kl_output_clamp": 0.1},
 )
 
@@ -236,8 +240,14 @@ def kl_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     _assert_declared(adapter, batch, told)
 
 
+_ENTROPY_OPTIONS: tuple[dict[str, Any], ...] = (
+    *({"entropy_coef": weight} for weight in (0.1, 0.0, 1.0)),
+    *({"entropy_coef": 0.1, "entropy_aggregation": name} for name in ("token_mean", "sequence_mean")),
+)
+
+
 def _entropy_choices(rng: Generator) -> Iterator[Case]:
-    for choice in ({"entropy_coef": 0.1}, {"entropy_coef": 0.0}, {"entropy_coef": 1.0}):
+    for choice in _ENTROPY_OPTIONS:
         yield from _under(rng, choice)
         batch = inputs.policy_batch(rng, 2, 3, (3, 1))
         assert batch.entropy is not None

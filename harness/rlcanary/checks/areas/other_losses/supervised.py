@@ -16,7 +16,7 @@ from rlcanary.checks.worlds.loss_batches import MASKS, double, mask, supervised_
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions, TokenAggregation
 from rlcanary.contract.records.other_losses import SupervisedBatch
-from rlcanary.reference.objective.losses import counted_sequences
+from rlcanary.reference.objective.aggregation import counted_sequences
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
