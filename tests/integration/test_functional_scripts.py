@@ -1,6 +1,7 @@
 """The functional tests, typed as a reader would."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,10 @@ def test_nightly_judges_what_the_trainer_logs(tmp_path: Path) -> None:
     assert launched.returncode == 1, launched.stdout + launched.stderr
     (output,) = tmp_path.glob("grpo-*/run1/output.log")
     assert "there is no" not in output.read_text()
-    assert output.read_text().count("PASS") == 3
+    statuses = re.findall(r"^│ (PASS|FAIL) ", output.read_text(), re.MULTILINE)
+    # The last check limits the seconds per step, which are those of this machine.
+    assert statuses[:3] == ["PASS", "FAIL", "PASS"]
+    assert len(statuses) == 4
 
 
 def test_training_that_learns_nothing_fails() -> None:
