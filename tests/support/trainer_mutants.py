@@ -292,6 +292,16 @@ class DropoutLeftOut(DropoutAndSampledEvaluation):
         return reference.train_step(state, batch, self.conventions.replace(training_dropout=False))
 
 
+class EvaluationModeNotUndone(DropoutAndSampledEvaluation):
+    """Leaves the model in evaluation mode, in which the next update then runs."""
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        drops_out = self.conventions.training_dropout and state.model.training
+        metrics = reference.train_step(state, batch, self.conventions.replace(training_dropout=drops_out))
+        state.model.eval()
+        return metrics
+
+
 class EvaluatesGreedily(DropoutAndSampledEvaluation):
     def evaluate(self, state: Any) -> dict[str, float]:
         return ReferenceAdapter(self.conventions.replace(evaluation_temperature=0.0)).evaluate(state)
@@ -305,6 +315,7 @@ class EvaluatesMoreLively(DropoutAndSampledEvaluation):
 # What they declare and ignore, on top of `DropoutAndSampledEvaluation`.
 IGNORED = {
     DropoutLeftOut: "step.dropout_is_on",
+    EvaluationModeNotUndone: "step.training_mode",
     EvaluatesGreedily: "evaluation.temperature",
     EvaluatesMoreLively: "evaluation.temperature",
 }

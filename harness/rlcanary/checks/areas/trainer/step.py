@@ -29,7 +29,16 @@ from rlcanary.checks.worlds.training.descent import (
     with_others,
 )
 from rlcanary.checks.worlds.training.states import in_precision_of, nudged
-from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, TOOLS, UNEVEN, sampled, state_of, tiny_policy
+from rlcanary.checks.worlds.training.tiny_trainer import (
+    GROUPS,
+    PAIR,
+    TOOLS,
+    UNEVEN,
+    damped_policy,
+    sampled,
+    state_of,
+    tiny_policy,
+)
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Group
 from rlcanary.contract.conventions import Conventions
@@ -66,6 +75,8 @@ def _on_policy(conventions: Conventions) -> Iterator[Case]:
     # In the reward, the rounding of the KL would be divided by a tiny spread.
     in_loss: dict[str, Any] = {**kl, "kl_placement": "loss"}
     bonus: dict[str, Any] = {"kl_coef": 0.0, "entropy_coef": 0.1}
+    along_rows: dict[str, Any] = {"kl_coef": 0.3, "kl_placement": "reward", "token_credit": "returns", "discount": 0.8}
+    yield Case(along_rows, changes=along_rows, groups=UNEVEN, is_clipped=False)
     equal = [replace(each, rewards=[0.5] * 4) for each in GROUPS]
     for told, is_clipped in sides(conventions):
         for estimator, weight in ((conventions.kl_estimator, 0.3), ("k1", 1.0)):
@@ -138,6 +149,28 @@ def dropout_is_off(adapter: Adapter) -> None:
     start = scene(adapter, tiny_policy(dropout=0.3).train())
     message = "with dropout 0.3 in the model, the gradient is not that of the policy that sampled"
     expect_declared(adapter, start, message)
+
+
+def _modes() -> Iterator[Case]:
+    for is_on in (True, False):
+        for old_logprobs in ("trainer", "sampler"):
+            changes: dict[str, Any] = {"training_dropout": is_on, "old_logprobs": old_logprobs}
+            yield Case(changes, changes=changes)
+
+
+@check("step.training_mode", needs=("train_step",), cases=_modes)
+def training_mode(adapter: Adapter) -> None:
+    """Updates run in training mode if `training_dropout` is declared and else in evaluation mode; scoring never does.
+
+    Silent because most layers are the same in both modes, and the others differ by noise. A layer that is smaller in
+    training mode shows it without chance. Look for `eval()` before old logprobs that is not undone, so that from the second
+    update on nothing drops out, and for old logprobs under dropout.
+    """
+    start = scene(adapter, damped_policy().train(), learning_rate=1e-7)
+    expect_declared(
+        adapter, start, "with a layer that is smaller in training mode, the gradient is not the declared one"
+    )
+    expect_declared(adapter, with_others(adapter, start), "in the second update the mode is another one")
 
 
 def _drops_nothing(conventions: Conventions) -> str | None:

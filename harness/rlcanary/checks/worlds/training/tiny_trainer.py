@@ -75,6 +75,29 @@ def tiny_policy(**options: Any) -> Any:
         raise NotProvided(f"{error.name} is not installed") from error
 
 
+class Damped(torch.nn.Module):
+    """A layer whose output is smaller in training mode, as a dropout without chance."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        output = self.layer(*inputs, **options)
+        return output * 0.8 if self.training else output
+
+
+def damped_policy() -> Any:
+    """Make the tiny Llama with a damped last norm.
+
+    Raises:
+        NotProvided: transformers is not installed.
+    """
+    policy = tiny_policy()
+    policy.model.norm = Damped(policy.model.norm)
+    return policy
+
+
 def state_of(adapter: Adapter, model: Any = None, ref_model: Any = None, learning_rate: float = 1e-3) -> Any:
     """Make the adapter's own state to train a model from, the tiny policy by default, under a fixed seed.
 

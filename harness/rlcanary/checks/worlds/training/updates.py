@@ -40,12 +40,11 @@ def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conv
         model: the policy as the state holds it, wrapped and rounded as it is. It is left as it is.
         ref_model: the reference model, or None.
         batch: the batch to train on.
-        conventions: all of them are used, except that dropout is off: an update with dropout has no one gradient.
+        conventions: all of them are used. With `training_dropout` a model that drops out has a random gradient.
     """
     exact, exact_ref = copied((unwrapped(model), unwrapped(ref_model)))
     exact = exact.double().cpu()
     exact_ref = None if exact_ref is None else exact_ref.double().cpu()
-    conventions = conventions.replace(training_dropout=False)
     exact_batch, temperature = _double(batch), conventions.temperature
     if precision(model) not in (torch.float32, torch.float64):
         rounding_BT = own_logprobs(exact, batch, temperature) - own_logprobs(model, batch, temperature)
