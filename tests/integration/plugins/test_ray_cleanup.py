@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 from inner_session import Run, run_session
-from waiting import wait_for
+from waiting import HANG_S, wait_for
+
+from rlcanary.cleanup.ray_start import start_ray
 
 pytestmark = pytest.mark.ray
 
@@ -240,27 +241,33 @@ def host_cluster(tmp_path: Path) -> Iterator[str]:
     known = Path("/tmp/ray/ray_current_cluster")  # where ray.init() looks
     if known.exists():
         pytest.skip(f"a cluster runs on this machine already ({known})")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    options = ["--port", port, "--num-cpus", "1", "--include-dashboard", "false"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
-    log = (tmp_path / "ray.log").open("w")
-    process = subprocess.Popen(
-        [*command, *options], env=environment | {"RAY_AUTH_MODE": "disabled"}, stdout=log, stderr=log
-    )
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=1"]
+    log = tmp_path / "ray.log"
+
+    def start() -> psutil.Popen:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        options = [f"--port={port}", "--include-dashboard=false"]
+        with log.open("w") as output:
+            process = psutil.Popen(
+                [*command, *options], env=environment | {"RAY_AUTH_MODE": "disabled"}, stdout=output, stderr=output
+            )
+        wait_for(lambda: process.poll() is not None or (known.exists() and known.read_text().endswith(f":{port}")))
+        if process.poll() is not None:
+            raise RuntimeError(log.read_text())
+        return process
+
+    process = start_ray(start, HANG_S)
     try:
-        wait_for(lambda: known.exists() and known.read_text().endswith(f":{port}"))
         yield known.read_text()
     finally:
-        left = psutil.Process(process.pid).children(recursive=True)
-        for member in (psutil.Process(process.pid), *left):
+        for member in (process, *process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 member.kill()
         process.wait()
         known.unlink(missing_ok=True)
-        log.close()
 
 
 def test_cluster_of_the_host_is_used_only_when_asked_for(host_cluster: str, tmp_path: Path) -> None:
