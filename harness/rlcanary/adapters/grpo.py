@@ -79,15 +79,19 @@ class GrpoAdapter(ReferenceAdapter):
 
     def build(self, settings: RunSettings, model: Any) -> Any:
         from rlcanary.contract.records.building import RunSettings
+        from rlcanary.grpo.lora import add_adapters
+        from rlcanary.grpo.plan.models import LoraSettings
         from rlcanary.grpo.plan.optimizer import OptimizerSettings
         from rlcanary.grpo.training.trainer import new_state, refresh_reference
 
         taken = ("learning_rate", "warmup_updates", "weight_decay", "betas")
         given = {name: getattr(settings, name) for name in taken}
-        if replace(settings, total_updates=RunSettings.total_updates) != RunSettings(**given):
-            raise NotProvided("a plan has a constant learning rate and trains all parameters with the eps of torch")
+        if replace(settings, total_updates=RunSettings.total_updates, lora=None) != RunSettings(**given):
+            raise NotProvided("a plan has a constant learning rate, freezes no parts, and the eps is that of torch")
         if self.conventions.decayed != "all":
             raise NotProvided("weight decay is of all parameters")
+        if lora := settings.lora:
+            add_adapters(model, LoraSettings(lora.rank, lora.alpha, tuple(lora.targets)), seed=0)
         state = new_state(model, OptimizerSettings(**given))
         if self.conventions.kl_coef:
             refresh_reference(state)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +13,8 @@ import pytest
 
 from rlcanary import cli
 
-EXAMPLE = Path(__file__).parents[3] / "examples/arithmetic.yaml"
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples/arithmetic.yaml"
 ARGUMENTS = ["train", str(EXAMPLE), "--set", "schedule.prompts_per_step=4"]
 
 
@@ -59,6 +62,7 @@ def test_a_run_shows_where_it_is_and_its_log_is_read_by_dump_logs(tmp_path: Path
     [
         (["--set", "data.datasets=[{name: gsm9k}]"], "data.datasets[0]: unknown"),
         (["--set", "model={path: no/such/model}"], "model: path is no/such/model"),
+        (["--set", "lora.targets=[q_prj]"], "no linear layer named 'q_prj', there are down_proj, gate_proj, k_proj"),
         (["--set", "roles.verifier.options={exakt: {}}"], "no verifier exakt"),
         (["--resume"], "no checkpoint to resume from"),
     ],
@@ -71,6 +75,14 @@ def test_a_plan_that_cannot_be_run_is_refused_in_one_line_and_leaves_nothing(
     assert said in stderr
     assert stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_pages_changes_of_the_example_can_be_run(typed: Callable[..., tuple[object, str]]) -> None:
+    page = (ROOT / "docs/grpo.md").read_text()
+    changes = re.findall(r"^rlcanary train examples/arithmetic.yaml (--set .*)$", page, re.MULTILINE)
+    assert changes
+    for each in changes:
+        assert typed(*shlex.split(each), "--check")[0] == 0, each
 
 
 @pytest.mark.parametrize("further", [[], ["--check"]], ids=["", "--check"])

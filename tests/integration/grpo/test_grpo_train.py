@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rlcanary.errors import UserError
+from rlcanary.grpo import train as loop
 from rlcanary.grpo.plan.plan import Plan, plan_of
+from rlcanary.grpo.sync.sync import sync_weights
 from rlcanary.grpo.train import train
 from rlcanary.grpo.training.checkpoint import CheckpointError
 
@@ -64,6 +67,12 @@ SETTINGS = {
     "float32": {},
     "bfloat16": {"model__dtype": "bfloat16"},
     "reference model": {"conventions__kl_coef": 0.1, "schedule__refresh_reference_every": 2},
+    "adapters in bfloat16": {"lora": {"rank": 2}, "model__dtype": "bfloat16"},
+    "adapters and a reference model": {
+        "lora": {"targets": ["q_proj", "down_proj"]},
+        "conventions__kl_coef": 0.1,
+        "schedule__refresh_reference_every": 2,
+    },
     "several updates per step": {
         "schedule__rows_per_update": 8,
         "schedule__rows_per_micro_batch": 2,
@@ -93,6 +102,38 @@ def stop_at(step: int) -> Any:
             raise KeyboardInterrupt
 
     return watch
+
+
+def test_adapters_are_trained_alone_and_engines_get_them_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, gaps = torch.tensor([[5, 6, 7, 8]]), []
+    models: list[Any] = []
+
+    def watched(model: Any, endpoints: Any, transport: Any) -> int:
+        version = sync_weights(model, endpoints, transport)
+        models[:] = model, endpoints[0].engine.model
+        with torch.no_grad():
+            trainer_V, engine_V = (each(ids).logits.log_softmax(-1) for each in models)
+        gaps.append(float((trainer_V - engine_V).abs().max()))
+        return version
+
+    monkeypatch.setattr(loop, "sync_weights", watched)
+    train(a_plan(tmp_path, 3, lora={"rank": 4}, conventions__kl_coef=0.1))
+    log = log_of(tmp_path)
+    assert all(abs(line[name] - 1) < 1e-4 for line in log for name in ("ratio_min", "ratio_max"))
+    assert (log[0]["kl"], log[2]["kl"] > 0) == (0, True)
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-4
+    # The engine began with the loaded weights, as they are in the folder.
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    trainer, engine = (each.state_dict() for each in models)
+    adapted = {name.rpartition(".")[0] for name in trainer if "lora_A" in name}
+    assert len(adapted) == 2 * 7
+    assert trainer.keys() - loaded.keys() == {f"{name}.lora_{part}" for name in adapted for part in "AB"}
+    assert all(torch.equal(trainer[name], weight) for name, weight in loaded.items())
+    moved = {name for name, weight in loaded.items() if not torch.equal(engine[name], weight)}
+    assert moved == {f"{name}.weight" for name in adapted}
 
 
 HELD_OUT = {"datasets": [{"name": "arithmetic", "count": 5, "seed": 1}], "every": 2}

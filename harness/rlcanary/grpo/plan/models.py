@@ -36,6 +36,27 @@ class ScratchSettings:
     max_length: int = 256
 
 
+@dataclass(frozen=True)
+class LoraSettings:
+    """Low-rank adapters, which are trained in place of the model's own parameters.
+
+    Attributes:
+        rank: rows of A and columns of B.
+        alpha: B A is multiplied by alpha / rank.
+        targets: last parts of the names of the layers that get adapters; None takes every linear layer but the output one.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not self.alpha > 0:
+            raise ValueError(f"rank is {self.rank} (at least 1) and alpha {self.alpha} (above 0)")
+        if self.targets is not None and not self.targets:
+            raise ValueError("targets is empty: name layers, or leave it out for every linear layer but the output one")
+
+
 def character_tokenizer(characters: str) -> Any:
     """Build a tokenizer with one id per character.
 

@@ -18,7 +18,7 @@ from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import PRESETS
 from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
-from rlcanary.grpo.plan.models import ModelSettings
+from rlcanary.grpo.plan.models import LoraSettings, ModelSettings
 from rlcanary.grpo.plan.optimizer import OptimizerSettings
 from rlcanary.grpo.plan.schedule import Schedule
 
@@ -183,6 +183,7 @@ class Plan:
     model: ModelSettings
     data: DataSettings
     schedule: Schedule
+    lora: LoraSettings | None = None
     environment: EnvironmentSettings | None = None
     evaluation: EvaluationSettings | None = None
     sampling: Sampling = field(default_factory=Sampling)

@@ -83,7 +83,7 @@ def sync_weights(
     *,
     attempts: int = 2,
 ) -> int:
-    """Copy a model's weights into all engines.
+    """Copy a model's weights into all engines, with its adapters merged.
 
     Names and shapes are compared before anything is sent. After the transport the fingerprints of the weights every engine
     loaded are compared with those of the sent ones; then the prefix caches are reset and the versions move, all to the
@@ -167,7 +167,9 @@ def _covering(model: Any, expected: Mapping[str, Expected], index: int) -> Itera
     """Cast the model's weights to the engine's dtypes, after checking that names and shapes fit."""
     import torch
 
-    parameters = dict(model.named_parameters())
+    from rlcanary.grpo.lora import merged_weights
+
+    parameters = merged_weights(model)
     missing, unknown = sorted(set(expected) - set(parameters)), sorted(set(parameters) - set(expected))
     if missing or unknown:
         raise SyncError(

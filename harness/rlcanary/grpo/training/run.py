@@ -17,6 +17,7 @@ from rlcanary.grpo.data.data import evaluation_iterator, item_iterator
 from rlcanary.grpo.data.items import ItemIterator
 from rlcanary.grpo.engines.policy import eos_ids
 from rlcanary.grpo.engines.samplers import Samplers, start_samplers
+from rlcanary.grpo.lora import add_adapters, target_layers
 from rlcanary.grpo.plan.models import load_model, pad_id
 from rlcanary.grpo.plan.plan import Plan, SamplerRole, VerifierRole
 from rlcanary.grpo.plan.schedule import Schedule
@@ -140,9 +141,6 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
     torch.set_num_threads(plan.run.threads)
     torch.manual_seed(plan.run.seed)
     folder.mkdir(parents=True, exist_ok=True)
-    state = new_state(model.to(_device(plan)), plan.optimizer)
-    if plan.conventions.kl_coef != 0:
-        refresh_reference(state)
     with ExitStack() as stack:
         log = RunLog(folder, checkpoint["step"] if checkpoint else 0, plan.run.tensorboard)
         stack.callback(log.close)
@@ -158,6 +156,7 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
             eos_ids(model.generation_config.eos_token_id, tokenizer)
         )
         samplers = stack.enter_context(start_samplers(role, plan.runtime, sampling, folder, model, tokenizer))
+        state = _learner(plan, model)  # behind the samplers, which read the model without adapters
         grouped = replace(sampling, n=plan.schedule.group_size)
         collector = _collector(role, samplers.engines, data, grouped)
         alone = replace(sampling, temperature=plan.conventions.evaluation_temperature)
@@ -171,6 +170,17 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         if checkpoint:
             run.restore(checkpoint)
         yield run
+
+
+def _learner(plan: Plan, model: Any) -> LearnerState:
+    """Make the state that trains a loaded model."""
+    model.to(_device(plan))
+    if plan.lora is not None:
+        add_adapters(model, plan.lora, plan.run.seed)
+    state = new_state(model, plan.optimizer)
+    if plan.conventions.kl_coef != 0:
+        refresh_reference(state)
+    return state
 
 
 @contextmanager
@@ -201,6 +211,8 @@ def check_plan(plan: Plan) -> tuple[Any, Any]:
     _device(plan)
     verifiers = _verifiers(plan.roles.verifier, workers=0)
     model, tokenizer = load_model(plan.model, plan.run.seed)
+    if plan.lora is not None:
+        target_layers(model, plan.lora)
     pad_id(tokenizer)
     _data(plan, tokenizer, verifiers)
     return model, tokenizer

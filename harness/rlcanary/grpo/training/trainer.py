@@ -88,8 +88,9 @@ def new_state(model: Any, settings: OptimizerSettings, ref_model: Any = None) ->
 
 
 def refresh_reference(state: LearnerState) -> None:
-    """Make the present policy the reference model."""
-    state.ref_model = copy.deepcopy(state.model).eval().requires_grad_(False)
+    """Make the present policy the reference model. The two share what is not trained."""
+    shared = {id(each): each for each in state.model.parameters() if not each.requires_grad}
+    state.ref_model = copy.deepcopy(state.model, shared).eval().requires_grad_(False)
 
 
 def policy_data(
