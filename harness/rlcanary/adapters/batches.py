@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcanary.contract.adapter import NotProvided
 
@@ -66,3 +66,20 @@ def tokens_of_completions(batch: CollatedBatch) -> Tensor:
     rows = zip(batch.attention_mask, batch.completion_starts.tolist(), strict=True)
     lengths_B = torch.tensor([int(kept[start:].sum()) for kept, start in rows])
     return torch.arange(batch.completion_mask.shape[1]) < lengths_B.unsqueeze(1)
+
+
+def table_of(values: Tensor) -> Any:
+    """Make a critic that looks values [B, T] up: its input ids are the numbers of the places of [B, T + 1] rows."""
+    from types import SimpleNamespace
+
+    import torch
+
+    class Table(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.nn.functional.pad(values.detach(), (0, 1)).reshape(-1, 1))
+
+        def forward(self, input_ids: Tensor, **_: Tensor) -> Any:
+            return SimpleNamespace(logits=self.weight[input_ids])
+
+    return Table()

@@ -22,11 +22,15 @@ from rlcanary.contract.sampling import Sampling
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rlcanary.contract.batch import CollatedBatch, Completion, Group
+    from torch import Tensor
+
+    from rlcanary.contract.batch import CollatedBatch, Completion, Group, LossOutput
     from rlcanary.contract.records.buffering import BufferSettings, Taken
     from rlcanary.contract.records.building import RunSettings
     from rlcanary.contract.records.conversations import ConversationOptions, Environment, Episode, Task
+    from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.records.preparation import Answer, Setting
+    from rlcanary.grpo.plan.schedule import Schedule
     from rlcanary.grpo.rollout.buffer import GroupBuffer
 
 # The verifiers, by the kind and format of an answer.
@@ -97,13 +101,52 @@ class GrpoAdapter(ReferenceAdapter):
             refresh_reference(state)
         return state
 
+    def token_advantages(self, batch: CreditBatch) -> Credit:
+        import torch
+
+        from rlcanary.contract.records.credit import Credit
+        from rlcanary.grpo.training.trainer import UpdateBatch, policy_data
+
+        # The trainer's only rewards of tokens are a KL: here that of logprobs of 0 to a reference whose logprobs they are.
+        conventions = self.conventions.replace(
+            **{"kl_placement": "reward", "kl_coef": 1.0, "kl_estimator": "k1", "kl_direction": "policy_to_reference"},
+            **{"kl_input_clamp": None, "kl_output_clamp": None, "kl_score_term": False, "kl_ratio_weighted": False},
+            old_logprobs="trainer",
+        )
+        zeros_BT = torch.zeros(batch.mask.shape)
+        rewarded_BT = zeros_BT if batch.token_rewards is None else batch.token_rewards
+        rows = replace(_completions(batch), rewards=batch.rewards, ref_logprobs=rewarded_BT)
+        values_BT = batch.values if conventions.token_credit == "gae" else None
+        given = policy_data(None, rows, conventions, _schedule(rows), zeros_BT, values_BT)
+        advantages = given.advantages
+        if advantages.ndim == 1:
+            advantages = advantages.unsqueeze(1).expand(batch.mask.shape)
+        return Credit(advantages, given.returns if isinstance(given, UpdateBatch) else None)
+
+    def values(self, model: Any, batch: CollatedBatch) -> Tensor:
+        from rlcanary.grpo.training.critic import frozen_values
+
+        return frozen_values(model, batch, _schedule(batch))
+
+    def value_loss(self, batch: ValueBatch) -> LossOutput:
+        from rlcanary.adapters.batches import table_of
+        from rlcanary.contract.batch import LossOutput
+        from rlcanary.grpo.plan.optimizer import OptimizerSettings
+        from rlcanary.grpo.training.critic import accumulate_value_gradients
+        from rlcanary.grpo.training.trainer import new_state
+
+        # The trainer runs the backward pass itself. A critic whose parameters are the values gets their gradient.
+        values_BT = batch.values.masked_fill(~batch.mask, 0)
+        table, rows = table_of(values_BT), _completions(batch)
+        critic, given = new_state(table, OptimizerSettings()), replace(batch, values=values_BT.detach())
+        output = accumulate_value_gradients(critic, rows, given, self.conventions, _schedule(rows))
+        linear = (values_BT * table.weight.grad.view(len(values_BT), -1)[:, :-1]).sum()
+        return LossOutput(output.loss + linear - linear.detach(), output.metrics)
+
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
-        from rlcanary.grpo.plan.schedule import Schedule
         from rlcanary.grpo.training.trainer import accumulate_gradients, descend, policy_data
 
-        rows = len(batch.rewards)
-        micro = MICRO_BATCH if rows % MICRO_BATCH == 0 else 1
-        schedule = Schedule(prompts_per_step=1, group_size=rows, rows_per_micro_batch=micro)
+        schedule = _schedule(batch)
         given = policy_data(state, batch, self.conventions, schedule)
         output = accumulate_gradients(state, batch, given, self.conventions, schedule)
         return {
@@ -297,11 +340,41 @@ class GrpoAdapter(ReferenceAdapter):
         return {each.name: attrgetter(each.name)(plan) for each in self.list_settings()}
 
 
-# The oracle's would be judged in place of what the trainer has not: a critic, other losses, ranks, metrics by these
-# definitions, a limit for prompts, epochs of whole batches (groups are trained as they come, for a number of steps), and a
-# buffer that is saved (a run that resumes samples what waited again).
+def _schedule(batch: CollatedBatch) -> Schedule:
+    """Return that of one update on all rows, in micro-batches."""
+    from rlcanary.grpo.plan.schedule import Schedule
+
+    rows = len(batch.rewards)
+    micro = MICRO_BATCH if rows % MICRO_BATCH == 0 else 1
+    return Schedule(prompts_per_step=1, group_size=rows, rows_per_micro_batch=micro)
+
+
+def _completions(batch: CreditBatch | ValueBatch) -> CollatedBatch:
+    """Make rows of these trained tokens, each behind a prompt of one token. Every token has an id of its own."""
+    import torch
+
+    from rlcanary.contract.batch import CollatedBatch
+
+    rows, width = batch.mask.shape
+    ids_BS = torch.arange(rows * (width + 1)).view(rows, width + 1)
+    group_ids_B = torch.zeros(rows, dtype=torch.long) if batch.group_ids is None else batch.group_ids
+    return CollatedBatch(
+        input_ids=ids_BS,
+        attention_mask=torch.ones_like(ids_BS, dtype=torch.bool),
+        position_ids=torch.arange(width + 1).expand_as(ids_BS),
+        completion_starts=torch.ones(rows, dtype=torch.long),
+        completion_ids=ids_BS[:, 1:],
+        completion_mask=batch.mask,
+        rewards=torch.zeros(rows),
+        group_ids=group_ids_B,
+    )
+
+
+# The oracle's would be judged in place of what the trainer has not: other losses, ranks, metrics by these definitions, a
+# limit for prompts, epochs of whole batches (groups are trained as they come, for a number of steps), and a buffer that is
+# saved (a run that resumes samples what waited again).
 for _name in (
     *(name for group in (Layouts, OtherLosses, Reporting) for name in vars(group) if not name.startswith("_")),
-    *("values", "value_loss", "prepare", "run_plan", "save_buffer", "load_buffer"),
+    *("prepare", "run_plan", "save_buffer", "load_buffer"),
 ):
     setattr(GrpoAdapter, _name, getattr(Adapter, _name))

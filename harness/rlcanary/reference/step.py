@@ -14,7 +14,7 @@ from torch import Tensor
 from rlcanary.contract.batch import CollatedBatch, PolicyBatch
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.declining import NotProvided
-from rlcanary.contract.records.credit import CreditBatch
+from rlcanary.contract.records.credit import Credit, CreditBatch
 from rlcanary.reference.logprobs import completion_logprobs, completion_scores
 from rlcanary.reference.objective.advantages import advantages
 from rlcanary.reference.objective.credit import token_advantages
@@ -120,13 +120,38 @@ def _advantages(
         "rows",
         "none",
     )
-    rewards = batch.rewards if is_per_row else batch.rewards.new_zeros(batch.completion_mask.shape)
+    if not is_per_row:
+        return batch_credit(batch, conventions, old_logprobs_BT, ref_logprobs_BT).advantages
+    rewards_B = batch.rewards
     if ref_logprobs_BT is not None:
-        rewards = rewards_with_kl(rewards, old_logprobs_BT, ref_logprobs_BT, batch.completion_mask, conventions)
-    if is_per_row:
-        return advantages(rewards, batch.group_ids, conventions)
-    given = CreditBatch(batch.rewards, batch.completion_mask, batch.group_ids, token_rewards=rewards)
-    return token_advantages(given, conventions).advantages
+        rewards_B = rewards_with_kl(rewards_B, old_logprobs_BT, ref_logprobs_BT, batch.completion_mask, conventions)
+    return advantages(rewards_B, batch.group_ids, conventions)
+
+
+def batch_credit(
+    batch: CollatedBatch,
+    conventions: Conventions,
+    old_logprobs_BT: Tensor,
+    ref_logprobs_BT: Tensor | None,
+    values_BT: Tensor | None = None,
+) -> Credit:
+    """Divide the rewards of a batch among its tokens, with the KL in the rewards if declared there.
+
+    Args:
+        batch: the sampled completions.
+        conventions: the fields of rewards, advantages and credit are used.
+        old_logprobs_BT: [B, T] of the policy that the ratio is taken against.
+        ref_logprobs_BT: [B, T] of the reference model, or None.
+        values_BT: [B, T] of the critic before each token, or None if there is none.
+
+    Raises:
+        ValueError: as for `token_advantages`.
+    """
+    rewards_BT = batch.rewards.new_zeros(batch.completion_mask.shape)
+    if ref_logprobs_BT is not None:
+        rewards_BT = rewards_with_kl(rewards_BT, old_logprobs_BT, ref_logprobs_BT, batch.completion_mask, conventions)
+    given = CreditBatch(batch.rewards, batch.completion_mask, batch.group_ids, values_BT, rewards_BT)
+    return token_advantages(given, conventions)
 
 
 def descend(state: Any, loss: Tensor, conventions: Conventions, advance: bool = True) -> dict[str, float]:

@@ -13,7 +13,9 @@ from rlcanary.grpo import train as loop
 from rlcanary.grpo.plan.plan import Plan, plan_of
 from rlcanary.grpo.sync.sync import sync_weights
 from rlcanary.grpo.train import train
+from rlcanary.grpo.training import updates
 from rlcanary.grpo.training.checkpoint import CheckpointError
+from rlcanary.grpo.training.critic import update_critic
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -63,6 +65,8 @@ def test_groups_of_completions_requested_one_by_one_are_trained_on(tmp_path: Pat
     assert all(abs(line[name] - 1) < 1e-4 for line in log_of(tmp_path) for name in ("ratio_min", "ratio_max"))
 
 
+# Rewards that differ from the first step on.
+PARTIAL = {"verifier": {"options": {"exact": {"partial": True}}}}
 SETTINGS = {
     "float32": {},
     "bfloat16": {"model__dtype": "bfloat16"},
@@ -72,6 +76,15 @@ SETTINGS = {
         "lora": {"targets": ["q_proj", "down_proj"]},
         "conventions__kl_coef": 0.1,
         "schedule__refresh_reference_every": 2,
+    },
+    "a critic, beside adapters": {
+        "lora": {"rank": 2},
+        "critic": {"warmup_updates": 3},
+        "roles": PARTIAL,
+        "conventions": {"preset": "ppo", "value_aggregation": "sequence_mean"},
+        "schedule__epochs_per_step": 2,
+        "schedule__rows_per_micro_batch": 4,
+        "schedule__max_staleness": 1,
     },
     "several updates per step": {
         "schedule__rows_per_update": 8,
@@ -134,6 +147,45 @@ def test_adapters_are_trained_alone_and_engines_get_them_merged(
     assert all(torch.equal(trainer[name], weight) for name, weight in loaded.items())
     moved = {name for name, weight in loaded.items() if not torch.equal(engine[name], weight)}
     assert moved == {f"{name}.weight" for name in adapted}
+
+
+def test_ppo_trains_on_the_advantages_and_returns_of_its_definition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[float] = []
+
+    def watched(critic: Any, batch: Any, given: Any, *settings: Any) -> dict[str, float]:
+        advantages, returns, errors = [], [], []
+        for row, reward in enumerate(batch.rewards.tolist()):
+            ids = batch.input_ids[row][batch.attention_mask[row]]
+            count = int(batch.completion_mask[row].sum())
+            with torch.no_grad():
+                scored = critic.model(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None]).logits[0, :, 0]
+            values = [*scored[-count - 1 : -1].tolist(), 0.0]
+            for first in range(count):
+                steps = range(first, count)
+                gains = [(reward if at == count - 1 else 0.0) + values[at + 1] - values[at] for at in steps]
+                advantages.append(sum(gain * 0.95**later for later, gain in enumerate(gains)))
+                returns.append(advantages[-1] + values[first])
+                errors.append(advantages[-1] ** 2)
+        plain = torch.tensor(advantages)
+        torch.testing.assert_close(given.returns[given.mask], torch.tensor(returns), atol=1e-4, rtol=0)
+        whitened = (plain - plain.mean()) / plain.std()
+        torch.testing.assert_close(given.advantages[given.mask], whitened, atol=1e-3, rtol=0)
+        metrics = update_critic(critic, batch, given, *settings)
+        # One update per step: values are still the old ones, so that nothing is clipped.
+        assert metrics["value_loss"] == pytest.approx(0.5 * sum(errors) / len(errors), rel=1e-3)
+        assert metrics["value_clip_fraction"] == 0
+        judged.append(metrics["explained_variance"])
+        return metrics
+
+    monkeypatch.setattr(updates, "update_critic", watched)
+    train(a_plan(tmp_path, 3, conventions={"preset": "ppo"}, critic={}, roles=PARTIAL))
+    assert len(judged) == 3
+    assert judged[0] == 0 != judged[2]
+    log = log_of(tmp_path)
+    assert [line["explained_variance"] for line in log] == judged
+    assert all(line["critic_lr"] == 1e-3 and line["critic_grad_norm"] > 0 for line in log)
 
 
 HELD_OUT = {"datasets": [{"name": "arithmetic", "count": 5, "seed": 1}], "every": 2}

@@ -188,6 +188,7 @@ class Plan:
     evaluation: EvaluationSettings | None = None
     sampling: Sampling = field(default_factory=Sampling)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    critic: OptimizerSettings | None = None
     conventions: Conventions = field(default_factory=Conventions)
     roles: Roles = field(default_factory=Roles)
     runtime: Runtime = field(default_factory=Runtime)
@@ -220,13 +221,19 @@ class Plan:
 
     @field_validator("conventions")
     @classmethod
-    def _require_effect(cls, conventions: Conventions) -> Conventions:
+    def _require_effect(cls, conventions: Conventions, info: ValidationInfo) -> Conventions:
         """Refuse what this trainer would not do."""
         for each in fields(Conventions):
             value = getattr(conventions, each.name)
             if value == "custom":
                 raise ValueError(f"{each.name} is 'custom', which this trainer does not have: name one that it has")
-            if each.name.startswith(UNUSED) and value != each.default:
+            if value == each.default:
+                continue
+            if each.name.startswith(OF_CRITIC) and info.data.get("critic") is None:
+                raise ValueError(
+                    f"{each.name} is {value!r}, which needs a critic: add the section critic, or leave it out"
+                )
+            if each.name.startswith(UNUSED):
                 raise ValueError(f"{each.name} is {value!r}, which this trainer does not do: leave it out")
         return conventions
 
@@ -259,10 +266,12 @@ class Plan:
                 f"schedule.max_staleness lets sampling run {ahead} versions ahead of the trainer, but "
                 "conventions.old_logprobs is trainer and importance_level none: set old_logprobs to sampler"
             )
-        if conventions.token_credit in ("gae", "turn_returns"):
-            raise ValueError(
-                f"conventions.token_credit is {conventions.token_credit}, which needs a critic or turn ids"
-            )
+        credit = conventions.token_credit
+        if credit == "turn_returns":
+            raise ValueError("conventions.token_credit is turn_returns, which needs turn ids: this trainer has none")
+        if (credit == "gae") != (self.critic is not None):
+            told = "needs a critic: add the section critic" if credit == "gae" else "asks no critic: set it to gae"
+            raise ValueError(f"conventions.token_credit is {credit}, which {told}")
         if sampling.seed is not None or sampling.n != 1:
             raise ValueError(
                 "sampling.seed and sampling.n follow from run.seed and schedule.group_size: leave them out"
@@ -277,10 +286,11 @@ SCHEDULED = {
 }
 
 
-# The beginnings of the names of conventions that no part of the trainer reads.
+# The beginnings of the names of conventions that only a critic reads, and of those that no part of the trainer reads.
+OF_CRITIC = ("critic_", "gae_", "value_")
 UNUSED = (
     *("top_entropy", "kl_aggregation", "entropy_aggregation"),
-    *("critic_", "gae_", "value_", "supervised_", "distillation_", "preference_"),
+    *("supervised_", "distillation_", "preference_"),
     *("logged_", "length_counts_", "unscored", "pass_threshold", "best_at_", "vote_", "overall_"),
     *("buffer_", "sync_buffers", "answer_", "long_prompt", "equal_prompts"),
 )

@@ -30,6 +30,7 @@ def learner_content(state: LearnerState) -> dict[str, Any]:
         "scheduler": state.scheduler.state_dict(),
         "updates": state.updates,
         "reference": None if state.ref_model is None else state.ref_model.state_dict(),
+        "critic": None if state.critic is None else learner_content(state.critic),
     }
 
 
@@ -47,6 +48,8 @@ def restore_learner(state: LearnerState, content: dict[str, Any]) -> None:
     state.updates = content["updates"]
     if content["reference"] is not None:
         state.ref_model.load_state_dict(content["reference"])
+    if state.critic is not None:
+        restore_learner(state.critic, content["critic"])
 
 
 def save_checkpoint(folder: Path, step: int, content: dict[str, Any], keep: int) -> Path:

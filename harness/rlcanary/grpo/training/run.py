@@ -35,6 +35,7 @@ from rlcanary.grpo.training.checkpoint import (
     restore_learner,
     save_checkpoint,
 )
+from rlcanary.grpo.training.critic import new_critic
 from rlcanary.grpo.training.rollout import Rollout
 from rlcanary.grpo.training.run_log import LOG, RunLog
 from rlcanary.grpo.training.trace import Trace
@@ -175,9 +176,11 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
 def _learner(plan: Plan, model: Any) -> LearnerState:
     """Make the state that trains a loaded model."""
     model.to(_device(plan))
+    critic = None if plan.critic is None else new_critic(model, plan.critic)
     if plan.lora is not None:
         add_adapters(model, plan.lora, plan.run.seed)
     state = new_state(model, plan.optimizer)
+    state.critic = critic
     if plan.conventions.kl_coef != 0:
         refresh_reference(state)
     return state

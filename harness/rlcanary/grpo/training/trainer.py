@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,12 +18,14 @@ from torch import Tensor
 from rlcanary.contract.adapter import TrainState
 from rlcanary.contract.batch import CollatedBatch, LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.records.credit import ValueBatch
 from rlcanary.grpo.plan.optimizer import OptimizerSettings
 from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.reference import completion_logprobs, completion_scores, policy_loss, split
-from rlcanary.reference.step import forward_mode, with_advantages
+from rlcanary.reference.step import batch_credit, forward_mode, with_advantages
 
-Record = TypeVar("Record", CollatedBatch, PolicyBatch)
+Record = TypeVar("Record", CollatedBatch, PolicyBatch, ValueBatch)
+Trained = TypeVar("Trained", PolicyBatch, ValueBatch)
 
 
 class MasterWeights:
@@ -70,10 +73,25 @@ class LearnerState(TrainState):
     Attributes:
         masters: the weights that `optimizer` moves.
         updates: number of optimizer updates taken.
+        critic: the state of the critic; None without one.
     """
 
     masters: MasterWeights | None = None
     updates: int = 0
+    critic: LearnerState | None = None
+
+
+@dataclass
+class UpdateBatch(PolicyBatch):
+    """The inputs of an update's policy loss and, with a critic, of its value loss.
+
+    Attributes:
+        old_values: [B, T] of the critic before the first update on the rollout.
+        returns: [B, T] that the critic is trained towards.
+    """
+
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
 
 
 def new_state(model: Any, settings: OptimizerSettings, ref_model: Any = None) -> LearnerState:
@@ -99,6 +117,7 @@ def policy_data(
     conventions: Conventions,
     schedule: Schedule,
     trainer_logprobs: Tensor | None = None,
+    values: Tensor | None = None,
 ) -> PolicyBatch:
     """Compute the data that all losses of an update share: advantages, old and reference logprobs.
 
@@ -109,10 +128,11 @@ def policy_data(
         schedule: rows and widths of a forward pass.
         trainer_logprobs: [B, T] that the trainer gave these rows before the first update on their rollout; None where
             this is the first.
+        values: [B, T] that the critic gave these rows before the first update; None without a critic.
 
     Returns:
         A batch whose `logprobs` are still missing (NaN). Where the old logprobs are to be those of the forward pass that
-        the gradient flows through, they are missing too.
+        the gradient flows through, they are missing too. With a critic it is an `UpdateBatch`.
 
     Raises:
         ValueError: the ratio is taken against the sampler's logprobs and the batch has none.
@@ -128,7 +148,20 @@ def policy_data(
     ref_logprobs_BT = batch.ref_logprobs
     if ref_logprobs_BT is None and state.ref_model is not None:
         ref_logprobs_BT = score(state.ref_model, batch, conventions, schedule)
-    return with_advantages(batch, conventions, missing_BT, old_logprobs_BT, ref_logprobs_BT)
+    if values is None:
+        return with_advantages(batch, conventions, missing_BT, old_logprobs_BT, ref_logprobs_BT)
+    credit = batch_credit(batch, conventions, old_logprobs_BT, ref_logprobs_BT, values)
+    return UpdateBatch(
+        missing_BT,
+        old_logprobs_BT,
+        credit.advantages,
+        batch.completion_mask,
+        ref_logprobs_BT,
+        batch.old_logprobs,
+        group_ids=batch.group_ids,
+        old_values=values,
+        returns=credit.returns,
+    )
 
 
 def accumulate_gradients(
@@ -154,12 +187,12 @@ def accumulate_gradients(
     logprobs_BT, old_logprobs_BT = given.logprobs.clone(), given.old_logprobs.clone()
     entropy_BT = given.logprobs.clone()
     losses = []
-    for rows, piece in _pieces(given, schedule.micro_batches_per_update, conventions):
+    for rows, piece in pieces(given, schedule.micro_batches_per_update, conventions):
         micro = trimmed(batch, rows, schedule)
         width = micro.completion_ids.shape[1]
         with forward_mode(state.model, training=conventions.training_dropout):
             logprobs_bt, entropy_bt = completion_scores(state.model, micro, conventions.temperature)
-        piece = _narrowed(piece, width)
+        piece = narrowed(piece, width)
         piece.logprobs, piece.entropy = logprobs_bt, entropy_bt
         if conventions.old_logprobs == "trainer" and piece.old_logprobs.isnan().all():
             # The very pass that the gradient flows through: a second one rounds differently and moves the ratio off 1.
@@ -207,14 +240,21 @@ def descend(state: Any, conventions: Conventions) -> dict[str, float]:
 
 def score(model: Any, batch: CollatedBatch, conventions: Conventions, schedule: Schedule) -> Tensor:
     """Compute the [B, T] logprobs of the completions, in micro-batches, without gradient and without dropout."""
-    logprobs_BT = torch.full(batch.completion_ids.shape, torch.nan, device=batch.input_ids.device)
+    read = partial(completion_logprobs, model, temperature=conventions.temperature)
+    return read_frozen(model, batch, schedule, read)
+
+
+def read_frozen(
+    model: Any, batch: CollatedBatch, schedule: Schedule, read: Callable[[CollatedBatch], Tensor]
+) -> Tensor:
+    """Read [B, T] numbers of a model, in micro-batches, without gradient and without dropout."""
+    read_BT = torch.full(batch.completion_ids.shape, torch.nan, device=batch.input_ids.device)
     by_length_B = _by_length(batch.completion_mask)
     with torch.no_grad(), forward_mode(model, training=False):
         for rows in by_length_B.split(schedule.micro_batch_rows):
             micro = trimmed(batch, rows, schedule)
-            width = micro.completion_ids.shape[1]
-            logprobs_BT[rows, :width] = completion_logprobs(model, micro, conventions.temperature)
-    return logprobs_BT
+            read_BT[rows, : micro.completion_ids.shape[1]] = read(micro)
+    return read_BT
 
 
 def trimmed(batch: CollatedBatch, rows: Tensor, schedule: Schedule) -> CollatedBatch:
@@ -222,27 +262,29 @@ def trimmed(batch: CollatedBatch, rows: Tensor, schedule: Schedule) -> CollatedB
     chosen = batch.rows(rows)
     length = _bucket(chosen.attention_mask, schedule.seq_len_buckets)
     width = _bucket(chosen.completion_mask, schedule.completion_len_buckets)
-    return _narrowed(chosen, width, length)
+    return narrowed(chosen, width, length)
 
 
-def _pieces(given: PolicyBatch, n_pieces: int, conventions: Conventions) -> Iterator[tuple[Tensor, PolicyBatch]]:
+def pieces(given: Trained, n_pieces: int, conventions: Conventions) -> Iterator[tuple[Tensor, Trained]]:
     """Split rows into micro-batches of like length, with their row numbers."""
     if conventions.aggregation == "group_token_mean":
         order_B = torch.arange(len(given.mask), device=given.mask.device)
         n_pieces = min(n_pieces, len(torch.unique(given.group_ids)))
     else:
         order_B = _by_length(given.mask)
-    sorted_rows = given.rows(order_B)
-    numbered = replace(sorted_rows, logprobs=order_B)
+    # What the model has yet to compute, the first field, carries the numbers of the rows.
+    carrier = fields(given)[0].name
+    numbers: dict[str, Any] = {carrier: order_B}
+    numbered = replace(given.rows(order_B), **numbers)
     for piece in split(numbered, n_pieces, conventions):
-        yield piece.logprobs, piece
+        yield getattr(piece, carrier), piece
 
 
 def _by_length(mask_BT: Tensor) -> Tensor:
     return mask_BT.sum(dim=1).argsort(stable=True)
 
 
-def _narrowed(record: Record, width: int, length: int = 0) -> Record:
+def narrowed(record: Record, width: int, length: int = 0) -> Record:
     """Keep the first `width` completion positions and, in whole sequences, the first `length` positions."""
     changes: dict[str, Any] = {
         field.name: value[:, : length if field.name in ("input_ids", "attention_mask", "position_ids") else width]

@@ -11,7 +11,8 @@ import torch
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.conventions import Conventions
 from rlcanary.grpo.plan.schedule import Schedule
-from rlcanary.grpo.training.trainer import accumulate_gradients, descend, policy_data, score
+from rlcanary.grpo.training.critic import frozen_values, update_critic
+from rlcanary.grpo.training.trainer import UpdateBatch, accumulate_gradients, descend, policy_data, score
 
 
 def take_updates(
@@ -21,7 +22,7 @@ def take_updates(
     schedule: Schedule,
     span: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> list[dict[str, float]]:
-    """Take all updates on a rollout batch. Advantages, old and reference logprobs are those before the first one.
+    """Take all updates on a rollout batch. Advantages, values, old and reference logprobs are those before the first one.
 
     Args:
         state: the learner's state.
@@ -41,14 +42,19 @@ def take_updates(
         before_BT = None
         if conventions.old_logprobs == "trainer" and schedule.updates_per_step > 1:
             before_BT = score(state.model, batch, conventions, schedule)
-        given = policy_data(state, batch, conventions, schedule, before_BT)
+        critic = getattr(state, "critic", None)
+        values_BT = None if critic is None else frozen_values(critic.model, batch, schedule)
+        given = policy_data(state, batch, conventions, schedule, before_BT, values_BT)
     updates = []
     for _ in range(schedule.epochs_per_step):
         for rows in torch.arange(len(batch.rewards)).split(schedule.update_rows):
             with span("loss"):
-                chosen = batch.rows(rows)
-                output = accumulate_gradients(state, chosen, given.rows(rows), conventions, schedule)
+                chosen, judged = batch.rows(rows), given.rows(rows)
+                output = accumulate_gradients(state, chosen, judged, conventions, schedule)
             with span("step"):
                 moved = descend(state, conventions)
+            if isinstance(judged, UpdateBatch):
+                with span("critic"):
+                    moved |= update_critic(critic, chosen, judged, conventions, schedule)
             updates.append({"loss": float(output.loss), **output.metrics, **moved})
     return updates

@@ -11,6 +11,7 @@ Masked positions never enter: no content of theirs, NaN and infinities included,
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,10 +19,13 @@ from torch import Tensor
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Aggregation, Conventions
 from rlcanary.contract.declining import NotProvided
+from rlcanary.contract.records.credit import ValueBatch
 from rlcanary.reference.masks import masked
 from rlcanary.reference.objective.aggregation import aggregate, count_sequences, group_index, required
 from rlcanary.reference.objective.kl import kl
 from rlcanary.reference.objective.pieces import own_function
+
+Trained = TypeVar("Trained", PolicyBatch, ValueBatch)
 
 
 def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
@@ -179,7 +183,7 @@ def importance_weights(
     return weight_BT.masked_fill(~mask_BT, 0)
 
 
-def split(batch: PolicyBatch, n_pieces: int, conventions: Conventions) -> list[PolicyBatch]:
+def split(batch: Trained, n_pieces: int, conventions: Conventions) -> list[Trained]:
     """Cut the batch into pieces whose losses and gradients add up to those of the whole.
 
     The pieces serve as micro-batches or as data-parallel shards; where a framework averages gradients over its ranks,

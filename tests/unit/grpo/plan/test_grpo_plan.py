@@ -56,7 +56,13 @@ def given(**changes: Any) -> dict[str, Any]:
             {"conventions": {"objective": "custom"}},
             "conventions: objective is 'custom', which this trainer does not have",
         ),
-        ({"conventions": {"preset": "ppo"}}, r"conventions: value_clip is 0\.2, which this trainer does not do"),
+        ({"conventions": {"preset": "ppo"}}, r"conventions: value_clip is 0\.2, which needs a critic: add the section"),
+        ({"critic": {}}, r"conventions\.token_credit is outcome, which asks no critic: set it to gae"),
+        ({"critic": {"learning_rate": 0}}, "critic: learning_rate is 0"),
+        (
+            {"conventions": {"token_credit": "turn_returns"}},
+            r"conventions\.token_credit is turn_returns, which needs turn",
+        ),
         ({"conventions": {"token_credit": "gae"}}, r"conventions\.token_credit is gae, which needs a critic"),
         (
             {"conventions": {"logged_std": "group"}},
@@ -86,6 +92,11 @@ def given(**changes: Any) -> dict[str, Any]:
 def test_what_is_wrong_is_named_by_its_key(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         plan_of(given(**changes))
+
+
+def test_ppo_is_a_preset_with_a_critic() -> None:
+    plan = plan_of(given(conventions={"preset": "ppo", "critic_lambda": 1.0}, critic={}))
+    assert (plan.conventions.token_credit, plan.conventions.value_clip) == ("gae", 0.2)
 
 
 def test_the_loss_scores_at_the_temperature_that_was_sampled_at() -> None:

@@ -13,12 +13,15 @@ from rlcanary.bugs import Bug, all_bugs
 from rlcanary.bugs.detection import relevant_checks
 from rlcanary.checks import Check, all_checks, run_check
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.presets import GRPO, PRESETS
+from rlcanary.contract.presets import GRPO, PPO, PRESETS
 from rlcanary.grpo.sync import sync
-from rlcanary.grpo.training import trainer
-from rlcanary.reference import split
+from rlcanary.grpo.training import critic, trainer
+from rlcanary.reference import split, values
 
-OWN = {"train_step", "rl_step", "rollout", "sync_weights", "generate", "new_buffer", "rollout_seed"}
+OWN = {
+    *("train_step", "rl_step", "rollout", "sync_weights", "generate", "new_buffer", "rollout_seed", "build"),
+    *("token_advantages", "values", "value_loss"),
+}
 OWN_CHECKS = [check for check in all_checks() if OWN & set(check.needs)]
 # A model in bfloat16 is no mistake here: this trainer keeps float32 masters beside it.
 HALF_PRECISION = "trl.weights-in-half-precision"
@@ -84,6 +87,10 @@ def with_rewards_as_advantages(batch: Any, *scored: Any) -> Any:
     return replace(with_advantages(batch, *scored), advantages=batch.rewards)
 
 
+def values_of_the_tokens_own_position(model: Any, batch: Any) -> Any:
+    return values(model, replace(batch, completion_starts=batch.completion_starts + 1))
+
+
 def nothing(*_: Any) -> None:
     """Leave it out."""
 
@@ -97,6 +104,8 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any], Conventions]] = {
         GRPO.replace(temperature=0.6, kl_coef=0.5),
     ),
     "advantages are the rewards": (trainer, "with_advantages", with_rewards_as_advantages, GRPO),
+    "the critic's micro-batches take their own means": (trainer, "split", pieces_that_know_only_themselves, PPO),
+    "the critic looks at the token that it judges": (critic, "values", values_of_the_tokens_own_position, PPO),
     "the prefix cache stays": (sync.InProcessEndpoint, "reset_prefix_cache", nothing, GRPO),
 }
 
@@ -105,5 +114,5 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any], Conventions]] = {
 def test_a_bug_in_the_trainers_own_code_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, attribute, wrong, conventions = PLANTED[name]
     monkeypatch.setattr(where, attribute, wrong)
-    area = "sync" if where is sync.InProcessEndpoint else "step"
+    area = "sync" if where is sync.InProcessEndpoint else "value" if conventions is PPO else "step"
     assert is_caught((check for check in OWN_CHECKS if check.area == area), GrpoAdapter(conventions))
