@@ -217,23 +217,22 @@ class Plan:
             )
         for name in sorted(given.keys() & SCHEDULED):
             raise ValueError(f"{name} is {given[name]!r}, but {SCHEDULED[name]}: leave it out")
+        for name in sorted(given):
+            if name.startswith(OF_CRITIC) and info.data.get("critic") is None:
+                raise ValueError(
+                    f"{name} is {given[name]!r}, which needs a critic: add the section critic, or leave it out"
+                )
         return asdict(PRESETS[preset]) | given
 
     @field_validator("conventions")
     @classmethod
-    def _require_effect(cls, conventions: Conventions, info: ValidationInfo) -> Conventions:
+    def _require_effect(cls, conventions: Conventions) -> Conventions:
         """Refuse what this trainer would not do."""
         for each in fields(Conventions):
             value = getattr(conventions, each.name)
             if value == "custom":
                 raise ValueError(f"{each.name} is 'custom', which this trainer does not have: name one that it has")
-            if value == each.default:
-                continue
-            if each.name.startswith(OF_CRITIC) and info.data.get("critic") is None:
-                raise ValueError(
-                    f"{each.name} is {value!r}, which needs a critic: add the section critic, or leave it out"
-                )
-            if each.name.startswith(UNUSED):
+            if each.name.startswith(UNUSED) and value != each.default:
                 raise ValueError(f"{each.name} is {value!r}, which this trainer does not do: leave it out")
         return conventions
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rlcanary.contract.presets import PRESETS
 from rlcanary.errors import UserError
 from rlcanary.grpo.plan.plan import plan_of, read_plan
 
@@ -56,7 +57,14 @@ def given(**changes: Any) -> dict[str, Any]:
             {"conventions": {"objective": "custom"}},
             "conventions: objective is 'custom', which this trainer does not have",
         ),
-        ({"conventions": {"preset": "ppo"}}, r"conventions: value_clip is 0\.2, which needs a critic: add the section"),
+        (
+            {"conventions": {"preset": "ppo"}},
+            r"conventions\.token_credit is gae, which needs a critic: add the section",
+        ),
+        (
+            {"conventions": {"value_clip": 0.1}},
+            r"conventions: value_clip is 0\.1, which needs a critic: add the section",
+        ),
         ({"critic": {}}, r"conventions\.token_credit is outcome, which asks no critic: set it to gae"),
         ({"critic": {"learning_rate": 0}}, "critic: learning_rate is 0"),
         (
@@ -92,6 +100,11 @@ def given(**changes: Any) -> dict[str, Any]:
 def test_what_is_wrong_is_named_by_its_key(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         plan_of(given(**changes))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_trained(preset: str) -> None:
+    plan_of(given(conventions={"preset": preset}, critic={} if preset == "ppo" else None))
 
 
 def test_ppo_is_a_preset_with_a_critic() -> None:
