@@ -20,7 +20,8 @@ def python(*arguments, cwd):
 def verdicts(folder, adapter, *checks):
     """Run checks on an adapter of other_device, in a process that has this device -> the result of each by its id."""
     only = [f"--only={check}" for check in checks]
-    done = python("-m", "rlcanary", "check", f"other_device:{adapter}", *only, "--json=out.json", cwd=folder)
+    options = ["--timeout=0", "--json=out.json"]
+    done = python("-m", "rlcanary", "check", f"other_device:{adapter}", *only, *options, cwd=folder)
     assert done.returncode in (0, 1), done.stderr
     return {each["id"]: each for each in json.loads((folder / "out.json").read_text())["checks"]}
 

@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from rlcanary.cleanup import belongings
 from rlcanary.cleanup.frames import clear_tracebacks
@@ -110,7 +112,13 @@ def test_a_killed_child_that_still_gives_its_memory_back_is_no_longer_listed_and
         pass
     census = processes.census()
     assert child.pid not in {process.pid for process in census.alive}
-    processes.reap(census.dead)
+
+    def is_reaped() -> bool:
+        # It waits some seconds for the child, which may need longer for its memory.
+        processes.reap(census.dead)
+        return not Path(f"/proc/{child.pid}").exists()
+
+    wait_for(is_reaped)
     with pytest.raises(ChildProcessError):
         os.waitpid(child.pid, os.WNOHANG)
     child.stdout.close()
