@@ -359,5 +359,6 @@ class Conventions:
 def choices(name: str) -> tuple[str, ...]:
     """Return the words that a field can take, without "custom"; none for a field of another type."""
     allowed = get_args(get_type_hints(Conventions)[name])
-    words = get_args(allowed[0]) if name in PIECES else allowed
+    # A program that runs without rlcanary has no annotations.
+    words = get_args(allowed[0]) if allowed and name in PIECES else allowed
     return words if words and isinstance(words[0], str) else ()
