@@ -104,7 +104,8 @@ def test_what_is_wrong_is_named_by_its_key(changes: dict[str, Any], said: str) -
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_trained(preset: str) -> None:
-    plan_of(given(conventions={"preset": preset}, critic={} if preset == "ppo" else None))
+    plan = plan_of(given(conventions={"preset": preset}, critic={} if preset == "ppo" else None))
+    assert plan.conventions == PRESETS[preset]
 
 
 def test_ppo_is_a_preset_with_a_critic() -> None:

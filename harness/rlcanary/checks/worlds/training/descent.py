@@ -21,7 +21,7 @@ from rlcanary.checks.worlds.training.tiny_trainer import (
     state_of,
     with_reference,
 )
-from rlcanary.checks.worlds.training.updates import Watch, declared
+from rlcanary.checks.worlds.training.updates import Watch, declared, gradient_norm
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Group
 from rlcanary.contract.conventions import PIECES, Conventions
@@ -101,8 +101,7 @@ def _gradient_norm(adapter: Adapter, start: Scene, groups: Sequence[Group]) -> f
             "grad_norm"
         ]
         return norm
-    gradients = step_gradients(adapter, twin(adapter, start, groups))
-    return float(torch.cat([each.double().flatten() for each in gradients.values()]).norm())
+    return gradient_norm(step_gradients(adapter, twin(adapter, start, groups)))
 
 
 def twin(adapter: Adapter, start: Scene, groups: Sequence[Group], **layout: Any) -> Scene:

@@ -62,7 +62,7 @@ def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conv
         name: torch.zeros_like(parameter) if gradient is None else gradient
         for (name, parameter), gradient in zip(parameters.items(), found, strict=True)
     }
-    norm = _norm(gradients)
+    norm = gradient_norm(gradients)
     if conventions.max_grad_norm is not None and norm > conventions.max_grad_norm:
         gradients = {name: gradient * conventions.max_grad_norm / norm for name, gradient in gradients.items()}
     metrics = {
@@ -197,7 +197,8 @@ def _trainable(model: Any) -> Iterator[tuple[str, Tensor]]:
     return ((name, parameter) for name, parameter in named(model).items() if parameter.requires_grad)
 
 
-def _norm(gradients: dict[str, Tensor]) -> float:
+def gradient_norm(gradients: dict[str, Tensor]) -> float:
+    """Return the norm of all gradients together."""
     return math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
 
 
