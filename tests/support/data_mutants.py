@@ -14,6 +14,7 @@ from rlcanary.contract.adapter import Item
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import GRPO
+from rlcanary.contract.records.lengths import Lengths
 
 
 class RewardsOfNeighbours(ReferenceAdapter):
@@ -154,6 +155,27 @@ class RewardsSortedInPlace(ReferenceAdapter):
     def keep_group(self, rewards: Tensor) -> bool:
         rewards.copy_(rewards.sort().values)
         return super().keep_group(rewards)
+
+
+class NoPenaltyOfWhatWasCut(ReferenceAdapter):
+    def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
+        shaped = super().shape_rewards(rewards, lengths)
+        return torch.where(lengths.completions < lengths.max_new_tokens, shaped, rewards)
+
+
+class LimitOfTheLongest(ReferenceAdapter):
+    def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
+        return super().shape_rewards(rewards, replace(lengths, max_new_tokens=int(lengths.completions.max())))
+
+
+class RewardsShapedInPlace(ReferenceAdapter):
+    def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
+        return rewards.copy_(super().shape_rewards(rewards, lengths))
+
+
+class TruncatedAlwaysMasked(ReferenceAdapter):
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        return ReferenceAdapter(self.conventions.replace(mask_truncated=True)).make_batch(groups, pad_token_id)
 
 
 class RemainderIgnored(ReferenceAdapter):

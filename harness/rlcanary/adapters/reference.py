@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.records.conversations import ConversationOptions, Environment, Episode, Task
     from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
+    from rlcanary.contract.records.lengths import Lengths
     from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.records.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
     from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
@@ -110,7 +111,12 @@ class ReferenceAdapter(Adapter):
     def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
         from rlcanary import reference
 
-        return reference.make_batch(groups, pad_token_id)[0]
+        return reference.make_batch(groups, pad_token_id, mask_truncated=self.conventions.mask_truncated)[0]
+
+    def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
+        from rlcanary import reference
+
+        return reference.shape_rewards(rewards, lengths, self.conventions)
 
     def keep_group(self, rewards: Tensor) -> bool:
         from rlcanary import reference

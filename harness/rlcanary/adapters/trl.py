@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, PolicyBatch
+    from rlcanary.contract.records.lengths import Lengths
 
 AGGREGATIONS: dict[str, Aggregation] = {
     "grpo": "sequence_mean",
@@ -47,6 +48,8 @@ class TrlAdapter(Adapter):
             import trl.trainer.grpo_trainer  # noqa: F401
         # The trainer is built without its engine: the correction by the engine's logprobs is switched on afterwards.
         self.use_vllm = bool(settings.pop("use_vllm", False))
+        # The soft punishment is a reward function beside the others, no setting.
+        self.overlong_buffer = settings.pop("overlong_buffer", None)
         self.settings = settings
 
     @cached_property
@@ -62,6 +65,7 @@ class TrlAdapter(Adapter):
             advantage_eps=1e-4,
             advantage_eps_mode="add",
             nan_reward="exclude",
+            overlong_buffer=self.overlong_buffer,
             objective=objective,
             sapo_temperature_positive=args.sapo_temperature_pos,
             sapo_temperature_negative=args.sapo_temperature_neg,
@@ -86,7 +90,7 @@ class TrlAdapter(Adapter):
         )
 
     def configured(self, **changes: Any) -> Self:
-        settings = {**self.settings, "use_vllm": self.use_vllm}
+        settings = {**self.settings, "use_vllm": self.use_vllm, "overlong_buffer": self.overlong_buffer}
         return type(self)(**_settings(settings, self.conventions, changes))
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
@@ -128,6 +132,15 @@ class TrlAdapter(Adapter):
         completions, _ = trainer._generate_single_turn(prompts, None, {}, 1)
         lengths = torch.tensor([len(ids) for ids in completions])
         return torch.arange(completion_ids.shape[1]) < lengths.unsqueeze(1)
+
+    def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
+        import torch
+        from trl.rewards import get_soft_overlong_punishment
+
+        if self.overlong_buffer is None:
+            raise NotProvided("the soft punishment of overlong completions is not among the reward functions")
+        punish = get_soft_overlong_punishment(lengths.max_new_tokens, self.overlong_buffer)
+        return rewards + torch.tensor(punish([[5] * int(length) for length in lengths.completions]))
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         import torch
@@ -293,6 +306,8 @@ def _settings(settings: dict[str, Any], conventions: Conventions, changes: dict[
     result = dict(settings)
     for name in changes:
         match name:
+            case "overlong_buffer":
+                result["overlong_buffer"] = wanted.overlong_buffer
             case "kl_coef":
                 result["beta"] = wanted.kl_coef
             case "advantage_scale":

@@ -21,7 +21,6 @@ OUT_OF_REACH = {
         "no metric has a name for a part of the loss",
     ),
     "skyrl.aborted-by-another-id": ("SkyRL c03863579, #1250", "the engine has no call that aborts requests"),
-    "skyrl.overlong-penalty-late": ("SkyRL 600315c75, #755", "no capability shapes rewards by length"),
     "open-instruct.judge-without-the-question": (
         "open-instruct 55137f042, #933",
         "no capability makes the prompt of a judge",

@@ -42,6 +42,7 @@ READING_ORDER = (
     "preparing",
     "order",
     "filter",
+    "overlong",
     "schedule",
     "buffer",
     "staleness",

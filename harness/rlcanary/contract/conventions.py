@@ -85,6 +85,11 @@ class Conventions:
         nan_reward: a NaN reward is an error (the call raises, or the row's advantage is NaN), or it is left out of the
             statistics and gets advantage zero.
         reward_clip: rewards are clipped to ± this before anything else; None is off.
+        overlong_buffer: a completion loses reward for each token by which it is longer than the limit less this many tokens
+            (DAPO, 2503.14476, eq. 13). None is off.
+        overlong_penalty: what it has lost at the limit.
+        mask_truncated: no token of a completion that ended at its limit is trained (DAPO's overlong filtering); its reward
+            counts in the statistics.
         objective: "clip" is PPO's min(rA, clip(r)A); "cispo" is the detached, clipped ratio times A times the logprob
             (arXiv 2506.13585); "reinforce" is A times the logprob, without a ratio; "gmpo" is A times the geometric mean
             of the row's ratios, each clipped as in "clip" (2507.20673); "sapo" is A times the soft gate
@@ -225,6 +230,9 @@ class Conventions:
     singleton_group: SingletonGroup = "zero"
     nan_reward: NanReward = "raise"
     reward_clip: float | None = None
+    overlong_buffer: int | None = None
+    overlong_penalty: float = 1.0
+    mask_truncated: bool = False
 
     objective: Objective | Custom = "clip"
     sapo_temperature_positive: float = 1.0

@@ -89,9 +89,8 @@ async def take_step(run: Run) -> dict[str, float]:
     with run.trace.span("sample", step=step):
         groups = await run.rollout.groups(version)
     trace_verifiers(run)
-    batch, stats = reference.make_batch(
-        groups, run.pad_token_id, schedule.seq_len_buckets, schedule.completion_len_buckets
-    )
+    buckets = schedule.seq_len_buckets, schedule.completion_len_buckets
+    batch, stats = reference.make_batch(groups, run.pad_token_id, *buckets, mask_truncated=conventions.mask_truncated)
     batch = batch.to(state.model.device)
     span = partial(run.trace.span, step=step)
     updates = await run.compute(take_updates, state, batch, conventions, schedule, span)

@@ -2,6 +2,7 @@
 
 from rlcanary.reference.data.batching import BatchStats, RewardStats, make_batch
 from rlcanary.reference.data.filters import has_signal, is_overlong, is_stale
+from rlcanary.reference.data.lengths import shape_rewards
 from rlcanary.reference.fused import fused_linear_logprobs, fused_linear_logprobs_and_entropy
 from rlcanary.reference.logprobs import completion_logprobs, completion_scores, entropy, packed_logprobs, token_logprobs
 from rlcanary.reference.masks import MessageTokens, assistant_mask, completion_mask, lengths_to_mask
@@ -59,6 +60,7 @@ __all__ = [
     "returns_to_go",
     "rewards_with_kl",
     "rl_step",
+    "shape_rewards",
     "split",
     "supervised_loss",
     "token_advantages",

@@ -54,7 +54,19 @@ EXAMPLES = {
 
 class DataPipeline(Adapter):
     name = "data-pipeline"
-    conventions = Conventions(answer_taken="first", long_prompt="left", equal_prompts="drop")
+    conventions = Conventions(
+        answer_taken="first", long_prompt="left", equal_prompts="drop", overlong_buffer=6, overlong_penalty=0.8
+    )
+
+    # Rewards.
+
+    def shape_rewards(self, rewards, lengths):
+        shaped = rewards.clone()
+        for row, length in enumerate(lengths.completions.tolist()):
+            tokens_too_many = length - (lengths.max_new_tokens - self.conventions.overlong_buffer)
+            if tokens_too_many > 0:
+                shaped[row] -= self.conventions.overlong_penalty / self.conventions.overlong_buffer * tokens_too_many
+        return shaped
 
     # Answers.
 

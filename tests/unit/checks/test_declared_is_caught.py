@@ -17,7 +17,7 @@ from rlcanary.mutants.declared import Pair, pairs
 # Quick ones first: the first check that fails ends the search.
 AREAS = (
     *("rollout_metrics", "evaluation_metrics", "supervised", "distillation", "preference"),
-    *("credit", "value", "buffer", "verifying", "preparing"),
+    *("credit", "value", "buffer", "verifying", "preparing", "overlong"),
     *("config", "advantage", "loss", "kl", "importance", "logprob", "order", "batch", "split", "step"),
     *("rl_step", "evaluation", "building"),
 )

@@ -12,6 +12,7 @@ import torch
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import GRPO
+from rlcanary.contract.records.lengths import Lengths
 from rlcanary.reference import (
     advantages,
     entropy,
@@ -20,6 +21,7 @@ from rlcanary.reference import (
     is_overlong,
     make_batch,
     packed_logprobs,
+    shape_rewards,
     token_logprobs,
     train_step,
 )
@@ -320,6 +322,28 @@ def test_signal_and_length_over_all_small_groups():
     for length, limit, reason in product(range(4), range(4), ("stop", "length", "abort")):
         completion = Completion([5] * length, finish_reason=reason)
         assert is_overlong(completion, limit) == (length > limit or reason == "length")
+
+
+def test_overlong_completions_lose_reward_line_by_line():
+    for limit, buffer, penalty in product((6, 9), (1, 4, 6), (0.5, 1.0, 2.0)):
+        lengths = list(range(limit + 1))
+        expected = [1 - penalty * max(length - limit + buffer, 0) / buffer for length in lengths]
+        given = Lengths(torch.tensor(lengths), torch.full((limit + 1,), 3), limit, max_prompt_tokens=5)
+        declared = GRPO.replace(overlong_buffer=buffer, overlong_penalty=penalty)
+        shaped = shape_rewards(torch.ones(limit + 1, dtype=torch.float64), given, declared)
+        assert shaped.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_completions_that_were_cut_keep_their_rows_and_lose_their_mask():
+    rows = [Completion([5, 6, 2]), Completion([5, 6, 7, 8], finish_reason="length"), Completion([5, 6, 7, 8, 2])]
+    for bucket, masked in ((None, {1}), (4, {1, 2})):
+        buckets = None if bucket is None else [bucket]
+        group = Group([9], rows, [0.0, 1.0, 2.0])
+        batch, _ = make_batch([group], 0, completion_len_buckets=buckets, mask_truncated=True)
+        lengths = [min(len(row.token_ids), bucket or 9) for row in rows]
+        trained = [0 if row in masked else length for row, length in enumerate(lengths)]
+        assert batch.completion_mask.sum(dim=1).tolist() == trained
+        assert batch.rewards.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_every_item_is_dealt_out_evenly_to_every_number_of_ranks():

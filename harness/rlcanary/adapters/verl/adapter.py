@@ -23,6 +23,7 @@ from rlcanary.adapters.verl.engine import (
     tensordict,
 )
 from rlcanary.adapters.verl.options import conventions_of, require_words, settings_for
+from rlcanary.adapters.verl.rewards import overlong_settings, overlong_words, shaped_rewards
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import CollatedBatch, PolicyBatch
     from rlcanary.contract.records.credit import CreditBatch, ValueBatch
+    from rlcanary.contract.records.lengths import Lengths
 
 
 class VerlAdapter(Adapter):
@@ -46,6 +48,7 @@ class VerlAdapter(Adapter):
         algorithm: Mapping[str, Any] | None = None,
         temperature: float = 1.0,
         critic: Mapping[str, Any] | None = None,
+        overlong_buffer: Mapping[str, Any] | None = None,
     ) -> None:
         """Set up the adapter with settings of verl's configuration groups.
 
@@ -54,6 +57,7 @@ class VerlAdapter(Adapter):
             algorithm: fields of `AlgoConfig`; `rollout_correction` as a mapping.
             temperature: the rollouts' temperature.
             critic: fields of `CriticConfig`.
+            overlong_buffer: `len` and `penalty_factor` of that of the reward manager `dapo`; none without it.
 
         Raises:
             UserError: verl is not installed, or the conventions cannot express a setting.
@@ -66,16 +70,20 @@ class VerlAdapter(Adapter):
         self.temperature = temperature
         self.algorithm = {"adv_estimator": "grpo", **(algorithm or {})}
         self.critic = dict(critic or {})
+        self.overlong_buffer = dict(overlong_buffer or {})
         require_words(self._actor_config)
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
         """Translate the settings into conventions."""
-        return conventions_of(self._actor_config, self._algorithm_config, self.critic, self.temperature)
+        found = conventions_of(self._actor_config, self._algorithm_config, self.critic, self.temperature)
+        return found.replace(**overlong_words(self.overlong_buffer))
 
     def configured(self, **changes: Any) -> Self:
-        actor, algorithm, critic = settings_for(self.actor, self.algorithm, self.critic, self.conventions, changes)
-        return type(self)(actor, algorithm, changes.get("temperature", self.temperature), critic)
+        others = {name: value for name, value in changes.items() if not name.startswith("overlong_")}
+        actor, algorithm, critic = settings_for(self.actor, self.algorithm, self.critic, self.conventions, others)
+        overlong_buffer = overlong_settings(self.conventions.replace(**changes))
+        return type(self)(actor, algorithm, changes.get("temperature", self.temperature), critic, overlong_buffer)
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         import torch
@@ -204,6 +212,9 @@ class VerlAdapter(Adapter):
             learning_rate = engine.lr_scheduler_step()
         logged = output["metrics"]
         return {**self._metrics([logged]), "grad_norm": float(logged["grad_norm"]), "lr": float(learning_rate)}
+
+    def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
+        return shaped_rewards(rewards, lengths, self.overlong_buffer)
 
     def keep_group(self, rewards: Tensor) -> bool:
         """Decide as `filter_groups` does when enabled with the metric `reward`."""

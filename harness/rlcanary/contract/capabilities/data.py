@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, Group
+    from rlcanary.contract.records.lengths import Lengths
     from rlcanary.contract.state import Item
 
 
@@ -26,6 +27,10 @@ class Data:
 
         A filter that is made for rewards of 0 and 1 declines others with `NotProvided`.
         """
+        raise NotProvided
+
+    def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
+        """[B] rewards of completions -> [B] with what is added or taken off for their lengths."""
         raise NotProvided
 
     def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:

@@ -10,6 +10,7 @@ from rlcanary.contract.records.building import LoraSettings, PlanSettings, RunPl
 from rlcanary.contract.records.conversations import ConversationOptions, ConversationRow, Episode, Reply, Task
 from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
 from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
+from rlcanary.contract.records.lengths import Lengths
 from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
 from rlcanary.contract.records.preparation import (
     Answer,
@@ -23,7 +24,7 @@ from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Met
 from rlcanary.contract.state import Item
 
 RECORDS: tuple[type[Any], ...] = (
-    *(Completion, Group, CollatedBatch, PolicyBatch, LossOutput, Item),
+    *(Completion, Group, CollatedBatch, PolicyBatch, LossOutput, Item, Lengths),
     *(CreditBatch, Credit, ValueBatch),
     *(Task, Reply, ConversationOptions, ConversationRow, Episode),
     *(BufferSettings, Taken),

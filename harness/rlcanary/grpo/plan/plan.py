@@ -288,7 +288,7 @@ SCHEDULED = {
 # The beginnings of the names of conventions that only a critic reads, and of those that no part of the trainer reads.
 OF_CRITIC = ("critic_", "gae_", "value_")
 UNUSED = (
-    *("top_entropy", "kl_aggregation", "entropy_aggregation"),
+    *("overlong_", "top_entropy", "kl_aggregation", "entropy_aggregation"),
     *("supervised_", "distillation_", "preference_"),
     *("logged_", "length_counts_", "unscored", "pass_threshold", "best_at_", "vote_", "overall_"),
     *("buffer_", "sync_buffers", "answer_", "long_prompt", "equal_prompts"),

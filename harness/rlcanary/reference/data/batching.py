@@ -102,6 +102,7 @@ def make_batch(
     seq_len_buckets: Sequence[int] | None = None,
     completion_len_buckets: Sequence[int] | None = None,
     prompt_padding: Literal["right", "left"] = "right",
+    mask_truncated: bool = False,
 ) -> tuple[CollatedBatch, BatchStats]:
     """Collate the completions of groups into one batch, one row each, groups in order.
 
@@ -117,6 +118,7 @@ def make_batch(
         completion_len_buckets: widths for T, in tokens.
         prompt_padding: "right" keeps prompt and completion together and pads behind them; "left" pads in front of the
             prompts, so that all completions start at the same position.
+        mask_truncated: leave out of the mask all tokens of the completions that ended at their limit or are cut here.
 
     Raises:
         ValueError: no group, an empty prompt, a group whose rewards, versions or logprobs do not match its completions,
@@ -152,6 +154,10 @@ def make_batch(
         attention_mask_BS[row, first : first + len(ids)] = True
         completion_ids_BT[row, : kept_lens_B[row]] = ids[prompt_lens_B[row] :]
 
+    mask_BT = lengths_to_mask(kept_lens_B, width) & _sampled([completion for _, completion in rows], width)
+    if mask_truncated:
+        is_cut = [completion.finish_reason == "length" or len(completion.token_ids) > width for _, completion in rows]
+        mask_BT[torch.tensor(is_cut)] = False
     has_reference = groups[0].ref_logprobs is not None
     reference = [row for group in groups if group.ref_logprobs is not None for row in group.ref_logprobs]
     batch = CollatedBatch(
@@ -160,7 +166,7 @@ def make_batch(
         position_ids=(attention_mask_BS.long().cumsum(dim=1) - 1).clamp(min=0) * attention_mask_BS,
         completion_starts=starts_B,
         completion_ids=completion_ids_BT,
-        completion_mask=lengths_to_mask(kept_lens_B, width) & _sampled([completion for _, completion in rows], width),
+        completion_mask=mask_BT,
         rewards=torch.tensor([reward for group in groups for reward in group.rewards], dtype=torch.float32),
         group_ids=torch.repeat_interleave(
             torch.arange(len(groups)), torch.tensor([len(group.completions) for group in groups])

@@ -63,8 +63,10 @@ def rows_of(groups: list[Group]) -> list[tuple[Group, Completion, float]]:
     ]
 
 
-def own(completion: Completion, values: Sequence[float]) -> list[float]:
-    """Return the values of the tokens that the policy sampled, rounded."""
+def own(adapter: Adapter, completion: Completion, values: Sequence[float]) -> list[float]:
+    """Return the values of the tokens that are trained, rounded: those that the policy sampled."""
+    if adapter.conventions.mask_truncated and completion.finish_reason == "length":
+        return []
     marks = [True] * len(completion.token_ids) if completion.sampled is None else completion.sampled
     return [round(value, 4) for value, is_own in zip(values, marks, strict=True) if is_own]
 
@@ -103,7 +105,7 @@ def tokens(adapter: Adapter, groups: list[Group], pad_token_id: int) -> None:
     """
     batch, rows = adapter.make_batch(groups, pad_token_id), rows_of(groups)
     told = f"with pad id {pad_token_id} the"
-    completions = [own(completion, completion.token_ids) for _, completion, _ in rows]
+    completions = [own(adapter, completion, completion.token_ids) for _, completion, _ in rows]
     assert_rows(f"{told} completion", masked(batch.completion_ids, batch.completion_mask), completions)
     sequences = [[*group.prompt_ids, *completion.token_ids] for group, completion, _ in rows]
     assert_rows(f"{told} sequence", masked(batch.input_ids, batch.attention_mask), sequences)
@@ -153,7 +155,7 @@ def rewards_and_identity(adapter: Adapter, groups: list[Group]) -> None:
         is_recomputed = adapter.conventions.old_logprobs != "sampler"
         assert_true(is_recomputed, f"{told}old_logprobs='trainer'", quantity="sampler logprobs", magnitude=1.0)
     else:
-        drawn = [own(completion, completion.logprobs or ()) for _, completion, _ in rows]
+        drawn = [own(adapter, completion, completion.logprobs or ()) for _, completion, _ in rows]
         assert_rows("sampler logprobs", masked(batch.old_logprobs, batch.completion_mask), drawn)
 
 
@@ -164,10 +166,10 @@ def nothing_lost(adapter: Adapter, groups: list[Group]) -> None:
     Silent because no logged number shows a dropped row or an extra token. Look for `zip` over lists of unequal
     length, and for masks that were built before truncation.
     """
-    drawn = sum(len(own(completion, completion.token_ids)) for _, completion, _ in rows_of(groups))
+    drawn = sum(len(own(adapter, completion, completion.token_ids)) for _, completion, _ in rows_of(groups))
     trained = int(torch.as_tensor(adapter.make_batch(groups, 2).completion_mask).sum())
     told = f"{drawn} completion tokens were sampled, {trained} are trained"
-    assert_true(trained == drawn, told, quantity="number of tokens", magnitude=abs(trained - drawn) / drawn)
+    assert_true(trained == drawn, told, quantity="number of tokens", magnitude=abs(trained - drawn) / max(drawn, 1))
 
 
 def _mixed_options() -> Iterator[Case]:
@@ -197,11 +199,15 @@ def optional_fields(adapter: Adapter, groups: list[Group]) -> None:
     """
     batch, rows = adapter.make_batch(groups, 0), rows_of(groups)
     if batch.old_logprobs is not None:
-        sampled = [_written(row.logprobs or [math.nan] * len(row.token_ids)) for _, row, _ in rows]
+        sampled = [_written(own(adapter, row, row.logprobs or [math.nan] * len(row.token_ids))) for _, row, _ in rows]
         got = [_written(row) for row in masked(batch.old_logprobs, batch.completion_mask)]
         assert_rows("sampler logprobs", got, sampled)
     if batch.ref_logprobs is not None:
-        scores = [list(scores) for group in groups for scores in group.ref_logprobs or ()]
+        scores = [
+            own(adapter, row, row_scores)
+            for group in groups
+            for row, row_scores in zip(group.completions, group.ref_logprobs or (), strict=True)
+        ]
         assert_rows("reference logprobs", masked(batch.ref_logprobs, batch.completion_mask), scores)
     if batch.policy_versions is not None:
         versions = [group.policy_version for group, _, _ in rows]
@@ -231,7 +237,7 @@ def only_sampled_tokens_are_trained(adapter: Adapter, group: Group) -> None:
     replies itself. Look for masks that are made from the lengths alone, where `Completion.sampled` says more.
     """
     batch = adapter.make_batch([group], 0)
-    kept = [own(completion, completion.token_ids) for completion in group.completions]
+    kept = [own(adapter, completion, completion.token_ids) for completion in group.completions]
     told = f"the policy sampled {group.completions[0].sampled} of the first completion, other tokens are trained"
     assert_equal(masked(batch.completion_ids, batch.completion_mask), kept, told)
     whole = [[*group.prompt_ids, *completion.token_ids] for completion in group.completions]

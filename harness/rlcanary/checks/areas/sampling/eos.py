@@ -25,23 +25,32 @@ def _trained(batch: CollatedBatch) -> list[list[int]]:
     return [row[keep.bool()].tolist() for row, keep in zip(batch.completion_ids, batch.completion_mask, strict=False)]
 
 
+def _expected(adapter: Adapter, completions: list[list[int]]) -> list[list[int]]:
+    """Return the ids that each row has to train."""
+    is_masked = adapter.conventions.mask_truncated
+    return [[] if is_masked and ids and ids[-1] not in EOS_IDS else ids for ids in completions]
+
+
 def _truncated() -> Iterator[Case]:
     for completions in ([[21, 22, 23]], [[21, 22], [23]], [[21, 22, 23, 24], [25], [26, 27]]):
         for pad in (0, 2, completions[-1][-1]):
             yield Case(completions, f"padding id {pad}", completions=completions, pad_token_id=pad)
+    for is_masked in (True, False):
+        changes, completions = {"mask_truncated": is_masked}, [[21, 22, 23, 24], [25, 2], [26]]
+        yield Case(changes, changes=changes, completions=completions, pad_token_id=0)
 
 
 @check("eos.truncated_completion_is_whole", needs=("make_batch",), cases=_truncated)
 def truncated_completion_is_whole(adapter: Adapter, completions: list[list[int]], pad_token_id: int) -> None:
-    """A completion cut off by the token limit is trained on all of its tokens and on no EOS.
+    """A completion cut off by the token limit is trained on all of its tokens and on no EOS; on none if so declared.
 
     Silent because dropping or shortening a truncated completion, or adding an EOS, changes only its length: the policy
-    learns to stop where it was cut. Look for an EOS that is appended, for masks that search for one, and for a last
-    token that happens to be the padding id.
+    learns to stop where it was cut. Look for an EOS that is appended, for masks that search for one, for a last token
+    that happens to be the padding id, and for `mask_truncated`, to be declared where such completions are masked.
     """
     batch = adapter.make_batch([_group(*completions)], pad_token_id)
     told = f"with padding id {pad_token_id}, other tokens of the truncated completions are trained"
-    assert_equal(_trained(batch), completions, told)
+    assert_equal(_trained(batch), _expected(adapter, completions), told)
 
 
 def _ended() -> Iterator[Case]:
@@ -59,7 +68,7 @@ def end_is_trained(adapter: Adapter, completions: list[list[int]], pad_token_id:
     """
     batch = adapter.make_batch([_group(*completions)], pad_token_id)
     told = f"with padding id {pad_token_id}, the completions do not end in training as they ended in sampling"
-    assert_equal(_trained(batch), completions, told)
+    assert_equal(_trained(batch), _expected(adapter, completions), told)
 
 
 def _paddings(*ids: int) -> Iterator[Case]:
@@ -76,7 +85,9 @@ def end_within_a_completion(adapter: Adapter, pad_token_id: int) -> None:
     """
     completions = [[21, 2, 22, 2], [21, 5, 23]]
     batch = adapter.make_batch([_group(*completions)], pad_token_id)
-    assert_equal(_trained(batch), completions, "tokens that were sampled behind an EOS id are missing")
+    assert_equal(
+        _trained(batch), _expected(adapter, completions), "tokens that were sampled behind an EOS id are missing"
+    )
 
 
 @check("eos.masks_agree", needs=("make_batch", "completion_mask"), cases=lambda: _paddings(0, 2, 21))
@@ -88,10 +99,12 @@ def masks_agree(adapter: Adapter, pad_token_id: int) -> None:
     its padding. Look for two definitions of the same mask.
     """
     completions = [[21, 22, 23, 2], [24, 5], [25, 26, 27, 28], [2]]
-    expected = [[position < len(ids) for position in range(4)] for ids in completions]
+    trained, expected = (
+        [[position < len(ids) for position in range(4)] for ids in rows]
+        for rows in (_expected(adapter, completions), completions)
+    )
     batch = adapter.make_batch([_group(*completions)], pad_token_id)
-    got = batch.completion_mask.bool().tolist()
-    assert_equal(got, expected, "the batch's mask is not that of the lengths")
+    assert_equal(batch.completion_mask.bool().tolist(), trained, "the batch's mask is not that of the lengths")
     searched = adapter.completion_mask(batch.completion_ids, list(EOS_IDS), pad_token_id).bool().tolist()
     assert_equal(searched, expected, "the mask that is searched in the batch's ids is not that of the lengths")
 
@@ -112,7 +125,9 @@ def empty_completion(adapter: Adapter, completions: list[list[int]]) -> None:
     """
     batch = unless_raised(adapter.make_batch, [_group(*completions)], 0)
     if batch is not None:
-        assert_equal(_trained(batch), completions, "with an empty completion, the rows are other ones")
+        assert_equal(
+            _trained(batch), _expected(adapter, completions), "with an empty completion, the rows are other ones"
+        )
         rewards = [float(reward) for reward in batch.rewards]
         expected = [float(row) for row in range(1, len(completions) + 1)]
         assert_equal(rewards, expected, "with an empty completion, the rewards moved")

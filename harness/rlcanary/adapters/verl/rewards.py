@@ -1,0 +1,67 @@
+"""verl's reward manager `dapo`: what a completion loses for its length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.contract.declining import NotProvided
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcanary.contract.conventions import Conventions
+    from rlcanary.contract.records.lengths import Lengths
+
+
+def overlong_words(overlong_buffer: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate the settings of the overlong buffer into conventions; none if it is switched off."""
+    if not overlong_buffer:
+        return {}
+    return {"overlong_buffer": overlong_buffer["len"], "overlong_penalty": overlong_buffer["penalty_factor"]}
+
+
+def overlong_settings(wanted: Conventions) -> dict[str, Any]:
+    """Translate conventions into the settings of the overlong buffer, none if it is off."""
+    if wanted.overlong_buffer is None:
+        return {}
+    return {"len": wanted.overlong_buffer, "penalty_factor": wanted.overlong_penalty}
+
+
+def shaped_rewards(rewards_B: Tensor, lengths: Lengths, overlong_buffer: Mapping[str, Any]) -> Tensor:
+    """Have the reward manager score completions of these lengths whose own rewards are given -> [B].
+
+    Raises:
+        NotProvided: the overlong buffer is switched off, as it is by default.
+    """
+    import torch
+    from verl import DataProto
+    from verl.workers.reward_manager.dapo import DAPORewardManager
+
+    if not overlong_buffer:
+        raise NotProvided("the reward manager's overlong buffer is switched off")
+    manager = DAPORewardManager(
+        SimpleNamespace(decode=lambda *_, **__: "", eos_token="</s>"),
+        num_examine=0,
+        compute_score=lambda ground_truth, **_: float(rewards_B[ground_truth]),
+        max_resp_len=lengths.max_new_tokens,
+        overlong_buffer_cfg=SimpleNamespace(enable=True, log=False, **overlong_buffer),
+    )
+    n_rows = len(rewards_B)
+    prompts_BP = torch.full((n_rows, lengths.max_prompt_tokens), 5)
+    responses_BT = torch.full((n_rows, lengths.max_new_tokens), 5)
+    is_prompt_BP = torch.arange(lengths.max_prompt_tokens) >= lengths.max_prompt_tokens - lengths.prompts.unsqueeze(1)
+    is_response_BT = torch.arange(lengths.max_new_tokens) < lengths.completions.unsqueeze(1)
+    tensors = {
+        "prompts": prompts_BP,
+        "responses": responses_BT,
+        "attention_mask": torch.cat([is_prompt_BP, is_response_BT], dim=1).long(),
+    }
+    rows = {
+        "reward_model": [{"ground_truth": row} for row in range(n_rows)],
+        "data_source": ["any"] * n_rows,
+        "extra_info": [{} for _ in range(n_rows)],
+    }
+    rewards_BT = manager(DataProto.from_dict(tensors=tensors, non_tensors=rows))
+    return rewards_BT.sum(dim=1)  # type: ignore[no-any-return]
