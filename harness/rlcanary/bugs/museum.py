@@ -25,7 +25,6 @@ OUT_OF_REACH = {
         "open-instruct 55137f042, #933",
         "no capability makes the prompt of a judge",
     ),
-    "slime.fp8-scale-of-one": ("slime bba3e00e0", "an engine in low precision cannot be declared"),
 }
 
 

@@ -24,6 +24,7 @@ RANGES: dict[str, Range] = {
         ("supervised_label_smoothing", "distillation_label_weight"), lambda value: 0 <= value < 1, "is not in [0, 1)"
     ),
     **_all(("preference_label_smoothing",), lambda value: 0 <= value < 0.5, "is not in [0, 0.5)"),
+    **_all(("engine_tolerance",), lambda value: value >= 0, "is below 0"),
     **_all(("top_entropy",), lambda value: 0 < value <= 1, "is not in (0, 1]"),
     **_all(("dual_clip",), lambda value: value > 1, "has to be above 1: it bounds the ratio of a negative advantage"),
     **_all(

@@ -45,6 +45,7 @@ NUMBERS: dict[str, Any] = {
     "training_dropout": True,
     "evaluation_temperature": 0.7,
     "logprobs_upcast": False,
+    "engine_tolerance": 0.05,
     "sync_while_sampling": False,
     "epochs_per_rollout": 2,
     "mini_batches": 2,

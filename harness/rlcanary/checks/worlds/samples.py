@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.checks.worlds.training.states import device_of, precision
+from rlcanary.checks.worlds.training.states import device_of, nats, precision
+from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.layers import copied
 
@@ -49,10 +50,18 @@ def shortfall(model: Any, prompt: Sequence[int], token_ids: Sequence[int]) -> fl
     return float((scores_TV.amax(dim=1) - scores_TV.gather(1, ids_T1).squeeze(1)).max())
 
 
+def allowed(adapter: Adapter, model: Any) -> float:
+    """Return the allowed difference in nats between an engine's logprobs and those of the trainer's model."""
+    return max(nats(model), adapter.conventions.engine_tolerance)
+
+
 def gap(engine: Any, model: Any, prompt: Sequence[int], max_new_tokens: int = 4) -> float:
-    """Return the distance in nats of an engine's greedy continuation from the trainer's, in choices or logprobs."""
+    """Return the distance in nats of an engine's greedy continuation from the trainer's, in choices or logprobs.
+
+    A token is taken for a likelier one where both are off: half of the shortfall each.
+    """
     ((completion,),) = engine.generate([list(prompt)], sampling(temperature=0.0, max_new_tokens=max_new_tokens))
-    distance = shortfall(model, prompt, completion.token_ids)
+    distance = shortfall(model, prompt, completion.token_ids) / 2
     if completion.logprobs is None:
         return distance
     exact_T = trainer_logprobs(model, prompt, completion.token_ids)
@@ -76,10 +85,11 @@ def distribution(
     return torch.zeros_like(ranked_V).scatter(0, order_V, ranked_V / ranked_V.sum())
 
 
-def p_value(drawn: Sequence[int], probabilities_V: Tensor) -> float:
+def p_value(drawn: Sequence[int], probabilities_V: Tensor, tolerance: float = 0.0) -> float:
     """Return the probability of draws at least this far from the distribution, by the chi-square test.
 
-    The rarest tokens are pooled until at least ten of them are expected, as the test's approximation requires.
+    Logprobs may be off by the tolerance, in nats: the statistic is the squared length of a vector, of which what that moves
+    is a part. The rarest tokens are pooled until at least ten of them are expected, as the test's approximation requires.
     """
     counts = Counter(drawn)
     if any(probabilities_V[token] == 0 for token in counts):
@@ -96,7 +106,9 @@ def p_value(drawn: Sequence[int], probabilities_V: Tensor) -> float:
         bins[-1] = (bins[-1][0] + last[0], bins[-1][1] + last[1])
     if len(bins) < 2:
         return 1.0
-    statistic = sum((observed - expected) ** 2 / expected for expected, observed in bins)
+    excused = math.sqrt(len(drawn)) * math.expm1(tolerance)
+    length = math.sqrt(sum((observed - expected) ** 2 / expected for expected, observed in bins))
+    statistic = max(length - excused, 0.0) ** 2
     degrees = torch.tensor((len(bins) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(degrees, torch.tensor(statistic / 2, dtype=torch.float64)))
 

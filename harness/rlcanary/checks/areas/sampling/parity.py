@@ -12,6 +12,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.rows import one_of, whole
 from rlcanary.checks.worlds.samples import (
+    allowed,
     distribution,
     p_value,
     sampling,
@@ -20,7 +21,7 @@ from rlcanary.checks.worlds.samples import (
     trainer_logprobs,
     wrong_ending,
 )
-from rlcanary.checks.worlds.training.states import nats, precision
+from rlcanary.checks.worlds.training.states import precision
 from rlcanary.checks.worlds.training.tiny_trainer import tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Completion
@@ -37,8 +38,8 @@ CLOSE = 2e-4
 IMPROBABLE = 1e-9
 
 
-def _close(model: Any) -> float:
-    return CLOSE if precision(model) == torch.float32 else nats(model)
+def _close(adapter: Adapter, model: Any) -> float:
+    return max(CLOSE if precision(model) == torch.float32 else 0.0, allowed(adapter, model))
 
 
 def _generate(
@@ -97,7 +98,7 @@ def logprobs(adapter: Adapter, model: Any, prompts: list[list[int]], temperature
                 _given(completion),
                 expected_T,
                 told,
-                within=(0.0, _close(model)),
+                within=(0.0, _close(adapter, model)),
                 quantity=f"logprobs of prompt {index}",
             )
 
@@ -140,7 +141,9 @@ def whenever_asked(adapter: Adapter, requests: list[tuple[list[list[int]], dict[
             for completion in completions:
                 expected_T = trainer_logprobs(model, prompt, completion.token_ids, choice["temperature"])
                 told = f"in request {number} the logprobs of a prompt of {len(prompt)} tokens are not the trainer's"
-                assert_close(_given(completion), expected_T, told, within=(0.0, CLOSE), quantity="logprobs")
+                assert_close(
+                    _given(completion), expected_T, told, within=(0.0, _close(adapter, model)), quantity="logprobs"
+                )
 
 
 @check(
@@ -185,7 +188,9 @@ def greedy(adapter: Adapter, model: Any, prompts: list[list[int]]) -> None:
             f"prompt {index} of {len(prompts)} was continued with {ids}, where one of the tokens is {lost:.3g} nats less "
             "likely than the likeliest"
         )
-        assert_true(lost <= _close(model), told, quantity=f"prompt {index}", magnitude=lost, compared=len(ids))
+        assert_true(
+            lost / 2 <= _close(adapter, model), told, quantity=f"prompt {index}", magnitude=lost, compared=len(ids)
+        )
 
 
 @check("parity.samples_differ", needs=("generate",))
@@ -269,7 +274,9 @@ def ends_as_often_as_probable(adapter: Adapter) -> None:
         told = f"{share} of {len(tokens)} {place} tokens end the completion, about {expected:.0f} should"
         is_end_V = torch.zeros_like(exact_V).scatter(0, torch.tensor(ends), 1.0)
         two_V = torch.stack([(exact_V * (1 - is_end_V)).sum(), (exact_V * is_end_V).sum()])
-        holds = p_value([int(token in ends) for token in tokens], two_V) > IMPROBABLE
+        holds = (
+            p_value([int(token in ends) for token in tokens], two_V, adapter.conventions.engine_tolerance) > IMPROBABLE
+        )
         assert_true(holds, told, quantity=f"{place} tokens", compared=len(tokens))
 
 
@@ -306,5 +313,5 @@ def first_token_distribution(adapter: Adapter, model: Any, prompt: list[int], ch
         f"{float(probabilities_V[token]) * len(drawn):.0f} times"
     )
     magnitude = float(difference_V.abs().sum() / 2)
-    holds = p_value(drawn, probabilities_V) > IMPROBABLE
+    holds = p_value(drawn, probabilities_V, adapter.conventions.engine_tolerance) > IMPROBABLE
     assert_true(holds, told, quantity="first tokens", magnitude=magnitude, compared=len(drawn))

@@ -14,7 +14,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.items import with_items
 from rlcanary.checks.worlds.rows import whole
-from rlcanary.checks.worlds.samples import gap, sampling
+from rlcanary.checks.worlds.samples import allowed, gap, sampling
 from rlcanary.checks.worlds.training.states import (
     held,
     named,
@@ -40,12 +40,12 @@ LEARNING_RATE = 1e-2
 
 def _pair(adapter: Adapter, model: Any) -> tuple[Any, Any]:
     """Make a state and an engine from the same model, and add noise to all of the state's weights."""
-    return shaken(state_of(adapter, copied(model))), adapter.new_engine(model)
+    return shaken(state_of(adapter, copied(model)), allowed(adapter, model)), adapter.new_engine(model)
 
 
-def _assert_in_step(distances: dict[str, float], model: Any, told: str) -> None:
+def _assert_in_step(adapter: Adapter, distances: dict[str, float], model: Any, told: str) -> None:
     """Assert that the engine continued a prompt as the trainer would after each of these weight syncs."""
-    wrong = {count: distance for count, distance in distances.items() if not distance < nats(model)}
+    wrong = {count: distance for count, distance in distances.items() if not distance < allowed(adapter, model)}
     which, largest = " and the ".join(wrong), max(wrong.values(), default=0.0)
     told = f"{told} the {which} weight sync: the engine is {largest:.3g} nats away from the trainer"
     assert_true(not wrong, told, quantity=f"nats after the {which} sync", magnitude=largest, compared=len(distances))
@@ -63,10 +63,10 @@ def every_time(adapter: Adapter, model: Any) -> None:
     distances: dict[str, float] = {}
     for count in ("first", "second", "third"):
         if distances:
-            shaken(state)
+            shaken(state, allowed(adapter, state.model))
         adapter.sync_weights(state, engine)
         distances[count] = gap(engine, state.model, SHORT)
-    _assert_in_step(distances, state.model, "after")
+    _assert_in_step(adapter, distances, state.model, "after")
 
 
 @check("sync.cached_prefixes", needs=("sync_weights",), worlds=("sliding_window",))
@@ -80,11 +80,11 @@ def cached_prefixes(adapter: Adapter, model: Any) -> None:
     distances: dict[str, float] = {}
     for count in ("first", "second"):
         if distances:
-            shaken(state)
+            shaken(state, allowed(adapter, state.model))
         engine.generate([LONG], sampling())
         adapter.sync_weights(state, engine)
         distances[count] = gap(engine, state.model, LONG)
-    _assert_in_step(distances, state.model, f"on a prompt of {len(LONG)} tokens that was cached before")
+    _assert_in_step(adapter, distances, state.model, f"on a prompt of {len(LONG)} tokens that was cached before")
 
 
 @check("sync.every_parameter", needs=("sync_weights",))
@@ -99,12 +99,12 @@ def every_parameter(adapter: Adapter, model: Any) -> None:
     missing, judged = [], 0
     for name, parameter in named(state.model).items():
         before = parameter.detach().clone()
-        if not _disturbed(state, engine, name):
+        if not _disturbed(adapter, state, engine, name):
             leave_out(f"noise on {name} does not change the next token's logprobs")
             continue
         adapter.sync_weights(state, engine)
         judged += 1
-        if not gap(engine, state.model, SHORT, max_new_tokens=1) < nats(state.model):
+        if not gap(engine, state.model, SHORT, max_new_tokens=1) < allowed(adapter, state.model):
             missing.append(name)
         # Restore it, so that the next parameter is tested alone.
         _put(state, name, before)
@@ -131,10 +131,10 @@ def small_steps(adapter: Adapter, model: Any) -> None:
         nudged(state.model, 5e-5)
         adapter.sync_weights(state, engine)
     batch, _ = reference.make_batch(PAIR, 0)
-    if not policy_gap(state, behind, batch) > 4 * nats(state.model):
+    if not policy_gap(state, behind, batch) > 4 * allowed(adapter, state.model):
         raise NothingToCompare("a hundred small steps do not change the policy's logprobs")
     distances = {"first": start, "last of 100": gap(engine, state.model, SHORT)}
-    _assert_in_step(distances, state.model, "with small steps between weight syncs, after")
+    _assert_in_step(adapter, distances, state.model, "with small steps between weight syncs, after")
 
 
 @check("sync.every_engine", needs=("sync_weights",))
@@ -149,7 +149,7 @@ def every_engine(adapter: Adapter, model: Any) -> None:
     late = adapter.new_engine(nudged(copied(model), 0.5))
     adapter.sync_weights(state, late)
     distances = {"first": gap(engine, state.model, SHORT), "second": gap(late, state.model, SHORT)}
-    _assert_in_step(distances, state.model, "two engines were synced to one state; after")
+    _assert_in_step(adapter, distances, state.model, "two engines were synced to one state; after")
 
 
 @check("sync.tied_weights", needs=("sync_weights",))
@@ -161,7 +161,7 @@ def tied_weights(adapter: Adapter) -> None:
     """
     state, engine = _pair(adapter, tiny_policy(tied=True))
     adapter.sync_weights(state, engine)
-    _assert_in_step({"first": gap(engine, state.model, SHORT)}, state.model, "with tied weights, after")
+    _assert_in_step(adapter, {"first": gap(engine, state.model, SHORT)}, state.model, "with tied weights, after")
 
 
 @check("sync.version", needs=("sync_weights",))
@@ -197,7 +197,7 @@ def interrupted(adapter: Adapter, model: Any) -> None:
     if not unless_raised(sync):
         assert_true(engine.version == start, "a weight sync broke off half-way and counts as a version")
     else:
-        is_done = gap(engine, state.model, SHORT) < nats(state.model)
+        is_done = gap(engine, state.model, SHORT) < allowed(adapter, state.model)
         assert_true(is_done, "a weight sync broke off half-way and was not reported")
 
 
@@ -228,14 +228,14 @@ def same_policy(adapter: Adapter, model: Any) -> None:
     adapter.sync_weights(state, engine)
     batch, _ = reference.make_batch(PAIR, 0)
     distances = {
-        "the trainer": policy_gap(state, model, batch),
-        "the engine": gap(engine, model.to(precision(state.model)), SHORT),
+        "the trainer": (policy_gap(state, model, batch), nats(state.model)),
+        "the engine": (gap(engine, model.to(precision(state.model)), SHORT), allowed(adapter, state.model)),
     }
-    for which, distance in distances.items():
+    for which, (distance, bound) in distances.items():
         told = (
             f"after the weight sync of a new state {which} is {distance:.3g} nats away from the model it was made from"
         )
-        assert_true(distance < nats(state.model), told, quantity="nats", magnitude=distance)
+        assert_true(distance < bound, told, quantity="nats", magnitude=distance)
 
 
 def _start(adapter: Adapter, model: Any) -> tuple[Any, Any]:
@@ -312,16 +312,16 @@ def stays_in_step(adapter: Adapter, model: Any, steps: Sequence[str]) -> None:
         is_in_step = step == "sync" or (is_in_step and step != "update")
         if is_in_step:
             distances[f"{step} (step {place})"] = gap(engine, state.model, LONG)
-    allowed = nats(state.model)
-    if not float((own_logprobs(state.model, batch) - before_BT).abs().max()) > 4 * allowed:
+    bound = allowed(adapter, state.model)
+    if not float((own_logprobs(state.model, batch) - before_BT).abs().max()) > 4 * bound:
         raise NothingToCompare("the updates do not change the policy's logprobs")
-    wrong = {name: distance for name, distance in distances.items() if not distance < allowed}
+    wrong = {name: distance for name, distance in distances.items() if not distance < bound}
     largest = max(wrong.values(), default=0.0)
     told = f"in the order {', '.join(taken)} the engine is {largest:.3g} nats away from the trainer after {', '.join(wrong)}"
     assert_true(not wrong, told, quantity="nats", magnitude=largest, compared=len(distances))
 
 
-def _disturbed(state: Any, engine: Any, name: str) -> bool:
+def _disturbed(adapter: Adapter, state: Any, engine: Any, name: str) -> bool:
     """Add noise to one parameter, enough to move the next token's logprobs away from the engine's.
 
     Returns:
@@ -331,7 +331,7 @@ def _disturbed(state: Any, engine: Any, name: str) -> bool:
     noise = torch.randn(before.shape, generator=torch.Generator().manual_seed(1)) * sizes_of(state.model)[name]
     for doubling in range(8):
         _put(state, name, before + (noise * 2.0 ** (doubling - 1)).to(before))
-        if gap(engine, state.model, SHORT, max_new_tokens=1) > 4 * nats(state.model):
+        if gap(engine, state.model, SHORT, max_new_tokens=1) > 4 * allowed(adapter, state.model):
             return True
     _put(state, name, before)
     return False

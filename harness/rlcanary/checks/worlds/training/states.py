@@ -87,10 +87,11 @@ def coin(model: Any, bias: float) -> Any:
     return model
 
 
-def shaken(state: Any) -> Any:
-    """Add noise to all weights of the state, enough to change the logprobs of completions.
+def shaken(state: Any, allowed: float = 0.0) -> Any:
+    """Add noise to all weights of the state, enough to change the logprobs of completions by four times what is allowed.
 
-    Copies that the optimizer moves, such as float32 masters, get the same noise.
+    That is rounding, or the given number of nats. Copies that the optimizer moves, such as float32 masters, get the same
+    noise.
 
     Raises:
         NotProvided: noise does not change what the model computes.
@@ -105,7 +106,9 @@ def shaken(state: Any) -> Any:
             for name, tensor in copies.items():
                 if tensor is not parameters[name]:
                     tensor.copy_(parameters[name])
-        if float((own_logprobs(state.model, batch) - before_BT).abs().nan_to_num().max()) > 4 * nats(state.model):
+        if float((own_logprobs(state.model, batch) - before_BT).abs().nan_to_num().max()) > 4 * max(
+            nats(state.model), allowed
+        ):
             return state
     raise NotProvided("noise on every parameter of state.model does not change its logprobs")
 
