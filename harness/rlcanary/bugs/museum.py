@@ -10,7 +10,6 @@ from rlcanary.adapters.reference import ReferenceAdapter
 
 # Of two surveys of 200 shipped bugs, those that no capability of the contract can observe: source and reason.
 OUT_OF_REACH = {
-    "trl.entropy-quantile-per-rank": ("TRL 5d914a412, #3833, survey T15", "no capability selects tokens by entropy"),
     "verl.routing-replayed-to-wrong-layer": (
         "verl 6b4a867ff, #5037, survey V50",
         "no capability carries expert routing",

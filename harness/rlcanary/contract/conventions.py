@@ -116,8 +116,8 @@ class Conventions:
             means of the groups. A function gets values and mask, both [B, T], and returns a scalar.
         aggregation_constant: the C of "constant", in tokens.
         top_entropy: the policy loss and the entropy bonus are of the tokens whose entropy is at least the 1 - top_entropy
-            quantile of all trained tokens' (2506.01939). The others count in the aggregation of the policy loss, and not in
-            that of the bonus. None is off.
+            quantile of all trained tokens', over all ranks (2506.01939). The others count in the aggregation of the policy
+            loss, and not in that of the bonus. None is off.
         kl_aggregation: the reduction of the KL term, if another.
         entropy_aggregation: the reduction of the entropy bonus, if another.
         kl_estimator: k1 = log(p/q), k2 = its square / 2, k3 = q/p - 1 - log(q/p), abs = |log(p/q)|

@@ -314,3 +314,12 @@ def test_a_ratio_that_overflows_has_no_gradient_where_the_clamp_holds_its_kl():
 def test_the_score_function_part_of_the_kl_is_not_counted_twice():
     with pytest.raises(ValueError, match="kl_ratio_weighted together"):
         Conventions(kl_score_term=True, kl_ratio_weighted=True)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+def test_tokens_of_high_entropy_are_those_of_the_whole_in_any_number_of_pieces(pieces):
+    batch, conventions = batch_of(8), Conventions(top_entropy=0.4, entropy_coef=0.1, aggregation="token_mean")
+    loss, gradient, _ = plain(batch, conventions)
+    got = accumulated_loss(batch, pieces, conventions)
+    assert got.loss.item() == pytest.approx(loss, rel=1e-9)
+    assert torch.allclose(torch.autograd.grad(got.loss, batch.logprobs)[0], gradient, rtol=1e-6, atol=1e-8)

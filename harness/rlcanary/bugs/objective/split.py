@@ -150,3 +150,21 @@ class GradientsNeverReduced(Bug):
         output = super().sharded_loss(batch, n_ranks)
         own = reference.policy_loss(local_pieces(batch, n_ranks, self.conventions)[0], self.conventions).loss
         return LossOutput(own + (output.loss - own).detach(), output.metrics)
+
+
+class EntropyQuantileOfEachRank(Bug):
+    id = "trl.entropy-quantile-per-rank"
+    source = "TRL 5d914a412, #3833, survey T15"
+    effect = (
+        "each rank takes the tokens of the highest entropy among its own: which tokens are trained depends on the ranks"
+    )
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        output = super().sharded_loss(batch, n_ranks)
+        if self.conventions.top_entropy is None:
+            return output
+        pieces, alone = (cut(batch, n_ranks, self.conventions) for cut in (reference.split, local_pieces))
+        losses = [
+            reference.policy_loss(piece, self.conventions, own).loss for piece, own in zip(pieces, alone, strict=True)
+        ]
+        return LossOutput(torch.stack(losses).sum(), output.metrics)

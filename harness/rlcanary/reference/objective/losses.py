@@ -28,13 +28,14 @@ from rlcanary.reference.objective.pieces import own_function
 Trained = TypeVar("Trained", PolicyBatch, ValueBatch)
 
 
-def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
+def policy_loss(batch: PolicyBatch, conventions: Conventions, whole: PolicyBatch | None = None) -> LossOutput:
     """Compute the loss to minimise under the conventions, and the metrics of its tokens.
 
     Args:
         batch: logprobs [B, T] carry the gradient; everything else is taken as constant, except entropy.
         conventions: every field from `objective` on is used. A KL term placed in the reward is not added here: see
             `rewards_with_kl`.
+        whole: the update of which the batch is a part, for the quantile of `top_entropy`.
 
     Returns:
         A scalar loss and its metrics. A batch without a trained token has loss zero and NaN metrics, and a metric is NaN
@@ -63,10 +64,8 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
     if conventions.off_policy_mask is not None:
         gap_BT = _off_policy_gap(batch, logprobs_BT, mask_BT, conventions)
         loss_BT = loss_BT.masked_fill((advantages_BT < 0) & (gap_BT > conventions.off_policy_mask), 0)
-    chosen_BT = (
-        mask_BT if conventions.top_entropy is None else _of_high_entropy(batch, mask_BT, conventions.top_entropy)
-    )
-    loss_BT = loss_BT.masked_fill(~chosen_BT, 0)
+    chosen = batch if conventions.top_entropy is None else _of_high_entropy(batch, whole or batch, conventions)
+    loss_BT = loss_BT.masked_fill(~chosen.mask.bool(), 0)
     if conventions.importance_level != "none":
         sampler_logprobs_BT = required(batch.sampler_logprobs, "sampler_logprobs", "importance_level")
         loss_BT = loss_BT * importance_weights(old_logprobs_BT, sampler_logprobs_BT, mask_BT, conventions)
@@ -91,8 +90,7 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
         entropy_BT = masked(entropy_BT, mask_BT, "entropy", allow_nan=conventions.entropy_coef == 0)
         metrics["entropy"] = _masked_mean(entropy_BT, mask_BT)
         if conventions.entropy_coef != 0:
-            of_chosen = replace(batch, mask=chosen_BT)
-            bonus = _term(entropy_BT, of_chosen, conventions, conventions.entropy_aggregation)
+            bonus = _term(entropy_BT, chosen, conventions, conventions.entropy_aggregation)
             loss = loss - conventions.entropy_coef * bonus
     return LossOutput(loss, metrics)
 
@@ -112,18 +110,32 @@ def _term(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions, aggre
     return aggregate(values_BT, batch, conventions.replace(aggregation=aggregation))
 
 
-def _of_high_entropy(batch: PolicyBatch, mask_BT: Tensor, share: float) -> Tensor:
-    """[B, T] bool: the trained tokens from the 1 - share quantile of the entropy on.
+def _of_high_entropy(batch: PolicyBatch, whole: PolicyBatch, conventions: Conventions) -> PolicyBatch:
+    """Return the batch with a mask of the tokens from the 1 - top_entropy quantile of the whole update's entropy on.
+
+    Counts of a whole update are those of its chosen tokens, for the entropy bonus.
 
     Raises:
-        NotProvided: the batch is a part, whose quantile is not that of the whole update.
+        NotProvided: the batch is a part, and so is the whole: its quantile is not that of the update.
     """
-    if batch.global_tokens is not None or batch.global_sequences is not None:
+    if whole.global_tokens is not None or whole.global_sequences is not None:
         raise NotProvided("the quantile of the entropy is that of a whole update, not of its parts")
-    entropy_BT = masked(required(batch.entropy, "entropy", "top_entropy").detach(), mask_BT, "entropy")
-    if not mask_BT.any():
-        return mask_BT
-    return mask_BT & (entropy_BT >= entropy_BT[mask_BT].quantile(1 - share))
+    entropies_N = _trained_entropy(whole)[whole.mask.bool()]
+    least = entropies_N.quantile(1 - (conventions.top_entropy or 1)) if len(entropies_N) else 0.0
+    chosen = replace(batch, mask=batch.mask.bool() & (_trained_entropy(batch) >= least))
+    if whole is batch:
+        return chosen
+    all_chosen = replace(whole, mask=whole.mask.bool() & (_trained_entropy(whole) >= least))
+    counted = conventions.replace(aggregation=conventions.entropy_aggregation or conventions.aggregation)
+    return replace(
+        chosen,
+        global_tokens=float(all_chosen.mask.sum()),
+        global_sequences=count_sequences(all_chosen, counted),
+    )
+
+
+def _trained_entropy(batch: PolicyBatch) -> Tensor:
+    return masked(required(batch.entropy, "entropy", "top_entropy").detach(), batch.mask.bool(), "entropy")
 
 
 def importance_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor, conventions: Conventions) -> Tensor:
@@ -225,7 +237,7 @@ def accumulated_loss(batch: PolicyBatch, n_micro: int, conventions: Conventions)
     Raises:
         ValueError: as for `policy_loss` and `split`.
     """
-    losses = [policy_loss(piece, conventions).loss for piece in split(batch, n_micro, conventions)]
+    losses = [policy_loss(piece, conventions, batch).loss for piece in split(batch, n_micro, conventions)]
     with torch.no_grad():
         metrics = policy_loss(batch, conventions).metrics
     return LossOutput(torch.stack(losses).sum(), metrics)

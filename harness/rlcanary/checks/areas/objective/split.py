@@ -77,6 +77,14 @@ def _pieces_and_shares(conventions: Conventions, rng: Generator) -> Iterator[Cas
         yield Case("half of an update", name, profile, changes=changes, batch=share, n_pieces=2, told=told)
 
 
+def _shards(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    yield from _pieces(conventions, rng)
+    # The entropy of a micro-batch is known when its turn comes, that of the ranks beside it at the same time.
+    for profile, batch in _batches(rng):
+        changes = {"top_entropy": 0.4}
+        yield Case(profile, changes, changes=changes, batch=batch, n_pieces=2, told=f"top_entropy=0.4, {profile}")
+
+
 def _drawn_pieces(conventions: Conventions, rng: Generator, size: int) -> Case:
     name = rows.one_of(rng, (conventions.aggregation, "token_mean", "sequence_mean"))
     changes = {"aggregation": name}
@@ -101,13 +109,13 @@ def micro_batches(adapter: Adapter, batch: PolicyBatch, n_pieces: int, told: str
     _assert_whole(adapter, adapter.accumulated_loss, batch, n_pieces, f"in {n_pieces} micro-batches ({told})")
 
 
-@check("split.ranks", needs=("sharded_loss",), cases=_pieces, draws=_drawn_pieces)
+@check("split.ranks", needs=("sharded_loss",), cases=_shards, draws=_drawn_pieces)
 def ranks(adapter: Adapter, batch: PolicyBatch, n_pieces: int, told: str) -> None:
     """The reduced gradient over ranks with uneven token counts equals that of the whole batch on one rank.
 
     Silent because each rank normalises by its own tokens and the average over ranks looks like a mean: the same config
-    trains differently on one node and on eight. Look at the token count that each rank divides by, and at what the
-    framework averages on top.
+    trains differently on one node and on eight. Look at the token count that each rank divides by, at what the framework
+    averages on top, and at a quantile or a standard deviation that each rank takes of its own tokens.
     """
     _assert_whole(adapter, adapter.sharded_loss, batch, n_pieces, f"over {n_pieces} ranks ({told})")
 
