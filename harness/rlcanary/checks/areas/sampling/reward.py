@@ -109,21 +109,26 @@ def own_function(adapter: Adapter) -> None:
     _assert_rewards(_score(adapter, texts, float, ids="aabb"), texts, told)
 
 
-def _slow(text: str) -> float:
-    sleep(0.03)
+def _slow(seconds: float, text: str) -> float:
+    sleep(seconds)
     return float(text)
 
 
-@check("reward.slow_functions", needs=("score",))
-def slow_functions(adapter: Adapter) -> None:
+@check(
+    "reward.slow_functions",
+    needs=("score",),
+    # On a busy machine the others take longer than the first of these.
+    cases=lambda: [Case(f"{seconds} s", seconds=seconds) for seconds in (0.03, 0.5)],
+)
+def slow_functions(adapter: Adapter, seconds: float) -> None:
     """A slow reward function does not change the order of the rewards.
 
     Silent because every reward arrives, only in another order: a completion that is slow to verify gets the reward of a
     quick one. Look for `as_completed`, `imap_unordered` and queues in the pool that runs the verifiers.
     """
     texts = ["1.0", "0.5", "0.25"]
-    told = "the first reward took 30 ms, and rewards changed places"
-    _assert_rewards(_score(adapter, texts, _slow, float, float), texts, told)
+    told = f"the first reward took {seconds:g} s, and rewards changed places"
+    _assert_rewards(_score(adapter, texts, partial(_slow, seconds), float, float), texts, told)
 
 
 def _odd_texts() -> Iterator[Case]:
