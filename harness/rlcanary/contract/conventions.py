@@ -55,6 +55,7 @@ BufferFull = Literal["refuse", "drop_oldest"]
 AnswerTaken = Literal["last", "first"]
 LongPrompt = Literal["drop", "left", "right", "raise"]
 EqualPrompts = Literal["keep", "drop"]
+PromptStyle = Literal["template", "raw"]
 Decayed = Literal["all", "matrices"]
 
 PIECES = ("advantage_baseline", "objective", "aggregation", "kl_estimator", "importance_mode")
@@ -219,6 +220,8 @@ class Conventions:
         sync_buffers: training changes buffers of the model, such as the bias of a router, and a weight sync sends them
             with the parameters. False where all buffers are constant.
         answer_taken: the final answer of a completion that gives several in the format that a verifier reads.
+        prompt_style: the prompt of a row is its conversation in the tokenizer's chat template ("template"), the text of its
+            only message with the tokenizer's own special tokens ("raw"), or written in another way (None).
         long_prompt: a row whose prompt is longer than the limit is dropped, loses its first tokens ("left") or its last
             ones ("right") until it is as long as the limit, or is an error.
         equal_prompts: of the rows with the same prompt and reference all are kept, or only the first.
@@ -325,6 +328,7 @@ class Conventions:
     sync_buffers: bool = False
 
     answer_taken: AnswerTaken = "last"
+    prompt_style: PromptStyle | None = "template"
     long_prompt: LongPrompt = "drop"
     equal_prompts: EqualPrompts = "keep"
 
@@ -342,6 +346,7 @@ class Conventions:
             "kl_aggregation": Aggregation,
             "entropy_aggregation": Aggregation,
             "buffer_order": BufferOrder,
+            "prompt_style": PromptStyle,
         }.items():
             if (value := getattr(self, name)) not in (*get_args(others), None):
                 raise ValueError(

@@ -70,6 +70,7 @@ NUMBERS: dict[str, Any] = {
     "value_coef": 1.0,
     "buffer_order": "newest_first",
     "sync_buffers": True,
+    "prompt_style": "raw",
 }
 # What has to be on for a field to have an effect.
 CONTEXT: dict[str, dict[str, Any]] = {

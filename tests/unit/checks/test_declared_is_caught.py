@@ -26,7 +26,7 @@ CHECKS = sorted((each for each in all_checks() if each.area in AREAS), key=lambd
 OF_AREA = {
     **dict.fromkeys(("nan_reward", "singleton_group", "reward_clip"), "advantage"),
     **dict.fromkeys(("answer_taken",), "verifying"),
-    **dict.fromkeys(("long_prompt", "equal_prompts"), "preparing"),
+    **dict.fromkeys(("prompt_style", "long_prompt", "equal_prompts"), "preparing"),
     **dict.fromkeys(("critic_lambda", "discount", "whitening", "whitening_ddof"), "credit"),
     **dict.fromkeys(("data_order",), "order"),
     **dict.fromkeys(("decayed",), "building"),

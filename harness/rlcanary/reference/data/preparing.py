@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.declining import NotProvided
 from rlcanary.contract.presets import GRPO
 from rlcanary.contract.records.preparation import DataRow, PreparationOptions, PreparedData, PreparedRow
 
@@ -28,7 +29,7 @@ def prepare(
     seen: set[tuple[tuple[int, ...], str]] = set()
     kept: list[PreparedRow] = []
     for row in rows:
-        ids = prompt_ids(row.messages, tokenizer, options.system_prompt)
+        ids = prompt_ids(row.messages, tokenizer, options.system_prompt, conventions)
         if (tuple(ids), row.reference) in seen and conventions.equal_prompts == "drop":
             dropped[row.id] = "the same prompt and reference as an earlier row"
             continue
@@ -51,14 +52,22 @@ def prepare(
     return PreparedData(kept[:border], kept[border:], dropped)
 
 
-def prompt_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Any, system_prompt: str) -> list[int]:
-    """Render a conversation with the tokenizer's template up to where the assistant's turn begins."""
+def prompt_ids(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, system_prompt: str, conventions: Conventions = GRPO
+) -> list[int]:
+    """Write a conversation as a prompt: in the tokenizer's template up to where the assistant begins, or as plain text.
+
+    Raises:
+        NotProvided: prompts are declared to be written in another way.
+    """
     has_own = bool(messages) and messages[0]["role"] == "system"
     first = [{"role": "system", "content": system_prompt}] if system_prompt and not has_own else []
-    rendered = tokenizer.apply_chat_template(
-        [*first, *messages], tokenize=True, return_dict=False, add_generation_prompt=True
-    )
-    return list(rendered)
+    whole = [*first, *messages]
+    if conventions.prompt_style == "template":
+        return list(tokenizer.apply_chat_template(whole, tokenize=True, return_dict=False, add_generation_prompt=True))
+    if conventions.prompt_style == "raw":
+        return list(tokenizer.encode("\n\n".join(message["content"] for message in whole)))
+    raise NotProvided("prompts are written in a way that has no name")
 
 
 def _shuffled(rows: list[PreparedRow], seed: int | None) -> list[PreparedRow]:

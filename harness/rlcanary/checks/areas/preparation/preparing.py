@@ -4,12 +4,13 @@ import copy
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from rlcanary.checks.asserts import assert_equal, assert_true, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.conventions import Conventions, PromptStyle
 from rlcanary.contract.records.preparation import DataRow, PreparationOptions, PreparedData, PreparedRow
 from rlcanary.tiny_models import tiny_chat_tokenizer
 
@@ -82,24 +83,39 @@ def rows_as_given(adapter: Adapter, rows: list[DataRow]) -> None:
 def _prompts() -> Iterator[Case]:
     for system in ("", "be brief", "answer in French"):
         yield Case(f"system prompt {system!r}", rows=ROWS, system=system)
+    for style in get_args(PromptStyle):
+        changes = {"prompt_style": style}
+        yield Case(changes, changes=changes, rows=ROWS, system="")
 
 
-@check("preparing.prompt_is_the_template", needs=NEEDS, cases=_prompts)
+@check(
+    "preparing.prompt_is_the_template",
+    needs=NEEDS,
+    cases=_prompts,
+    applies=lambda declared: None if declared.prompt_style else "prompts are written in a way of their own",
+)
 def prompt_is_the_template(adapter: Adapter, rows: list[DataRow], system: str) -> None:
     """A prompt has the ids of the tokenizer's chat template, with the system prompt, up to where the assistant begins.
 
     Silent because a model answers any text: without its template, its system prompt or the assistant's header, or with BOS
     twice, it is trained on another prompt than it is evaluated and used on. Look for a templated text that is encoded
     with `add_special_tokens=True`, for a system prompt that is stored and never added, and for a missing
-    `add_generation_prompt=True`.
+    `add_generation_prompt=True`. With `prompt_style="raw"` the ids are those of the text of a single message.
     """
+    is_raw = adapter.conventions.prompt_style == "raw"
     tokenizer, data = tiny_chat_tokenizer(), _prepared(adapter, rows, PreparationOptions(system_prompt=system))
     prompts = _ids(data)
     for row in rows:
         has_own = row.messages[0]["role"] == "system"
         messages = [*([{"role": "system", "content": system}] if system and not has_own else []), *row.messages]
-        expected = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, add_generation_prompt=True)
-        assert_equal(prompts.get(row.id), list(expected), f"the prompt of row {row.id!r} is not the template's")
+        if not is_raw:
+            expected = tokenizer.apply_chat_template(
+                messages, tokenize=True, return_dict=False, add_generation_prompt=True
+            )
+            assert_equal(prompts.get(row.id), list(expected), f"the prompt of row {row.id!r} is not the template's")
+        elif len(messages) == 1:
+            expected = tokenizer.encode(messages[0]["content"])
+            assert_equal(prompts.get(row.id), list(expected), f"the prompt of row {row.id!r} is not its text")
 
 
 def _alone() -> Iterator[Case]:
@@ -221,12 +237,12 @@ def parts_of_the_data(adapter: Adapter, options: PreparationOptions) -> None:
     assert_equal(_names(again.held_out), _names(data.held_out), told)
 
 
-def _changes() -> Iterator[Case]:
+def _changes(conventions: Conventions) -> Iterator[Case]:
     edited = [replace(row, messages=[{"role": "user", "content": f"{row.id}+2?"}]) for row in MANY]
     answered = [replace(row, reference=f"{row.reference}0") for row in MANY]
     brief, french = (PreparationOptions(system_prompt=system) for system in ("be brief", "answer in French"))
     some, other = PreparationOptions(seed=0), PreparationOptions(seed=1)
-    short, held_out = PreparationOptions(max_prompt_tokens=20), PreparationOptions(held_out=2)
+    short, held_out = PreparationOptions(max_prompt_tokens=3), PreparationOptions(held_out=2)
     for told, rows, options, later_rows, later in (
         ("rows with other prompts", MANY, DEFAULT, edited, DEFAULT),
         ("rows with other references", MANY, DEFAULT, answered, DEFAULT),
@@ -238,9 +254,9 @@ def _changes() -> Iterator[Case]:
         ("other counts", MANY, DEFAULT, MANY, PreparationOptions(counts={"thirds": 2})),
     ):
         yield Case(told, rows=rows, options=options, later_rows=later_rows, later=later)
-    yield Case(
-        "another template", rows=MANY, options=DEFAULT, later_rows=MANY, later=DEFAULT, template="{{ messages }}"
-    )
+    if conventions.prompt_style == "template":
+        template = "{{ messages }}"
+        yield Case("another template", rows=MANY, options=DEFAULT, later_rows=MANY, later=DEFAULT, template=template)
 
 
 def _result(data: PreparedData | None) -> list[list[tuple[Hashable, list[int], str]]]:
