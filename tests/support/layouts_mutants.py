@@ -10,6 +10,7 @@ from torch import Tensor
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
+from rlcanary.contract.records.routing import ReplayLayout, RoutedRow
 from rlcanary.reference.layouts import whole_row
 
 
@@ -136,6 +137,14 @@ class LastIdOfARankIsNobodys(ReferenceAdapter):
         logprobs = super().vocab_parallel_logprobs(shards, token_ids, temperature)
         logits = torch.cat(shards.logits, dim=-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
         return torch.where(token_ids % width == width - 1, logprobs - logits / temperature, logprobs)
+
+
+class RoutesNumberedAnew(ReferenceAdapter):
+    def replayed_routes(self, rows: list[RoutedRow], layout: ReplayLayout) -> Tensor:
+        laid = super().replayed_routes(rows, layout)
+        for row in rows:
+            row.routes.add_(1)
+        return laid
 
 
 LAYOUTS_MUTANTS = [

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.records.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
     from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+    from rlcanary.contract.records.routing import ReplayLayout, RoutedRow
 
 
 class ReferenceAdapter(Adapter):
@@ -325,6 +326,11 @@ class ReferenceAdapter(Adapter):
         from rlcanary.reference import layouts
 
         return layouts.gathered_logprobs(shards, batch, layout.context_parallel)
+
+    def replayed_routes(self, rows: list[RoutedRow], layout: ReplayLayout) -> Tensor:
+        from rlcanary.reference import routing
+
+        return routing.replayed_routes(rows, layout)
 
     def sharded_update(self, state: Any, batch: CollatedBatch, layout: Layout) -> dict[str, float]:
         from rlcanary.reference import layouts

@@ -10,11 +10,6 @@ from rlcanary.adapters.reference import ReferenceAdapter
 
 # Of two surveys of 200 shipped bugs, those that no capability of the contract can observe: source and reason.
 OUT_OF_REACH = {
-    "verl.routing-replayed-to-wrong-layer": (
-        "verl 6b4a867ff, #5037, survey V50",
-        "no capability carries expert routing",
-    ),
-    "slime.replayed-routes-shifted": ("slime a93386e51, #1052", "no capability carries expert routing"),
     "open-instruct.policy-loss-with-kl": (
         "open-instruct fc752397c, #639",
         "no metric has a name for a part of the loss",

@@ -66,6 +66,7 @@ READING_ORDER = (
     "sharding",
     "layout_scale",
     "vocab_parallel",
+    "routing",
 )
 
 

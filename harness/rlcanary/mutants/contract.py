@@ -68,9 +68,9 @@ METRICS: dict[str, tuple[str, ...]] = {
     "preference_loss": ("loss", "chosen_reward", "rejected_reward", "reward_margin", "reward_accuracy"),
 }
 
-# Tensors that a gradient flows through, and those of one number per row.
+# Tensors that a gradient flows through, and those of one number per row or, as a token's experts, in any order.
 DIFFERENTIABLE = ("logits", "logprobs", "entropy", "chosen_logprobs", "rejected_logprobs")
-WITHOUT_COLUMNS = ("completion_starts", "rewards", "group_ids", "policy_versions")
+WITHOUT_COLUMNS = ("completion_starts", "rewards", "group_ids", "policy_versions", "routes")
 
 # Fields of a record that a capability has no reason to read or give: it scores tokens, trains whatever the age of a row, has
 # no place for them in its result, rewards text, or was not told them, or need not tell.
@@ -80,7 +80,11 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "packed_logprobs": SCORES_TOKENS,
     "values": (*SCORES_TOKENS, "completion_ids", "completion_mask"),
     "train_step": ("policy_versions", "item_ids"),
-    "make_batch": ("dataset", "finish_reason", "token_versions", "text"),
+    "make_batch": ("dataset", "token_versions", "text"),
+    # Of the tokens of a row their number is enough.
+    "replayed_routes": ("token_ids",),
+    # A penalty is for the completion's length alone.
+    "shape_rewards": ("prompts", "max_prompt_tokens"),
     "rl_step": ("dataset", "finish_reason", "item_id", "policy_version", "token_versions", "text"),
     "rollout": ("ref_logprobs", "dataset", "text"),
     "converse": ("token_versions", "text"),

@@ -35,6 +35,18 @@ class ContiguousRanks(Adapter):
             old_logprobs=batch.old_logprobs[row, slot],
         )
 
+    def replayed_routes(self, rows, layout):
+        chosen = rows[0].routes.shape[-1]
+        tokens = []
+        for row in rows:
+            for position in range(len(row.token_ids)):
+                routers = iter(row.routes[position] if position < len(row.routes) else [])
+                nothing = torch.zeros(chosen, dtype=torch.long)
+                tokens.append(torch.stack([next(routers, nothing) if has else nothing for has in layout.is_routed]))
+        while len(tokens) % layout.multiple:
+            tokens.append(torch.zeros_like(tokens[0]))
+        return torch.stack(tokens)
+
     def gathered_logprobs(self, shards, batch, layout):
         """For scoring only: nothing is trained through it."""
         result = torch.zeros(batch.completion_ids.shape)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import CollatedBatch
     from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
+    from rlcanary.contract.records.routing import ReplayLayout, RoutedRow
 
 
 class Layouts:
@@ -47,5 +48,13 @@ class Layouts:
 
         Differentiable in each rank's logits, as if they had been one tensor. Code whose logits have no padding declines a
         `vocab_size` below their width with `NotProvided`.
+        """
+        raise NotProvided
+
+    def replayed_routes(self, rows: list[RoutedRow], layout: ReplayLayout) -> Tensor:
+        """The experts that a forward pass of these packed rows takes in the place of its routers' choice -> [N, L, K] long.
+
+        The N tokens are those of the rows one after another and the padding behind them; L counts dense layers too. Where
+        there is no route to replay (a row's last token, a dense layer, padding) the result has anything.
         """
         raise NotProvided

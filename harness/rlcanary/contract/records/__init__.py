@@ -21,6 +21,7 @@ from rlcanary.contract.records.preparation import (
     Setting,
 )
 from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+from rlcanary.contract.records.routing import ReplayLayout, RoutedRow
 from rlcanary.contract.state import Item
 
 RECORDS: tuple[type[Any], ...] = (
@@ -29,7 +30,7 @@ RECORDS: tuple[type[Any], ...] = (
     *(Task, Reply, ConversationOptions, ConversationRow, Episode),
     *(BufferSettings, Taken),
     *(RunSettings, LoraSettings, PlanSettings, RunPlan),
-    *(Layout, RowShard, VocabShards),
+    *(Layout, RowShard, VocabShards, RoutedRow, ReplayLayout),
     *(SupervisedBatch, DistillationBatch, PreferenceBatch),
     *(Answer, DataRow, PreparationOptions, PreparedData, PreparedRow, Setting),
     *(RolloutBatch, Metric, EvaluatedItem, LoggedSample),
