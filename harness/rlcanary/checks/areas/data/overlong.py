@@ -41,7 +41,9 @@ def declared_penalty(adapter: Adapter, rewards_B: Tensor, lengths: Lengths) -> N
     at the unit of lengths (ids, not letters), and at a penalty with the wrong sign.
     """
     expected_B = reference.shape_rewards(rewards_B.double(), lengths, adapter.conventions)
-    told = f"with a limit of {lengths.max_new_tokens} tokens the rewards are not those declared"
+    buffer, penalty = adapter.conventions.overlong_buffer, adapter.conventions.overlong_penalty
+    declared = "no overlong_buffer" if buffer is None else f"overlong_buffer={buffer} and overlong_penalty={penalty:g}"
+    told = f"with a limit of {lengths.max_new_tokens} tokens and {declared} the rewards are other ones"
     assert_close(adapter.shape_rewards(rewards_B, lengths), expected_B, told)
 
 
