@@ -19,7 +19,7 @@ from rlcanary.cleanup.ray_start import start_ray
 from rlcanary.contract.batch import Completion
 from rlcanary.errors import UserError
 from rlcanary.grpo.engines.engine_pool import EnginesLost
-from rlcanary.grpo.engines.ray_actors import RemoteEngine
+from rlcanary.grpo.engines.ray_actors import RemoteEngine, start_on_ray
 from rlcanary.grpo.rollout.buffer import BufferClosed
 from rlcanary.grpo.train import train
 
@@ -89,6 +89,14 @@ def test_a_run_that_fails_leaves_no_actor(cluster: Any, tmp_path: Path) -> None:
 def test_engines_that_do_not_start_in_time_end_the_run_and_leave_no_actor(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(EnginesLost, match=r"runtime\.start_timeout_s"):
         train(a_plan(tmp_path, **REPLICA | {"runtime__start_timeout_s": 0.001}))
+    assert live_actors() == 0
+
+
+def test_an_engine_that_cannot_start_ends_the_run_in_a_line(cluster: Any, tmp_path: Path) -> None:
+    plan = a_plan(tmp_path, **REPLICA)
+    started = start_on_ray(plan.roles.sampler, plan.runtime, plan.sampling, "float32", tmp_path / "nowhere")
+    with pytest.raises(EnginesLost, match=r"^an engine did not start: .*nowhere.*$"), started:
+        pass
     assert live_actors() == 0
 
 

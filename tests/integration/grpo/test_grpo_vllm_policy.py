@@ -12,9 +12,12 @@ from vllm_engines import IN_THE_ENGINE
 
 from rlcanary.checks.worlds.samples import gap, trainer_logprobs
 from rlcanary.contract.sampling import Sampling
+from rlcanary.errors import UserError
 from rlcanary.grpo.engines.containers import Tokens
+from rlcanary.grpo.engines.one_engine import start_engine
 from rlcanary.grpo.engines.transformers_policy import TransformersPolicy
 from rlcanary.grpo.engines.vllm_policy import VllmPolicy, engine_options
+from rlcanary.grpo.plan.plan import SamplerRole
 from rlcanary.tiny_models import EOS_ID, PAD_ID, tiny_qwen2
 
 pytestmark = pytest.mark.vllm
@@ -217,3 +220,12 @@ def test_sleeping_engine_refuses_requests_instead_of_never_answering(policy: Vll
     finally:
         policy.wake_up()
     assert gap(policy, model, LONG) < 1e-4
+
+
+@pytest.mark.parametrize("options", [{"no_such_option": 3}, {"max_model_len": 100_000_000}], ids=str)
+def test_options_that_vllm_refuses_are_told_in_a_line(tiny_model_folder: Path, options: dict[str, int]) -> None:
+    role = SamplerRole(engine="vllm", options=options)
+    started = start_engine(role, Sampling(), "float32", tiny_model_folder)
+    (name,) = options
+    with pytest.raises(UserError, match=rf"^vLLM refuses roles\.sampler\.options .*{name}.*$"), started:
+        pass

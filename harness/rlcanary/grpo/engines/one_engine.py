@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from rlcanary.contract.engine import Engine
 from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
+from rlcanary.grpo.engines.engine_pool import EnginesLost
 from rlcanary.grpo.plan.plan import SamplerRole
 from rlcanary.grpo.sync.sync import Endpoint, InProcessEndpoint
 from rlcanary.system import processes
@@ -20,7 +22,12 @@ VLLM_CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND":
 
 @contextmanager
 def start_engine(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path) -> Iterator[tuple[Engine, Endpoint]]:
-    """Start one engine of a role in this process, with the model in a folder, and its endpoint."""
+    """Start one engine of a role in this process, with the model in a folder, and its endpoint.
+
+    Raises:
+        UserError: vLLM is not installed, or refuses the options of the role.
+        EnginesLost: vLLM's engine did not start.
+    """
     if role.engine == "vllm":
         with _vllm(role, sampling, dtype, folder) as started:
             yield started
@@ -49,9 +56,18 @@ def _vllm(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path) -> It
     options = {"dtype": dtype, "seed": sampling.seed, "disable_log_stats": True, **role.options}
     before = processes.children()
     try:
-        llm = vllm.LLM(**engine_options(str(folder), processed_logprobs=sampling.logprobs != "raw", **options))
+        try:
+            llm = vllm.LLM(**engine_options(str(folder), processed_logprobs=sampling.logprobs != "raw", **options))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"vLLM refuses roles.sampler.options {role.options}: {_in_a_line(error)}") from error
+        except RuntimeError as error:
+            raise EnginesLost(f"vLLM's engine did not start: {_in_a_line(error)}") from error
         policy = VllmPolicy(llm)
         yield policy, policy
     finally:
         # By id and at once: vLLM's own shutdown waits several seconds before it kills a busy engine.
         processes.end(processes.children() - before)
+
+
+def _in_a_line(error: Exception) -> str:
+    return textwrap.shorten(str(error), 400, placeholder=" …")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Engines answer together; a further call, such as one of weight sync, has to find a place beside them.
 SPARE_CALLS = 8
+# Before the words of such an error that an actor raised.
+OF_USERS = f"{UserError.__module__}.{UserError.__qualname__}: "
 
 
 class EngineActor:
@@ -181,7 +183,7 @@ def start_on_ray(
         folder: folder of the model, visible to every node.
 
     Raises:
-        EnginesLost: an engine did not start within the limit of `runtime`.
+        EnginesLost: an engine did not start, or not within the limit of `runtime`.
     """
     import ray
 
@@ -196,6 +198,10 @@ def start_on_ray(
         except ray.exceptions.GetTimeoutError:
             limit = f"{runtime.start_timeout_s:g} seconds (runtime.start_timeout_s)"
             raise EnginesLost(f"the engines did not start within {limit}") from None
+        except ray.exceptions.ActorDiedError as error:
+            # Ray tells the actor's traceback, which ends with the error.
+            *_, told = str(error).strip().splitlines()
+            raise EnginesLost(f"an engine did not start: {told.removeprefix(OF_USERS)}") from None
         engines = [RemoteEngine(actor, runtime.sync_timeout_s) for actor in actors]
         yield engines, engines
     finally:
