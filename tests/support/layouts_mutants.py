@@ -148,6 +148,7 @@ class RoutesNumberedAnew(ReferenceAdapter):
 
 
 LAYOUTS_MUTANTS = [
+    RoutesNumberedAnew,
     RestOfTheRowDropped,
     PositionsOfTheShard,
     LabelsWithinTheShard,
