@@ -139,6 +139,31 @@ class LastIdOfARankIsNobodys(ReferenceAdapter):
         return torch.where(token_ids % width == width - 1, logprobs - logits / temperature, logprobs)
 
 
+def _scaled_gradients(
+    adapter: ReferenceAdapter, state: Any, batch: Any, layout: Layout, part: str, factor: float
+) -> Any:
+    hooks = [
+        parameter.register_hook(lambda gradient: gradient * factor)
+        for name, parameter in state.model.named_parameters()
+        if part in name and parameter.requires_grad
+    ]
+    try:
+        return ReferenceAdapter(adapter.conventions).sharded_update(state, batch, layout)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class ExpertsAveragedOverAllRanks(ReferenceAdapter):
+    def sharded_update(self, state: Any, batch: CollatedBatch, layout: Layout) -> dict[str, float]:
+        return _scaled_gradients(self, state, batch, layout, "experts", 1 / layout.expert_parallel)
+
+
+class EmbeddingOfEachStage(ReferenceAdapter):
+    def sharded_update(self, state: Any, batch: CollatedBatch, layout: Layout) -> dict[str, float]:
+        return _scaled_gradients(self, state, batch, layout, "embed_tokens", float(layout.pipeline_parallel))
+
+
 class RoutesNumberedAnew(ReferenceAdapter):
     def replayed_routes(self, rows: list[RoutedRow], layout: ReplayLayout) -> Tensor:
         laid = super().replayed_routes(rows, layout)
@@ -148,6 +173,8 @@ class RoutesNumberedAnew(ReferenceAdapter):
 
 
 LAYOUTS_MUTANTS = [
+    ExpertsAveragedOverAllRanks,
+    EmbeddingOfEachStage,
     RoutesNumberedAnew,
     RestOfTheRowDropped,
     PositionsOfTheShard,

@@ -107,11 +107,11 @@ UNREAD: dict[str, tuple[str, ...]] = {
 UNREAD |= {
     "shard_rows": (
         *("rewards", "group_ids", "policy_versions", "item_ids", "completion_ids"),
-        *("data_parallel", "tensor_parallel", "micro_batches"),
+        *("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel", "micro_batches"),
     ),
     "gathered_logprobs": (
         *(*SCORES_TOKENS, "input_ids", "position_ids", "completion_ids", "completion_mask"),
-        *("data_parallel", "tensor_parallel", "micro_batches"),
+        *("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel", "micro_batches"),
     ),
     # The reference's update is the same in every layout.
     "sharded_update": (*UNREAD["train_step"], *(each.name for each in fields(Layout))),

@@ -60,6 +60,7 @@ LAYOUTS = (
     Layout(data_parallel=2),
     Layout(context_parallel=2),
     Layout(tensor_parallel=2),
+    Layout(pipeline_parallel=2, micro_batches=2),
     Layout(micro_batches=2),
     ALL_AT_ONCE,
 )

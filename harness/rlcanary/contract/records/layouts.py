@@ -11,19 +11,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks and micro-batches of one update. The product of the three numbers of ranks is the world.
+    """The ranks and micro-batches of one update.
+
+    The world is the product of the numbers of data-, context-, tensor- and pipeline-parallel ranks.
 
     Attributes:
         data_parallel: groups of ranks that have different rows.
         context_parallel: ranks that have the same rows and compute different positions of them, by ring attention or
             otherwise (sequence parallelism of Ulysses).
         tensor_parallel: ranks that compute the same positions, each with a part of the weights.
+        pipeline_parallel: stages that compute the same positions one after another, each with a part of the layers; the last
+            one has the loss.
+        expert_parallel: ranks, of those of `data_parallel`, among which the experts of a routed layer are divided.
         micro_batches: the parts, one after the other, of the rows of each data-parallel group.
     """
 
     data_parallel: int = 1
     context_parallel: int = 1
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
     micro_batches: int = 1
 
 

@@ -15,6 +15,7 @@ from rlcanary.checks.worlds.layouts import (
     layouts_of,
     told,
 )
+from rlcanary.checks.worlds.models import router
 from rlcanary.checks.worlds.training.descent import (
     assert_gradients,
     scene,
@@ -85,6 +86,26 @@ def layouts_agree(adapter: Adapter, model: Any, groups: list[Group], layout: Lay
     expected, _ = layout_step(adapter, start, Layout())
     got, _ = layout_step(adapter, twin(adapter, start, groups), layout)
     assert_gradients(got, expected, start.state.model, f"{told(layout)} give another gradient than one piece")
+
+
+def _divided_experts() -> Iterator[Case]:
+    for layout in (Layout(data_parallel=2, expert_parallel=2), Layout(2, 1, 2, expert_parallel=2, micro_batches=2)):
+        yield Case(told(layout), layout=layout)
+
+
+@check("layout_scale.experts", needs=NEEDS, cases=_divided_experts)
+def experts(adapter: Adapter, layout: Layout) -> None:
+    """Experts that are divided among ranks get the declared gradient, as what every rank has does.
+
+    Silent because an expert sees the tokens of all ranks that share it: averaged over data-parallel ranks like the rest of
+    the model, its gradient is too small or too large by their number, and only the experts learn at another rate. Look at
+    the group of ranks over which gradients of experts are reduced, and at what they are divided by.
+    """
+    start = scene(adapter, router(), LONG_ROWS_FIRST)
+    expected = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).gradients
+    got, _ = layout_step(adapter, start, layout)
+    message = f"in {told(layout)} the gradient of a model with experts is not the declared one"
+    assert_gradients(got, expected, start.state.model, message)
 
 
 @check("layout_scale.one_piece_is_train_step", needs=("sharded_update", "train_step"))
