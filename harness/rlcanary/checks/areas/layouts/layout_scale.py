@@ -15,7 +15,6 @@ from rlcanary.checks.worlds.layouts import (
     layouts_of,
     told,
 )
-from rlcanary.checks.worlds.models import router
 from rlcanary.checks.worlds.training.descent import (
     assert_gradients,
     scene,
@@ -32,6 +31,7 @@ from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Group
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.records.layouts import Layout
+from rlcanary.tiny_models import tiny_mixtral
 
 NEEDS = ("sharded_update",)
 
@@ -101,7 +101,7 @@ def experts(adapter: Adapter, layout: Layout) -> None:
     the model, its gradient is too small or too large by their number, and only the experts learn at another rate. Look at
     the group of ranks over which gradients of experts are reduced, and at what they are divided by.
     """
-    start = scene(adapter, router(), LONG_ROWS_FIRST)
+    start = scene(adapter, tiny_mixtral(), LONG_ROWS_FIRST)
     expected = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).gradients
     got, _ = layout_step(adapter, start, layout)
     message = f"in {told(layout)} the gradient of a model with experts is not the declared one"
