@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.bugs.layouts.layout_scale import larger_gradients
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
 from rlcanary.contract.records.routing import ReplayLayout, RoutedRow
@@ -139,29 +140,16 @@ class LastIdOfARankIsNobodys(ReferenceAdapter):
         return torch.where(token_ids % width == width - 1, logprobs - logits / temperature, logprobs)
 
 
-def _scaled_gradients(
-    adapter: ReferenceAdapter, state: Any, batch: Any, layout: Layout, part: str, factor: float
-) -> Any:
-    hooks = [
-        parameter.register_hook(lambda gradient: gradient * factor)
-        for name, parameter in state.model.named_parameters()
-        if part in name and parameter.requires_grad
-    ]
-    try:
-        return ReferenceAdapter(adapter.conventions).sharded_update(state, batch, layout)
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 class ExpertsAveragedOverAllRanks(ReferenceAdapter):
     def sharded_update(self, state: Any, batch: CollatedBatch, layout: Layout) -> dict[str, float]:
-        return _scaled_gradients(self, state, batch, layout, "experts", 1 / layout.expert_parallel)
+        with larger_gradients(state.model, "experts", 1 / layout.expert_parallel):
+            return super().sharded_update(state, batch, layout)
 
 
 class EmbeddingOfEachStage(ReferenceAdapter):
     def sharded_update(self, state: Any, batch: CollatedBatch, layout: Layout) -> dict[str, float]:
-        return _scaled_gradients(self, state, batch, layout, "embed_tokens", float(layout.pipeline_parallel))
+        with larger_gradients(state.model, "embed_tokens", layout.pipeline_parallel):
+            return super().sharded_update(state, batch, layout)
 
 
 class RoutesNumberedAnew(ReferenceAdapter):

@@ -14,10 +14,14 @@ RANGES: dict[str, Range] = {
     **_all(
         ("advantage_ddof", "logged_std_ddof", "whitening_ddof"), lambda value: value in (0, 1), "is neither 0 nor 1"
     ),
-    **_all(("aggregation_constant", "preference_beta"), lambda value: value > 0, "is not positive"),
-    **_all(("sapo_temperature_positive", "sapo_temperature_negative"), lambda value: value > 0, "is not positive"),
-    **_all(("overlong_buffer", "overlong_penalty"), lambda value: value > 0, "is not positive"),
-    **_all(("value_clip", "value_coef"), lambda value: value > 0, "is not positive"),
+    **_all(
+        (
+            *("aggregation_constant", "preference_beta", "sapo_temperature_positive", "sapo_temperature_negative"),
+            *("overlong_buffer", "overlong_penalty", "value_clip", "value_coef"),
+        ),
+        lambda value: value > 0,
+        "is not positive",
+    ),
     **_all(("epochs_per_rollout", "mini_batches"), lambda value: value >= 1, "is below 1"),
     **_all(("discount", "gae_lambda", "critic_lambda"), lambda value: 0 <= value <= 1, "does not lie between 0 and 1"),
     **_all(

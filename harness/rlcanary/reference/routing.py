@@ -19,9 +19,8 @@ def replayed_routes(rows: Sequence[RoutedRow], layout: ReplayLayout) -> Tensor:
     Raises:
         ValueError: a row has not as many routes as tokens less one, or not as many layers as the model has routers.
     """
-    routed = [layer for layer, is_routed in enumerate(layout.is_routed) if is_routed]
     for index, row in enumerate(rows):
-        expected = (len(row.token_ids) - 1, len(routed))
+        expected = (len(row.token_ids) - 1, len(layout.routed_layers))
         if row.routes.shape[:2] != expected:
             raise ValueError(
                 f"row {index} has routes of {tuple(row.routes.shape[:2])} tokens and layers, not {expected}"
@@ -31,6 +30,6 @@ def replayed_routes(rows: Sequence[RoutedRow], layout: ReplayLayout) -> Tensor:
     laid_NLK = torch.full((n_tokens, len(layout.is_routed), rows[0].routes.shape[2]), NO_ROUTE)
     start = 0
     for row in rows:
-        laid_NLK[start : start + len(row.routes), routed] = row.routes
+        laid_NLK[start : start + len(row.routes), layout.routed_layers] = row.routes
         start += len(row.token_ids)
     return laid_NLK

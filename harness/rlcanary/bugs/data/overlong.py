@@ -1,5 +1,7 @@
 """Bugs in rewards by length."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from rlcanary.bugs.museum import Bug
@@ -12,6 +14,5 @@ class PenaltyStartsLate(Bug):
     effect = "the penalty starts later the shorter the prompt is, for most prompts never"
 
     def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
-        total = lengths.max_prompt_tokens + lengths.max_new_tokens
-        later_B = lengths.completions - (total - lengths.prompts - lengths.max_new_tokens)
-        return super().shape_rewards(rewards, Lengths(later_B, lengths.prompts, lengths.max_new_tokens, total))
+        room_B = lengths.max_prompt_tokens - lengths.prompts
+        return super().shape_rewards(rewards, replace(lengths, completions=lengths.completions - room_B))

@@ -1,6 +1,8 @@
 """Bugs in updates whose factors, statistics and metrics depend on the layout of ranks."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +23,21 @@ def scaled_update(state: Any, batch: CollatedBatch, conventions: Conventions, fa
     )
     metrics = reference.descend(state, output.loss * factor, conventions)
     return {**output.metrics, **metrics, "loss": float(output.loss.detach())}
+
+
+@contextmanager
+def larger_gradients(model: Any, part: str, factor: float) -> Iterator[None]:
+    """Multiply the gradients of the parameters whose names contain this part."""
+    hooks = [
+        parameter.register_hook(lambda gradient: gradient * factor)
+        for name, parameter in model.named_parameters()
+        if part in name and parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class GradientOverContextRanks(Bug):
@@ -70,16 +87,8 @@ class GatherAddsUpInBackward(Bug):
 
     def sharded_update(self, state: Any, batch: CollatedBatch, layout: Layout) -> dict[str, float]:
         ranks = layout.tensor_parallel * layout.context_parallel
-        hooks = [
-            parameter.register_hook(lambda gradient: gradient * ranks)
-            for name, parameter in state.model.named_parameters()
-            if "self_attn" in name and parameter.requires_grad
-        ]
-        try:
+        with larger_gradients(state.model, "self_attn", ranks):
             return super().sharded_update(state, batch, layout)
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 class NormCountsTensorRanks(Bug):

@@ -1,5 +1,7 @@
 """Bugs in replayed routes."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -13,16 +15,8 @@ class RoutedLayersCountedAlone(Bug):
     effect = "dense layers are not counted: every routed layer behind one replays the routes of another layer"
 
     def replayed_routes(self, rows: list[RoutedRow], layout: ReplayLayout) -> Tensor:
-        laid_NLK = super().replayed_routes(rows, layout)
-        n_routers = sum(layout.is_routed)
-        for layer, is_routed in enumerate(layout.is_routed):
-            if is_routed:
-                position = min(layer, n_routers - 1)
-                start = 0
-                for row in rows:
-                    laid_NLK[start : start + len(row.routes), layer] = row.routes[:, position]
-                    start += len(row.token_ids)
-        return laid_NLK
+        taken = [min(layer, sum(layout.is_routed) - 1) for layer in layout.routed_layers]
+        return super().replayed_routes([replace(row, routes=row.routes[:, taken]) for row in rows], layout)
 
 
 class RoutesPackedWithoutGaps(Bug):
@@ -32,7 +26,6 @@ class RoutesPackedWithoutGaps(Bug):
 
     def replayed_routes(self, rows: list[RoutedRow], layout: ReplayLayout) -> Tensor:
         laid_NLK = super().replayed_routes(rows, layout)
-        routed = [layer for layer, is_routed in enumerate(layout.is_routed) if is_routed]
         packed = torch.cat([row.routes for row in rows])
-        laid_NLK[: len(packed), routed] = packed
+        laid_NLK[: len(packed), layout.routed_layers] = packed
         return laid_NLK

@@ -56,12 +56,9 @@ def allowed(adapter: Adapter, model: Any) -> float:
 
 
 def gap(engine: Any, model: Any, prompt: Sequence[int], max_new_tokens: int = 4) -> float:
-    """Return the distance in nats of an engine's greedy continuation from the trainer's, in choices or logprobs.
-
-    A token is taken for a likelier one where both are off: half of the shortfall each.
-    """
+    """Return the distance in nats of an engine's greedy continuation from the trainer's, in choices or logprobs."""
     ((completion,),) = engine.generate([list(prompt)], sampling(temperature=0.0, max_new_tokens=max_new_tokens))
-    distance = shortfall(model, prompt, completion.token_ids) / 2
+    distance = shortfall(model, prompt, completion.token_ids)
     if completion.logprobs is None:
         return distance
     exact_T = trainer_logprobs(model, prompt, completion.token_ids)

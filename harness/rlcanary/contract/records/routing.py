@@ -34,3 +34,8 @@ class ReplayLayout:
 
     is_routed: tuple[bool, ...]
     multiple: int = 1
+
+    @property
+    def routed_layers(self) -> list[int]:
+        """The indices of the layers with a router."""
+        return [layer for layer, is_routed in enumerate(self.is_routed) if is_routed]

@@ -1,6 +1,7 @@
 """Rewards by length: what a completion loses depends on its own length and on the limit, and on nothing else."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ def prompt_does_not_count(adapter: Adapter, rewards_B: Tensor, lengths: Lengths)
     every short prompt a longer leash. Look for a total length in the place of the completion's.
     """
     shaped_B = adapter.shape_rewards(rewards_B, lengths)
-    longer = Lengths(lengths.completions, lengths.prompts + 7, lengths.max_new_tokens, lengths.max_prompt_tokens)
+    longer = replace(lengths, prompts=lengths.prompts + 7)
     told = "behind prompts that are 7 tokens longer the rewards are other ones"
     assert_close(adapter.shape_rewards(rewards_B, longer), shaped_B, told)
 

@@ -16,6 +16,7 @@ from rlcanary.checks.worlds.layouts import (
     told,
 )
 from rlcanary.checks.worlds.training.descent import (
+    Scene,
     assert_gradients,
     scene,
     step_gradients,
@@ -68,9 +69,14 @@ def declared_gradient(
     the framework averages or multiplies on top, and at statistics that are reduced over only some of the ranks.
     """
     start = scene(adapter, model, groups, brings_reference=is_given)
+    message = f"in {told(layout)} the gradient is not the declared one ({terms(adapter.conventions)})"
+    _expect_declared(adapter, start, layout, message)
+
+
+def _expect_declared(adapter: Adapter, start: Scene, layout: Layout, message: str) -> None:
+    """Train on the batch in this layout, and assert that the gradient is the declared one."""
     expected = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).gradients
     got, _ = layout_step(adapter, start, layout)
-    message = f"in {told(layout)} the gradient is not the declared one ({terms(adapter.conventions)})"
     assert_gradients(got, expected, start.state.model, message)
 
 
@@ -102,10 +108,8 @@ def experts(adapter: Adapter, layout: Layout) -> None:
     the group of ranks over which gradients of experts are reduced, and at what they are divided by.
     """
     start = scene(adapter, tiny_mixtral(), LONG_ROWS_FIRST)
-    expected = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).gradients
-    got, _ = layout_step(adapter, start, layout)
     message = f"in {told(layout)} the gradient of a model with experts is not the declared one"
-    assert_gradients(got, expected, start.state.model, message)
+    _expect_declared(adapter, start, layout, message)
 
 
 @check("layout_scale.one_piece_is_train_step", needs=("sharded_update", "train_step"))
@@ -139,10 +143,8 @@ def norm_is_clipped(adapter: Adapter, model: Any, groups: list[Group], layout: L
     than once, and at when the norm is taken.
     """
     start = scene(adapter, model, groups, is_clipped=is_clipped)
-    expected = declared(start.state.model, start.ref_model, start.batch, adapter.conventions).gradients
-    got, _ = layout_step(adapter, start, layout)
     message = f"in {told(layout)} a gradient {'above' if is_clipped else 'below'} max_grad_norm is not the declared one"
-    assert_gradients(got, expected, start.state.model, message)
+    _expect_declared(adapter, start, layout, message)
 
 
 def _logged(conventions: Conventions) -> Iterator[Case]:

@@ -66,9 +66,8 @@ def each_token_in_each_layer(adapter: Adapter, rows: list[RoutedRow], layout: Re
     expected = (-(-used // layout.multiple) * layout.multiple, len(layout.is_routed))
     told = f"routes of {tuple(laid_NLK.shape[:2])} tokens and layers came back for {expected}"
     assert_true(tuple(laid_NLK.shape[:2]) == expected, told, quantity="shape", compared=0)
-    routed = [layer for layer, is_routed in enumerate(layout.is_routed) if is_routed]
     for index, (row, start) in enumerate(zip(rows, _starts(rows), strict=True)):
-        got_SMK = laid_NLK[start : start + len(row.routes), routed]
+        got_SMK = laid_NLK[start : start + len(row.routes), layout.routed_layers]
         wrong = _first_difference(got_SMK, row.routes)
         assert_true(not wrong, f"row {index} of {len(rows)}: {wrong}", quantity="routes", compared=row.routes.numel())
 
@@ -90,12 +89,13 @@ def rows_are_separate(adapter: Adapter, rows: list[RoutedRow], layout: ReplayLay
     Silent because one row is laid out right, and in a pack each row shifts those behind it. This needs no declaration. Look
     at the offsets of the rows.
     """
-    routed = [layer for layer, is_routed in enumerate(layout.is_routed) if is_routed]
     for order in (rows, rows[::-1]):
         laid_NLK = torch.as_tensor(adapter.replayed_routes(copy.deepcopy(order), layout))
         for row, start in zip(order, _starts(order), strict=True):
             alone_NLK = torch.as_tensor(adapter.replayed_routes([row], layout))
-            got, expected = (laid[:, routed] for laid in (laid_NLK[start : start + len(row.routes)], alone_NLK))
+            got, expected = (
+                laid[:, layout.routed_layers] for laid in (laid_NLK[start : start + len(row.routes)], alone_NLK)
+            )
             wrong = _first_difference(got, expected[: len(row.routes)])
             told = f"in a pack of {len(rows)} rows other than alone: {wrong}"
             assert_true(not wrong, told, quantity="routes", compared=row.routes.numel())
