@@ -73,6 +73,22 @@ class ToolAnswersSwapped(ReferenceAdapter):
         )
 
 
+class ToolsLeftOut(ReferenceAdapter):
+    def render(
+        self, messages: list[Mapping[str, Any]], tokenizer: Any, tools: list[Mapping[str, Any]] | None = None
+    ) -> tuple[list[int], list[bool]]:
+        return super().render(messages, tokenizer)
+
+
+class MaskMadeWithoutTools(ReferenceAdapter):
+    def render(
+        self, messages: list[Mapping[str, Any]], tokenizer: Any, tools: list[Mapping[str, Any]] | None = None
+    ) -> tuple[list[int], list[bool]]:
+        ids, _ = super().render(messages, tokenizer, tools)
+        _, trained = super().render(messages, tokenizer)
+        return ids, trained + [False] * (len(ids) - len(trained))
+
+
 class CompletionsEncodedAgain(ReferenceAdapter):
     def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
         def again(completion: Any) -> Any:

@@ -129,10 +129,12 @@ class ReferenceAdapter(Adapter):
 
         return ordering.accumulation_steps(batch_size, micro_batch_size, n_ranks, sequence_parallel)
 
-    def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+    def render(
+        self, messages: list[Mapping[str, Any]], tokenizer: Any, tools: list[Mapping[str, Any]] | None = None
+    ) -> tuple[list[int], list[bool]]:
         from rlcanary.reference.data import rendering
 
-        return rendering.render(messages, tokenizer)
+        return rendering.render(messages, tokenizer, tools)
 
     def score(self, items: list[Item], completions: list[str]) -> Tensor:
         from rlcanary.reference.data import scoring

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from rlcanary.checks.devices import is_elsewhere, on_cpu
 from rlcanary.checks.tally import Tally
-from rlcanary.contract.adapter import CAPABILITIES, Adapter
+from rlcanary.contract.adapter import CAPABILITIES, Adapter, NotProvided
 from rlcanary.contract.conventions import Conventions
 
 
@@ -45,6 +47,7 @@ class Observed:
             return attribute
 
         def call(*arguments: Any, **keywords: Any) -> Any:
+            _require_new_arguments(name, attribute, arguments, keywords)
             shapes = [str(list(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in arguments]
             self._tally.calling = f"{name}({', '.join(shapes)})"
             self._tally.has_returned = False
@@ -55,3 +58,25 @@ class Observed:
             return on_cpu(output)
 
         return call
+
+
+def _require_new_arguments(
+    name: str, capability: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> None:
+    """Decline for an adapter that was written before the contract gave this capability the arguments with a default.
+
+    Raises:
+        NotProvided: it does not take them; the reason says how to write it now.
+    """
+    contract = inspect.signature(getattr(Adapter, name))
+    given = contract.bind(None, *arguments, **keywords).arguments
+    newer = [each for each in given if contract.parameters[each].default is not inspect.Parameter.empty]
+    if not newer:
+        return
+    try:
+        inspect.signature(capability).bind(*arguments, **keywords)
+    except TypeError:
+        now = ", ".join(
+            f"{each.name}={each.default}" if each.name in newer else each.name for each in contract.parameters.values()
+        )
+        raise NotProvided(f"its {name} takes no {' and '.join(newer)}: write it as `def {name}({now})`") from None

@@ -161,7 +161,9 @@ class CapabilityMutant:
         signature = inspect.signature(original)
 
         def run(changed: Adapter, *arguments: Any, **keywords: Any) -> Any:
-            given = signature.bind(changed, *arguments, **keywords).arguments
+            bound = signature.bind(changed, *arguments, **keywords)
+            bound.apply_defaults()
+            given = bound.arguments
             if self.after is None:
                 return original(**given | {name: change(given[name]) for name, change in self.before.items()})
             others = copy.deepcopy(list(given.values())[1:])
@@ -329,7 +331,7 @@ def _constant(value: Any, *_: Any) -> Any:
 
 
 def _alone(change: Change, value: Any) -> Any:
-    return change(value, value)
+    return None if value is None else change(value, value)
 
 
 def _with_keys(changes: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ A KL to the reference in the loss, chat templates written turn by turn, and mean
 """
 
 import copy
+import json
 import math
 
 import torch
@@ -185,7 +186,7 @@ class PaddingLeft(Adapter):
             item_ids=[group.item_id for _, group, _ in rows],
         )
 
-    def render(self, messages, tokenizer):
+    def render(self, messages, tokenizer, tools=None):
         """Turn by turn in the template's own words, so that what was sampled is never encoded again."""
         ids, trained = [tokenizer.bos_token_id], [False]
 
@@ -196,6 +197,9 @@ class PaddingLeft(Adapter):
         def encode(text):
             return tokenizer.encode(text, add_special_tokens=False)
 
+        if tools:
+            schemas = "\n".join(json.dumps(tool) for tool in tools)
+            add([*encode(f"<|start|>tools\n{schemas}"), tokenizer.eos_token_id, *encode("\n")], False)
         for message in messages:
             add(encode(f"<|start|>{message['role']}\n"), False)
             sampled = bool(message.get("sampled"))

@@ -98,3 +98,22 @@ UNUSUAL = {
 @pytest.mark.parametrize(("mutant", "check_id"), UNUSUAL.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_mistake_that_only_an_unusual_input_shows_is_a_finding(mutant: type[ReferenceAdapter], check_id: str) -> None:
     assert run(check_id, mutant()).status == "fail"
+
+
+class RendersWithoutTools(Adapter):
+    """Written before `render` took tools."""
+
+    def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+        return ReferenceAdapter().render(messages, tokenizer)
+
+
+def test_an_adapter_that_renders_without_tools_is_told_how_to_move_and_judged_without_them() -> None:
+    result = run("rendering.offered_tools", RendersWithoutTools())
+    assert result.status == "not-provided"
+    assert "def render(self, messages, tokenizer, tools=None)" in result.message
+    assert run("rendering.tool_turns", RendersWithoutTools()).status == "pass"
+
+
+@pytest.mark.parametrize("mutant", [mutants.ToolsLeftOut, mutants.MaskMadeWithoutTools])
+def test_offered_tools_are_rendered_and_the_mask_moves_with_them(mutant: type[ReferenceAdapter]) -> None:
+    assert run("rendering.offered_tools", mutant()).status == "fail"

@@ -104,8 +104,8 @@ def _messages(change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Patc
     """Patch rendering to read changed messages; None drops one."""
 
     def patch(exact: Function) -> Function:
-        return lambda messages, tokenizer: exact(
-            [changed for message in messages if (changed := change(dict(message))) is not None], tokenizer
+        return lambda messages, *others: exact(
+            [changed for message in messages if (changed := change(dict(message))) is not None], *others
         )
 
     return {"adapter.render": patch}
@@ -113,8 +113,8 @@ def _messages(change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Patc
 
 def _rendered(change: Callable[[list[int], list[bool], Any], tuple[list[int], list[bool]]]) -> Patches:
     def patch(exact: Function) -> Function:
-        def render(messages: Any, tokenizer: Any) -> tuple[list[int], list[bool]]:
-            ids, trained = exact(messages, tokenizer)
+        def render(messages: Any, tokenizer: Any, *tools: Any) -> tuple[list[int], list[bool]]:
+            ids, trained = exact(messages, tokenizer, *tools)
             return change(ids, trained, tokenizer)
 
         return render

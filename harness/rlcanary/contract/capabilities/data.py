@@ -33,7 +33,9 @@ class Data:
         """[B] rewards of completions -> [B] with what is added or taken off for their lengths."""
         raise NotProvided
 
-    def render(self, messages: list[Mapping[str, Any]], tokenizer: Any) -> tuple[list[int], list[bool]]:
+    def render(
+        self, messages: list[Mapping[str, Any]], tokenizer: Any, tools: list[Mapping[str, Any]] | None = None
+    ) -> tuple[list[int], list[bool]]:
         """A conversation -> its ids and, per id, whether it is trained.
 
         Messages have a role and content. The assistant messages that this rollout sampled carry `"sampled": True`; their
@@ -41,6 +43,8 @@ class Data:
         may carry `"token_ids"`, the ids that the sampler drew: they stand in the result as they are, because encoding
         their text again can give others, and an end-of-turn token that is not among them was not sampled. Code that
         renders from text alone declines such messages with `NotProvided`.
+
+        `tools` are the JSON schemas of the tools that the policy is offered, as chat templates take them.
         """
         raise NotProvided
 

@@ -12,6 +12,7 @@ from rlcanary.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_chat_tokenizer
 
 Message = Mapping[str, Any]
 Messages = list[Message]
+Tools = list[Mapping[str, Any]]
 
 
 def _user(content: str) -> Message:
@@ -50,9 +51,9 @@ def _conversations() -> Iterator[Case]:
     yield Case("thoughts and blanks", messages=[QUESTION, thought, _user("sure?"), padded, _user("really?"), ANSWER])
 
 
-def _render(adapter: Adapter, messages: Messages, tokenizer: Any) -> tuple[list[int], list[int]]:
+def _render(adapter: Adapter, messages: Messages, tokenizer: Any, *tools: Tools) -> tuple[list[int], list[int]]:
     """Return the ids of a conversation, and the places of those that are trained."""
-    ids, flags = adapter.render(copy.deepcopy(messages), tokenizer)
+    ids, flags = adapter.render(copy.deepcopy(messages), tokenizer, *copy.deepcopy(tools))
     places = [place for place, (_, flag) in enumerate(zip(ids, flags, strict=False)) if flag]
     return [int(token) for token in ids], places
 
@@ -62,10 +63,12 @@ def _to_last_end(ids: list[int]) -> list[int]:
     return ids[: len(ids) - ids[::-1].index(EOS_ID)] if EOS_ID in ids else ids
 
 
-def _template(messages: Messages, tokenizer: Any, generation_prompt: bool = False) -> list[int]:
+def _template(
+    messages: Messages, tokenizer: Any, generation_prompt: bool = False, tools: Tools | None = None
+) -> list[int]:
     """Return the template's ids up to the last end of turn, or to the start of the assistant's next turn."""
     ids = tokenizer.apply_chat_template(
-        messages, tokenize=True, return_dict=False, add_generation_prompt=generation_prompt
+        messages, tools=tools, tokenize=True, return_dict=False, add_generation_prompt=generation_prompt
     )
     return list(ids) if generation_prompt else _to_last_end(list(ids))
 
@@ -150,6 +153,40 @@ def tool_turns(adapter: Adapter, messages: Messages) -> None:
             assert_equal(
                 [place for place in trained if start <= place < end], [], "tokens of the tool's turn are trained"
             )
+
+
+def _offered_tools() -> Iterator[Case]:
+    search, add = (
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": parameters}}}
+        for name, parameters in (
+            ("search", {"query": {"type": "string"}}),
+            ("add", {"a": {"type": "integer"}, "b": {"type": "integer"}}),
+        )
+    )
+    ask = _sampled("ask")
+    yield Case("one tool", messages=[QUESTION, ANSWER], tools=[search])
+    yield Case("two tools", messages=[SYSTEM, QUESTION, ask, TOOL, ANSWER], tools=[search, add])
+    yield Case("the other order", messages=[SYSTEM, QUESTION, ask, TOOL, ANSWER], tools=[add, search])
+    yield Case("no tools", messages=[QUESTION, ANSWER], tools=[])
+
+
+@check("rendering.offered_tools", needs=("render",), cases=_offered_tools)
+def offered_tools(adapter: Adapter, messages: Messages, tools: Tools) -> None:
+    """The tools that the policy is offered stand where the chat template writes them, and the same tokens are trained.
+
+    Silent because the conversation reads well without them: the sampler saw the tools and the trainer scores the calls
+    as if nobody had offered any, or the policy never hears of a tool. Look for a call of `apply_chat_template` without
+    `tools`, for schemas that are written in another order or form than at sampling, and for a mask that is built without
+    them and put over ids that have them.
+    """
+    tokenizer = tiny_chat_tokenizer()
+    ids, trained = _render(adapter, messages, tokenizer, tools)
+    expected = _template(messages, tokenizer, tools=tools)
+    assert_equal(_to_last_end(ids), expected, "the ids are not those of the chat template with these tools")
+    # The template writes the tools in front of the conversation.
+    moved = len(expected) - len(_template(messages, tokenizer))
+    before = [place + moved for place in _render(adapter, messages, tokenizer)[1]]
+    assert_equal(trained, before, "with tools offered, other tokens are trained")
 
 
 def _histories() -> Iterator[Case]:
