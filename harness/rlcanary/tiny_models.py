@@ -72,8 +72,8 @@ def tiny_chat_tokenizer() -> Any:
     """A byte-level BPE tokenizer with a chat template; ids 0, 1, 2 and 3 are padding, BOS, end of turn and start of turn.
 
     The template writes BOS, a turn with the tools where there are any, the roles as they are (system, user, assistant,
-    tool) and a line break behind each end of turn; `encode` adds a BOS of its own. Words such as "hello" are merged into one id, so that "hello" sampled letter by letter
-    has other ids when its text is encoded again.
+    tool) and a line break behind each end of turn; `encode` adds a BOS of its own. Words such as "hello" are merged into
+    one id, so that "hello" sampled letter by letter has other ids when its text is encoded again.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.

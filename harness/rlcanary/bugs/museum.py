@@ -10,10 +10,6 @@ from rlcanary.adapters.reference import ReferenceAdapter
 
 # Of two surveys of 200 shipped bugs, those that no capability of the contract can observe: source and reason.
 OUT_OF_REACH = {
-    "open-instruct.policy-loss-with-kl": (
-        "open-instruct fc752397c, #639",
-        "no metric has a name for a part of the loss",
-    ),
     "skyrl.aborted-by-another-id": ("SkyRL c03863579, #1250", "the engine has no call that aborts requests"),
     "open-instruct.judge-without-the-question": (
         "open-instruct 55137f042, #933",

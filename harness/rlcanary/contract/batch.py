@@ -151,7 +151,8 @@ class LossOutput:
     Attributes:
         loss: scalar tensor to be minimised.
         metrics: logged values under the names `kl`, `entropy`, `clip_fraction`, `ratio_mean`, `ratio_min`, `ratio_max`,
-            `mult_prob_error`, and `value_clip_fraction` for a critic's; further names are free and not compared.
+            `mult_prob_error`, `policy_loss` (the loss without its KL and entropy terms), and `value_clip_fraction` for a
+            critic's; further names are free and not compared.
     """
 
     loss: Tensor

@@ -47,7 +47,16 @@ ALONE = (
     *(RunSettings, LoraSettings, PlanSettings, RunPlan),
 )
 NAMES = {**{record.__name__: record for record in RECORDS}, "Environment": Environment, "Tensor": Tensor, "Path": Path}
-LOSS_METRICS = ("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error")
+LOSS_METRICS = (
+    "kl",
+    "entropy",
+    "clip_fraction",
+    "ratio_mean",
+    "ratio_min",
+    "ratio_max",
+    "mult_prob_error",
+    "policy_loss",
+)
 METRICS: dict[str, tuple[str, ...]] = {
     "train_step": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"),
     # The logged loss has to be the same in every layout, and may be any.

@@ -217,3 +217,15 @@ class ToolTokensLogged(Bug):
         with torch.no_grad(), forward_mode(state.model, training=False):
             _, entropy_BT = reference.completion_scores(state.model, responses, self.conventions.temperature)
         return super().train_step(state, batch) | {"entropy": float(entropy_BT.nanmean())}
+
+
+class PolicyLossWithKl(Bug):
+    id = "open-instruct.policy-loss-with-kl"
+    source = "open-instruct fc752397c, #639, survey I32"
+    effect = "what is logged as the policy's loss moves with the KL"
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        with torch.no_grad():
+            policy = reference.policy_batch(state.model, state.ref_model, batch, self.conventions)
+            loss = float(reference.policy_loss(policy, self.conventions).loss)
+        return {**super().train_step(state, batch), "policy_loss": loss}
