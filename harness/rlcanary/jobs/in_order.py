@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from rlcanary.jobs.job import Cluster, Job, Rejected, State
+from rlcanary.jobs.job import Cluster, Job, Record, Rejected, State, no_record
 
 CANCELLED = State("CANCELLED", True)
 
@@ -52,8 +52,9 @@ class InOrder(ABC):
             QueryFailed: The scheduler did not answer.
         """
 
-    def submit(self, jobs: Sequence[Job]) -> list[str]:
+    def submit(self, jobs: Sequence[Job], record: Record = no_record) -> list[str]:
         ids = [f"{job.name}-{secrets.token_hex(4)}" for job in jobs]
+        record(ids)
         for identity, job in zip(ids, jobs, strict=True):
             self._waiting[identity] = job
             if job.resources.minutes is not None:

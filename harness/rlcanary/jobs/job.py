@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -80,6 +80,14 @@ class Result:
     host: str
 
 
+Record = Callable[[Sequence[str]], None]
+"""Notes the ids of the first of the jobs that are being submitted."""
+
+
+def no_record(ids: Sequence[str]) -> None:
+    """Note nothing."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """The settings of a cluster. An executor ignores those that it does not have."""
@@ -110,8 +118,11 @@ class Executor(Protocol):
     slowest_poll: float
     """The longest interval in seconds between two queries of a job."""
 
-    def submit(self, jobs: Sequence[Job]) -> list[str]:
+    def submit(self, jobs: Sequence[Job], record: Record = no_record) -> list[str]:
         """Submit the jobs, as one batch if possible, and return their ids.
+
+        `record` is called as soon as ids are known, and before any job starts where the executor chooses the ids: a job
+        of a process that is killed here can then be found.
 
         Raises:
             Rejected: A job was refused. All of them are cancelled.

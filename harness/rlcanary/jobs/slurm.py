@@ -9,7 +9,18 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from rlcanary.jobs.job import LOST, Cluster, Job, QueryFailed, Rejected, Resources, State, write_script
+from rlcanary.jobs.job import (
+    LOST,
+    Cluster,
+    Job,
+    QueryFailed,
+    Record,
+    Rejected,
+    Resources,
+    State,
+    no_record,
+    write_script,
+)
 
 UNFINISHED = {
     "COMPLETING",
@@ -57,7 +68,7 @@ class SlurmExecutor:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def submit(self, jobs: Sequence[Job]) -> list[str]:
+    def submit(self, jobs: Sequence[Job], record: Record = no_record) -> list[str]:
         ids: list[str] = []
         for _, same in groupby(jobs, key=lambda job: (job.resources, job.after, job.environment)):
             batch = list(same)
@@ -68,6 +79,7 @@ class SlurmExecutor:
             except Rejected:
                 self.cancel(ids)
                 raise
+            record(ids)
         return ids
 
     def states(self, ids: Sequence[str]) -> Mapping[str, State]:

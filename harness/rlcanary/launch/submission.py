@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from rlcanary.errors import UserError
 from rlcanary.jobs.job import LOST, Executor, Job, QueryFailed, Rejected, State
@@ -41,13 +42,11 @@ class Submission:
                 if number <= experiment.configuration.runs
             }
             try:
-                new = self._executor.submit(list(jobs.values()))
+                self._executor.submit(list(jobs.values()), partial(self._record, jobs))
             except Rejected as error:
+                for experiment, job in jobs.items():
+                    self.ids[experiment] = [own for own in self.ids[experiment] if self._jobs[own] is not job]
                 raise UserError(f"the job was rejected: {error} (EXECUTOR=local runs it on this machine)") from None
-            for (experiment, job), identity in zip(jobs.items(), new, strict=True):
-                self.ids[experiment].append(identity)
-                self._jobs[identity] = job
-                Record(experiment, self._executor.name, self._executor.address, self.ids[experiment]).write()
 
     def judge(
         self,
@@ -118,6 +117,14 @@ class Submission:
                 time.sleep(attempt)
             else:
                 return
+
+    def _record(self, jobs: Mapping[Experiment, Job], ids: Sequence[str]) -> None:
+        """Record the ids of the first of these jobs in the folders of their scripts."""
+        for (experiment, job), identity in zip(jobs.items(), ids, strict=False):
+            if identity not in self._jobs:
+                self.ids[experiment].append(identity)
+                self._jobs[identity] = job
+                Record(experiment, self._executor.name, self._executor.address, self.ids[experiment]).write()
 
     def _read(self, experiment: Experiment, ends: Sequence[JobEnd]) -> Reading:
         reading = experiment.read(ends)

@@ -118,7 +118,7 @@ def test_each_item_ends_once_although_an_engine_dies_and_verifiers_break(ray):
         items, collector, trained, evicted = asyncio.run(asyncio.wait_for(run(ray, tallied, engines, buffer), HANG_S))
     failures = items.failures()
     assert failures.keys() >= {5, 6, 7}
-    # Others run out of tries where both went to the engine that is gone, or where the machine is busier than the limit allows.
+    # Others run out of tries where both went to the engine that is gone, or on a machine too busy for the limit.
     assert all("engine gone" in reason or "could not be scored" in reason for reason in failures.values())
     assert trained == {index: 1 for index in range(ITEMS) if index not in failures}
     account = ray.get(buffer.account.remote())

@@ -2,7 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rlcanary.jobs.job import Executor, Job, QueryFailed, Rejected
@@ -31,10 +32,9 @@ class RemoteRun:
         executor = self._make_executor()
         began = time.monotonic()
         try:
-            (identity,) = executor.submit([job])
+            (identity,) = executor.submit([job], partial(_record, folder))
         except Rejected as error:
             return Ending(0, 0.0, state="REJECTED", why=str(error))
-        (folder / "id").write_text(f"{identity}\n", encoding="utf-8")
         waiting = Waiting(executor, {identity: job})
         try:
             end = self._wait(waiting, identity, call.timeout, stop)
@@ -69,6 +69,11 @@ class RemoteRun:
         for file in outputs.glob("*.job/id"):
             if not (file.parent / "result.json").exists():
                 _cancel(self._make_executor(), file.read_text(encoding="utf-8").strip())
+
+
+def _record(folder: Path, ids: Sequence[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "id").write_text(f"{ids[0]}\n", encoding="utf-8")
 
 
 def _cancel(executor: Executor, identity: str) -> None:
