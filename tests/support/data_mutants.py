@@ -15,6 +15,7 @@ from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import GRPO
 from rlcanary.contract.records.lengths import Lengths
+from rlcanary.contract.records.reward_parts import RewardParts
 
 
 class RewardsOfNeighbours(ReferenceAdapter):
@@ -187,6 +188,29 @@ class LimitOfTheLongest(ReferenceAdapter):
 class RewardsShapedInPlace(ReferenceAdapter):
     def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
         return rewards.copy_(super().shape_rewards(rewards, lengths))
+
+
+class WeightsOfRewardsIgnored(ReferenceAdapter):
+    def combine_rewards(self, parts: RewardParts) -> Tensor:
+        return super().combine_rewards(replace(parts, weights=[1.0] * len(parts.weights)))
+
+
+class NothingSaidIsZero(ReferenceAdapter):
+    def combine_rewards(self, parts: RewardParts) -> Tensor:
+        return super().combine_rewards(parts).nan_to_num()
+
+
+class PartsScaledByTheBatch(ReferenceAdapter):
+    def combine_rewards(self, parts: RewardParts) -> Tensor:
+        values = parts.values
+        largest = values.nan_to_num().abs().max(dim=0).values.clamp(min=1)
+        return super().combine_rewards(replace(parts, values=values / largest))
+
+
+class PartsWeightedInPlace(ReferenceAdapter):
+    def combine_rewards(self, parts: RewardParts) -> Tensor:
+        parts.values.mul_(torch.tensor(parts.weights))
+        return super().combine_rewards(replace(parts, weights=[1.0] * len(parts.weights)))
 
 
 class TruncatedAlwaysMasked(ReferenceAdapter):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.records.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
     from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+    from rlcanary.contract.records.reward_parts import RewardParts
     from rlcanary.contract.records.routing import ReplayLayout, RoutedRow
 
 
@@ -118,6 +119,11 @@ class ReferenceAdapter(Adapter):
         from rlcanary import reference
 
         return reference.shape_rewards(rewards, lengths, self.conventions)
+
+    def combine_rewards(self, parts: RewardParts) -> Tensor:
+        from rlcanary import reference
+
+        return reference.combine_rewards(parts)
 
     def keep_group(self, rewards: Tensor) -> bool:
         from rlcanary import reference

@@ -28,6 +28,7 @@ from rlcanary.contract.records.conversations import ConversationOptions, Convers
 from rlcanary.contract.records.layouts import Layout, VocabShards
 from rlcanary.contract.records.preparation import Answer, PreparationOptions, PreparedData, PreparedRow
 from rlcanary.contract.records.reporting import RolloutBatch
+from rlcanary.contract.records.reward_parts import RewardParts
 from rlcanary.contract.sampling import Sampling
 from rlcanary.mutants.declared import pairs
 from rlcanary.mutants.mutant import Mutant, Run, overridden
@@ -44,7 +45,7 @@ HOLDS: dict[type, tuple[str, tuple[type, ...]]] = {
 # Records of which a call has one: they have no neighbour.
 ALONE = (
     *(CollatedBatch, VocabShards, Answer, PreparationOptions, PreparedData, ConversationOptions),
-    *(RunSettings, LoraSettings, PlanSettings, RunPlan),
+    *(RunSettings, LoraSettings, PlanSettings, RunPlan, RewardParts),
 )
 NAMES = {**{record.__name__: record for record in RECORDS}, "Environment": Environment, "Tensor": Tensor, "Path": Path}
 LOSS_METRICS = (
@@ -92,6 +93,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
     "make_batch": ("dataset", "token_versions", "text"),
     # Of the tokens of a row their number is enough.
     "replayed_routes": ("token_ids",),
+    "combine_rewards": ("names",),
     # A penalty is for the completion's length alone.
     "shape_rewards": ("prompts", "max_prompt_tokens"),
     "rl_step": ("dataset", "finish_reason", "item_id", "policy_version", "token_versions", "text"),

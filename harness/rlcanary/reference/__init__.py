@@ -3,6 +3,7 @@
 from rlcanary.reference.data.batching import BatchStats, RewardStats, make_batch
 from rlcanary.reference.data.filters import has_signal, is_overlong, is_stale
 from rlcanary.reference.data.lengths import shape_rewards
+from rlcanary.reference.data.reward_parts import combine_rewards
 from rlcanary.reference.fused import fused_linear_logprobs, fused_linear_logprobs_and_entropy
 from rlcanary.reference.logprobs import completion_logprobs, completion_scores, entropy, packed_logprobs, token_logprobs
 from rlcanary.reference.masks import MessageTokens, assistant_mask, completion_mask, lengths_to_mask
@@ -32,6 +33,7 @@ __all__ = [
     "advantages",
     "aggregate",
     "assistant_mask",
+    "combine_rewards",
     "completion_logprobs",
     "completion_mask",
     "completion_scores",

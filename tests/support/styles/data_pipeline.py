@@ -10,6 +10,8 @@ import math
 import random
 from dataclasses import dataclass, field, fields
 
+import torch
+
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.records.conversations import ConversationRow, Episode
@@ -67,6 +69,16 @@ class DataPipeline(Adapter):
             if tokens_too_many > 0:
                 shaped[row] -= self.conventions.overlong_penalty / self.conventions.overlong_buffer * tokens_too_many
         return shaped
+
+    def combine_rewards(self, parts):
+        """One function after the other, as a team's trainer grows them."""
+        sums, said = [0.0] * len(parts.values), [False] * len(parts.values)
+        for function, weight in enumerate(parts.weights):
+            for row, value in enumerate(parts.values[:, function].tolist()):
+                if not math.isnan(value):
+                    sums[row] += weight * value
+                    said[row] = True
+        return torch.tensor([total if any_said else math.nan for total, any_said in zip(sums, said, strict=True)])
 
     # Answers.
 

@@ -9,7 +9,8 @@ from rlcanary.mutants.killing import Trial, judge
 from rlcanary.mutants.mutant import Run
 
 CAPABILITIES = {
-    *("make_batch", "shape_rewards", "rollout", "render", "keep_group", "score", "data_order", "advantages"),
+    *("make_batch", "shape_rewards", "combine_rewards", "rollout", "render"),
+    *("keep_group", "score", "data_order", "advantages"),
     *("rollout_metrics", "merged_metrics", "evaluation_metrics", "evaluation_items", "evaluation_steps"),
     *("logged_samples", "prepare", "run_plan", "token_advantages", "value_loss"),
     *("shard_rows", "gathered_logprobs", "vocab_parallel_logprobs", "replayed_routes"),

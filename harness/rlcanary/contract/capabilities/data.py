@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import CollatedBatch, Group
     from rlcanary.contract.records.lengths import Lengths
+    from rlcanary.contract.records.reward_parts import RewardParts
     from rlcanary.contract.state import Item
 
 
@@ -31,6 +32,14 @@ class Data:
 
     def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
         """[B] rewards of completions -> [B] with what is added or taken off for their lengths."""
+        raise NotProvided
+
+    def combine_rewards(self, parts: RewardParts) -> Tensor:
+        """Add up what several reward functions gave each completion -> [B], NaN where none of them gave anything.
+
+        A row that some of them gave nothing may be the sum of the others, or NaN. Code that scales the parts by those of the
+        group or batch (GDPO) declines.
+        """
         raise NotProvided
 
     def render(

@@ -21,11 +21,12 @@ from rlcanary.contract.records.preparation import (
     Setting,
 )
 from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+from rlcanary.contract.records.reward_parts import RewardParts
 from rlcanary.contract.records.routing import ReplayLayout, RoutedRow
 from rlcanary.contract.state import Item
 
 RECORDS: tuple[type[Any], ...] = (
-    *(Completion, Group, CollatedBatch, PolicyBatch, LossOutput, Item, Lengths),
+    *(Completion, Group, CollatedBatch, PolicyBatch, LossOutput, Item, Lengths, RewardParts),
     *(CreditBatch, Credit, ValueBatch),
     *(Task, Reply, ConversationOptions, ConversationRow, Episode),
     *(BufferSettings, Taken),

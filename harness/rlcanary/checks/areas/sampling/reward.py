@@ -1,18 +1,21 @@
 """Rewards: each completion is scored by its own item's function, and a missing reward is not zero."""
 
 import builtins
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import cycle
 from time import sleep
 
+import torch
 from torch import Tensor
 
-from rlcanary.checks.asserts import assert_equal, unless_raised
+from rlcanary.checks.asserts import assert_equal, assert_true, assert_unchanged, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import Cases, check
 from rlcanary.contract.adapter import Adapter, Item
+from rlcanary.contract.records.reward_parts import RewardParts
 
 
 def _score(
@@ -176,3 +179,78 @@ def inputs_untouched(adapter: Adapter) -> None:
     if unless_raised(adapter.score, items, texts) is not None:
         assert_equal(texts, [" 0.5\n", "oops", "1.0"], "the list of completions changed")
         assert_equal([item.id for item in items], ["a", "b", "c"], "the list of items changed")
+
+
+def _parts(*rows: list[float], weights: list[float]) -> RewardParts:
+    return RewardParts(torch.tensor(rows), weights, ["task", "format", "length"][: len(weights)])
+
+
+def _rewarded_by_several() -> Iterator[Case]:
+    yield Case("one function", parts=_parts([1.0], [0.0], [0.25], weights=[1.0]))
+    yield Case("equal weights", parts=_parts([1.0, 0.5, 0.0], [0.0, 1.0, -0.5], weights=[1.0, 1.0, 1.0]))
+    yield Case(
+        "a penalty", parts=_parts([1.0, 1.0, 3.0], [0.0, 0.5, 2.0], [1.0, 0.0, 0.5], weights=[2.0, 0.25, -0.125])
+    )
+    yield Case("a weight of 0", parts=_parts([0.25, 9.0], [1.0, -9.0], [0.0, 0.0], weights=[1.0, 0.0]))
+    yield Case("far from 1", parts=_parts([1000.0, -3.5], [-0.25, 40.0], weights=[0.5, 3.0]))
+
+
+@check("reward.parts_add_up", needs=("combine_rewards",), cases=_rewarded_by_several)
+def parts_add_up(adapter: Adapter, parts: RewardParts) -> None:
+    """A completion's reward is the sum of what the reward functions gave it, each times its own weight.
+
+    Silent because every weighting trains something: a function with another's weight, a mean instead of a sum, or a
+    penalty that is added still ranks completions. Look at the order of functions and weights, and at weights that are
+    applied twice or to the logged reward only.
+    """
+    expected = [
+        sum(weight * value for weight, value in zip(parts.weights, row, strict=True)) for row in parts.values.tolist()
+    ]
+    before = copy.deepcopy(parts)
+    _assert_rewards(adapter.combine_rewards(parts), expected, "the rewards are not the weighted sums of their parts")
+    assert_unchanged(parts, before, "combine_rewards changed the parts")
+
+
+def _with_gaps() -> Iterator[Case]:
+    nothing = math.nan
+    yield Case("nothing at all", parts=_parts([nothing], [1.0], [nothing], weights=[1.0]))
+    yield Case("nothing from the task", parts=_parts([nothing, 0.5], [1.0, 0.5], weights=[1.0, 2.0]))
+    rows = [nothing, nothing, nothing], [0.0, nothing, 1.0], [nothing, 0.25, nothing], [1.0, 0.0, 0.5]
+    yield Case("any of three", parts=_parts(*rows, weights=[1.0, 0.5, -0.25]))
+
+
+@check("reward.nothing_given_is_not_zero", needs=("combine_rewards",), cases=_with_gaps)
+def nothing_given_is_not_zero(adapter: Adapter, parts: RewardParts) -> None:
+    """A completion to which no function gave anything has the reward NaN, and what some left out adds nothing.
+
+    Silent because 0 is a reward: a completion that nobody judged then counts as wrong, and moves the mean of its group.
+    Where only some functions gave nothing, the reward is the sum of the others, or NaN. Look at `nansum`, which is 0 of
+    nothing, and at defaults for missing keys.
+    """
+    rewards = unless_raised(adapter.combine_rewards, parts)
+    if rewards is None:
+        return
+    for row, (reward, values) in enumerate(zip(map(float, rewards), parts.values.tolist(), strict=True)):
+        given = [weight * value for weight, value in zip(parts.weights, values, strict=True) if not math.isnan(value)]
+        told = (
+            f"the functions gave {values} with weights {list(parts.weights)}, and the reward of row {row} is {reward:g}"
+        )
+        if not given:
+            assert_true(math.isnan(reward), told, quantity="rewards", magnitude=1.0)
+        elif len(given) == len(values) or not math.isnan(reward):
+            off = abs(reward - sum(given))
+            assert_true(off <= 1e-4, told, quantity="rewards", magnitude=off)
+
+
+@check("reward.parts_of_a_row_are_its_own", needs=("combine_rewards",), cases=_rewarded_by_several)
+def parts_of_a_row_are_its_own(adapter: Adapter, parts: RewardParts) -> None:
+    """A completion's reward is the same alone as in a batch, and does not depend on the order of the functions.
+
+    Silent because a reward that is scaled by the batch's largest, or by its deviation, still looks like a reward: the same
+    answer then earns something else in each batch. Look for normalisation of parts over the batch.
+    """
+    together = adapter.combine_rewards(parts)
+    alone = [float(adapter.combine_rewards(parts.rows(row))) for row in torch.arange(len(parts.values)).split(1)]
+    _assert_rewards(alone, together, "completions that are rewarded alone earn something else than in a batch")
+    turned = RewardParts(parts.values.flip(1), parts.weights[::-1], parts.names[::-1])
+    _assert_rewards(adapter.combine_rewards(turned), together, "with the functions in another order rewards differ")
