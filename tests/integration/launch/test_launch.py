@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -243,6 +244,19 @@ def test_job_outlives_a_launch_that_was_killed_and_can_be_cancelled(tmp_path: Pa
     assert (runs.returncode, "RUNNING" in runs.stdout) == (75, True), runs.stderr
     ended = typed(project, "launches", "--cancel", str(folder))
     assert (ended.returncode, "job CANCELLED: no result" in ended.stdout) == (137, True), ended.stderr
+
+
+def test_ids_are_recorded_before_the_jobs_start(tmp_path: Path) -> None:
+    jobs = [Job(name, ["true"], tmp_path, tmp_path / name, tmp_path / "out", dict(os.environ)) for name in ("a", "b")]
+    recorded: list[list[str]] = []
+
+    def record(ids: Sequence[str]) -> None:
+        assert not any(job.script.exists() for job in jobs)
+        recorded.append(list(ids))
+
+    executor = LocalExecutor()
+    assert recorded == [executor.submit(jobs, record)]
+    executor.cancel(recorded[0])
 
 
 def test_job_that_takes_longer_than_it_may_is_ended(tmp_path: Path) -> None:
