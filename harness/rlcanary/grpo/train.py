@@ -22,10 +22,10 @@ from rlcanary.grpo.training.checkpoint import CheckpointError
 from rlcanary.grpo.training.rollout import NothingSampled
 from rlcanary.grpo.training.run import Run, open_run
 from rlcanary.grpo.training.trainer import refresh_reference
-from rlcanary.grpo.training.updates import take_updates
+from rlcanary.grpo.training.updates import NotOnPolicy, take_updates
 
 # Errors that end a run. It can be resumed from its log and its checkpoints.
-ENDINGS = (EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError)
+ENDINGS = (EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError, NotOnPolicy)
 Watcher = Callable[[int, Mapping[str, float]], None]
 
 
@@ -52,8 +52,8 @@ def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda *_: None) 
 
     Raises:
         UserError: as `open_run`.
-        EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError: the run ended
-            (`ENDINGS`).
+        EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError, NotOnPolicy: the run
+            ended (`ENDINGS`).
     """
     return asyncio.run(_train(plan, resume, on_step))
 
@@ -93,7 +93,8 @@ async def take_step(run: Run) -> dict[str, float]:
     batch, stats = reference.make_batch(groups, run.pad_token_id, *buckets, mask_truncated=conventions.mask_truncated)
     batch = batch.to(state.model.device)
     span = partial(run.trace.span, step=step)
-    updates = await run.compute(take_updates, state, batch, conventions, schedule, span)
+    is_on_policy = schedule.synced_before(step) and all(group.policy_version == version for group in groups)
+    updates = await run.compute(take_updates, state, batch, conventions, schedule, span, is_on_policy)
 
     if schedule.refreshes_reference_after(step):
         refresh_reference(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcanary.errors import UserError
@@ -93,9 +93,24 @@ def _items(
             raise UserError(
                 f"{key}: {row.id} asks for the verifier {row.verifier!r}, there are {', '.join(sorted(verifiers))}"
             )
+        _require_known(row, encode, key, data, tokenizer)
     if as_rows:
         return rows
     return [datasets.to_item(row, encode, verifiers[row.verifier]) for row in rows]
+
+
+def _require_known(
+    row: Row, encode: Callable[[Row], Sequence[int]], key: str, data: DataSettings, tokenizer: Any
+) -> None:
+    """Refuse a prompt of which the tokenizer would write something as padding, as the one over characters does."""
+    unknown_id = getattr(tokenizer, "unk_token_id", None)
+    if unknown_id is not None and unknown_id == tokenizer.pad_token_id and unknown_id in encode(row):
+        texts = [message["content"] for message in row.messages(data.system_prompt)]
+        unknown = sorted({each for text in texts for each in text if unknown_id in tokenizer.encode(each)})
+        raise UserError(
+            f"{key}: the prompt of {row.id} has {' '.join(map(repr, unknown))}, which the tokenizer does not know and would "
+            "write as padding: add it to model.scratch.characters"
+        )
 
 
 def _encoder(settings: DataSettings, tokenizer: Any) -> Any:

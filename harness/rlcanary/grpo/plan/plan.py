@@ -18,6 +18,7 @@ from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import PRESETS
 from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
+from rlcanary.grpo.plan.learnable import require_one_distribution, require_signal
 from rlcanary.grpo.plan.models import LoraSettings, ModelSettings
 from rlcanary.grpo.plan.optimizer import OptimizerSettings
 from rlcanary.grpo.plan.schedule import Schedule
@@ -138,12 +139,13 @@ class VerifierRole:
     """The verifiers that judge completions; each row of a dataset names its verifier.
 
     Attributes:
-        workers: processes per verifier, on Ray; 0 judges in the trainer's process, where nothing ends a call that hangs.
+        workers: processes per verifier, actors on Ray. 0 judges in the trainer's process, where nothing ends a call that
+            hangs; None gives a process to each verifier that can hang, such as math.
         timeout_s: limit of one judgement by a worker. A timeout is not a reward of zero: its group is sampled again.
         options: arguments of verifiers, by name.
     """
 
-    workers: Count = 0
+    workers: Count | None = None
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -239,7 +241,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other across sections."""
         sampling, conventions, ahead = self.sampling, self.conventions, self.schedule.versions_ahead
-        sampler, workers, transport = self.roles.sampler, self.roles.verifier.workers, self.runtime.transport
+        sampler, transport = self.roles.sampler, self.runtime.transport
         local = self.runtime.kind == "local"
         if local and transport == "ray":
             raise ValueError("runtime.transport is ray, which needs runtime.kind ray")
@@ -247,19 +249,10 @@ class Plan:
             raise ValueError("runtime.transport is copy, which needs runtime.kind local and an in_process engine")
         if local and sampler.replicas > 1:
             raise ValueError(f"roles.sampler.replicas is {sampler.replicas}, which needs runtime.kind ray")
-        if local and workers:
-            raise ValueError(f"roles.verifier.workers is {workers}, which needs runtime.kind ray")
         if self.environment and not self.data.chat_template:
             raise ValueError("environment is set, which needs data.chat_template: conversations are written by it")
-        if sampling.temperature == 0:
-            raise ValueError("sampling.temperature is 0: a greedy group has one completion and nothing to learn from")
-        if sampling.repetition_penalty != 1:
-            penalty = sampling.repetition_penalty
-            raise ValueError(
-                f"sampling.repetition_penalty is {penalty}, but the trainer scores without one: leave it out"
-            )
-        if sampling.logprobs is None and conventions.old_logprobs == "sampler":
-            raise ValueError("sampling.logprobs is empty, but conventions.old_logprobs takes the ratio against them")
+        require_one_distribution(sampling, conventions)
+        require_signal(self.schedule, conventions)
         if ahead and conventions.old_logprobs == "trainer" and conventions.importance_level == "none":
             raise ValueError(
                 f"schedule.max_staleness lets sampling run {ahead} versions ahead of the trainer, but "

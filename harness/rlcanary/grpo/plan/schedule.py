@@ -122,6 +122,10 @@ class Schedule:
         """True if the weights are synced after this step; steps count from 0."""
         return (step + 1) % self.sync_every == 0
 
+    def synced_before(self, step: int) -> bool:
+        """True if the samplers have the trainer's weights when this step begins."""
+        return step == 0 or self.syncs_after(step - 1)
+
     def refreshes_reference_after(self, step: int) -> bool:
         """True if the reference model is refreshed after this step."""
         return self.refresh_reference_every > 0 and (step + 1) % self.refresh_reference_every == 0

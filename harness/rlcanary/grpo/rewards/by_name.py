@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from rlcanary.errors import UserError
 from rlcanary.grpo.rewards.code import CodeVerifier
@@ -14,8 +14,9 @@ from rlcanary.grpo.rewards.exact import ExactVerifier
 from rlcanary.grpo.rewards.gsm8k import GSM8KVerifier
 from rlcanary.grpo.rewards.ifeval import IFEvalVerifier
 from rlcanary.grpo.rewards.math import MathVerifier
-from rlcanary.grpo.rewards.pool import Span, VerifierPool
-from rlcanary.grpo.rewards.verifier import Tallied, Tally, Verifier
+from rlcanary.grpo.rewards.pool import MakeWorker, Span, VerifierPool
+from rlcanary.grpo.rewards.verifier import Problem, Tallied, Tally, Verifier
+from rlcanary.grpo.rewards.workers import ChildWorker
 
 VERIFIERS: dict[str, Callable[..., Verifier]] = {
     "exact": ExactVerifier,
@@ -28,24 +29,35 @@ VERIFIERS: dict[str, Callable[..., Verifier]] = {
 WARM_UP: dict[str, tuple[str, Any]] = {"math": (r"\boxed{\frac12}", "0.5")}
 
 
+# Verifiers whose judgement can take for ever: a power of powers is expanded in one call that nothing interrupts.
+CAN_HANG = ("math",)
+
+
 class VerifiersByName(Mapping[str, Verifier]):
     """Verifiers by name, in this process or in a `VerifierPool` each; their scores are counted."""
 
     def __init__(
-        self, options: Mapping[str, Mapping[str, Any]] | None = None, *, workers: int = 0, timeout_s: float = 10.0
+        self,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        workers: int | None = 0,
+        timeout_s: float = 10.0,
+        make_worker: MakeWorker = ChildWorker,
     ) -> None:
         """Take the options; no verifier is made yet.
 
         Args:
             options: arguments of verifiers, by name.
-            workers: workers in each verifier's pool; 0 judges in this process, where nothing ends a call that hangs.
+            workers: workers in each verifier's pool; 0 judges in this process, where nothing ends a call that hangs, and
+                None gives those that can hang (`CAN_HANG`) one worker each.
             timeout_s: limit of a call to a pool.
+            make_worker: starts a worker of a pool.
 
         Raises:
             UserError: options of a verifier or with a name that does not exist.
         """
         self._options = dict(options or {})
-        self._workers, self._timeout_s = workers, timeout_s
+        self._workers, self._timeout_s, self._make_worker = workers, timeout_s, make_worker
         self._made: dict[str, Tallied] = {}
         self._told: Counter[str] = Counter()
         self._pools: dict[str, VerifierPool] = {}
@@ -66,7 +78,8 @@ class VerifiersByName(Mapping[str, Verifier]):
         """
         if name not in self._made:
             make = functools.partial(VERIFIERS[name], **self._options.get(name, {}))
-            self._made[name] = Tallied(self._pooled(name, make) if self._workers else make())
+            workers = int(name in CAN_HANG) if self._workers is None else self._workers
+            self._made[name] = Tallied(self._pooled(name, make, workers) if workers else make())
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -80,9 +93,10 @@ class VerifiersByName(Mapping[str, Verifier]):
         return {name: verifier.tally for name, verifier in self._made.items()}
 
     def take_problems(self) -> Counter[str]:
-        """Return how often each problem came up since the last call, over all verifiers."""
+        """Return how often each problem came up since the last call, over all verifiers; 0 where it did not."""
         total = sum((verifier.tally.problems for verifier in self._made.values()), Counter[str]())
-        since, self._told = total - self._told, total
+        since = Counter({problem: total[problem] - self._told[problem] for problem in get_args(Problem)})
+        self._told = total
         return since
 
     def drain_spans(self) -> list[tuple[str, Span]]:
@@ -94,7 +108,13 @@ class VerifiersByName(Mapping[str, Verifier]):
         for pool in self._pools.values():
             pool.close()
 
-    def _pooled(self, name: str, make: Callable[[], Verifier]) -> Verifier:
-        pool = VerifierPool(make, workers=self._workers, timeout_s=self._timeout_s, warm_up=WARM_UP.get(name, ("", "")))
+    def _pooled(self, name: str, make: Callable[[], Verifier], workers: int) -> Verifier:
+        pool = VerifierPool(
+            make,
+            make_worker=self._make_worker,
+            workers=workers,
+            timeout_s=self._timeout_s,
+            warm_up=WARM_UP.get(name, ("", "")),
+        )
         self._pools[name] = pool
         return pool

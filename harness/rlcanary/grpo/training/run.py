@@ -18,10 +18,12 @@ from rlcanary.grpo.data.items import ItemIterator
 from rlcanary.grpo.engines.policy import eos_ids
 from rlcanary.grpo.engines.samplers import Samplers, start_samplers
 from rlcanary.grpo.lora import add_adapters, target_layers
+from rlcanary.grpo.plan.learnable import require_room
 from rlcanary.grpo.plan.models import load_model, pad_id
 from rlcanary.grpo.plan.plan import Plan, SamplerRole, VerifierRole
 from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.grpo.rewards.by_name import VerifiersByName
+from rlcanary.grpo.rewards.workers import ChildWorker, RayWorker
 from rlcanary.grpo.rollout.buffer import GroupBuffer, RemoteBuffer, start_buffer
 from rlcanary.grpo.rollout.collector import Collector
 from rlcanary.grpo.rollout.conversations import ConversationCollector
@@ -142,14 +144,15 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
     torch.set_num_threads(plan.run.threads)
     torch.manual_seed(plan.run.seed)
     folder.mkdir(parents=True, exist_ok=True)
+    is_remote = plan.runtime.kind == "ray"
     with ExitStack() as stack:
         log = RunLog(folder, checkpoint["step"] if checkpoint else 0, plan.run.tensorboard)
         stack.callback(log.close)
-        if plan.runtime.kind == "ray":
+        if is_remote:
             from rlcanary.grpo.engines.ray_actors import connected
 
             stack.enter_context(connected(plan.roles.sampler, plan.runtime))
-        verifiers = _verifiers(plan.roles.verifier, plan.roles.verifier.workers)
+        verifiers = _verifiers(plan.roles.verifier, plan.roles.verifier.workers, is_remote)
         stack.callback(verifiers.close)
         data, *held_out = _data(plan, tokenizer, verifiers)
         role = plan.roles.sampler
@@ -162,7 +165,6 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         collector = _collector(role, samplers.engines, data, grouped)
         alone = replace(sampling, temperature=plan.conventions.evaluation_temperature)
         evaluation = _collector(role, samplers.engines, held_out[0], alone) if held_out else None
-        is_remote = plan.runtime.kind == "ray"
         buffer = stack.enter_context(_buffer(plan.schedule, is_remote, checkpoint and checkpoint["groups"]))
         rollout = Rollout(collector, buffer, plan.schedule, log)
         thread = stack.enter_context(ThreadPoolExecutor(1, "trainer"))
@@ -217,7 +219,12 @@ def check_plan(plan: Plan) -> tuple[Any, Any]:
     if plan.lora is not None:
         target_layers(model, plan.lora)
     pad_id(tokenizer)
-    _data(plan, tokenizer, verifiers)
+    for items, environment in _data(plan, tokenizer, verifiers):
+        for item in items.items.values() if environment is None else ():
+            try:
+                require_room(len(item.prompt_ids), item.id, plan.schedule)
+            except ValueError as error:
+                raise UserError(str(error)) from error
     return model, tokenizer
 
 
@@ -253,9 +260,10 @@ def _collector(role: SamplerRole, engines: Sequence[Engine], data: Data, samplin
     return ConversationCollector(environment, engines, items, asdict(sampling), **settings)
 
 
-def _verifiers(role: VerifierRole, workers: int) -> VerifiersByName:
+def _verifiers(role: VerifierRole, workers: int | None, is_remote: bool = False) -> VerifiersByName:
+    make_worker = RayWorker if is_remote else ChildWorker
     try:
-        return VerifiersByName(role.options, workers=workers, timeout_s=role.timeout_s)
+        return VerifiersByName(role.options, workers=workers, timeout_s=role.timeout_s, make_worker=make_worker)
     except UserError as error:
         raise UserError(f"roles.verifier.options: {error}") from error
 

@@ -8,6 +8,7 @@ import pytest
 from rlcanary.contract.presets import PRESETS
 from rlcanary.errors import UserError
 from rlcanary.grpo.plan.plan import plan_of, read_plan
+from rlcanary.grpo.training.run import check_plan
 
 EXAMPLE = Path(__file__).parents[4] / "examples/arithmetic.yaml"
 
@@ -81,7 +82,7 @@ def given(**changes: Any) -> dict[str, Any]:
         ({"conventions": {"clip_low": "x"}}, r"conventions\.clip_low is 'x', it has to be a valid number"),
         ({"roles__sampler__engine": "sglang"}, r"roles\.sampler\.engine is 'sglang', it has to be 'in_process' or"),
         ({"roles__sampler__replicas": 2}, r"roles\.sampler\.replicas is 2, which needs runtime\.kind ray"),
-        ({"roles__verifier__workers": 2}, r"roles\.verifier\.workers is 2, which needs runtime\.kind ray"),
+        ({"roles__verifier__workers": -1}, r"roles\.verifier\.workers is -1"),
         ({"runtime": {"transport": "ray"}}, r"runtime\.transport is ray, which needs runtime\.kind ray"),
         ({"runtime": {"kind": "ray", "transport": "copy"}}, r"runtime\.transport is copy"),
         ({"data__datasets": []}, r"data\.datasets is \[\], it has to have at least 1 item"),
@@ -94,6 +95,29 @@ def given(**changes: Any) -> dict[str, Any]:
         ),
         ({"evaluation": {"datasets": []}}, r"evaluation\.datasets is \[\], it has to have at least 1 item"),
         ({"evaluation": {"datasets": [{"name": "arithmetic"}], "every": 0}}, r"evaluation\.every is 0"),
+        ({"sampling": {"top_k": 3}}, r"sampling\.top_k is 3, but conventions\.old_logprobs takes the ratio"),
+        ({"sampling": {"top_p": 0.9}}, r"sampling\.top_p is 0\.9, but conventions\.old_logprobs takes the ratio"),
+        (
+            {"sampling": {"temperature": 0.6, "logprobs": "raw"}},
+            r"sampling\.logprobs is raw, which is at temperature 1",
+        ),
+        ({"sampling": {"logprobs": None}}, r"sampling\.logprobs is empty"),
+        (
+            {
+                "sampling": {"top_k": 3},
+                "conventions": {"old_logprobs": "trainer", "importance_level": "token", "importance_high": 2.0},
+            },
+            r"sampling\.top_k is 3, but conventions\.importance_level takes the ratio",
+        ),
+        ({"schedule__group_size": 1}, r"schedule\.group_size is 1, but conventions\.advantage_baseline"),
+        (
+            {
+                "schedule__group_size": 1,
+                "schedule__dynamic_sampling": True,
+                "conventions": {"advantage_baseline": "none", "advantage_scale": "none"},
+            },
+            r"schedule\.dynamic_sampling drops groups",
+        ),
         ({"sampling": [1]}, r"sampling is \[1\], it has to be a mapping"),
     ],
 )
@@ -106,6 +130,31 @@ def test_what_is_wrong_is_named_by_its_key(changes: dict[str, Any], said: str) -
 def test_every_preset_is_trained(preset: str) -> None:
     plan = plan_of(given(conventions={"preset": preset}, critic={} if preset == "ppo" else None))
     assert plan.conventions == PRESETS[preset]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": {"top_k": 3, "logprobs": "raw"}},
+        {"sampling": {"top_k": 3}, "conventions": {"old_logprobs": "trainer"}},
+        {"schedule__group_size": 1, "conventions": {"advantage_baseline": "none", "advantage_scale": "none"}},
+        {"schedule__group_size": 1, "conventions": {"preset": "ppo"}, "critic": {}},
+    ],
+)
+def test_what_can_learn_is_not_refused(changes: dict[str, Any]) -> None:
+    plan_of(given(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model__scratch": {"characters": "0123456+= "}}, r"data\.datasets: the prompt of .* has .*'[789]'"),
+        ({"schedule__seq_len_buckets": [2, 4]}, r"schedule\.seq_len_buckets end at 4, which the prompt of"),
+    ],
+)
+def test_prompts_of_which_nothing_can_be_learned_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check_plan(plan_of(given(**{"data__datasets": [{"name": "arithmetic", "count": 200}], **changes})))
 
 
 def test_ppo_is_a_preset_with_a_critic() -> None:

@@ -21,6 +21,7 @@ from rlcanary.grpo.training.trainer import (
     score,
     trimmed,
 )
+from rlcanary.grpo.training.updates import NotOnPolicy, take_updates
 from rlcanary.reference import completion_logprobs, make_batch, train_step
 from rlcanary.tiny_models import PAD_ID, tiny_llama
 
@@ -167,3 +168,17 @@ def test_scores_in_micro_batches_are_those_of_the_whole() -> None:
     model, given = tiny_llama(), batch()
     got = score(model, given, GRPO, schedule(3 - 1))
     torch.testing.assert_close(got, completion_logprobs(model, given), equal_nan=True)
+
+
+def test_no_update_is_taken_where_sampler_and_trainer_disagree_about_the_same_weights() -> None:
+    state, given, numbers = new_state(tiny_llama(), OptimizerSettings()), batch(), schedule(4)
+    with torch.no_grad():
+        own_BT = completion_logprobs(state.model, given, temperature=1.0)
+    before = copy.deepcopy(state.model.state_dict())
+    given.old_logprobs = own_BT - 0.5
+    with pytest.raises(NotOnPolicy, match=r"is 1\.65 in the mean"):
+        take_updates(state, given, GRPO, numbers, is_on_policy=True)
+    assert all(torch.equal(value, before[name]) for name, value in state.model.state_dict().items())
+    given.old_logprobs = own_BT
+    (metrics,) = take_updates(state, given, GRPO, numbers, is_on_policy=True)
+    assert metrics["ratio_mean"] == pytest.approx(1)
