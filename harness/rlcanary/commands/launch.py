@@ -66,7 +66,7 @@ def launch(scripts: tuple[Path, ...], dry_run: bool, **options: Any) -> int:
     Inside `rlcanary bisect` the outcome also goes to the file that $RLCANARY_BISECT_VERDICT names.
     """
     try:
-        reading = _launch(expand_lists(scripts), dry_run, **options)
+        reading = _launch(expand_lists(scripts, _leave_out), dry_run, **options)
     except UserError as error:
         write_verdict(Reading(Outcome.ABORT, str(error)))
         raise
@@ -76,6 +76,10 @@ def launch(scripts: tuple[Path, ...], dry_run: bool, **options: Any) -> int:
         return 0
     write_verdict(reading)
     return EXIT_CODES[reading.outcome]
+
+
+def _leave_out(script: Path, reason: str) -> None:
+    click.echo(f"{script} is disabled{f': {reason}' if reason else ''}", err=True)
 
 
 def _launch(scripts: Sequence[Path], dry_run: bool, **options: Any) -> Reading | None:

@@ -3,7 +3,8 @@
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -61,11 +62,19 @@ def read_list(file: Path) -> list[Line]:
     return [Line(Path(script.strip()), reason.strip()) for script, _, reason in lines if script.strip()]
 
 
-def expand_lists(paths: Sequence[Path]) -> list[Path]:
-    """Replace each `.txt` list by its scripts.
+DISABLED = "disabled.txt"
+"""The list, beside the others, of scripts that these leave out."""
+
+
+def expand_lists(paths: Sequence[Path], leave_out: Callable[[Path, str], None]) -> list[Path]:
+    """Replace each `.txt` list by its scripts, without those that the `disabled.txt` beside it names.
+
+    Args:
+        paths: Scripts and lists. A script that is named itself is taken, disabled or not.
+        leave_out: Called with each script that is left out, and the reason in `disabled.txt`.
 
     Raises:
-        UserError: A list is empty.
+        UserError: A list is empty, or a script is listed twice.
     """
     scripts: list[Path] = []
     for path in paths:
@@ -75,8 +84,25 @@ def expand_lists(paths: Sequence[Path]) -> list[Path]:
         listed = [path.parent / line.script for line in read_list(path)]
         if not listed:
             raise UserError(f"{path} lists no script")
-        scripts += listed
+        disabled = {} if path.name == DISABLED else _disabled_beside(path)
+        for script in listed:
+            if script.resolve() in disabled:
+                leave_out(script, disabled[script.resolve()])
+            else:
+                scripts.append(script)
+    twice = [str(script) for script, count in Counter(script.resolve() for script in scripts).items() if count > 1]
+    if twice:
+        raise UserError(f"{', '.join(twice)}: named twice, and launched once: leave one out")
+    if not scripts:
+        raise UserError(f"every script is disabled by {DISABLED}: name one itself to launch it")
     return scripts
+
+
+def _disabled_beside(path: Path) -> dict[Path, str]:
+    """Read the reasons of the scripts in the `disabled.txt` beside a list."""
+    file = path.parent / DISABLED
+    lines = read_list(file) if file.is_file() else []
+    return {(path.parent / line.script).resolve(): line.reason for line in lines}
 
 
 def read_configuration(script: Path) -> Configuration:

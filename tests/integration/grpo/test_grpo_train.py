@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rlcanary.errors import UserError
 from rlcanary.grpo import train as loop
+from rlcanary.grpo.plan.models import ScratchSettings, character_tokenizer, save_model, scratch_model
 from rlcanary.grpo.plan.plan import Plan, plan_of
 from rlcanary.grpo.sync.sync import sync_weights
 from rlcanary.grpo.train import train
@@ -107,6 +108,24 @@ def test_a_resumed_run_logs_what_a_run_without_a_stop_logs(tmp_path: Path, name:
         torch.load(tmp_path / run / "checkpoints/step-000004.pt", weights_only=True) for run in ("whole", "stopped")
     ]
     assert all(torch.equal(newest[0]["model"][key], newest[1]["model"][key]) for key in newest[0]["model"])
+
+
+def test_dropout_is_resumed_with_the_random_numbers_that_it_would_have_drawn(tmp_path: Path) -> None:
+    model = scratch_model(ScratchSettings(), seed=0)
+    model.config.attention_dropout = 0.2
+    save_model(model, character_tokenizer(ScratchSettings().characters), tmp_path / "model")
+    changes = {
+        "model": {"path": str(tmp_path / "model")},
+        "conventions__training_dropout": True,
+        "run__checkpoint_every": 2,
+        "roles": PARTIAL,
+    }
+    train(a_plan(tmp_path / "whole", 4, **changes))
+    with pytest.raises(KeyboardInterrupt):
+        train(a_plan(tmp_path / "stopped", 4, **changes), on_step=stop_at(2))
+    train(a_plan(tmp_path / "stopped", 4, **changes), resume=True)
+    assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
+    assert any(line["grad_norm"] > 0 for line in log_of(tmp_path / "whole"))
 
 
 def stop_at(step: int) -> Any:

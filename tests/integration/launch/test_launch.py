@@ -53,6 +53,27 @@ def test_list_stands_for_its_scripts(tmp_path: Path) -> None:
     assert (empty.returncode, "lists no script" in empty.stderr) == (2, True)
 
 
+def test_disabled_scripts_are_left_out_of_lists_and_none_is_launched_twice(tmp_path: Path) -> None:
+    project = make_project(
+        tmp_path / "p", **{"grpo-a": script(gpus=1, minutes=30), "grpo-b": script(gpus=2, minutes=60)}
+    )
+    nightly, one = "tests/test_suites/nightly.txt", "tests/test_suites/llm/grpo-b.sh"
+    (project / nightly).write_text("llm/grpo-a.sh\nllm/grpo-b.sh\n")
+    disabled = project / "tests/test_suites/disabled.txt"
+    disabled.write_text("llm/grpo-b.sh  # the engine hangs\n")
+    priced = launch(project, nightly, DRYRUN="1")
+    assert priced.stdout.splitlines()[-1] == "GPU-hours: 0.50"
+    assert "grpo-b.sh is disabled: the engine hangs" in priced.stderr
+    assert launch(project, one, DRYRUN="1").stdout.splitlines()[-1] == "GPU-hours: 2.00"
+    assert launch(project, nightly, one, DRYRUN="1").stdout.splitlines()[-1] == "GPU-hours: 2.50"
+    disabled.write_text("llm/grpo-a.sh\nllm/grpo-b.sh\n")
+    nothing = launch(project, nightly, DRYRUN="1")
+    assert (nothing.returncode, "every script is disabled" in nothing.stderr) == (2, True)
+    disabled.unlink()
+    twice = launch(project, nightly, one, DRYRUN="1")
+    assert (twice.returncode, "grpo-b.sh: named twice" in twice.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("block", "complaint"),
     [

@@ -52,6 +52,22 @@ def restore_learner(state: LearnerState, content: dict[str, Any]) -> None:
         restore_learner(state.critic, content["critic"])
 
 
+def random_state() -> dict[str, Any]:
+    """Return the state of torch's generators, which a model in training mode draws its dropout from."""
+    import torch
+
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Continue the random numbers of `random_state`; those of a GPU where it was saved with as many."""
+    import torch
+
+    torch.set_rng_state(state["cpu"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
 def save_checkpoint(folder: Path, step: int, content: dict[str, Any], keep: int) -> Path:
     """Write a checkpoint and remove the oldest ones.
 

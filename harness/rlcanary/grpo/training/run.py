@@ -34,7 +34,9 @@ from rlcanary.grpo.training.checkpoint import (
     last_checkpoint,
     learner_content,
     load_checkpoint,
+    random_state,
     restore_learner,
+    restore_random_state,
     save_checkpoint,
 )
 from rlcanary.grpo.training.critic import new_critic
@@ -99,6 +101,7 @@ class Run:
             "step": self.step,
             "plan": _settings(self.plan),
             **learner_content(self.state),
+            "random": random_state(),
             "groups": await self.rollout.buffer.state(),
             "data": self.collector.items.state(),
             "version": self.samplers.version,
@@ -120,6 +123,7 @@ class Run:
         sync_weights(self.state.model, self.samplers.endpoints, self.samplers.transport)
         for endpoint in self.samplers.endpoints:
             endpoint.version = content["version"]
+        restore_random_state(content["random"])
         self.step = content["step"]
 
 
