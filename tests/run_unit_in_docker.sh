@@ -16,6 +16,11 @@ command -v docker >/dev/null || {
   echo "${0##*/}: docker is not on PATH" >&2
   exit 2
 }
+# `docker run` would exit with 125, which to a bisect says that the commit cannot be tested; 137 says that the machine failed.
+docker info >/dev/null 2>&1 || {
+  echo "${0##*/}: the Docker daemon does not answer, see: docker info" >&2
+  exit 137
+}
 
 gpus=${GPUS:-}
 if [[ -z "$gpus" ]] && command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then

@@ -322,6 +322,12 @@ def test_docker_runs_the_same_in_the_container(scripts: Path) -> None:
     assert "secret" not in options  # others can read a command line
 
 
+def test_daemon_that_is_down_is_the_fault_of_the_machine_and_of_no_commit(scripts: Path) -> None:
+    (scripts / "bin" / "docker").write_text("#!/bin/sh\nexit 125\n")
+    done = run_script(scripts, "run_unit_in_docker.sh", CONTAINER="image")
+    assert (done.returncode, "daemon does not answer" in done.stderr) == (137, True)
+
+
 def test_docker_runs_a_functional_test(scripts: Path) -> None:
     (scripts / "tests" / "functional").mkdir()
     (scripts / "tests" / "functional" / "sft.sh").touch()
