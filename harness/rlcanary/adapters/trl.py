@@ -55,39 +55,7 @@ class TrlAdapter(Adapter):
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
         """Translate the settings into conventions."""
-        args = self._trainer.args
-        objective = OBJECTIVES.get(args.loss_type, "clip")
-        level, mode = args.vllm_importance_sampling_mode.split("_")
-        is_corrected = self.use_vllm and args.vllm_importance_sampling_correction
-        return Conventions(
-            advantage_scale=args.scale_rewards,
-            advantage_ddof=1,
-            advantage_eps=1e-4,
-            advantage_eps_mode="add",
-            nan_reward="exclude",
-            overlong_buffer=self.overlong_buffer,
-            objective=objective,
-            sapo_temperature_positive=args.sapo_temperature_pos,
-            sapo_temperature_negative=args.sapo_temperature_neg,
-            off_policy_mask=args.off_policy_mask_threshold,
-            ratio_level=args.importance_sampling_level,
-            clip_low=args.epsilon if objective == "clip" else None,
-            clip_high=args.epsilon_high - 1 if objective == "cispo" else args.epsilon_high or args.epsilon,
-            dual_clip=args.delta,
-            aggregation=AGGREGATIONS[args.loss_type],
-            aggregation_constant=args.max_completion_length,
-            top_entropy=None if args.top_entropy_quantile == 1 else args.top_entropy_quantile,
-            entropy_aggregation="token_mean",
-            kl_estimator="k3",
-            kl_coef=args.beta,
-            kl_ratio_weighted=args.use_bias_correction_kl,
-            entropy_coef=args.entropy_coef,
-            logprobs_upcast=False,
-            importance_level=level if is_corrected else "none",
-            importance_mode=mode,
-            importance_low=args.vllm_importance_sampling_clip_min or 0.0,
-            importance_high=_or_infinite(args.vllm_importance_sampling_clip_max),
-        )
+        return conventions_of(self._trainer.args, self.use_vllm).replace(overlong_buffer=self.overlong_buffer)
 
     def configured(self, **changes: Any) -> Self:
         settings = {**self.settings, "use_vllm": self.use_vllm, "overlong_buffer": self.overlong_buffer}
@@ -266,6 +234,41 @@ class TrlAdapter(Adapter):
                     **settings,
                 ),
             )
+
+
+def conventions_of(args: Any, uses_vllm: bool) -> Conventions:
+    """Translate a `GRPOConfig` into conventions; `uses_vllm` tells whether an engine other than the trainer samples."""
+    objective = OBJECTIVES.get(args.loss_type, "clip")
+    level, mode = args.vllm_importance_sampling_mode.split("_")
+    is_corrected = uses_vllm and args.vllm_importance_sampling_correction
+    return Conventions(
+        advantage_scale=args.scale_rewards,
+        advantage_ddof=1,
+        advantage_eps=1e-4,
+        advantage_eps_mode="add",
+        nan_reward="exclude",
+        objective=objective,
+        sapo_temperature_positive=args.sapo_temperature_pos,
+        sapo_temperature_negative=args.sapo_temperature_neg,
+        off_policy_mask=args.off_policy_mask_threshold,
+        ratio_level=args.importance_sampling_level,
+        clip_low=args.epsilon if objective == "clip" else None,
+        clip_high=(args.epsilon_high or args.epsilon) - (objective == "cispo"),
+        dual_clip=args.delta,
+        aggregation=AGGREGATIONS[args.loss_type],
+        aggregation_constant=args.max_completion_length,
+        top_entropy=None if args.top_entropy_quantile == 1 else args.top_entropy_quantile,
+        entropy_aggregation="token_mean",
+        kl_estimator="k3",
+        kl_coef=args.beta,
+        kl_ratio_weighted=args.use_bias_correction_kl,
+        entropy_coef=args.entropy_coef,
+        logprobs_upcast=False,
+        importance_level=level if is_corrected else "none",
+        importance_mode=mode,
+        importance_low=args.vllm_importance_sampling_clip_min or 0.0,
+        importance_high=_or_infinite(args.vllm_importance_sampling_clip_max),
+    )
 
 
 def _loss_inputs(batch: PolicyBatch, tokens_of_update: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,24 @@
+"""Audit a training run while it runs: is the update that is taken the one that was declared?
+
+The names below are imported when one is used, because they import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlcanary.live.audit import Audit, Stopped
+    from rlcanary.live.findings import Finding
+    from rlcanary.live.hooks.trl import trl
+
+__all__ = ["Audit", "Finding", "Stopped", "trl"]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    modules = {"Audit": "audit", "Stopped": "audit", "Finding": "findings", "trl": "hooks.trl"}
+    if name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{modules[name]}"), name)

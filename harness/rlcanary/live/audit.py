@@ -1,0 +1,211 @@
+"""Watch the updates of a training run from outside, and judge every so many of them.
+
+A hook on the logprobs that a loss is computed from receives, in the run's own backward pass, the gradient of each token. The
+reference computes what it should have been under the declared conventions. Nothing of the run is changed: a hook that
+returns nothing leaves the gradient as it is, and all that is computed is computed from copies, behind the backward pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from rlcanary.contract.conventions import Conventions
+from rlcanary.live.findings import Finding, Findings
+from rlcanary.live.invariants import JUDGES
+from rlcanary.live.record import Record
+
+log = logging.getLogger("rlcanary.live")
+
+OnFinding = Literal["log", "warn", "stop"]
+Rows = Tensor | Sequence[int] | slice | None
+
+
+class Stopped(Exception):
+    """The audit found something, and was asked to stop the run for it. The update was taken."""
+
+
+class Audit:
+    """The audit of one training run.
+
+    Attributes:
+        findings: what was found so far, each kind once.
+        updates: the number of updates of the run, audited or not.
+        audited: the number of audited updates.
+    """
+
+    def __init__(
+        self,
+        conventions: Conventions | None = None,
+        *,
+        every: int = 20,
+        on_finding: OnFinding = "warn",
+        max_staleness: int | None = None,
+    ) -> None:
+        """Start an audit.
+
+        Args:
+            conventions: what the run is declared to do; None judges only what holds for every implementation.
+            every: updates from one audited update to the next; the first one is audited.
+            on_finding: "log" writes a line to the logger `rlcanary.live`, "warn" is also a warning, "stop" also raises
+                `Stopped` behind the update.
+            max_staleness: versions by which a row may be older than the trainer; None allows any.
+
+        Raises:
+            ValueError: `every` is below 1, or `on_finding` is none of these.
+        """
+        if every < 1:
+            raise ValueError(f"every={every} has to be at least 1")
+        if on_finding not in ("log", "warn", "stop"):
+            raise ValueError(f"on_finding={on_finding!r} has to be 'log', 'warn' or 'stop'")
+        self.conventions, self.every, self.on_finding, self.max_staleness = (
+            conventions,
+            every,
+            on_finding,
+            max_staleness,
+        )
+        self.findings = Findings()
+        self.updates = self.audited = 0
+        self._has_failed = False
+
+    def update(self, *, mask: Tensor, **given: Any) -> Update:
+        """Watch one update: use it as a context around all forward and backward passes of the update.
+
+        Args:
+            mask: [B, T] bool, true on the tokens that are trained.
+            given: what else is known of the B rows: `rewards` [B], `group_ids` [B], `advantages` [B] or [B, T],
+                `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy` [B, T], `versions` [B] and
+                `trainer_version`, a number.
+        """
+        is_audited = self.updates % self.every == 0
+        self.updates += 1
+        return Update(self, self.updates - 1, is_audited, mask, given)
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for the run's own logger."""
+        return {"canary/findings": float(len(self.findings)), "canary/audited_updates": float(self.audited)}
+
+    def judge(self, record: Record) -> list[Finding]:
+        """Judge an update, and tell what is new."""
+        self.audited += 1
+        found: list[Finding] = []
+        for judge in JUDGES:
+            self.guard(lambda judge=judge: found.extend(judge(record)))  # type: ignore[misc]
+        for finding in found:
+            finding.since = record.update
+            if self.findings.add(finding):
+                log.warning("%s", finding)
+                if self.on_finding != "log":
+                    warnings.warn(f"rlcanary: {finding}", stacklevel=4)
+        return found
+
+    def guard(self, function: Callable[[], None]) -> None:
+        """Call a function of the audit. Its failure is a warning, once, and never one of the run."""
+        try:
+            function()
+        except Exception as error:
+            log.debug("the audit of an update failed", exc_info=True)
+            if not self._has_failed:
+                self._has_failed = True
+                told = (
+                    f"rlcanary: the audit of an update failed, the run is not affected: {type(error).__name__}: {error}"
+                )
+                warnings.warn(told, stacklevel=4)
+
+
+class Update:
+    """One update as it is watched.
+
+    Attributes:
+        findings: what is wrong with this update, once the context has been left; empty for updates that are not audited.
+    """
+
+    def __init__(self, audit: Audit, number: int, is_audited: bool, mask: Tensor, given: dict[str, Any]) -> None:
+        self.findings: list[Finding] = []
+        self._audit, self._number, self._is_audited = audit, number, is_audited
+        self._mask, self._given = mask, given
+        self._pieces: list[Piece] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def watch(self, logprobs: Tensor, rows: Rows = None) -> Tensor:
+        """Watch the logprobs of a micro-batch, and return them as they are.
+
+        Args:
+            logprobs: [b, t] that the loss is computed from; t may be smaller than T where the columns behind are padding.
+            rows: the places of the b rows in the update; None is all of them, in order.
+        """
+        if self._is_audited and logprobs.requires_grad:
+            self._audit.guard(lambda: self._pieces.append(Piece(logprobs, self._places(rows, len(logprobs)))))
+        return logprobs
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            piece.handle.remove()
+        if kind is None and pieces:
+            self._audit.guard(lambda: self._judge(pieces))
+        self._given = {}
+        if kind is None and self.findings and self._audit.on_finding == "stop":
+            raise Stopped("; ".join(map(str, self.findings)))
+
+    def _judge(self, pieces: list[Piece]) -> None:
+        self.findings = self._audit.judge(self._record(pieces))
+
+    def _places(self, rows: Rows, count: int) -> Tensor:
+        every_row = torch.arange(len(self._mask))
+        places = every_row if rows is None else every_row[rows.cpu() if isinstance(rows, Tensor) else rows]
+        if len(places) != count:
+            raise ValueError(f"{count} rows of logprobs for {len(places)} places in the update: name them with rows=")
+        return places
+
+    def _record(self, pieces: list[Piece]) -> Record:
+        mask_BT = self._mask.detach().bool().cpu()
+        logprobs_BT = torch.zeros(mask_BT.shape, dtype=torch.float64)
+        gradient_BT = torch.zeros_like(logprobs_BT)
+        for piece in pieces:
+            width = piece.logprobs.shape[1]
+            logprobs_BT[piece.rows, :width] = piece.logprobs.double().cpu()
+            gradient_BT[piece.rows, :width] += piece.gradient
+        given = {name: _exact(value) for name, value in self._given.items()}
+        return Record(
+            self._number,
+            self._audit.conventions,
+            logprobs_BT,
+            gradient_BT,
+            mask_BT,
+            pieces=[piece.rows for piece in pieces],
+            eps=torch.finfo(pieces[0].logprobs.dtype).eps,
+            max_staleness=self._audit.max_staleness,
+            **given,
+        )
+
+
+class Piece:
+    """The logprobs of a micro-batch, and the gradient that they get."""
+
+    def __init__(self, logprobs: Tensor, rows: Tensor) -> None:
+        self.rows = rows
+        self.logprobs = logprobs.detach()
+        self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64)
+        self.handle: Any = logprobs.register_hook(self._note)
+
+    def _note(self, gradient: Tensor) -> None:
+        self.gradient += gradient.detach().double().cpu()
+
+
+def _exact(value: Any) -> Any:
+    """Copy a tensor to the CPU, those of floats in float64."""
+    if not isinstance(value, Tensor):
+        return value
+    copied = value.detach().cpu()
+    return copied.double() if copied.is_floating_point() else copied.clone()

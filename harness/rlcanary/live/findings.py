@@ -1,0 +1,43 @@
+"""A finding of the audit: what is wrong with an update, by how much, and since when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Finding:
+    """One thing that is wrong, told once for a run however often it is seen.
+
+    Attributes:
+        invariant: the module that judged, such as "gradient", and the kind of mistake, such as "scale".
+        message: a sentence with the size of the mistake and, where one explains it, its cause.
+        size: how far off it is, 0 being right; the unit is the invariant's own.
+        since: the number of the first update in which it was seen.
+        updates: the number of audited updates in which it was seen.
+    """
+
+    invariant: str
+    message: str
+    size: float
+    since: int = 0
+    updates: int = 1
+
+    def __str__(self) -> str:
+        seen = f"seen in {self.updates} audited updates, first in update {self.since}"
+        return f"{self.invariant}: {self.message} ({seen if self.updates > 1 else f'update {self.since}'})"
+
+
+class Findings(list[Finding]):
+    """The findings of a run, each kind once with the size and the message of its worst update."""
+
+    def add(self, found: Finding) -> bool:
+        """Add a finding of an update -> True if its kind is new."""
+        for known in self:
+            if known.invariant == found.invariant:
+                known.updates += 1
+                if found.size > known.size:
+                    known.size, known.message = found.size, found.message
+                return False
+        self.append(found)
+        return True

@@ -1,0 +1,1 @@
+"""The audit in trainers that own their loop, one module each."""

@@ -1,0 +1,135 @@
+"""The audit in TRL's `GRPOTrainer`, as a callback. Written for TRL 1.16.
+
+The trainer's own methods are called as before; the callback sees what its loss is given, and the gradient that comes back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from rlcanary.adapters.trl import conventions_of
+from rlcanary.errors import UserError
+from rlcanary.live.audit import Audit, OnFinding, Piece
+from rlcanary.live.record import Record
+
+
+def trl(trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn") -> TrlCallback:
+    """Make the callback that audits a trainer: `trainer.add_callback(rlcanary.live.trl(trainer, every=20))`.
+
+    Args:
+        trainer: the `GRPOTrainer`. The conventions are read from its `GRPOConfig`.
+        every: updates from one audited update to the next.
+        on_finding: "log" and "warn" as `Audit` has them; "stop" writes a checkpoint and ends the training.
+
+    Raises:
+        UserError: the run has several processes, whose gradients this callback does not gather.
+    """
+    if trainer.accelerator.num_processes > 1:
+        raise UserError(
+            f"rlcanary.live.trl audits runs of one process, this one has {trainer.accelerator.num_processes}: leave it out"
+        )
+    return TrlCallback(trainer, every, on_finding)
+
+
+class TrlCallback(TrainerCallback):  # type: ignore[misc]
+    """Watches the micro-batches of an update and judges it before the optimizer's step.
+
+    Attributes:
+        audit: the audit, with its findings.
+    """
+
+    def __init__(self, trainer: Any, every: int, on_finding: OnFinding) -> None:
+        self._stops = on_finding == "stop"
+        conventions = conventions_of(trainer.args, bool(trainer.use_vllm)).replace(old_logprobs="trainer")
+        self.audit = Audit(conventions, every=every, on_finding="log" if on_finding == "log" else "warn")
+        self._trainer = trainer
+        self._inputs: dict[str, Any] | None = None
+        self._seen: list[tuple[dict[str, Any], Piece]] = []
+        self._compute_loss = trainer._compute_loss
+        self._score = trainer._get_per_token_logps_and_entropies
+        trainer._compute_loss = self._watched_loss
+        trainer._get_per_token_logps_and_entropies = self._watched_scores
+
+    def _watched_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        is_audited = self.audit.updates % self.audit.every == 0 and model.training
+        self._inputs = inputs if is_audited else None
+        try:
+            return self._compute_loss(model, inputs)
+        finally:
+            self._inputs = None
+
+    def _watched_scores(self, *arguments: Any, **options: Any) -> Any:
+        scored = self._score(*arguments, **options)
+        inputs, logprobs = self._inputs, scored[0]
+        if inputs is not None and logprobs.requires_grad:
+            entropy = scored[1] if len(scored) > 1 else None
+            self.audit.guard(lambda: self._watch(inputs, logprobs, entropy))
+        return scored
+
+    def _watch(self, inputs: dict[str, Any], logprobs: Tensor, entropy: Tensor | None) -> None:
+        start = sum(len(piece.rows) for _, piece in self._seen)
+        kept = {name: inputs[name] for name in KEPT if isinstance(inputs.get(name), Tensor)}
+        if entropy is not None:
+            kept["entropy"] = entropy.detach()
+        self._seen.append((kept, Piece(logprobs, torch.arange(start, start + len(logprobs)))))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Judge the update whose gradients are complete."""
+        number, seen = self.audit.updates, self._seen
+        self.audit.updates, self._seen = number + 1, []
+        for _, piece in seen:
+            piece.handle.remove()
+        before = len(self.audit.findings)
+        if seen:
+            self.audit.guard(lambda: self._judge(number, seen))
+        for name, value in self.audit.metrics().items():
+            self._trainer._metrics["train"][name].append(value)
+        if self._stops and len(self.audit.findings) > before:
+            control.should_save = control.should_training_stop = True
+
+    def _judge(self, number: int, seen: list[tuple[dict[str, Any], Piece]]) -> None:
+        self.audit.judge(_record(number, seen, self.audit))
+
+
+# What the loss is given, by TRL's names.
+KEPT = (
+    *("completion_mask", "tool_mask", "advantages", "old_per_token_logps", "ref_per_token_logps"),
+    "sampling_per_token_logps",
+)
+
+
+def _record(number: int, seen: list[tuple[dict[str, Any], Piece]], audit: Audit) -> Record:
+    width = max(piece.logprobs.shape[1] for _, piece in seen)
+
+    def joined(values: list[Tensor]) -> Tensor:
+        """Put the micro-batches under each other, padded on the right, in float64 where they are of floats."""
+        moved = [value.detach().cpu() for value in values]
+        moved = [value.double() if value.is_floating_point() else value for value in moved]
+        if moved[0].ndim == 1:
+            return torch.cat(moved)
+        return torch.cat([torch.nn.functional.pad(value, (0, width - value.shape[1])) for value in moved])
+
+    def given(name: str) -> Tensor | None:
+        values = [kept[name] for kept, _ in seen if name in kept]
+        return joined(values) if len(values) == len(seen) else None
+
+    mask_BT, tools_BT = given("completion_mask"), given("tool_mask")
+    assert mask_BT is not None
+    return Record(
+        number,
+        audit.conventions,
+        joined([piece.logprobs for _, piece in seen]),
+        joined([piece.gradient for _, piece in seen]),
+        (mask_BT if tools_BT is None else mask_BT * tools_BT).bool(),
+        pieces=[piece.rows for _, piece in seen],
+        eps=torch.finfo(seen[0][1].logprobs.dtype).eps,
+        advantages=given("advantages"),
+        old_logprobs=given("old_per_token_logps"),
+        sampler_logprobs=given("sampling_per_token_logps"),
+        ref_logprobs=given("ref_per_token_logps"),
+        entropy=given("entropy"),
+    )

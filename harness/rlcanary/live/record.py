@@ -1,0 +1,93 @@
+"""The record of an audited update: what the run was given, and what its own backward pass did with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary.contract.batch import PolicyBatch
+from rlcanary.contract.conventions import Conventions
+
+
+@dataclass
+class Record:
+    """An update, in float64 on the CPU.
+
+    Attributes:
+        update: the number of the update.
+        conventions: the declared ones; None leaves the laws alone, which hold for every implementation.
+        logprobs: [B, T] of the trainer, as its forward passes gave them.
+        gradient: [B, T] of the loss with respect to `logprobs`, summed over the backward passes.
+        mask: [B, T] bool, true on the tokens that are to be trained.
+        pieces: the rows of each micro-batch, in the order of the forward passes.
+        eps: the relative rounding of the run's own logprobs.
+        rewards: [B].
+        group_ids: [B].
+        advantages: [B] or [B, T], as the run computed them.
+        old_logprobs: [B, T] that the ratio was taken against.
+        sampler_logprobs: [B, T].
+        ref_logprobs: [B, T].
+        entropy: [B, T].
+        versions: [B] the policy version that sampled each row.
+        trainer_version: the number of weight syncs at the time of the update.
+        max_staleness: the versions by which a row may be older; None allows any.
+    """
+
+    update: int
+    conventions: Conventions | None
+    logprobs: Tensor
+    gradient: Tensor
+    mask: Tensor
+    pieces: list[Tensor] = field(default_factory=list)
+    eps: float = torch.finfo(torch.float32).eps
+    rewards: Tensor | None = None
+    group_ids: Tensor | None = None
+    advantages: Tensor | None = None
+    old_logprobs: Tensor | None = None
+    sampler_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    versions: Tensor | None = None
+    trainer_version: int | None = None
+    max_staleness: int | None = None
+
+    @property
+    def is_on_policy(self) -> bool:
+        """True if all rows are known to be samples of the weights that are trained."""
+        if self.versions is None or self.trainer_version is None:
+            return False
+        return bool((self.versions == self.trainer_version).all())
+
+    def policy_batch(self, advantages: Tensor) -> PolicyBatch:
+        """Build the inputs of the declared loss, with logprobs that it can be differentiated in.
+
+        Raises:
+            ValueError: the conventions ask for logprobs that the record does not have.
+        """
+        old_BT = self.old_logprobs
+        if old_BT is None and self.conventions is not None and self.conventions.old_logprobs == "sampler":
+            old_BT = self.sampler_logprobs
+        return PolicyBatch(
+            logprobs=self.logprobs.clone().requires_grad_(),
+            old_logprobs=self.logprobs.clone() if old_BT is None else old_BT,
+            advantages=advantages,
+            mask=self.mask,
+            ref_logprobs=self.ref_logprobs,
+            sampler_logprobs=self.sampler_logprobs,
+            entropy=self.entropy,
+            group_ids=self.group_ids,
+        )
+
+    def rows(self, index: Tensor) -> Record:
+        """Select rows by `index`, [n] long; they are one micro-batch."""
+        tensors = {each.name: getattr(self, each.name) for each in fields(self)}
+        chosen: dict[str, Any] = {name: value[index] for name, value in tensors.items() if isinstance(value, Tensor)}
+        return replace(self, **chosen, pieces=[])
+
+    def under(self, **changes: Any) -> Record:
+        """Return the same update under other conventions."""
+        assert self.conventions is not None
+        return replace(self, conventions=self.conventions.replace(**changes))

@@ -1,0 +1,197 @@
+"""The audit of a loop of one's own: it finds what the update is, is silent where it is right, and changes nothing."""
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.contract.batch import PolicyBatch
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import DAPO, GRPO, PAPERS
+from rlcanary.live import Audit, Stopped
+
+B, T = 8, 6
+MASK = torch.arange(T) < torch.tensor([6, 2, 4, 5, 1, 3, 6, 2]).unsqueeze(1)
+REWARDS = torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
+GROUPS = torch.arange(B) // 4
+WHOLE, HALVES = [torch.arange(B)], list(torch.arange(B).split(4))
+
+Loss = Callable[[Tensor, Tensor, PolicyBatch], Tensor]
+"""The loss of a micro-batch: from its watched logprobs, its rows and the whole update."""
+
+
+def drawn(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs [B, T] of trainer, sampler and reference model."""
+    source = torch.Generator().manual_seed(seed)
+    logprobs_BT = -3 * torch.rand(B, T, generator=source)
+    sampler_BT = logprobs_BT + 0.05 * torch.randn(B, T, generator=source)
+    reference_BT = logprobs_BT - 0.3 * torch.rand(B, T, generator=source)
+    return logprobs_BT.to(dtype), sampler_BT, reference_BT
+
+
+def correct(conventions: Conventions, scale: float = 1.0) -> Loss:
+    def loss(logprobs: Tensor, rows: Tensor, whole: PolicyBatch) -> Tensor:
+        piece = whole.rows(rows)
+        piece.logprobs = logprobs
+        piece.global_tokens = float(whole.mask.sum())
+        piece.global_sequences = reference.count_sequences(whole, conventions)
+        return scale * reference.policy_loss(piece, conventions).loss
+
+    return loss
+
+
+def run(
+    audit: Audit, loss: Loss, pieces: Sequence[Tensor] = WHOLE, dtype: torch.dtype = torch.float32, **given: Any
+) -> list[str]:
+    """One update -> the kinds of its findings."""
+    logprobs_BT, sampler_BT, reference_BT = drawn(audit.updates, dtype)
+    policy = logprobs_BT.clone().requires_grad_()
+    conventions = audit.conventions or GRPO
+    advantages = reference.advantages(REWARDS, GROUPS, conventions)
+    whole = PolicyBatch(policy, sampler_BT, advantages, MASK, reference_BT, sampler_BT, group_ids=GROUPS)
+    known = {
+        "rewards": REWARDS,
+        "group_ids": GROUPS,
+        "sampler_logprobs": sampler_BT.masked_fill(~MASK, torch.nan),
+        "ref_logprobs": reference_BT,
+    }
+    with audit.update(mask=MASK, **{**known, **given}) as update:
+        for rows in pieces:
+            loss(update.watch(policy[rows], rows=rows), rows, whole).backward()
+    return [finding.invariant for finding in update.findings]
+
+
+def several(updates: int, *run_of: Any, **given: Any) -> list[str]:
+    return [kind for _ in range(updates) for kind in run(*run_of, **given)]
+
+
+@pytest.mark.parametrize("pieces", [WHOLE, HALVES], ids=["one piece", "two pieces"])
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_correct_update_has_no_finding(name: str, pieces: list[Tensor]) -> None:
+    audit = Audit(PAPERS[name].replace(kl_coef=0.1, kl_placement="loss"), every=1)
+    with warnings.catch_warnings(action="error"):
+        for _ in range(20):
+            assert run(audit, correct(audit.conventions), pieces) == []
+    assert audit.audited == 20
+
+
+def test_rounding_of_half_precision_is_no_finding() -> None:
+    audit = Audit(DAPO, every=1)
+    for _ in range(20):
+        assert run(audit, correct(DAPO), HALVES, torch.bfloat16) == []
+
+
+def means_of_pieces(logprobs: Tensor, rows: Tensor, whole: PolicyBatch) -> Tensor:
+    piece = whole.rows(rows)
+    piece.logprobs = logprobs
+    return reference.policy_loss(piece, DAPO).loss / 2
+
+
+def over_padding(logprobs: Tensor, rows: Tensor, whole: PolicyBatch) -> Tensor:
+    return -(logprobs * whole.advantages[rows].unsqueeze(1)).mean()
+
+
+def where_trap(logprobs: Tensor, rows: Tensor, whole: PolicyBatch) -> Tensor:
+    return torch.where(whole.mask[rows], logprobs, torch.sqrt(logprobs - logprobs)).sum()
+
+
+def detached(logprobs: Tensor, rows: Tensor, whole: PolicyBatch) -> Tensor:
+    return (0 * logprobs).sum() + correct(GRPO)(logprobs.detach(), rows, whole)
+
+
+@pytest.mark.parametrize(
+    ("conventions", "loss", "pieces", "found", "told"),
+    [
+        (GRPO, correct(GRPO, 0.278), WHOLE, "gradient.scale", "the update is 0.278 times the declared one"),
+        (GRPO, correct(GRPO, -1.0), WHOLE, "gradient.direction", "cosine -1.0000"),
+        (GRPO, correct(DAPO), WHOLE, "gradient.direction", "it is that of aggregation='token_mean'"),
+        (DAPO, means_of_pieces, HALVES, "gradient.direction", "the mean of the losses of 2 micro-batches"),
+        (GRPO, over_padding, WHOLE, "gradient.outside_the_mask", "19 tokens outside of the mask are trained"),
+        (None, over_padding, WHOLE, "gradient.outside_the_mask", "19 tokens outside of the mask are trained"),
+        (None, where_trap, WHOLE, "gradient.not_finite", "a gradient that is not finite"),
+        (GRPO, detached, WHOLE, "gradient.missing", "no gradient reaches the logprobs"),
+    ],
+)
+def test_a_wrong_update_is_found_with_its_cause(
+    conventions: Conventions | None, loss: Loss, pieces: list[Tensor], found: str, told: str
+) -> None:
+    audit = Audit(conventions, every=1)
+    with pytest.warns(UserWarning, match="rlcanary: gradient"):
+        assert found in run(audit, loss, pieces)
+    assert any(told in str(finding) for finding in audit.findings), list(map(str, audit.findings))
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"advantages": REWARDS}, "advantages"),
+        ({"versions": torch.full((B,), 3), "trainer_version": 2}, "staleness.from_the_future"),
+        ({"versions": torch.arange(B), "trainer_version": 9}, "staleness.too_old"),
+        ({"versions": torch.zeros(B), "trainer_version": 0, "sampler_logprobs": drawn()[0] - 1}, "ratio"),
+        ({"sampler_logprobs": drawn()[1].masked_fill(torch.arange(T) > 3, torch.nan)}, "mask"),
+    ],
+)
+def test_what_the_update_is_given_is_judged_too(given: dict[str, Any], found: str) -> None:
+    audit = Audit(GRPO, every=1, on_finding="log", max_staleness=8)
+    assert found in run(audit, correct(GRPO), **given)
+
+
+def test_a_kind_of_finding_is_told_once_and_counted() -> None:
+    audit = Audit(GRPO, every=2)
+    with pytest.warns(UserWarning, match="2 times the declared one") as told:
+        several(6, audit, correct(GRPO, 2.0))
+    assert len(told) == 1
+    assert (audit.updates, audit.audited) == (6, 3)
+    (finding,) = audit.findings
+    assert (finding.since, finding.updates) == (0, 3)
+    assert audit.metrics() == {"canary/findings": 1.0, "canary/audited_updates": 3.0}
+
+
+def test_stop_raises_behind_the_update() -> None:
+    told = "2 times the declared one"
+    with pytest.warns(UserWarning, match=told), pytest.raises(Stopped, match=told):
+        run(Audit(GRPO, every=1, on_finding="stop"), correct(GRPO, 2.0))
+
+
+def test_the_gradient_is_the_same_to_the_last_bit() -> None:
+    gradients = []
+    for every in (1, 1000):
+        audit = Audit(DAPO, every=every, on_finding="log")
+        audit.updates = 1
+        policy = drawn(1)[0].requires_grad_()
+        with audit.update(mask=MASK, rewards=REWARDS, group_ids=GROUPS) as update:
+            means_of_pieces(
+                update.watch(policy.exp().log()), WHOLE[0], PolicyBatch(policy, drawn(1)[1], REWARDS, MASK)
+            ).backward()
+        gradients.append(policy.grad)
+    assert torch.equal(*gradients)
+
+
+def test_a_failure_of_the_audit_is_a_warning_once_and_none_of_the_run() -> None:
+    audit = Audit(GRPO, every=1)
+    with pytest.warns(UserWarning, match="the audit of an update failed, the run is not affected") as told:
+        assert several(3, audit, correct(GRPO), rewards=REWARDS[:3]) == []
+    assert len(told) == 1
+
+
+def test_an_error_of_the_run_stays_its_own() -> None:
+    def broken(*_: Any) -> Tensor:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(Audit(GRPO, every=1), broken)
+
+
+def test_the_loop_of_the_page_has_the_finding_that_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs/live.md").read_text()
+    _, loop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    torch.manual_seed(0)
+    exec(loop, {})
+    (shown,) = re.findall(r"```\n(gradient.*?)\n```", page, re.DOTALL)
+    assert " ".join(shown.split()) == capsys.readouterr().out.strip()

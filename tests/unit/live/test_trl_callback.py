@@ -1,0 +1,77 @@
+"""The audit in TRL's own `train()`: it finds the loss type whose micro-batches are averaged, and changes no weight."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcanary import live
+from rlcanary.tiny_models import tiny_llama, tiny_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
+def train(folder: Path, audited: bool = True, **settings: Any) -> tuple[Any, dict[str, torch.Tensor], Any]:
+    """Three updates on completions of different lengths -> the callback, the trained weights and the trainer."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.manual_seed(0)
+    model = tiny_llama()
+    model.save_pretrained(folder)
+    model.config._name_or_path = str(folder)
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=rewards,
+        processing_class=tiny_tokenizer(),
+        train_dataset=Dataset.from_dict({"prompt": ["t5 t6", "t7", "t8 t9"] * 4}),
+        args=GRPOConfig(
+            output_dir=str(folder / "run"),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            num_generations=4,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            max_completion_length=48,
+            max_steps=3,
+            logging_steps=1,
+            learning_rate=1e-3,
+            disable_tqdm=True,
+            **settings,
+        ),
+    )
+    callback = live.trl(trainer, every=1) if audited else None
+    if callback:
+        trainer.add_callback(callback)
+    trainer.train()
+    return callback, trainer.model.state_dict(), trainer
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"loss_type": "dapo"}, {"loss_type": "grpo", "beta": 0.1}, {"loss_type": "dr_grpo", "num_iterations": 2}],
+    ids=lambda settings: settings["loss_type"],
+)
+def test_what_trl_does_as_it_says_has_no_finding(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="rlcanary")
+        callback, _, trainer = train(tmp_path, **settings)
+    assert (callback.audit.audited, list(callback.audit.findings)) == (3, [])
+    assert [line["canary/findings"] for line in trainer.state.log_history if "canary/findings" in line][-1] == 0
+
+
+def test_means_of_micro_batches_are_found_and_the_weights_are_those_of_a_run_without_the_audit(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="rlcanary: gradient"):
+        callback, weights, _ = train(tmp_path / "audited", loss_type="bnpo")
+    assert any("the mean of the losses of 2 micro-batches" in finding.message for finding in callback.audit.findings), (
+        list(map(str, callback.audit.findings))
+    )
+    _, others, _ = train(tmp_path / "alone", audited=False, loss_type="bnpo")
+    assert all(torch.equal(weights[name], others[name]) for name in others)
