@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
+    from rlcanary.contract.records.lengths import Lengths
     from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.records.preparation import (
         Answer,
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
         Setting,
     )
     from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
+    from rlcanary.contract.records.reward_parts import RewardParts
+    from rlcanary.contract.records.routing import ReplayLayout, RoutedRow
+    from rlcanary.contract.state import Item
     from rlcanary.errors import UserError
 
 __version__ = version("rlcanary")
@@ -68,6 +72,10 @@ HOMES = {
     "rlcanary.contract.engine": ("Engine", "InProcessEngine"),
     "rlcanary.contract.records.reporting": ("EvaluatedItem", "LoggedSample", "Metric", "RolloutBatch"),
     "rlcanary.contract.records.layouts": ("Layout", "RowShard", "VocabShards"),
+    "rlcanary.contract.records.lengths": ("Lengths",),
+    "rlcanary.contract.records.reward_parts": ("RewardParts",),
+    "rlcanary.contract.records.routing": ("ReplayLayout", "RoutedRow"),
+    "rlcanary.contract.state": ("Item",),
     "rlcanary.contract.records.other_losses": ("DistillationBatch", "PreferenceBatch", "SupervisedBatch"),
     "rlcanary.contract.records.preparation": (
         "Answer",
@@ -103,7 +111,9 @@ __all__ = [
     "EvaluatedItem",
     "Group",
     "InProcessEngine",
+    "Item",
     "Layout",
+    "Lengths",
     "LoggedSample",
     "LoraSettings",
     "LossOutput",
@@ -115,9 +125,12 @@ __all__ = [
     "PreparationOptions",
     "PreparedData",
     "PreparedRow",
+    "ReplayLayout",
     "Reply",
     "Result",
+    "RewardParts",
     "RolloutBatch",
+    "RoutedRow",
     "RowShard",
     "RunPlan",
     "RunSettings",

@@ -69,7 +69,7 @@ def read_issues(path: Path) -> list[Issue]:
 
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if unknown := document.keys() - {"issue"}:
         raise UserError(f"{path}: unknown {', '.join(sorted(unknown))}; entries are [[issue]] tables")

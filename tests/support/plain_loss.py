@@ -44,21 +44,32 @@ def rows_of(batch):
 
 
 def loss(rows, logprobs, start, c):
-    parts = [_row_terms(row, *given, c) for row, *given in zip(rows, logprobs, start, strict=True)]
-    policy, kls = ([part[place] for part in parts] for place in (0, 1))
-    bonus = [[token.entropy for token in row.tokens] for row in rows]
-    if c.top_entropy is not None:
-        least = quantile([value for values in bonus for value in values], 1 - c.top_entropy)
-        policy = [
-            [term if value >= least else 0.0 for term, value in zip(*each, strict=True)]
-            for each in zip(policy, bonus, strict=True)
-        ]
-        bonus = [[value for value in values if value >= least] for values in bonus]
-    total = aggregate(rows, policy, c)
+    kls = [_row_terms(row, *given, c)[1] for row, *given in zip(rows, logprobs, start, strict=True)]
+    least = least_entropy(rows, c)
+    bonus = [[token.entropy for token in row.tokens if token.entropy >= least] for row in rows]
+    total = policy_loss(rows, logprobs, start, c)
     total += aggregate(rows, kls, c if c.kl_aggregation is None else c.replace(aggregation=c.kl_aggregation))
     if c.entropy_aggregation is not None:
         c = c.replace(aggregation=c.entropy_aggregation)
     return total - c.entropy_coef * aggregate(rows, bonus, c)
+
+
+def policy_loss(rows, logprobs, start, c):
+    """The loss without its KL and its entropy bonus."""
+    policy = [_row_terms(row, *given, c)[0] for row, *given in zip(rows, logprobs, start, strict=True)]
+    least = least_entropy(rows, c)
+    policy = [
+        [term if token.entropy >= least else 0.0 for term, token in zip(terms, row.tokens, strict=True)]
+        for terms, row in zip(policy, rows, strict=True)
+    ]
+    return aggregate(rows, policy, c)
+
+
+def least_entropy(rows, c):
+    """The entropy from which on a token has a policy loss and a bonus."""
+    if c.top_entropy is None:
+        return -inf
+    return quantile([token.entropy for row in rows for token in row.tokens], 1 - c.top_entropy)
 
 
 def quantile(values, share):
@@ -264,5 +275,6 @@ def metrics(rows, logprobs, c):
         "ratio_max": max(every_ratio, default=nan),
         "kl": mean(kl(logprob, logprob, token.ref, ratio, ratio, c) for token, logprob, ratio in tokens),
         "entropy": mean(token.entropy for token, _, _ in tokens),
+        "policy_loss": policy_loss(rows, logprobs, logprobs, c) if tokens else nan,
         "mult_prob_error": mean(exp(abs(token.old - token.sampler)) for token, _, _ in tokens),
     }

@@ -15,6 +15,12 @@ def test_public_name_is_importable_from_the_package(name: str) -> None:
     assert getattr(rlcanary, name) is getattr(importlib.import_module(home), name)
 
 
+def test_every_record_of_the_contract_is_a_public_name() -> None:
+    from rlcanary.contract.records import RECORDS
+
+    assert {record.__name__ for record in RECORDS} <= set(rlcanary.__all__)
+
+
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, rlcanary; assert 'torch' not in sys.modules; rlcanary.Conventions; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

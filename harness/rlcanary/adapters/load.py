@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 
-from rlcanary.contract.adapter import CAPABILITIES, Adapter, provided
+from rlcanary.contract.adapter import CAPABILITIES, Adapter, provided, written
 from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
 
@@ -85,10 +85,29 @@ def misspelt(adapter: Adapter) -> list[str]:
     return [f"{name} is no capability; did you mean {close[0]}?" for name, close in nearest if close]
 
 
+def outdated(adapter: Adapter) -> list[str]:
+    """Return how to write the capabilities that were written before the contract gave them further arguments."""
+    lines = []
+    for name in sorted(provided(adapter)):
+        contract = inspect.signature(getattr(Adapter, name)).parameters
+        newer = [each.name for each in contract.values() if each.default is not each.empty]
+        try:
+            inspect.signature(getattr(adapter, name)).bind(*list(contract)[1:])
+        except TypeError:
+            told = f"{name} takes no {' and '.join(newer)}, which some checks give it"
+            lines.append(f"{told}: write it as `def {name}({written(contract)})`")
+        except ValueError:  # what is written in C does not say
+            continue
+    return lines
+
+
 def _check_signature(adapter: Adapter, name: str, spec: str) -> None:
-    """Raise UserError for a capability that cannot take the checks' arguments."""
-    expected = inspect.signature(getattr(Adapter, name))
-    given = [parameter for parameter in expected.parameters if parameter != "self"]
+    """Raise UserError for a capability that cannot take the checks' arguments.
+
+    One that lacks those with a default was written before the contract had them: the checks that give them decline.
+    """
+    expected = inspect.signature(getattr(Adapter, name)).parameters
+    given = [each.name for each in expected.values() if each.name != "self" and each.default is each.empty]
     try:
         signature = inspect.signature(getattr(adapter, name))
     except (TypeError, ValueError):  # what is written in C does not say
@@ -98,7 +117,7 @@ def _check_signature(adapter: Adapter, name: str, spec: str) -> None:
     except TypeError as error:
         raise UserError(
             f"{name}{signature} of adapter {spec!r} does not accept the arguments of the checks: write "
-            f"`def {name}({', '.join(expected.parameters)})` ({error})"
+            f"`def {name}({written(expected)})` ({error})"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from rlcanary.checks.devices import is_elsewhere, on_cpu
 from rlcanary.checks.tally import Tally
-from rlcanary.contract.adapter import CAPABILITIES, Adapter, NotProvided
+from rlcanary.contract.adapter import CAPABILITIES, Adapter, NotProvided, written
 from rlcanary.contract.conventions import Conventions
 
 
@@ -46,6 +47,7 @@ class Observed:
         if name not in CAPABILITIES:
             return attribute
 
+        @functools.wraps(attribute)
         def call(*arguments: Any, **keywords: Any) -> Any:
             _require_new_arguments(name, attribute, arguments, keywords)
             shapes = [str(list(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in arguments]
@@ -76,7 +78,5 @@ def _require_new_arguments(
     try:
         inspect.signature(capability).bind(*arguments, **keywords)
     except TypeError:
-        now = ", ".join(
-            f"{each.name}={each.default}" if each.name in newer else each.name for each in contract.parameters.values()
-        )
-        raise NotProvided(f"its {name} takes no {' and '.join(newer)}: write it as `def {name}({now})`") from None
+        told = f"its {name} takes no {' and '.join(newer)}: write it as `def {name}({written(contract.parameters)})`"
+        raise NotProvided(told) from None

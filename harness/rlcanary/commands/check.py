@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from rlcanary.adapters.load import BUNDLED, load_adapter, misspelt
+from rlcanary.adapters.load import BUNDLED, load_adapter, misspelt, outdated
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
 from rlcanary.system.files import require_writable, write_whole
@@ -154,7 +154,7 @@ def check(
         click.echo(f"rlcanary: programs written to {programs}: {len(written)}", err=True)
     if str(diagnosis):
         click.echo(f"rlcanary: {diagnosis}", err=True)
-    for line in misspelt(implementation):
+    for line in (*misspelt(implementation), *outdated(implementation)):
         click.echo(f"rlcanary: {line}", err=True)
     if all(result.status in ("not-provided", "not-compared") for result in results):
         why = "the capabilities that these checks call returned nothing to compare"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any, Self
 
 from rlcanary.contract.capabilities.buffering import Buffering
@@ -98,6 +100,12 @@ CAPABILITIES = tuple(name for group in GROUPS for name in vars(group) if not nam
 
 def provided(adapter: Adapter) -> frozenset[str]:
     """Names of the capabilities that this adapter overrides, in its class or on the instance."""
-    return frozenset(
-        name for name in CAPABILITIES if getattr(getattr(adapter, name), "__func__", None) is not getattr(Adapter, name)
+    own = {name: inspect.unwrap(getattr(adapter, name)) for name in CAPABILITIES}
+    return frozenset(name for name in own if getattr(own[name], "__func__", None) is not getattr(Adapter, name))
+
+
+def written(parameters: Mapping[str, inspect.Parameter]) -> str:
+    """Write the parameters of a capability as its definition has them, without their types."""
+    return ", ".join(
+        each.name if each.default is each.empty else f"{each.name}={each.default}" for each in parameters.values()
     )

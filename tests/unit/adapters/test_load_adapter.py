@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcanary.adapters import Adapter, load_adapter, provided
-from rlcanary.adapters.load import misspelt
+from rlcanary.adapters.load import misspelt, outdated
 from rlcanary.errors import UserError
 
 ADAPTER = """
@@ -67,6 +67,16 @@ def test_method_that_is_nearly_a_capability_is_named(package: Path) -> None:
     )
     assert misspelt(load_adapter("nearly")) == ["advantage is no capability; did you mean advantages?"]
     assert misspelt(load_adapter("reference")) == []
+
+
+def test_capability_of_an_older_contract_is_taken_and_told_how_to_move(package: Path) -> None:
+    old = ADAPTER + "\n    def render(self, messages, tokenizer):\n        return [], []\n"
+    (package / "old.py").write_text(old)
+    (told,) = outdated(load_adapter("old"))
+    assert "`def render(self, messages, tokenizer, tools=None)`" in told
+    (package / "new.py").write_text(old.replace("tokenizer)", "tokenizer, tools=None)"))
+    assert outdated(load_adapter("new")) == []
+    assert outdated(load_adapter("reference")) == []
 
 
 @pytest.mark.parametrize(

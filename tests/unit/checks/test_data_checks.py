@@ -10,7 +10,9 @@ from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import Result, all_checks, run_check
-from rlcanary.contract.adapter import Adapter, Item, NotProvided
+from rlcanary.checks.observed import Observed
+from rlcanary.checks.tally import Tally
+from rlcanary.contract.adapter import Adapter, Item, NotProvided, provided
 from rlcanary.contract.batch import CollatedBatch, Group
 
 CHECKS = {check.id: check for check in all_checks()}
@@ -117,3 +119,8 @@ def test_an_adapter_that_renders_without_tools_is_told_how_to_move_and_judged_wi
 @pytest.mark.parametrize("mutant", [mutants.ToolsLeftOut, mutants.MaskMadeWithoutTools])
 def test_offered_tools_are_rendered_and_the_mask_moves_with_them(mutant: type[ReferenceAdapter]) -> None:
     assert run("rendering.offered_tools", mutant()).status == "fail"
+
+
+def test_the_body_of_a_check_sees_which_capabilities_there_are() -> None:
+    for adapter in (ReferenceAdapter(), RendersWithoutTools()):
+        assert provided(Observed(adapter, Tally(), adapter.conventions)) == provided(adapter)

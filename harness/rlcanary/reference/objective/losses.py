@@ -74,7 +74,7 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions, whole: PolicyBatch
     metrics["ratio_min"] = float(ratio_BT.detach()[mask_BT].min()) if mask_BT.any() else torch.nan
     metrics["ratio_max"] = float(ratio_BT.detach()[mask_BT].max()) if mask_BT.any() else torch.nan
     loss = aggregate(loss_BT, batch, conventions)
-    metrics["policy_loss"] = float(loss.detach())
+    metrics["policy_loss"] = float(loss.detach()) if mask_BT.any() else torch.nan
     kl_is_in_loss = conventions.kl_coef != 0 and conventions.kl_placement == "loss"
     if batch.ref_logprobs is not None or kl_is_in_loss:
         ref_logprobs_BT = required(batch.ref_logprobs, "ref_logprobs", "kl_coef").detach()

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlcanary import reference
 from rlcanary.checks.asserts import assert_true
 from rlcanary.checks.worlds.training.descent import watched
-from rlcanary.checks.worlds.training.states import decaying, named, seeded, unwrapped
+from rlcanary.checks.worlds.training.states import decaying, named, precision, seeded, unwrapped
 from rlcanary.checks.worlds.training.tiny_trainer import reference_near, sampled, state_of
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, PolicyBatch
@@ -111,11 +111,13 @@ class Frozen:
         batch: the rollout, collated.
         given: advantages, old and reference logprobs of its rows.
         conventions: the declared ones, without dropout.
+        rounding: the relative error of gradients in the precision that the state computes in.
     """
 
     batch: CollatedBatch
     given: PolicyBatch
     conventions: Conventions
+    rounding: float
 
     @classmethod
     def of(cls, state: Any, groups: Sequence[Group], conventions: Conventions) -> "Frozen":
@@ -123,7 +125,8 @@ class Frozen:
         conventions = conventions.replace(training_dropout=False)
         batch = reference.make_batch(list(groups), PAD)[0]
         ref_model = None if state.ref_model is None else _exact(state.ref_model)
-        return cls(batch, reference.frozen_batch(_exact(state.model), ref_model, batch, conventions), conventions)
+        given = reference.frozen_batch(_exact(state.model), ref_model, batch, conventions)
+        return cls(batch, given, conventions, max(1e-3, 8 * torch.finfo(precision(state.model)).eps))
 
     def gradients(self, model: Any, rows: Sequence[int]) -> dict[str, Tensor]:
         """Compute the declared gradient of an update of this policy on these rows, before it is clipped."""
@@ -150,7 +153,7 @@ class Frozen:
             return []
         weights_R = torch.linalg.lstsq(rows_RP.T, sum_P[:, None]).solution[:, 0]
         rest = float((weights_R @ rows_RP - sum_P).norm() / sum_P.norm())
-        if not rest <= 1e-3:
+        if not rest <= self.rounding:
             return None
         return [int(row) for row in (weights_R.abs() > 0.05 * weights_R.abs().max()).nonzero()]
 
