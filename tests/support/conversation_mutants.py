@@ -65,6 +65,27 @@ class LimitOfThePrompt(ReferenceAdapter):
         return super().converse(*others, options)
 
 
+class GoesOnBehindATruncatedAnswer(ReferenceAdapter):
+    """The loop is told that every answer ended; the rows say what happened."""
+
+    def converse(self, engine: Any, *others: Any) -> Episodes:
+        class Unworried(Between):
+            async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+                completions = await super().agenerate(prompt, sampling)
+                return [replace(each, finish_reason="stop") for each in completions]
+
+        limit = int(others[-1].sampling["max_new_tokens"])
+
+        def told(row: ConversationRow) -> ConversationRow:
+            flags = row.completion.sampled or [True] * len(row.completion.token_ids)
+            last = flags[::-1].index(False) if False in flags else len(flags)
+            was_cut = last == limit and row.completion.token_ids[-1] != EOS_ID
+            return replace(row, completion=replace(row.completion, finish_reason="length" if was_cut else "stop"))
+
+        episodes = super().converse(Unworried(engine), *others)
+        return [[replace(each, rows=[*map(told, each.rows)]) for each in of_task] for of_task in episodes]
+
+
 class EndPutBehindEveryAnswer(EpisodesChanged):
     def changed_row(self, row: ConversationRow) -> ConversationRow:
         told = row.completion
@@ -101,6 +122,7 @@ class OneSeed(ReferenceAdapter):
 
 
 CONVERSATION_MUTANTS = (
+    GoesOnBehindATruncatedAnswer,
     EpisodesAsTheyEnd,
     LogprobsOneLate,
     SystemPromptInEachTurn,

@@ -268,6 +268,32 @@ def truncated_answer(adapter: Adapter, n: int, limit: int) -> None:
             assert_equal(row.completion.finish_reason, reasons[tuple(run.ids)], told, quantity="finish reason")
 
 
+@check(
+    "conversation.ends_at_a_truncated_answer",
+    needs=("converse",),
+    cases=lambda: [Case("the first truncated", n=1, limit=4), Case("a later one truncated", n=3, limit=9)],
+)
+def ends_at_a_truncated_answer(adapter: Adapter, n: int, limit: int) -> None:
+    """Nothing is asked of the policy behind an answer that was cut at its limit.
+
+    Silent because the template closes the turn and a tool answers half a call: the policy goes on from words that it did not
+    mean to end with, and is trained on what follows. Look for a loop that asks the environment alone whether a conversation
+    is over.
+    """
+    got = talk(adapter, [3, 4], n=n, max_new_tokens=limit)
+    for cut in (each.completion for each in got.engine.answered if each.completion.finish_reason == "length"):
+        size = len(cut.token_ids)
+        behind = [
+            each
+            for each in got.engine.answered
+            if any(list(each.prompt[at : at + size]) == cut.token_ids for at in range(len(each.prompt)))
+        ]
+        told = (
+            f"behind the answer with the ids {cut.token_ids}, which was cut at {limit}, the policy was asked for more"
+        )
+        assert_true(not behind, told, quantity="answers", magnitude=len(behind))
+
+
 @check("conversation.failing_environment", needs=("converse",))
 def failing_environment(adapter: Adapter) -> None:
     """An environment that raises is loud, is told to the policy, or its episode has no reward; the others stay as they are.
