@@ -82,14 +82,18 @@ def all_checks() -> list[Check]:
 def checks_of(prefixes: Sequence[str]) -> list[Check]:
     """Return the checks whose id starts with one of these, as `--only` takes them; all without any.
 
+    Args:
+        prefixes: beginnings of ids, several of them also in one text, separated by commas.
+
     Raises:
-        UserError: there is none.
+        UserError: none starts with one of them.
     """
-    checks, starts = all_checks(), tuple(prefix.removesuffix("*") for prefix in prefixes)
-    chosen = [each for each in checks if not prefixes or each.id.startswith(starts)]
-    if not chosen:
-        areas = list(dict.fromkeys(each.area for each in checks))
-        close = get_close_matches(prefixes[0].partition(".")[0], areas, n=1)
-        meant = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"no check starts with {' or '.join(prefixes)}: {meant}The areas are {', '.join(areas)}")
-    return chosen
+    checks = all_checks()
+    starts = [each.strip().removesuffix("*") for prefix in prefixes for each in prefix.split(",") if each.strip()]
+    for start in starts:
+        if not any(each.id.startswith(start) for each in checks):
+            areas = list(dict.fromkeys(each.area for each in checks))
+            close = get_close_matches(start.partition(".")[0], areas, n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise UserError(f"no check starts with {start}: {meant}The areas are {', '.join(areas)}")
+    return [each for each in checks if not starts or each.id.startswith(tuple(starts))]

@@ -29,7 +29,7 @@ from rlcanary.system.files import require_writable, write_whole
     "--only",
     multiple=True,
     metavar="PREFIX",
-    help="Run only the checks whose id starts with PREFIX, such as `loss.`; repeatable.",
+    help="Run only the checks whose id starts with PREFIX, such as `loss.` or `step,sync`; repeatable.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the random cases.")
 @click.option(

@@ -74,6 +74,7 @@ def test_exception_in_the_adapter_is_an_error_and_the_rest_runs(tmp_path: Path) 
         (["check"], "Missing argument"),
         (["check", "nothing_like_it"], "no adapter 'nothing_like_it'"),
         (["check", "reference", "--only", "loos"], "no check starts with loos"),
+        (["check", "reference", "--only", "mask,fliter"], "no check starts with fliter: did you mean filter?"),
         (["check", "reference", "--json", "no/such/folder/out.json"], "cannot write"),
         (["chek", "reference"], "No such command"),
     ],
