@@ -74,18 +74,19 @@ class Audit:
         self.updates = self.audited = 0
         self._has_failed = False
 
-    def update(self, *, mask: Tensor, **given: Any) -> Update:
+    def update(self, *, mask: Tensor, loss_scale: float = 1.0, **given: Any) -> Update:
         """Watch one update: use it as a context around all forward and backward passes of the update.
 
         Args:
             mask: [B, T] bool, true on the tokens that are trained.
+            loss_scale: the factor on the loss for float16, from `GradScaler.get_scale()`.
             given: what else is known of the B rows: `rewards` [B], `group_ids` [B], `advantages` [B] or [B, T],
                 `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy` [B, T], `versions` [B] and
                 `trainer_version`, a number.
         """
         is_audited = self.updates % self.every == 0
         self.updates += 1
-        return Update(self, self.updates - 1, is_audited, mask, given)
+        return Update(self, self.updates - 1, is_audited, mask, loss_scale, given)
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for the run's own logger."""
@@ -126,10 +127,12 @@ class Update:
         findings: what is wrong with this update, once the context has been left; empty for updates that are not audited.
     """
 
-    def __init__(self, audit: Audit, number: int, is_audited: bool, mask: Tensor, given: dict[str, Any]) -> None:
+    def __init__(
+        self, audit: Audit, number: int, is_audited: bool, mask: Tensor, loss_scale: float, given: dict[str, Any]
+    ) -> None:
         self.findings: list[Finding] = []
         self._audit, self._number, self._is_audited = audit, number, is_audited
-        self._mask, self._given = mask, given
+        self._mask, self._loss_scale, self._given = mask, loss_scale, given
         self._pieces: list[Piece] = []
 
     def __enter__(self) -> Self:
@@ -175,7 +178,7 @@ class Update:
         for piece in pieces:
             width = piece.logprobs.shape[1]
             logprobs_BT[piece.rows, :width] = piece.logprobs.double().cpu()
-            gradient_BT[piece.rows, :width] += piece.gradient
+            gradient_BT[piece.rows, :width] += piece.gradient / self._loss_scale
         given = {name: _exact(value) for name, value in self._given.items()}
         return Record(
             self._number,

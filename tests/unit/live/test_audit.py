@@ -142,6 +142,10 @@ def test_what_the_update_is_given_is_judged_too(given: dict[str, Any], found: st
     assert found in run(audit, correct(GRPO), **given)
 
 
+def test_the_factor_on_the_loss_for_half_precision_is_taken_off() -> None:
+    assert run(Audit(GRPO, every=1), correct(GRPO, 65536.0), loss_scale=65536.0) == []
+
+
 def test_a_kind_of_finding_is_told_once_and_counted() -> None:
     audit = Audit(GRPO, every=2)
     with pytest.warns(UserWarning, match="2 times the declared one") as told:

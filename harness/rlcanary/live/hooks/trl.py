@@ -92,7 +92,10 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_training_stop = True
 
     def _judge(self, number: int, seen: list[tuple[dict[str, Any], Piece]]) -> None:
-        self.audit.judge(_record(number, seen, self.audit))
+        record = _record(number, seen, self.audit)
+        scaler = self._trainer.accelerator.scaler
+        record.gradient /= 1.0 if scaler is None else scaler.get_scale()
+        self.audit.judge(record)
 
 
 # What the loss is given, by TRL's names.
