@@ -64,12 +64,8 @@ class Audit:
             raise ValueError(f"every={every} has to be at least 1")
         if on_finding not in ("log", "warn", "stop"):
             raise ValueError(f"on_finding={on_finding!r} has to be 'log', 'warn' or 'stop'")
-        self.conventions, self.every, self.on_finding, self.max_staleness = (
-            conventions,
-            every,
-            on_finding,
-            max_staleness,
-        )
+        self.conventions, self.every = conventions, every
+        self.on_finding, self.max_staleness = on_finding, max_staleness
         self.findings = Findings()
         self.updates = self.audited = 0
         self._has_failed = False
