@@ -207,6 +207,11 @@ def precision(model: Any) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
+def is_coarse(model: Any) -> bool:
+    """Tell whether a model has parameters in half precision."""
+    return torch.finfo(precision(model)).eps > torch.finfo(torch.float32).eps
+
+
 def in_precision_of(state: Any, ref_model: Any) -> Any:
     """Round a reference model as the state rounds its own; None stays None."""
     dtype = precision(state.model if state.ref_model is None else state.ref_model)
