@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 
-from rlcanary.contract.adapter import CAPABILITIES, Adapter, provided, written
+from rlcanary.contract.adapter import CAPABILITIES, Adapter, contract_of, newer_arguments, provided, written
 from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
 
@@ -89,12 +89,11 @@ def outdated(adapter: Adapter) -> list[str]:
     """Return how to write the capabilities that were written before the contract gave them further arguments."""
     lines = []
     for name in sorted(provided(adapter)):
-        contract = inspect.signature(getattr(Adapter, name)).parameters
-        newer = [each.name for each in contract.values() if each.default is not each.empty]
+        contract = contract_of(name).parameters
         try:
             inspect.signature(getattr(adapter, name)).bind(*list(contract)[1:])
         except TypeError:
-            told = f"{name} takes no {' and '.join(newer)}, which some checks give it"
+            told = f"{name} takes no {' and '.join(newer_arguments(name))}, which some checks give it"
             lines.append(f"{told}: write it as `def {name}({written(contract)})`")
         except ValueError:  # what is written in C does not say
             continue
@@ -106,8 +105,8 @@ def _check_signature(adapter: Adapter, name: str, spec: str) -> None:
 
     One that lacks those with a default was written before the contract had them: the checks that give them decline.
     """
-    expected = inspect.signature(getattr(Adapter, name)).parameters
-    given = [each.name for each in expected.values() if each.name != "self" and each.default is each.empty]
+    expected = contract_of(name).parameters
+    given = [each for each in expected if each not in ("self", *newer_arguments(name))]
     try:
         signature = inspect.signature(getattr(adapter, name))
     except (TypeError, ValueError):  # what is written in C does not say

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlcanary.checks.devices import is_elsewhere, on_cpu
 from rlcanary.checks.tally import Tally
-from rlcanary.contract.adapter import CAPABILITIES, Adapter, NotProvided, written
+from rlcanary.contract.adapter import CAPABILITIES, Adapter, NotProvided, contract_of, newer_arguments, written
 from rlcanary.contract.conventions import Conventions
 
 
@@ -70,9 +70,9 @@ def _require_new_arguments(
     Raises:
         NotProvided: it does not take them; the reason says how to write it now.
     """
-    contract = inspect.signature(getattr(Adapter, name))
+    contract = contract_of(name)
     given = contract.bind(None, *arguments, **keywords).arguments
-    newer = [each for each in given if contract.parameters[each].default is not inspect.Parameter.empty]
+    newer = [each for each in newer_arguments(name) if each in given]
     if not newer:
         return
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any, Self
@@ -102,6 +103,17 @@ def provided(adapter: Adapter) -> frozenset[str]:
     """Names of the capabilities that this adapter overrides, in its class or on the instance."""
     own = {name: inspect.unwrap(getattr(adapter, name)) for name in CAPABILITIES}
     return frozenset(name for name in own if getattr(own[name], "__func__", None) is not getattr(Adapter, name))
+
+
+@functools.cache  # it is asked at every call of a check
+def contract_of(name: str) -> inspect.Signature:
+    """Return the signature of a capability in the contract, `self` included."""
+    return inspect.signature(getattr(Adapter, name))
+
+
+def newer_arguments(name: str) -> list[str]:
+    """List the arguments with a default, which adapters that were written before them do not take."""
+    return [each.name for each in contract_of(name).parameters.values() if each.default is not each.empty]
 
 
 def written(parameters: Mapping[str, inspect.Parameter]) -> str:

@@ -21,18 +21,11 @@ def require_one_distribution(sampling: Sampling, conventions: Conventions) -> No
     if sampling.repetition_penalty != 1:
         penalty = sampling.repetition_penalty
         raise ValueError(f"sampling.repetition_penalty is {penalty}, but the trainer scores without one: leave it out")
-    reader = next(
-        (
-            name
-            for name, reads in (
-                ("old_logprobs", conventions.old_logprobs == "sampler"),
-                ("importance_level", conventions.importance_level != "none"),
-            )
-            if reads
-        ),
-        None,
-    )
-    if reader is None:
+    if conventions.old_logprobs == "sampler":
+        reader = "old_logprobs"
+    elif conventions.importance_level != "none":
+        reader = "importance_level"
+    else:
         return
     taken = f"conventions.{reader} takes the ratio against the sampler's logprobs"
     if sampling.logprobs is None:

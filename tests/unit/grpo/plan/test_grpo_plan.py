@@ -142,7 +142,9 @@ def test_every_preset_is_trained(preset: str) -> None:
     ],
 )
 def test_what_can_learn_is_not_refused(changes: dict[str, Any]) -> None:
-    plan_of(given(**changes))
+    plan = plan_of(given(**changes))
+    assert plan.sampling.top_k == changes.get("sampling", {}).get("top_k", 0)
+    assert plan.schedule.group_size == changes.get("schedule__group_size", 4)
 
 
 @pytest.mark.parametrize(
