@@ -19,8 +19,8 @@ class TwoBos(Bug):
     source = "NeMo RL 7d5034e0b, #747, survey N09"
     effect = "the template has written a BOS and encoding adds another"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
-        ids, trained = super().render(messages, tokenizer)
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
+        ids, trained = super().render(messages, tokenizer, tools)
         return [BOS_ID, *ids], [False, *trained]
 
 
@@ -29,8 +29,8 @@ class SystemPromptIgnored(Bug):
     source = "NeMo RL c3a2b612a, #2216, survey N34"
     effect = "training runs without the configured system prompt"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
-        return super().render([message for message in messages if message["role"] != "system"], tokenizer)
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
+        return super().render([message for message in messages if message["role"] != "system"], tokenizer, tools)
 
 
 class SystemPromptNotPutIn(Bug):
@@ -38,9 +38,9 @@ class SystemPromptNotPutIn(Bug):
     source = "rlvr-experiments 7b60ce4, survey H09"
     effect = "the system prompt is stored, and an empty one is rendered"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
         kept = [{**message, "content": ""} if message["role"] == "system" else message for message in messages]
-        return super().render(kept, tokenizer)
+        return super().render(kept, tokenizer, tools)
 
 
 class HistoryTrained(Bug):
@@ -48,8 +48,10 @@ class HistoryTrained(Bug):
     source = "NeMo RL c3bb1d787, #2176, survey N14"
     effect = "assistant turns of the history are trained, with a ratio of exp(logprob - 0)"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
-        return super().render(_marked(messages, [message["role"] == "assistant" for message in messages]), tokenizer)
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
+        return super().render(
+            _marked(messages, [message["role"] == "assistant" for message in messages]), tokenizer, tools
+        )
 
 
 class SharedTurnsTrainedInEachBranch(Bug):
@@ -57,10 +59,10 @@ class SharedTurnsTrainedInEachBranch(Bug):
     source = "prime-rl b453f40d8, #2975, survey P14"
     effect = "a turn that was sampled for another branch is trained here as well"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
         sampled = {message["content"] for message in messages if message.get("sampled")}
         trained = [message["role"] == "assistant" and message["content"] in sampled for message in messages]
-        return super().render(_marked(messages, trained), tokenizer)
+        return super().render(_marked(messages, trained), tokenizer, tools)
 
 
 class RenderedFromText(Bug):
@@ -68,9 +70,9 @@ class RenderedFromText(Bug):
     source = "TRL ebdfe826f, #5242, survey T28"
     effect = "each tool turn encodes the conversation again: the trained ids are not the sampled ones"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
         text: Messages = [{name: message[name] for name in message if name != "token_ids"} for message in messages]
-        return super().render(text, tokenizer)
+        return super().render(text, tokenizer, tools)
 
 
 class GenerationPromptLeftIn(Bug):
@@ -78,8 +80,8 @@ class GenerationPromptLeftIn(Bug):
     source = "verl 8fd671638, #2901, survey V32"
     effect = "an assistant header precedes every tool turn"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
-        ids, trained = super().render(messages, tokenizer)
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
+        ids, trained = super().render(messages, tokenizer, tools)
         tool = tokenizer.encode("<|start|>tool", add_special_tokens=False)
         header = tokenizer.encode("<|start|>assistant\n", add_special_tokens=False)
         for place in reversed([place for place in range(len(ids)) if ids[place : place + len(tool)] == tool]):
@@ -93,9 +95,9 @@ class ToolBranchNeverTaken(Bug):
     source = "verl a47eac540, #3865, survey V49"
     effect = "a parser object is compared with its name: tool answers are formatted as user turns"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
         generic = [{**message, "role": "user"} if message["role"] == "tool" else message for message in messages]
-        return super().render(generic, tokenizer)
+        return super().render(generic, tokenizer, tools)
 
 
 class ToolAnswerMissing(Bug):
@@ -103,12 +105,12 @@ class ToolAnswerMissing(Bug):
     source = "torchrl 5a40c0b82, #3087, survey R11"
     effect = "the tool's answer is read from a field that does not exist"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
         read = [
             {**message, "content": message.get("tool_response", "")} if message["role"] == "tool" else message
             for message in messages
         ]
-        return super().render(read, tokenizer)
+        return super().render(read, tokenizer, tools)
 
 
 class CutBeforeThePrefixIsFinal(Bug):
@@ -116,8 +118,8 @@ class CutBeforeThePrefixIsFinal(Bug):
     source = "TRL 18f187db1, #6433, survey T46"
     effect = "the first tokens of a completion vanish"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
-        ids, trained = super().render(messages, tokenizer)
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
+        ids, trained = super().render(messages, tokenizer, tools)
         first = trained.index(True) if True in trained else len(ids)
         return ids[:first] + ids[first + 1 :], trained[:first] + trained[first + 1 :]
 
@@ -127,8 +129,8 @@ class EachMessageTemplatedAlone(Bug):
     source = "SkyRL 5c98a6a12, #404"
     effect = "each turn is written as a conversation of its own, with what the template puts before the first"
 
-    def render(self, messages: Messages, tokenizer: Any) -> Rendered:
-        ids, trained = super().render(messages, tokenizer)
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
+        ids, trained = super().render(messages, tokenizer, tools)
         (start,) = tokenizer.encode("<|start|>", add_special_tokens=False)
         for place in reversed([place for place, token in enumerate(ids) if token == start][1:]):
             ids[place:place] = [BOS_ID]
