@@ -10,6 +10,11 @@ from math import exp, fsum, inf, log, nan, prod
 STEP = 1e-6
 
 
+def approx_kl(log_ratio, c):
+    """KL of the old policy to the new one at a token that the old one drew, from the new one's log-ratio to it."""
+    return {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": exp(log_ratio) - 1 - log_ratio}[c.approx_kl_estimator]
+
+
 @dataclass(frozen=True)
 class Token:
     old: float
@@ -275,6 +280,7 @@ def metrics(rows, logprobs, c):
         "ratio_max": max(every_ratio, default=nan),
         "kl": mean(kl(logprob, logprob, token.ref, ratio, ratio, c) for token, logprob, ratio in tokens),
         "entropy": mean(token.entropy for token, _, _ in tokens),
+        "approx_kl": mean(approx_kl(logprob - token.old, c) for token, logprob, _ in tokens),
         "policy_loss": policy_loss(rows, logprobs, logprobs, c) if tokens else nan,
         "mult_prob_error": mean(exp(abs(token.old - token.sampler)) for token, _, _ in tokens),
     }

@@ -140,7 +140,14 @@ class RewardsInPlace(Loop):
         return metrics
 
 
+class MetricsOfTheLastUpdate(ReferenceAdapter):
+    def rl_step(self, state: Any, groups: list[Group], pad_token_id: int) -> dict[str, float]:
+        last = ReferenceAdapter(self.conventions.replace(logged_updates="last"))
+        return last.rl_step(state, groups, pad_token_id)
+
+
 CAUGHT_BY = {
+    MetricsOfTheLastUpdate: "rl_step.metrics",
     OldLogprobsOfEachUpdate: "rl_step.declared_gradients",
     AdvantagesOfTheMiniBatch: "rl_step.declared_gradients",
     DividedByTheWholeRollout: "rl_step.declared_gradients",

@@ -151,6 +151,7 @@ class GrpoAdapter(ReferenceAdapter):
         output = accumulate_gradients(state, batch, given, self.conventions, schedule)
         return {
             **output.metrics,
+            "loss": float(output.loss),
             **descend(state, self.conventions),
             "reward": float(batch.rewards.double().mean()),
             "tokens": float(batch.attention_mask.sum()),
@@ -164,6 +165,8 @@ class GrpoAdapter(ReferenceAdapter):
 
         if self.conventions.schedule_advances != "update":
             raise NotProvided("the learning rate changes with every update")
+        if self.conventions.logged_updates != "mean":
+            raise NotProvided("a step logs the means over its updates")
         sizes = {len(group.completions) for group in groups}
         prompts, rest = divmod(len(groups), self.conventions.mini_batches)
         if len(sizes) > 1 or rest:

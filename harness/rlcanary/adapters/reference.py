@@ -200,7 +200,9 @@ class ReferenceAdapter(Adapter):
         return {"reward": float(rewards.double().mean())}
 
     def sync_weights(self, state: Any, engine: Any) -> None:
-        engine.load_weights(state.model.named_parameters())
+        sends_all = self.conventions.sync_frozen
+        weights = state.model.named_parameters()
+        engine.load_weights((name, weight) for name, weight in weights if sends_all or weight.requires_grad)
         if self.conventions.sync_buffers:
             engine.load_weights(state.model.named_buffers())
         # Keys and values of the old weights are wrong for the new ones.

@@ -146,7 +146,7 @@ def _reached(changes: dict[str, Any]) -> frozenset[str]:
         return frozenset({"data_order"})
     if name.startswith("buffer_"):
         return frozenset({"new_buffer", "put_groups", "take_groups"})
-    if name == "sync_buffers":
+    if name.startswith("sync_"):
         return frozenset({"sync_weights"})
     return LOSSES
 

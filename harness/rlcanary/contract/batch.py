@@ -151,8 +151,9 @@ class LossOutput:
     Attributes:
         loss: scalar tensor to be minimised.
         metrics: logged values under the names `kl`, `entropy`, `clip_fraction`, `ratio_mean`, `ratio_min`, `ratio_max`,
-            `mult_prob_error`, `policy_loss` (the loss without its KL and entropy terms), and `value_clip_fraction` for a
-            critic's; further names are free and not compared.
+            `mult_prob_error`, `policy_loss` (the loss without its KL and entropy terms), `approx_kl` (of the old policy to
+            this one, over trained tokens, without clamps), and `value_clip_fraction` for a critic's; further names are
+            free and not compared.
     """
 
     loss: Tensor

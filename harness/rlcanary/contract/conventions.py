@@ -31,6 +31,7 @@ Aggregation = Literal[
     "group_token_mean",
 ]
 KlEstimator = Literal["k1", "k2", "k3", "abs"]
+ApproxKlEstimator = Literal["k1", "k2", "k3"]
 KlDirection = Literal["policy_to_reference", "reference_to_policy"]
 KlPlacement = Literal["loss", "reward"]
 ImportanceLevel = Literal["none", "token", "sequence"]
@@ -39,6 +40,7 @@ DataOrder = Literal["shuffled", "sequential"]
 OldLogprobs = Literal["sampler", "trainer"]
 ScheduleAdvances = Literal["update", "rollout"]
 LoggedStd = Literal["batch", "group"]
+LoggedUpdates = Literal["mean", "last"]
 LoggedLength = Literal["all", "sampled"]
 Unscored = Literal["error", "exclude", "zero"]
 BestAtK = Literal["subsets", "resampled"]
@@ -159,6 +161,10 @@ class Conventions:
         mini_batches: the updates of such a pass, each on its share of the completions.
         schedule_advances: the learning-rate schedule is stepped after each update, or once after all updates on a rollout
             batch.
+        approx_kl_estimator: the estimator of the logged KL(old policy ‖ policy): k1 = log(old/new), k2 = its square / 2,
+            k3 = new/old - 1 + log(old/new).
+        logged_updates: the metrics of an RL step are the mean over its updates, those of the last one, or reduced in another
+            way (None).
         logged_std: the logged standard deviation of rewards is that of all completions, or the mean of the groups' own.
         logged_std_ddof: 0 or 1, as `advantage_ddof`.
         logged_length: a completion's logged length counts all its tokens, or those that the policy sampled.
@@ -219,6 +225,8 @@ class Conventions:
             first for each new one ("drop_oldest").
         sync_buffers: training changes buffers of the model, such as the bias of a router, and a weight sync sends them
             with the parameters. False where all buffers are constant.
+        sync_frozen: a weight sync sends frozen parameters too, so that the engine may hold any weights before. False where
+            the engine has loaded them from the checkpoint and gets what is trained, such as adapters (LoRA).
         answer_taken: the final answer of a completion that gives several in the format that a verifier reads.
         prompt_style: the prompt of a row is its conversation in the tokenizer's chat template ("template"), the text of its
             only message with the tokenizer's own special tokens ("raw"), or written in another way (None).
@@ -287,6 +295,8 @@ class Conventions:
     mini_batches: int = 1
     schedule_advances: ScheduleAdvances = "update"
 
+    approx_kl_estimator: ApproxKlEstimator = "k1"
+    logged_updates: LoggedUpdates | None = "mean"
     logged_std: LoggedStd = "batch"
     logged_std_ddof: int = 1
     logged_length: LoggedLength = "all"
@@ -326,6 +336,7 @@ class Conventions:
     buffer_order: BufferOrder | None = "oldest_first"
     buffer_full: BufferFull = "refuse"
     sync_buffers: bool = False
+    sync_frozen: bool = True
 
     answer_taken: AnswerTaken = "last"
     prompt_style: PromptStyle | None = "template"
@@ -347,6 +358,7 @@ class Conventions:
             "entropy_aggregation": Aggregation,
             "buffer_order": BufferOrder,
             "prompt_style": PromptStyle,
+            "logged_updates": LoggedUpdates,
         }.items():
             if (value := getattr(self, name)) not in (*get_args(others), None):
                 raise ValueError(

@@ -57,14 +57,15 @@ LOSS_METRICS = (
     "ratio_max",
     "mult_prob_error",
     "policy_loss",
+    "approx_kl",
 )
 METRICS: dict[str, tuple[str, ...]] = {
-    "train_step": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"),
+    "train_step": (*LOSS_METRICS, "loss", "lr", "grad_norm", "reward", "tokens"),
     # The logged loss has to be the same in every layout, and may be any.
     "sharded_update": (*LOSS_METRICS, "lr", "grad_norm", "reward", "tokens"),
     "evaluate": ("reward",),
-    # Of several updates a trainer logs the mean, the last or the sum.
-    "rl_step": (),
+    # Of the extremes a trainer logs the mean or the extreme of all updates.
+    "rl_step": ("kl", "entropy", "clip_fraction", "ratio_mean", "policy_loss", "approx_kl", "loss", "grad_norm"),
     "rollout_metrics": (
         *("reward", "reward_std", "reward_min", "reward_max", "reward/math", "length", "length_min", "length_max"),
         *("length_right", "stopped", "truncated", "aborted", "no_signal", "all_right", "none_right"),

@@ -49,6 +49,7 @@ NUMBERS: dict[str, Any] = {
     "sync_while_sampling": False,
     "epochs_per_rollout": 2,
     "mini_batches": 2,
+    "logged_updates": "last",
     "logged_std_ddof": 0,
     "length_counts_eos": False,
     "pass_threshold": 0.5,
@@ -70,6 +71,7 @@ NUMBERS: dict[str, Any] = {
     "value_coef": 1.0,
     "buffer_order": "newest_first",
     "sync_buffers": True,
+    "sync_frozen": False,
     "prompt_style": "raw",
 }
 # What has to be on for a field to have an effect.

@@ -23,8 +23,8 @@ def rl_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> dict[
         conventions: all of them are used.
 
     Returns:
-        The metrics of the updates as `train_step` has them, each the mean over the updates, except for `reward` and
-        `tokens`, which are those of the whole batch, and `lr`, that of the last update.
+        The metrics of the updates as `train_step` has them, the mean over the updates or those of the last one, as
+        `logged_updates` declares. `reward` and `tokens` are those of the whole batch, `lr` is that of the last update.
 
     Raises:
         ValueError: the rows are fewer than the mini-batches, or lack logprobs that the conventions ask for.
@@ -41,6 +41,8 @@ def rl_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> dict[
             updates.append({**output.metrics, **descend(state, output.loss, conventions, advance=by_update)})
     if not by_update:
         state.scheduler.step()
+    if conventions.logged_updates == "last":
+        updates = updates[-1:]
     return {
         **{name: fmean(update[name] for update in updates) for name in updates[0]},
         "lr": updates[-1]["lr"],

@@ -31,15 +31,14 @@ def train_step(state: Any, batch: CollatedBatch, conventions: Conventions) -> di
         conventions: all of them are used.
 
     Returns:
-        The metrics of `policy_loss`; `lr` and `grad_norm` of this update, the norm taken before clipping; `reward`, the mean
-        reward; `tokens`, the number of attended tokens.
+        The metrics of `policy_loss`; `loss`, `lr` and `grad_norm` of this update, the norm taken before clipping; `reward`,
+        the mean reward; `tokens`, the number of attended tokens.
 
     Raises:
         ValueError: the conventions ask for logprobs that neither the batch nor the state can give.
     """
     output = policy_loss(policy_batch(state.model, state.ref_model, batch, conventions), conventions)
-    metrics = descend(state, output.loss, conventions)
-    return {**output.metrics, **metrics, **batch_metrics(batch)}
+    return {**output.metrics, **descend(state, output.loss, conventions), **batch_metrics(batch)}
 
 
 def batch_metrics(batch: CollatedBatch) -> dict[str, float]:
@@ -158,7 +157,7 @@ def descend(state: Any, loss: Tensor, conventions: Conventions, advance: bool = 
     """Step the optimizer on the gradient of this loss alone, and behind it the learning-rate schedule if it is to `advance`.
 
     Returns:
-        `lr`, the learning rate of this step, and `grad_norm`, the norm of the gradient before `max_grad_norm` clips it.
+        `loss`, `lr`, the learning rate of this step, and `grad_norm`, the norm of the gradient before it is clipped.
     """
     state.optimizer.zero_grad()
     loss.backward()
@@ -168,7 +167,7 @@ def descend(state: Any, loss: Tensor, conventions: Conventions, advance: bool = 
     state.optimizer.step()
     if advance:
         state.scheduler.step()
-    return {"lr": float(learning_rate), "grad_norm": float(grad_norm)}
+    return {"loss": float(loss.detach()), "lr": float(learning_rate), "grad_norm": float(grad_norm)}
 
 
 def _scored(model: Any, batch: CollatedBatch, conventions: Conventions) -> Tensor:

@@ -89,6 +89,25 @@ class Lora(ReferenceAdapter):
         return {"reward": float(rewards.double().mean())}
 
 
+class AdaptersAlone(Lora):
+    """The engine keeps the checkpoint's base: a sync sends the layers that have adapters, merged."""
+
+    def __init__(self, conventions: Conventions | None = None) -> None:
+        super().__init__(conventions or Conventions(sync_frozen=False))
+
+    def merged_weights(self, model: Any) -> list[tuple[str, Tensor]]:
+        return [
+            (f"{name}.weight", layer.base.weight)
+            for name, layer in model.named_modules()
+            if isinstance(layer, LoraLinear)
+        ]
+
+
+class OneKindOfAdapterNeverSent(AdaptersAlone):
+    def merged_weights(self, model: Any) -> list[tuple[str, Tensor]]:
+        return [(name, weight) for name, weight in super().merged_weights(model) if "o_proj" not in name]
+
+
 class GradientsTimes(Lora):
     """Every gradient is multiplied on its way to the optimizer, after it was clipped."""
 

@@ -30,7 +30,7 @@ OF_AREA = {
     **dict.fromkeys(("critic_lambda", "discount", "whitening", "whitening_ddof"), "credit"),
     **dict.fromkeys(("data_order",), "order"),
     **dict.fromkeys(("decayed",), "building"),
-    **dict.fromkeys(("epochs_per_rollout", "mini_batches", "schedule_advances"), "rl_step"),
+    **dict.fromkeys(("epochs_per_rollout", "mini_batches", "schedule_advances", "logged_updates"), "rl_step"),
     **dict.fromkeys(("max_grad_norm", "old_logprobs", "temperature", "training_dropout"), "step"),
 }
 
@@ -39,6 +39,7 @@ UNCAUGHT = {
     "logprobs_upcast": "True is caught by logprob.bfloat16_logits on code that does not upcast; False permits both",
     "sync_buffers": "True is caught by sync.buffers on code that sends parameters alone; False permits both",
     "engine_tolerance": "a permission: it takes no engine further from its trainer",
+    "sync_frozen": "True is caught by sync.every_parameter on code that sends trained parameters alone; False permits both",
     "sync_while_sampling": "a permission: False only takes two checks away",
 }
 

@@ -47,6 +47,12 @@ def test_correct_trainer_of_adapters_is_green_everywhere() -> None:
 
 
 @pytest.mark.usefixtures("other_weights")
+def test_sync_of_adapters_alone_is_green_where_it_is_declared() -> None:
+    assert red(lora.AdaptersAlone(), ("sync",)) == {}
+    assert "sync.same_policy" in red(lora.AdaptersAlone(lora.Lora().conventions), ("sync",))
+
+
+@pytest.mark.usefixtures("other_weights")
 def test_correct_float_masters_of_a_bfloat_model_are_green_everywhere() -> None:
     assert red(mixed_precision.FloatMasters()) == {}
 
@@ -74,6 +80,7 @@ def test_declared_bound_of_the_norm_accuses_no_correct_trainer() -> None:
         (lora.GradientsHalvedBelowTheirBound, "step.declared_gradient"),
         (lora.AdapterNeverSent, "sync.every_time"),
         (lora.AdapterNeverSent, "sync.every_parameter"),
+        (lora.OneKindOfAdapterNeverSent, "sync.every_parameter"),
         (lora.MergeNeverUndone, "sync.trainer_untouched"),
         (lora.NoiseAfterTheFirstUpdate, "step.same_policy"),
         (lora.NoiseAfterTheFirstUpdate, "step.only_the_optimizer_moves"),
@@ -86,6 +93,7 @@ def test_declared_bound_of_the_norm_accuses_no_correct_trainer() -> None:
 )
 def test_wrong_variant_is_red_and_its_snippet_reproduces_it(trainer: type[ReferenceAdapter], check_id: str) -> None:
     right = lora.Lora if trainer.__module__ == lora.__name__ else mixed_precision.FloatMasters
+    right = lora.AdaptersAlone if issubclass(trainer, lora.AdaptersAlone) else right
     result = first_failure(CHECKS[check_id], trainer(), f"{trainer.__module__}:{trainer.__name__}")
     assert result.status == "fail", result.message
     with pytest.raises(AssertionError):

@@ -120,13 +120,14 @@ def assert_derived_twice(batch, conventions):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_ratio_aggregation_and_correction(objective):
     batches = cycle(batch_of(seed, holes=seed % 2 == 1, per_token=seed > 1) for seed in range(4))
-    entropy = cycle((0.0, 0.1, 0.1))
+    entropy, estimators = cycle((0.0, 0.1, 0.1)), cycle(("k1", "k2", "k3"))
     for level, aggregation, correction in product(("token", "sequence"), AGGREGATIONS, CORRECTIONS):
         conventions = Conventions(
             ratio_level=level,
             aggregation=aggregation,
             aggregation_constant=7.0,
             entropy_coef=next(entropy),
+            approx_kl_estimator=next(estimators),
             **OBJECTIVES[objective],
             **correction,
         )

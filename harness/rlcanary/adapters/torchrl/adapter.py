@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.batch import CollatedBatch, Completion, PolicyBatch
 
 AGGREGATIONS: dict[str, Aggregation] = {"token_mean": "token_mean", "prompt_mean": "sequence_mean"}
-METRICS = {"kl_to_ref": "kl", "entropy": "entropy", "clip_fraction": "clip_fraction"}
+METRICS = {"kl_to_ref": "kl", "entropy": "entropy", "clip_fraction": "clip_fraction", "kl_approx": "approx_kl"}
 
 
 class TorchrlAdapter(Adapter):

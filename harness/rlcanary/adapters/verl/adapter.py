@@ -354,7 +354,7 @@ class VerlAdapter(Adapter):
         metrics = {
             "clip_fraction": logged["actor/pg_clipfrac"] + logged["actor/pg_clipfrac_lower"],
             "policy_loss": logged["actor/pg_loss"],
-            "ppo_kl": logged["actor/ppo_kl"],
+            "approx_kl": logged["actor/ppo_kl"],
         }
         if self.conventions.aggregation == "token_mean":
             names = {"kl_loss": "kl", "actor/entropy_loss": "entropy"}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcanary.checks.worlds.training.states import device_of, nats, precision
+from rlcanary.checks.worlds.training.states import device_of, named, nats, precision, shaken
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.layers import copied
@@ -53,6 +53,17 @@ def shortfall(model: Any, prompt: Sequence[int], token_ids: Sequence[int]) -> fl
 def allowed(adapter: Adapter, model: Any) -> float:
     """Return the allowed difference in nats between an engine's logprobs and those of the trainer's model."""
     return max(nats(model), adapter.conventions.engine_tolerance)
+
+
+def synced(adapter: Adapter, state: Any) -> set[str]:
+    """Return the names of the parameters that a weight sync brings: all, or the trained where the engine keeps its base."""
+    sends_all = adapter.conventions.sync_frozen
+    return {name for name, parameter in named(state.model).items() if sends_all or parameter.requires_grad}
+
+
+def moved_on(adapter: Adapter, state: Any) -> Any:
+    """Add noise to what a weight sync brings until the state's logprobs are away from those of an engine in step."""
+    return shaken(state, allowed(adapter, state.model), synced(adapter, state))
 
 
 def gap(engine: Any, model: Any, prompt: Sequence[int], max_new_tokens: int = 4) -> float:

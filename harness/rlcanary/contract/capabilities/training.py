@@ -19,9 +19,9 @@ class Training:
         """One optimizer update on a `TrainState` -> logged metrics.
 
         Advantages come from `batch.rewards`. Reference logprobs come from the batch or, where it has none, from
-        `state.ref_model`. Metrics go under the names of `LossOutput` and `lr` (that of this update), `grad_norm` (before
-        clipping), `reward` (mean of the rewards) and `tokens` (attended tokens of the batch). A metric that is not
-        logged is not compared.
+        `state.ref_model`. Metrics go under the names of `LossOutput` and `loss` (with all terms, of the whole batch), `lr`
+        (that of this update), `grad_norm` (before clipping), `reward` (mean of the rewards) and `tokens` (attended tokens of
+        the batch). A metric that is not logged is not compared.
         """
         raise NotProvided
 
@@ -30,7 +30,8 @@ class Training:
 
         In each of `epochs_per_rollout` passes every completion is trained once, in one of `mini_batches` updates; which of
         them go together is free. Advantages and old logprobs are computed once, from all groups and before the first
-        update. Code that cannot split these groups so declines with `NotProvided`.
+        update. Metrics are those of the updates as `train_step` names them, reduced as `logged_updates` declares. Code that
+        cannot split these groups so declines with `NotProvided`.
         """
         raise NotProvided
 

@@ -284,7 +284,7 @@ UNUSED = (
     *("overlong_", "top_entropy", "kl_aggregation", "entropy_aggregation"),
     *("supervised_", "distillation_", "preference_"),
     *("logged_", "length_counts_", "unscored", "pass_threshold", "best_at_", "vote_", "overall_"),
-    *("buffer_", "sync_buffers", "answer_", "prompt_style", "long_prompt", "equal_prompts"),
+    *("buffer_", "sync_buffers", "sync_frozen", "answer_", "prompt_style", "long_prompt", "equal_prompts"),
 )
 
 

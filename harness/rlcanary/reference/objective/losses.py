@@ -73,6 +73,7 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions, whole: PolicyBatch
     metrics["ratio_mean"] = _masked_mean(ratio_BT, mask_BT)
     metrics["ratio_min"] = float(ratio_BT.detach()[mask_BT].min()) if mask_BT.any() else torch.nan
     metrics["ratio_max"] = float(ratio_BT.detach()[mask_BT].max()) if mask_BT.any() else torch.nan
+    metrics["approx_kl"] = _masked_mean(_step_estimate(logprobs_BT.detach() - old_logprobs_BT, conventions), mask_BT)
     loss = aggregate(loss_BT, batch, conventions)
     metrics["policy_loss"] = float(loss.detach()) if mask_BT.any() else torch.nan
     kl_is_in_loss = conventions.kl_coef != 0 and conventions.kl_placement == "loss"
@@ -94,6 +95,17 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions, whole: PolicyBatch
             bonus = _term(entropy_BT, chosen, conventions, conventions.entropy_aggregation)
             loss = loss - conventions.entropy_coef * bonus
     return LossOutput(loss, metrics)
+
+
+def _step_estimate(log_ratio_BT: Tensor, conventions: Conventions) -> Tensor:
+    """Estimate KL(old policy ‖ policy) at each token from its log-ratio of the policy to the old one."""
+    match conventions.approx_kl_estimator:
+        case "k1":
+            return -log_ratio_BT
+        case "k2":
+            return log_ratio_BT.square() / 2
+        case "k3":
+            return log_ratio_BT.expm1() - log_ratio_BT
 
 
 def _term(values_BT: Tensor, batch: PolicyBatch, conventions: Conventions, aggregation: Aggregation | None) -> Tensor:

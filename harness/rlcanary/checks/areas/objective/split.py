@@ -20,7 +20,10 @@ from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
 
 # Metrics whose meaning the contract fixes; others, such as a number of pieces, may depend on the pieces.
-NAMES = ("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error", "policy_loss")
+NAMES = (
+    *("kl", "entropy", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max"),
+    *("mult_prob_error", "policy_loss", "approx_kl"),
+)
 
 Split = Callable[[PolicyBatch, int], LossOutput]
 

@@ -14,7 +14,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.items import with_items
 from rlcanary.checks.worlds.rows import whole
-from rlcanary.checks.worlds.samples import allowed, gap, sampling
+from rlcanary.checks.worlds.samples import allowed, gap, moved_on, sampling, synced
 from rlcanary.checks.worlds.training.states import (
     held,
     named,
@@ -24,7 +24,6 @@ from rlcanary.checks.worlds.training.states import (
     policy_gap,
     precision,
     seeded,
-    shaken,
     sizes_of,
 )
 from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, reference_near, sampled, state_of, tiny_policy
@@ -39,8 +38,8 @@ LEARNING_RATE = 1e-2
 
 
 def _pair(adapter: Adapter, model: Any) -> tuple[Any, Any]:
-    """Make a state and an engine from the same model, and add noise to all of the state's weights."""
-    return shaken(state_of(adapter, copied(model)), allowed(adapter, model)), adapter.new_engine(model)
+    """Make a state and an engine from the same model, and add noise to all of the state's weights that a sync brings."""
+    return moved_on(adapter, state_of(adapter, copied(model))), adapter.new_engine(model)
 
 
 def _assert_in_step(adapter: Adapter, distances: dict[str, float], model: Any, told: str) -> None:
@@ -63,7 +62,7 @@ def every_time(adapter: Adapter, model: Any) -> None:
     distances: dict[str, float] = {}
     for count in ("first", "second", "third"):
         if distances:
-            shaken(state, allowed(adapter, state.model))
+            moved_on(adapter, state)
         adapter.sync_weights(state, engine)
         distances[count] = gap(engine, state.model, SHORT)
     _assert_in_step(adapter, distances, state.model, "after")
@@ -80,7 +79,7 @@ def cached_prefixes(adapter: Adapter, model: Any) -> None:
     distances: dict[str, float] = {}
     for count in ("first", "second"):
         if distances:
-            shaken(state, allowed(adapter, state.model))
+            moved_on(adapter, state)
         engine.generate([LONG], sampling())
         adapter.sync_weights(state, engine)
         distances[count] = gap(engine, state.model, LONG)
@@ -97,8 +96,8 @@ def every_parameter(adapter: Adapter, model: Any) -> None:
     state, engine = _pair(adapter, model)
     adapter.sync_weights(state, engine)
     missing, judged = [], 0
-    for name, parameter in named(state.model).items():
-        before = parameter.detach().clone()
+    for name in sorted(synced(adapter, state)):
+        before = named(state.model)[name].detach().clone()
         if not _disturbed(adapter, state, engine, name):
             leave_out(f"noise on {name} does not change the next token's logprobs")
             continue
@@ -128,7 +127,7 @@ def small_steps(adapter: Adapter, model: Any) -> None:
     start = gap(engine, state.model, SHORT)
     behind = copied(state.model)
     for _ in range(100):
-        nudged(state.model, 5e-5)
+        nudged(state.model, 5e-5, synced(adapter, state))
         adapter.sync_weights(state, engine)
     batch, _ = reference.make_batch(PAIR, 0)
     if not policy_gap(state, behind, batch) > 4 * allowed(adapter, state.model):
@@ -146,7 +145,7 @@ def every_engine(adapter: Adapter, model: Any) -> None:
     """
     state, engine = _pair(adapter, model)
     adapter.sync_weights(state, engine)
-    late = adapter.new_engine(nudged(copied(model), 0.5))
+    late = adapter.new_engine(nudged(copied(model), 0.5, synced(adapter, state)))
     adapter.sync_weights(state, late)
     distances = {"first": gap(engine, state.model, SHORT), "second": gap(late, state.model, SHORT)}
     _assert_in_step(adapter, distances, state.model, "two engines were synced to one state; after")
@@ -224,7 +223,8 @@ def same_policy(adapter: Adapter, model: Any) -> None:
     Silent because trainer and engine agree with each other, but not with the checkpoint. Look for loading by name that
     ignores missing weights, and for traces of a merge of adapters.
     """
-    state, engine = state_of(adapter, copied(model)), adapter.new_engine(nudged(copied(model)))
+    state = state_of(adapter, copied(model))
+    engine = adapter.new_engine(nudged(copied(model), only=synced(adapter, state)))
     adapter.sync_weights(state, engine)
     batch, _ = reference.make_batch(PAIR, 0)
     distances = {

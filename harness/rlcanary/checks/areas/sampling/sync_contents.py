@@ -11,8 +11,8 @@ from torch import Tensor
 from rlcanary.checks.asserts import NothingToCompare, assert_close, assert_equal, assert_true, unless_raised
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.models import part_frozen, scaled
-from rlcanary.checks.worlds.samples import allowed, gap, sampling
-from rlcanary.checks.worlds.training.states import held, named, nats, nudged, precision, shaken
+from rlcanary.checks.worlds.samples import allowed, gap, moved_on, sampling, synced
+from rlcanary.checks.worlds.training.states import held, named, nats, nudged, precision
 from rlcanary.checks.worlds.training.tiny_trainer import state_of, tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.layers import copied
@@ -68,7 +68,7 @@ def repeated_after_an_error(adapter: Adapter, model: Any) -> None:
     engine keeps old weights beside new ones for good. Look for differences to what was sent last, for buckets that go on
     where they stopped, and for a version or a flag that the failed sync left behind.
     """
-    state, engine = shaken(state_of(adapter, copied(model)), allowed(adapter, model)), adapter.new_engine(model)
+    state, engine = moved_on(adapter, state_of(adapter, copied(model))), adapter.new_engine(model)
     start, load_weights = engine.version, engine.load_weights
 
     def load_some(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -90,7 +90,14 @@ def repeated_after_an_error(adapter: Adapter, model: Any) -> None:
     assert_equal(engine.version - start, done, told, quantity="version")
 
 
-@check("sync.thawed", severity="hardening", needs=("sync_weights",))
+@check(
+    "sync.thawed",
+    severity="hardening",
+    needs=("sync_weights",),
+    applies=lambda declared: (
+        None if declared.sync_frozen else "the engine keeps the frozen parameters that it has loaded"
+    ),
+)
 def thawed(adapter: Adapter) -> None:
     """A parameter that was frozen at first and is trained later reaches the engine from then on.
 
@@ -123,10 +130,10 @@ def other_dtype(adapter: Adapter, model: Any) -> None:
     lost from then on. Look for `model.to(dtype)`, which changes the model itself, and for a cast by bits or through another
     half precision.
     """
-    state = shaken(state_of(adapter, copied(model)), allowed(adapter, model))
+    state = moved_on(adapter, state_of(adapter, copied(model)))
     if precision(state.model) not in (torch.float32, torch.float64):
         raise NotProvided("the trainer itself is in half precision")
-    engine = adapter.new_engine(nudged(copied(model), 0.5).bfloat16())
+    engine = adapter.new_engine(nudged(copied(model), 0.5, synced(adapter, state)).bfloat16())
     before = copy.deepcopy(_weights(state))
     adapter.sync_weights(state, engine)
     after = _weights(state)
@@ -146,7 +153,8 @@ def small_weights(adapter: Adapter) -> None:
     """
     answers = []
     for model in (tiny_policy(), _unevenly_scaled(tiny_policy())):
-        state, engine = state_of(adapter, copied(model)), adapter.new_engine(nudged(copied(model)))
+        state = state_of(adapter, copied(model))
+        engine = adapter.new_engine(nudged(copied(model), only=synced(adapter, state)))
         adapter.sync_weights(state, engine)
         ((completion,),) = engine.generate([PROMPT], sampling(temperature=0.0, max_new_tokens=6))
         answers.append(completion)

@@ -67,7 +67,7 @@ def on_policy_identities(adapter: Adapter, model: Any) -> None:
     state = state_of(adapter, copied(model), model)
     batch = sampled(state.model, adapter.conventions, PAIR)
     expected = dict.fromkeys(("ratio_mean", "ratio_min", "ratio_max", "mult_prob_error"), 1.0)
-    expected |= {"clip_fraction": 0.0, "kl": 0.0}
+    expected |= {"clip_fraction": 0.0, "kl": 0.0, "approx_kl": 0.0}
     _assert_logged(adapter, state, batch, expected, "on policy, with a reference that equals the policy")
 
 
@@ -89,7 +89,7 @@ def _drawn(rng: Generator, size: int) -> Case:
 
 @check("metrics.recomputed", needs=("train_step",), cases=_batches_and_older_policies, worlds=("router",), draws=_drawn)
 def recomputed(adapter: Adapter, model: Any, groups: list[Group], drift: float = 0.0) -> None:
-    """The logged learning rate, gradient norm, reward, KL, entropy, ratios and tokens are those of this update.
+    """The logged loss, learning rate, gradient norm, reward, KL, entropy, ratios and tokens are those of this update.
 
     Silent because a dashboard affects only people's decisions. Look for a learning rate that is read after the schedule
     has moved on, rewards before their weights, means over padding, the metrics of one worker, and a variable that was
@@ -101,7 +101,7 @@ def recomputed(adapter: Adapter, model: Any, groups: list[Group], drift: float =
     metrics = declared(state.model, in_precision_of(state, ref_model), batch, adapter.conventions).metrics
     if drift and adapter.conventions.kl_coef and adapter.conventions.kl_placement == "reward":
         # The KL in the reward may be that of the older policy or of this one.
-        del metrics["grad_norm"]
+        metrics = {name: value for name, value in metrics.items() if name not in ("grad_norm", "policy_loss", "loss")}
     expected = metrics | {"lr": scheduled_rates(state, 1)[0][0]}
     _assert_logged(adapter, state, batch, expected, "computed again from the batch, logged metrics differ")
 
@@ -129,7 +129,7 @@ def move(adapter: Adapter, near: PolicyBatch, far: PolicyBatch) -> None:
     logprobs of the same model.
     """
     before, after = adapter.policy_loss(near).metrics, adapter.policy_loss(far).metrics
-    for name in ("kl", "entropy", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error"):
+    for name in ("kl", "entropy", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error", "approx_kl"):
         if name in before and name in after:
             first, second = float(before[name]), float(after[name])
             told = f"the metric {name} is {first:.6g} for both of two batches that are far apart"

@@ -1,8 +1,10 @@
 """An RL step: several updates on one rollout batch, against advantages and old logprobs of its start."""
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 from rlcanary import reference
@@ -10,15 +12,17 @@ from rlcanary.checks.asserts import NothingToCompare, assert_equal, assert_true,
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.training.descent import assert_gradients, scene, some, terms, watched
-from rlcanary.checks.worlds.training.rl_steps import PAD, ROLLOUT, STILL, RlStep, passes, plan, with_logprobs
+from rlcanary.checks.worlds.training.rl_steps import PAD, ROLLOUT, STILL, Frozen, RlStep, passes, plan, with_logprobs
 from rlcanary.checks.worlds.training.states import is_coarse, scheduled_rates
 from rlcanary.checks.worlds.training.tiny_trainer import others
-from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.conventions import Conventions
 
 NEEDS = ("rl_step",)
 LEARNING_RATE = 1e-3
+# Trainers log the mean of their updates' extremes, or the extreme of all updates.
+EXTREMES = {"ratio_min", "ratio_max"}
 # A group that no split by prompts can keep together.
 ONE_PROMPT = [
     Group(
@@ -84,12 +88,7 @@ def declared_gradients(adapter: Adapter, model: Any, groups: list[Group], drift:
     frozen = step.take(adapter, with_logprobs(model, adapter.conventions, groups, drift))
     if adapter.conventions.kl_coef and is_coarse(step.state.model):
         raise NothingToCompare("in half precision the KL of policies so near each other is mostly rounding")
-    trained = [frozen.rows_in(update) for update in step.updates]
-    if not all(trained):
-        # Where a row is clipped as a whole, or a gradient is wrong, an equal step that moves nothing tells the rows.
-        still = RlStep(adapter, model, STILL)
-        equal = still.take(adapter, with_logprobs(model, adapter.conventions, groups))
-        trained = [rows or equal.rows_in(update) for rows, update in zip(trained, still.updates, strict=True)]
+    trained = _trained(adapter, model, groups, frozen, step)
     for number, (update, rows) in enumerate(zip(step.updates, trained, strict=True), 1):
         told = f"the gradient of update {number} is no sum of the declared gradients of completions"
         assert_true(rows is not None, told, quantity="completions trained", magnitude=1.0)
@@ -102,6 +101,59 @@ def declared_gradients(adapter: Adapter, model: Any, groups: list[Group], drift:
         )
         with soft():
             assert_gradients(update.gradients, expected, update.model, told)
+
+
+def _trained(adapter: Adapter, model: Any, groups: list[Group], frozen: Frozen, step: RlStep) -> list[list[int] | None]:
+    """Find the rows of each update, as `Frozen.rows_in` does."""
+    trained = [frozen.rows_in(update) for update in step.updates]
+    if all(trained):
+        return trained
+    # Where a row is clipped as a whole, or a gradient is wrong, an equal step that moves nothing tells the rows.
+    still = RlStep(adapter, model, STILL)
+    equal = still.take(adapter, with_logprobs(model, adapter.conventions, groups))
+    return [rows or equal.rows_in(update) for rows, update in zip(trained, still.updates, strict=True)]
+
+
+def _logged(conventions: Conventions) -> Iterator[Case]:
+    for reduced in ("mean", "last"):
+        changes = {**TWICE, "logged_updates": reduced}
+        yield Case("2 epochs of 2", reduced, changes=changes, groups=ROLLOUT, drift=0.0)
+    yield Case("an older sampler", changes=TWICE, groups=ROLLOUT, drift=0.3)
+    yield Case("with KL", changes={**TWICE, "kl_coef": conventions.kl_coef or 0.3}, groups=ROLLOUT, drift=0.0)
+
+
+@check("rl_step.metrics", needs=NEEDS, severity="dashboard", cases=_logged)
+def metrics(adapter: Adapter, model: Any, groups: list[Group], drift: float) -> None:
+    """The logged loss, KL, entropy, ratio, clip fraction and gradient norm are those of all updates, or of the last one.
+
+    Silent because the first update of a rollout is on policy: its KL and clip fraction are 0, its ratio is 1, and a curve
+    of such numbers tells of a healthy run. Look for metrics that each update overwrites, for sums that nobody divides, and
+    for metrics of the first mini-batch or of the last epoch alone.
+    """
+    declared = adapter.conventions.logged_updates
+    if declared is None:
+        raise NotProvided("the metrics of several updates are reduced in a way of their own")
+    model = scene(adapter, model, groups, is_clipped=False).policy
+    step = RlStep(adapter, model, LEARNING_RATE)
+    frozen = step.take(adapter, with_logprobs(model, adapter.conventions, groups, drift))
+    if is_coarse(step.state.model):
+        raise NothingToCompare("in half precision the policies of a step are too near each other")
+    trained = _trained(adapter, model, groups, frozen, step)
+    if not all(trained):
+        raise NothingToCompare("the gradient of an update does not tell which completions it trained")
+    of_updates = [frozen.metrics(update.model, rows or []) for update, rows in zip(step.updates, trained, strict=True)]
+    tokens = [int(frozen.batch.completion_mask[rows or []].sum()) for rows in trained]
+    for name in sorted(set(of_updates[0]) & set(step.metrics) - EXTREMES):
+        values, got = [each[name] for each in of_updates], step.metrics[name]
+        weighted = sum(value * count for value, count in zip(values, tokens, strict=True)) / sum(tokens)
+        # A mean over the tokens of all updates is as good as one over the updates.
+        wanted = (fmean(values), weighted) if declared == "mean" else values[-1:]
+        is_one = any(math.isclose(got, value, rel_tol=1e-3, abs_tol=1e-4) for value in wanted)
+        of = ", ".join(f"{value:.6g}" for value in values)
+        reduced = "the mean over the updates" if declared == "mean" else "that of the last update"
+        told = f"the metric {name} of a step is {got:.6g}, {reduced} is {wanted[0]:.6g} (in order: {of})"
+        with soft():
+            assert_true(is_one, told, quantity=f"metric {name}", magnitude=min(abs(got - value) for value in wanted))
 
 
 @check("rl_step.rollouts_are_separate", needs=NEEDS, cases=_plans)

@@ -49,6 +49,7 @@ class RlStep:
     Attributes:
         state: the adapter's own.
         updates: of the latest step.
+        metrics: logged by the latest step.
     """
 
     def __init__(self, adapter: Adapter, model: Any, learning_rate: float, decays: bool = False) -> None:
@@ -57,6 +58,7 @@ class RlStep:
         state = state_of(adapter, policy, ref_model, learning_rate)
         self.state = decaying(state) if decays else state
         self.updates: list[Observed] = []
+        self.metrics: dict[str, float] = {}
         self._models: list[Any] = []
         self._watch = watched(self.state)
         self.state.optimizer.register_step_pre_hook(self._keep)
@@ -70,7 +72,8 @@ class RlStep:
         conventions = adapter.conventions
         frozen = Frozen.of(self.state, groups, conventions)
         first, self._models = len(self._watch.updates), []
-        seeded(adapter.rl_step, self.state, copy.deepcopy(list(groups)), PAD)
+        logged = seeded(adapter.rl_step, self.state, copy.deepcopy(list(groups)), PAD)
+        self.metrics = {name: float(value) for name, value in logged.items()}
         pairs = zip(self._watch.updates[first:], self._models, strict=True)
         self.updates = [Observed(update.gradients, update.learning_rates, model) for update, model in pairs]
         expected = conventions.epochs_per_rollout * conventions.mini_batches
@@ -132,6 +135,13 @@ class Frozen:
         """Compute the declared gradient of an update of this policy on these rows, before it is clipped."""
         (found,) = self._gradients(model, [rows])
         return found
+
+    def metrics(self, model: Any, rows: Sequence[int]) -> dict[str, float]:
+        """Compute the declared metrics of an update of this policy on these rows, the loss and the gradient's norm too."""
+        given = reference.mini_batch(_exact(model), self.batch, self.given, torch.tensor(rows), self.conventions)
+        output = reference.policy_loss(given, self.conventions)
+        norm = float(_flat(self.gradients(model, rows)).norm())
+        return {**output.metrics, "loss": float(output.loss.detach()), "grad_norm": norm}
 
     def clipped(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Scale gradients down to the declared norm."""

@@ -4,7 +4,7 @@ import copy
 import math
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -34,20 +34,21 @@ def seeded(make: Callable[..., Any], *arguments: Any, seed: int = 0) -> Any:
         np.random.set_state(before[1])
 
 
-def nudged(model: Any, scale: float = 0.05) -> Any:
-    """Add noise to every parameter of the model, in proportion to the parameter's size."""
+def nudged(model: Any, scale: float = 0.05, only: Collection[str] | None = None) -> Any:
+    """Add noise to every parameter of the model, or to those of these names, in proportion to the parameter's size."""
     generator = torch.Generator().manual_seed(0)
     sizes = sizes_of(model)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in named(model).items():
             noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-            parameter.add_(noise * sizes[name] * scale)
+            if only is None or name in only:
+                parameter.add_(noise * sizes[name] * scale)
     return model
 
 
 def sizes_of(model: Any) -> dict[str, float]:
     """Return the size of each parameter's entries; for an all-zero one, such as a bias or adapter, that of the others."""
-    parameters = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
+    parameters = {name: parameter.detach().float() for name, parameter in named(model).items()}
     squares = sum(float(parameter.square().sum()) for parameter in parameters.values())
     typical = math.sqrt(squares / sum(parameter.numel() for parameter in parameters.values()))
     own = {name: float(parameter.square().mean().sqrt()) for name, parameter in parameters.items()}
@@ -87,11 +88,11 @@ def coin(model: Any, bias: float) -> Any:
     return model
 
 
-def shaken(state: Any, allowed: float = 0.0) -> Any:
+def shaken(state: Any, allowed: float = 0.0, only: Collection[str] | None = None) -> Any:
     """Add noise to all weights of the state, enough to change the logprobs of completions by four times what is allowed.
 
     That is rounding, or the given number of nats. Copies that the optimizer moves, such as float32 masters, get the same
-    noise.
+    noise. `only` names the parameters that get any.
 
     Raises:
         NotProvided: noise does not change what the model computes.
@@ -100,7 +101,7 @@ def shaken(state: Any, allowed: float = 0.0) -> Any:
     copies, _ = held(state)
     before_BT = own_logprobs(state.model, batch)
     for doubling in range(7):
-        nudged(state.model, 0.05 * 2**doubling)
+        nudged(state.model, 0.05 * 2**doubling, only)
         parameters = named(state.model)
         with torch.no_grad():
             for name, tensor in copies.items():
@@ -110,7 +111,7 @@ def shaken(state: Any, allowed: float = 0.0) -> Any:
             nats(state.model), allowed
         ):
             return state
-    raise NotProvided("noise on every parameter of state.model does not change its logprobs")
+    raise NotProvided("noise on the parameters of state.model does not change its logprobs")
 
 
 def started(state: Any) -> Any:

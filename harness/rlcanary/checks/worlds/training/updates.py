@@ -67,6 +67,7 @@ def declared(model: Any, ref_model: Any, batch: CollatedBatch, conventions: Conv
         gradients = {name: gradient * conventions.max_grad_norm / norm for name, gradient in gradients.items()}
     metrics = {
         **output.metrics,
+        "loss": float(output.loss.detach()),
         "grad_norm": norm,
         "reward": float(batch.rewards.double().mean()),
         "tokens": float(batch.attention_mask.sum()),
