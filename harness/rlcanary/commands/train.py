@@ -17,6 +17,7 @@ from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
     from rlcanary.grpo.plan.plan import Plan
+    from rlcanary.live.audit import Audit
 
 SHOWN = ("reward", "entropy", "grad_norm", "mult_prob_error", "completion_tokens", "policy_version")
 # Without a terminal, a line is printed about this often.
@@ -73,9 +74,11 @@ def _train(plan: Plan, resume: bool) -> int:
             if not console.is_terminal and ((step + 1) % every == 0 or step + 1 == plan.run.steps):
                 click.echo(f"step {step + 1}/{plan.run.steps}  reward {metrics['reward']:.3f}", err=True)
 
+        audit = _audit(plan)
         try:
-            outcome = run_plan(plan, resume, show)
+            outcome = run_plan(plan, resume, show, audit)
         except ENDINGS as error:
+            _tell_findings(audit)
             click.echo(f"rlcanary: the run ended early: {error}", err=True)
             return 1
     console = report_console()
@@ -91,4 +94,28 @@ def _train(plan: Plan, resume: bool) -> int:
     account = outcome.account
     fates = ", ".join(f"{count} {fate}" for fate, count in account.fates.items() if count)
     console.print(f"{account.entered} groups of {plan.schedule.group_size}: {fates}")
+    _tell_findings(audit)
     return 0
+
+
+def _tell_findings(audit: Audit | None) -> None:
+    for finding in () if audit is None else audit.findings:
+        click.echo(f"rlcanary: the audit found {finding}", err=True)
+
+
+def _audit(plan: Plan) -> Audit | None:
+    """Make the audit of the run's updates; None if the plan has none."""
+    if not plan.run.audit_every:
+        return None
+    import logging
+
+    from rlcanary.live.audit import Audit
+
+    logging.getLogger("rlcanary.live").addHandler(logging.NullHandler())  # the findings are printed at the end
+    return Audit(
+        plan.conventions,
+        every=plan.run.audit_every,
+        on_finding="log",
+        max_staleness=plan.schedule.versions_ahead,
+        bundles=plan.run.folder / "canary",
+    )

@@ -22,7 +22,7 @@ from rlcanary.grpo.training.checkpoint import CheckpointError
 from rlcanary.grpo.training.rollout import NothingSampled
 from rlcanary.grpo.training.run import Run, open_run
 from rlcanary.grpo.training.trainer import refresh_reference
-from rlcanary.grpo.training.updates import NotOnPolicy, take_updates
+from rlcanary.grpo.training.updates import Audit, NotOnPolicy, take_updates
 
 # Errors that end a run. It can be resumed from its log and its checkpoints.
 ENDINGS = (EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError, NotOnPolicy)
@@ -42,25 +42,27 @@ class Outcome:
     account: Account
 
 
-def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda *_: None) -> Outcome:
+def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda *_: None, audit: Audit | None = None) -> Outcome:
     """Run a plan.
 
     Args:
         plan: the run's plan.
         resume: resume from the last checkpoint in the plan's folder.
         on_step: sees the metrics of each step.
+        audit: looks at the updates, as `rlcanary.live.Audit`; None for none.
 
     Raises:
         UserError: as `open_run`.
         EnginesLost, NothingSampled, BufferClosed, SyncError, CheckpointError, FloatingPointError, NotOnPolicy: the run
             ended (`ENDINGS`).
     """
-    return asyncio.run(_train(plan, resume, on_step))
+    return asyncio.run(_train(plan, resume, on_step, audit))
 
 
-async def _train(plan: Plan, resume: bool, on_step: Watcher) -> Outcome:
+async def _train(plan: Plan, resume: bool, on_step: Watcher, audit: Audit | None) -> Outcome:
     metrics: dict[str, float] = {}
     with open_run(plan, resume) as run:
+        run.audit = audit
         run.rollout.start()
         try:
             while run.step < plan.run.steps:
@@ -94,7 +96,10 @@ async def take_step(run: Run) -> dict[str, float]:
     batch = batch.to(state.model.device)
     span = partial(run.trace.span, step=step)
     is_on_policy = schedule.synced_before(step) and all(group.policy_version == version for group in groups)
-    updates = await run.compute(take_updates, state, batch, conventions, schedule, span, is_on_policy)
+    updates = await run.compute(
+        *(take_updates, state, batch, conventions, schedule, span, is_on_policy),
+        *(run.audit, version if schedule.synced_before(step) else None),
+    )
 
     if schedule.refreshes_reference_after(step):
         refresh_reference(state)
@@ -108,6 +113,7 @@ async def take_step(run: Run) -> dict[str, float]:
         **reward_metrics(groups),
         **length_metrics(batch, stats),
         **incidents(run),
+        **({} if run.audit is None else run.audit.metrics()),
         **await run.rollout.report(step),
         "staleness": fmean(version - group.policy_version for group in groups),
         "policy_version": run.samplers.version,

@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from rlcanary.live.audit import Audit, Stopped
     from rlcanary.live.findings import Finding
     from rlcanary.live.hooks.trl import trl
+    from rlcanary.live.replay import replayed
 
-__all__ = ["Audit", "Finding", "Stopped", "trl"]
+__all__ = ["Audit", "Finding", "Stopped", "replayed", "trl"]
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    modules = {"Audit": "audit", "Stopped": "audit", "Finding": "findings", "trl": "hooks.trl"}
+    modules = {"Audit": "audit", "Stopped": "audit", "Finding": "findings", "trl": "hooks.trl", "replayed": "replay"}
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{modules[name]}"), name)

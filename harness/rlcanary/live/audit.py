@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor
 
 from rlcanary.contract.conventions import Conventions
+from rlcanary.live import bundle
 from rlcanary.live.findings import Finding, Findings
 from rlcanary.live.invariants import JUDGES
 from rlcanary.live.record import Record
+from rlcanary.live.weights import Moves, Stillness, Weights
 
 log = logging.getLogger("rlcanary.live")
 
@@ -47,6 +50,7 @@ class Audit:
         every: int = 20,
         on_finding: OnFinding = "warn",
         max_staleness: int | None = None,
+        bundles: Path | None = None,
     ) -> None:
         """Start an audit.
 
@@ -56,6 +60,7 @@ class Audit:
             on_finding: "log" writes a line to the logger `rlcanary.live`, "warn" is also a warning, "stop" also raises
                 `Stopped` behind the update.
             max_staleness: versions by which a row may be older than the trainer; None allows any.
+            bundles: the folder that gets a bundle of each update with a new finding (`rlcanary replay`); None writes none.
 
         Raises:
             ValueError: `every` is below 1, or `on_finding` is none of these.
@@ -65,42 +70,54 @@ class Audit:
         if on_finding not in ("log", "warn", "stop"):
             raise ValueError(f"on_finding={on_finding!r} has to be 'log', 'warn' or 'stop'")
         self.conventions, self.every = conventions, every
-        self.on_finding, self.max_staleness = on_finding, max_staleness
+        self.on_finding, self.max_staleness, self.bundles = on_finding, max_staleness, bundles
         self.findings = Findings()
         self.updates = self.audited = 0
         self._has_failed = False
+        self._stillness = Stillness()
 
-    def update(self, *, mask: Tensor, loss_scale: float = 1.0, **given: Any) -> Update:
+    def update(self, *, mask: Tensor, loss_scale: float = 1.0, model: Any = None, **given: Any) -> Update:
         """Watch one update: use it as a context around all forward and backward passes of the update.
 
         Args:
             mask: [B, T] bool, true on the tokens that are trained.
             loss_scale: the factor on the loss for float16, from `GradScaler.get_scale()`.
+            model: the policy, if the optimizer steps inside the context: what it did to the weights is judged too.
             given: what else is known of the B rows: `rewards` [B], `group_ids` [B], `advantages` [B] or [B, T],
                 `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy` [B, T], `versions` [B] and
                 `trainer_version`, a number.
         """
         is_audited = self.updates % self.every == 0
         self.updates += 1
-        return Update(self, self.updates - 1, is_audited, mask, loss_scale, given)
+        return Update(self, self.updates - 1, is_audited, mask, loss_scale, model, given)
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for the run's own logger."""
         return {"canary/findings": float(len(self.findings)), "canary/audited_updates": float(self.audited)}
 
-    def judge(self, record: Record) -> list[Finding]:
-        """Judge an update, and tell what is new."""
+    def judge(self, record: Record, moves: Moves | None = None) -> list[Finding]:
+        """Judge an update and what it did to the weights, and tell what is new."""
         self.audited += 1
         found: list[Finding] = []
         for judge in JUDGES:
             self.guard(lambda judge=judge: found.extend(judge(record)))  # type: ignore[misc]
+        if moves is not None:
+            found.extend(self._stillness.judge(moves, record.gradient))
         for finding in found:
             finding.since = record.update
-            if self.findings.add(finding):
-                log.warning("%s", finding)
-                if self.on_finding != "log":
-                    warnings.warn(f"rlcanary: {finding}", stacklevel=4)
+        if new := [finding for finding in found if self.findings.add(finding)]:
+            self._tell(record, new)
         return found
+
+    def _tell(self, record: Record, new: list[Finding]) -> None:
+        told = [str(finding) for finding in new]
+        if self.bundles is not None:
+            folder = self.bundles
+            self.guard(lambda: told.append(f"replay it with: rlcanary replay {bundle.write(record, new, folder)}"))
+        for line in told:
+            log.warning("%s", line)
+            if self.on_finding != "log":
+                warnings.warn(f"rlcanary: {line}", stacklevel=5)
 
     def guard(self, function: Callable[[], None]) -> None:
         """Call a function of the audit. Its failure is a warning, once, and never one of the run."""
@@ -124,25 +141,40 @@ class Update:
     """
 
     def __init__(
-        self, audit: Audit, number: int, is_audited: bool, mask: Tensor, loss_scale: float, given: dict[str, Any]
+        self,
+        audit: Audit,
+        number: int,
+        is_audited: bool,
+        mask: Tensor,
+        loss_scale: float,
+        model: Any,
+        given: dict[str, Any],
     ) -> None:
         self.findings: list[Finding] = []
         self._audit, self._number, self._is_audited = audit, number, is_audited
         self._mask, self._loss_scale, self._given = mask, loss_scale, given
         self._pieces: list[Piece] = []
+        self._model = model
+        self._weights: Weights | None = None
 
     def __enter__(self) -> Self:
+        if self._is_audited and self._model is not None:
+            self._audit.guard(self._weigh)
         return self
 
-    def watch(self, logprobs: Tensor, rows: Rows = None) -> Tensor:
+    def _weigh(self) -> None:
+        self._weights = Weights(self._model)
+
+    def watch(self, logprobs: Tensor, rows: Rows = None, entropy: Tensor | None = None) -> Tensor:
         """Watch the logprobs of a micro-batch, and return them as they are.
 
         Args:
             logprobs: [b, t] that the loss is computed from; t may be smaller than T where the columns behind are padding.
             rows: the places of the b rows in the update; None is all of them, in order.
+            entropy: [b, t] of the policy, where the loss has a bonus for it.
         """
         if self._is_audited and logprobs.requires_grad:
-            self._audit.guard(lambda: self._pieces.append(Piece(logprobs, self._places(rows, len(logprobs)))))
+            self._audit.guard(lambda: self._pieces.append(Piece(logprobs, self._places(rows, len(logprobs)), entropy)))
         return logprobs
 
     def __exit__(
@@ -153,12 +185,13 @@ class Update:
             piece.handle.remove()
         if kind is None and pieces:
             self._audit.guard(lambda: self._judge(pieces))
-        self._given = {}
+        self._given, self._model, self._weights = {}, None, None
         if kind is None and self.findings and self._audit.on_finding == "stop":
             raise Stopped("; ".join(map(str, self.findings)))
 
     def _judge(self, pieces: list[Piece]) -> None:
-        self.findings = self._audit.judge(self._record(pieces))
+        moves = None if self._weights is None else self._weights.moves()
+        self.findings = self._audit.judge(self._record(pieces), moves)
 
     def _places(self, rows: Rows, count: int) -> Tensor:
         every_row = torch.arange(len(self._mask))
@@ -176,6 +209,11 @@ class Update:
             logprobs_BT[piece.rows, :width] = piece.logprobs.double().cpu()
             gradient_BT[piece.rows, :width] += piece.gradient / self._loss_scale
         given = {name: _exact(value) for name, value in self._given.items()}
+        if all(piece.entropy is not None for piece in pieces):
+            given["entropy"] = torch.zeros_like(logprobs_BT)
+            for piece in pieces:
+                assert piece.entropy is not None
+                given["entropy"][piece.rows, : piece.entropy.shape[1]] = _exact(piece.entropy)
         return Record(
             self._number,
             self._audit.conventions,
@@ -192,9 +230,10 @@ class Update:
 class Piece:
     """The logprobs of a micro-batch, and the gradient that they get."""
 
-    def __init__(self, logprobs: Tensor, rows: Tensor) -> None:
+    def __init__(self, logprobs: Tensor, rows: Tensor, entropy: Tensor | None = None) -> None:
         self.rows = rows
         self.logprobs = logprobs.detach()
+        self.entropy = None if entropy is None else entropy.detach()
         self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64)
         self.handle: Any = logprobs.register_hook(self._note)
 

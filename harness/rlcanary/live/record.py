@@ -34,6 +34,8 @@ class Record:
         versions: [B] the policy version that sampled each row.
         trainer_version: the number of weight syncs at the time of the update.
         max_staleness: the versions by which a row may be older; None allows any.
+        counts: the trained tokens and the rows, as the aggregation counts them, of the whole update that this is a part of;
+            None where this is the whole.
     """
 
     update: int
@@ -53,6 +55,7 @@ class Record:
     versions: Tensor | None = None
     trainer_version: int | None = None
     max_staleness: int | None = None
+    counts: tuple[float, float] | None = None
 
     @property
     def is_on_policy(self) -> bool:
@@ -79,6 +82,8 @@ class Record:
             sampler_logprobs=self.sampler_logprobs,
             entropy=self.entropy,
             group_ids=self.group_ids,
+            global_tokens=None if self.counts is None else self.counts[0],
+            global_sequences=None if self.counts is None else self.counts[1],
         )
 
     def rows(self, index: Tensor) -> Record:

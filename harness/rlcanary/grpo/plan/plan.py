@@ -51,6 +51,7 @@ class RunSettings:
         checkpoint_every: steps between two checkpoints; 0 writes none.
         keep_checkpoints: number of latest checkpoints that stay.
         tensorboard: also write TensorBoard event files.
+        audit_every: updates from one that is audited to the next (`rlcanary.live`); 0 audits none.
     """
 
     folder: Path
@@ -61,6 +62,7 @@ class RunSettings:
     checkpoint_every: Count = 0
     keep_checkpoints: Positive = 2
     tensorboard: bool = False
+    audit_every: Count = 20
 
 
 @dataclass(frozen=True, config=STRICT)

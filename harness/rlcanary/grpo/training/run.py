@@ -44,6 +44,7 @@ from rlcanary.grpo.training.rollout import Rollout
 from rlcanary.grpo.training.run_log import LOG, RunLog
 from rlcanary.grpo.training.trace import Trace
 from rlcanary.grpo.training.trainer import LearnerState, new_state, refresh_reference
+from rlcanary.grpo.training.updates import Audit
 
 Result = TypeVar("Result")
 Data = tuple[ItemIterator[Any], ChatEnvironment | None]
@@ -62,6 +63,7 @@ class Run:
         evaluation: samples the plan's held-out items; None if it has none.
         pad_token_id: fills the padding of batches.
         thread: the trainer's own.
+        audit: looks at the updates; None for none.
     """
 
     plan: Plan
@@ -76,6 +78,7 @@ class Run:
     trace: Trace
     pad_token_id: int
     thread: ThreadPoolExecutor
+    audit: Audit | None = None
 
     @property
     def live_endpoints(self) -> list[Endpoint]:

@@ -25,6 +25,7 @@ from rlcanary.reference import completion_logprobs, completion_scores, policy_lo
 from rlcanary.reference.step import batch_credit, forward_mode, with_advantages
 
 Record = TypeVar("Record", CollatedBatch, PolicyBatch, ValueBatch)
+Watch = Callable[[Tensor, Tensor, Tensor], Any]
 Trained = TypeVar("Trained", PolicyBatch, ValueBatch)
 
 
@@ -165,7 +166,12 @@ def policy_data(
 
 
 def accumulate_gradients(
-    state: Any, batch: CollatedBatch, given: PolicyBatch, conventions: Conventions, schedule: Schedule
+    state: Any,
+    batch: CollatedBatch,
+    given: PolicyBatch,
+    conventions: Conventions,
+    schedule: Schedule,
+    watch: Watch | None = None,
 ) -> LossOutput:
     """Run the forward and backward passes of an update, one micro-batch after another.
 
@@ -177,6 +183,7 @@ def accumulate_gradients(
         given: their policy data, from `policy_data`.
         conventions: the conventions of the loss.
         schedule: rows and widths of a forward pass.
+        watch: sees the logprobs of each forward pass, their rows, and their entropy, as `rlcanary.live.Audit` does.
 
     Returns:
         The loss of the whole, without gradient, and its metrics.
@@ -192,6 +199,8 @@ def accumulate_gradients(
         width = micro.completion_ids.shape[1]
         with forward_mode(state.model, training=conventions.training_dropout):
             logprobs_bt, entropy_bt = completion_scores(state.model, micro, conventions.temperature)
+        if watch is not None:
+            watch(logprobs_bt, rows, entropy_bt)
         piece = narrowed(piece, width)
         piece.logprobs, piece.entropy = logprobs_bt, entropy_bt
         if conventions.old_logprobs == "trainer" and piece.old_logprobs.isnan().all():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from rlcanary.contract.batch import CollatedBatch
+from rlcanary.contract.batch import CollatedBatch, PolicyBatch
 from rlcanary.contract.conventions import Conventions
 from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.grpo.training.critic import frozen_values, update_critic
@@ -16,6 +17,16 @@ from rlcanary.grpo.training.trainer import UpdateBatch, accumulate_gradients, de
 
 # Rounding, and engines in lower precision, move the mean ratio of a step by some thousandths.
 FURTHEST_RATIO = 1.25
+
+
+class Audit(Protocol):
+    """What looks at the updates of a run from outside: `rlcanary.live.Audit`."""
+
+    def update(self, *, mask: Tensor, model: Any, **given: Any) -> AbstractContextManager[Any]:
+        """Watch an update, whose forward and backward passes and step are inside the context."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for the run's log."""
 
 
 class NotOnPolicy(Exception):
@@ -29,6 +40,8 @@ def take_updates(
     schedule: Schedule,
     span: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     is_on_policy: bool = False,
+    audit: Audit | None = None,
+    version: int | None = None,
 ) -> list[dict[str, float]]:
     """Take all updates on a rollout batch. Advantages, values, old and reference logprobs are those before the first one.
 
@@ -39,6 +52,8 @@ def take_updates(
         schedule: the rows of an update and of a forward pass, and the passes over the batch.
         span: times a part by its name.
         is_on_policy: the state's weights drew all rows, so that ratios of the first update are 1.
+        audit: looks at each update; None for none.
+        version: the policy version of the state's weights before the first update, for the audit.
 
     Returns:
         The loss and the metrics of each update.
@@ -58,18 +73,41 @@ def take_updates(
     updates: list[dict[str, float]] = []
     for _ in range(schedule.epochs_per_step):
         for rows in torch.arange(len(batch.rewards)).split(schedule.update_rows):
-            with span("loss"):
-                chosen, judged = batch.rows(rows), given.rows(rows)
-                output = accumulate_gradients(state, chosen, judged, conventions, schedule)
-            if is_on_policy and not updates and not conventions.training_dropout:
-                _require_ratio_of_one(output.metrics.get("ratio_mean", 1.0))
-            with span("step"):
-                moved = descend(state, conventions)
+            chosen, judged = batch.rows(rows), given.rows(rows)
+            with _watched(audit, state, chosen, judged, None if updates else version) as watched:
+                with span("loss"):
+                    watch = None if watched is None else watched.watch
+                    output = accumulate_gradients(state, chosen, judged, conventions, schedule, watch)
+                if is_on_policy and not updates and not conventions.training_dropout:
+                    _require_ratio_of_one(output.metrics.get("ratio_mean", 1.0))
+                with span("step"):
+                    moved = descend(state, conventions)
             if isinstance(judged, UpdateBatch):
                 with span("critic"):
                     moved |= update_critic(critic, chosen, judged, conventions, schedule)
             updates.append({"loss": float(output.loss), **output.metrics, **moved})
     return updates
+
+
+def _watched(
+    audit: Audit | None, state: Any, batch: CollatedBatch, given: PolicyBatch, version: int | None
+) -> AbstractContextManager[Any]:
+    """Open the audit of an update. The version is None where the weights have moved since they had one."""
+    if audit is None:
+        return nullcontext()
+    is_unscored = bool(given.old_logprobs.isnan().all())
+    return audit.update(
+        mask=given.mask,
+        model=state.model,
+        rewards=batch.rewards,
+        group_ids=batch.group_ids,
+        advantages=given.advantages,
+        old_logprobs=None if is_unscored else given.old_logprobs,
+        sampler_logprobs=batch.old_logprobs,
+        ref_logprobs=given.ref_logprobs,
+        versions=None if version is None else batch.policy_versions,
+        trainer_version=version,
+    )
 
 
 def _require_ratio_of_one(ratio: float) -> None:

@@ -5,6 +5,7 @@ The trainer's own methods are called as before; the callback sees what its loss 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +16,17 @@ from rlcanary.adapters.trl import conventions_of
 from rlcanary.errors import UserError
 from rlcanary.live.audit import Audit, OnFinding, Piece
 from rlcanary.live.record import Record
+from rlcanary.live.weights import Weights
 
 
-def trl(trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn") -> TrlCallback:
+def trl(trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn", bundles: bool = True) -> TrlCallback:
     """Make the callback that audits a trainer: `trainer.add_callback(rlcanary.live.trl(trainer, every=20))`.
 
     Args:
         trainer: the `GRPOTrainer`. The conventions are read from its `GRPOConfig`.
         every: updates from one audited update to the next.
         on_finding: "log" and "warn" as `Audit` has them; "stop" writes a checkpoint and ends the training.
+        bundles: write updates with a new finding to `canary/` in the output folder, for `rlcanary replay`.
 
     Raises:
         UserError: the run has several processes, whose gradients this callback does not gather.
@@ -32,20 +35,27 @@ def trl(trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn") -> Trl
         raise UserError(
             f"rlcanary.live.trl audits runs of one process, this one has {trainer.accelerator.num_processes}: leave it out"
         )
-    return TrlCallback(trainer, every, on_finding)
+    return TrlCallback(trainer, every, on_finding, bundles)
 
 
 class TrlCallback(TrainerCallback):  # type: ignore[misc]
-    """Watches the micro-batches of an update and judges it before the optimizer's step.
+    """Watches the micro-batches of an update and judges it behind the optimizer's step.
 
     Attributes:
         audit: the audit, with its findings.
     """
 
-    def __init__(self, trainer: Any, every: int, on_finding: OnFinding) -> None:
+    def __init__(self, trainer: Any, every: int, on_finding: OnFinding, bundles: bool) -> None:
         self._stops = on_finding == "stop"
         conventions = conventions_of(trainer.args, bool(trainer.use_vllm)).replace(old_logprobs="trainer")
-        self.audit = Audit(conventions, every=every, on_finding="log" if on_finding == "log" else "warn")
+        self.audit = Audit(
+            conventions,
+            every=every,
+            on_finding="log" if on_finding == "log" else "warn",
+            bundles=Path(trainer.args.output_dir) / "canary" if bundles else None,
+        )
+        self._weights: Weights | None = None
+        self._loss_scale = 1.0
         self._trainer = trainer
         self._inputs: dict[str, Any] | None = None
         self._seen: list[tuple[dict[str, Any], Piece]] = []
@@ -78,7 +88,17 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         self._seen.append((kept, Piece(logprobs, torch.arange(start, start + len(logprobs)))))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Judge the update whose gradients are complete."""
+        """Note the weights of an update that is audited."""
+        if self._seen:
+            self.audit.guard(self._weigh)
+
+    def _weigh(self) -> None:
+        scaler = self._trainer.accelerator.scaler
+        self._loss_scale = 1.0 if scaler is None else scaler.get_scale()
+        self._weights = Weights(self._trainer.model)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Judge the update that was taken."""
         number, seen = self.audit.updates, self._seen
         self.audit.updates, self._seen = number + 1, []
         for _, piece in seen:
@@ -93,9 +113,9 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
 
     def _judge(self, number: int, seen: list[tuple[dict[str, Any], Piece]]) -> None:
         record = _record(number, seen, self.audit)
-        scaler = self._trainer.accelerator.scaler
-        record.gradient /= 1.0 if scaler is None else scaler.get_scale()
-        self.audit.judge(record)
+        record.gradient /= self._loss_scale
+        weights, self._weights = self._weights, None
+        self.audit.judge(record, None if weights is None else weights.moves())
 
 
 # What the loss is given, by TRL's names.

@@ -1,0 +1,144 @@
+"""Judge a recorded update of a run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+
+from rlcanary.console import report_console
+from rlcanary.errors import UserError
+from rlcanary.system.files import require_writable, write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcanary.live.findings import Finding
+    from rlcanary.live.record import Record
+
+# Tokens of the smallest update that are shown.
+SHOWN = 24
+TEST = '''"""Update {number} of a run, of which {rows} rows are left: {invariant}."""
+
+from pathlib import Path
+
+from rlcanary.adapters.load import load_adapter
+from rlcanary.live import replayed
+
+BUNDLE = Path(__file__).with_name("{bundle}")
+
+
+def test_update_{number}_is_the_declared_one() -> None:
+    found = replayed(BUNDLE, load_adapter({adapter!r}))
+    assert not found, found[0]
+'''
+
+
+@click.command(
+    epilog="Exit codes: 0 nothing is wrong with the update, 1 something is, 2 usage error, 3 internal error."
+)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--adapter", metavar="ADAPTER", help="Take the update with the loss of this adapter, as `rlcanary check` names it."
+)
+@click.option(
+    "--write-test",
+    "test",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a test of the smallest update for --adapter here, and its bundle beside it.",
+)
+def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
+    """Judge the update in BUNDLE, a folder that the audit of a run wrote.
+
+    The update is shrunk to the fewest rows that show what is wrong. With --adapter the exit code says whether the code still
+    takes it so, which `tools/bisect-run.sh` can search on.
+    """
+    if test is not None and (adapter is None or test.suffix != ".py" or not test.stem.isidentifier()):
+        raise UserError("--write-test needs --adapter, and a file such as tests/test_update.py")
+    try:
+        import torch  # noqa: F401 - asked for here, so that a missing package is named in one line
+    except ImportError as error:
+        raise UserError(f"replaying needs torch ({error}); pip install 'rlcanary[torch]'") from error
+    from rlcanary.adapters.load import load_adapter
+    from rlcanary.live import bundle as bundles
+    from rlcanary.live.replay import judged, shrunk, taken_by
+
+    code = None if adapter is None else load_adapter(adapter)
+    record, told_before = bundles.read(bundle)
+    console = report_console()
+    console.print(
+        f"Update {record.update} of a run, {len(record.mask)} rows. The audit of the run found:", highlight=False
+    )
+    for line in told_before:
+        console.print(f"  {line}", markup=False, highlight=False)
+    record = record if code is None else taken_by(code, record)
+    found = judged(record)
+    by = "as it was taken" if adapter is None else f"as {adapter} takes it"
+    if not found:
+        console.print(f"Nothing is wrong with the update {by}.", highlight=False)
+        return 0
+    console.print(f"Judged again, {by}:", highlight=False)
+    for finding in found:
+        console.print(f"  {finding.invariant}: {finding.message}", markup=False, highlight=False)
+    rows, smallest = shrunk(record, found[0].invariant, code)
+    console.print(f"{found[0].invariant} is left with {len(rows)} of {len(record.mask)} rows:", highlight=False)
+    console.print(_tokens(rows, smallest))
+    if test is not None and adapter is not None:
+        _write_test(test, adapter, smallest, found[0])
+        console.print(f"{test} written", highlight=False)
+    return 1
+
+
+def _tokens(rows: Tensor, record: Record) -> Table:
+    """Tabulate the trained tokens of an update."""
+    from rlcanary.live.invariants.gradient import expected
+
+    table = Table()
+    declared_BT = expected(record)
+    for name in ("row", "token", "logprob", "ratio", "advantage", "gradient", "declared"):
+        table.add_column(name, justify="right")
+    places = record.mask.nonzero().tolist()
+    for row, place in places[:SHOWN]:
+        old = (
+            None
+            if record.old_logprobs is None
+            else float(record.logprobs[row, place] - record.old_logprobs[row, place])
+        )
+        advantage = (
+            None
+            if record.advantages is None
+            else record.advantages[row].reshape(-1)[min(place, record.advantages[row].numel() - 1)]
+        )
+        table.add_row(
+            str(int(rows[row])),
+            str(place),
+            f"{float(record.logprobs[row, place]):.4g}",
+            "" if old is None else f"{2.718281828459045**old:.4g}",
+            "" if advantage is None else f"{float(advantage):.4g}",
+            f"{float(record.gradient[row, place]):.4g}",
+            "" if declared_BT is None else f"{float(declared_BT[row, place]):.4g}",
+        )
+    if len(places) > SHOWN:
+        table.caption = f"and {len(places) - SHOWN} more tokens"
+    return table
+
+
+def _write_test(test: Path, adapter: str, record: Record, finding: Finding) -> None:
+    from rlcanary.live import bundle as bundles
+
+    require_writable(test)
+    written = bundles.write(record, [finding], test.parent)
+    kept = written.rename(test.with_name(f"{test.stem}_{written.name}"))
+    write_whole(
+        test,
+        TEST.format(
+            number=record.update,
+            rows=len(record.mask),
+            invariant=finding.invariant,
+            bundle=kept.name,
+            adapter=adapter,
+        ),
+    )

@@ -1,0 +1,121 @@
+"""Judge a recorded update again: as the run took it, or as an adapter would take it now."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.contract.adapter import Adapter, NotProvided, provided
+from rlcanary.errors import UserError
+from rlcanary.live.bundle import read
+from rlcanary.live.findings import Finding
+from rlcanary.live.invariants import JUDGES
+from rlcanary.live.invariants.advantages import declared
+from rlcanary.live.record import Record
+
+
+def judged(record: Record) -> list[Finding]:
+    """Judge a record by every invariant."""
+    found = [finding for judge in JUDGES for finding in judge(record)]
+    for finding in found:
+        finding.since = record.update
+    return found
+
+
+def taken_by(adapter: Adapter, record: Record) -> Record:
+    """Return the update as an adapter takes it: its own advantages, and the gradient of its own loss.
+
+    The loss is `accumulated_loss` in as many micro-batches as the run had, or `policy_loss` for one.
+
+    Raises:
+        UserError: the adapter has neither loss, or the record lacks what they need.
+    """
+    has = provided(adapter)
+    advantages = record.advantages if record.advantages is not None else declared(record)
+    if "advantages" in has and record.rewards is not None and record.group_ids is not None:
+        with suppress(NotProvided):  # then the run's own are taken
+            advantages = adapter.advantages(record.rewards, record.group_ids).double()
+    if advantages is None:
+        raise UserError("the bundle has neither advantages nor the rewards and groups that make them")
+    count = len(record.pieces)
+    batch = record.policy_batch(advantages)
+    try:
+        if count > 1 and "accumulated_loss" in has:
+            output = adapter.accumulated_loss(batch, count)
+        else:
+            output = adapter.policy_loss(batch)
+    except NotProvided as error:
+        raise UserError(
+            f"the adapter does not compute the loss of this update: {error or 'policy_loss is missing'}"
+        ) from error
+    gradient_BT = torch.zeros_like(record.gradient)
+    if output.loss.requires_grad:
+        (found,) = torch.autograd.grad(output.loss, [batch.logprobs], allow_unused=True)
+        gradient_BT = gradient_BT if found is None else found.double()
+    return replace(record, advantages=advantages, gradient=gradient_BT)
+
+
+def replayed(bundle: Path, adapter: Adapter | None = None) -> list[Finding]:
+    """Judge the update of a bundle, as the run took it or as an adapter takes it.
+
+    Raises:
+        UserError: the bundle cannot be read, or the adapter does not compute the update's loss.
+    """
+    record, _ = read(bundle)
+    return judged(record if adapter is None else taken_by(adapter, record))
+
+
+def shrunk(record: Record, invariant: str, adapter: Adapter | None = None) -> tuple[Tensor, Record]:
+    """Leave out groups, then rows, as long as a finding of this invariant stays.
+
+    An adapter takes each smaller update anew. Without one the gradient is that of the run's whole update, and the rows that
+    are left keep its counts.
+
+    Returns:
+        [n] the rows that are left, and the update of them alone.
+    """
+    given = record if adapter is not None else _as_part(record)
+    count = max(1, len(record.pieces))
+
+    def shows(rows: Tensor) -> Record | None:
+        try:
+            smaller = given.rows(rows)
+            if adapter is not None:
+                pieces = list(torch.arange(len(rows)).tensor_split(min(count, len(rows))))
+                smaller = taken_by(adapter, replace(smaller, pieces=pieces))
+            return smaller if any(finding.invariant == invariant for finding in judged(smaller)) else None
+        except (ValueError, UserError, NotProvided):
+            return None  # This loss cannot take the smaller update.
+
+    rows, best = torch.arange(len(record.mask)), record
+    units = _by_group(record)
+    if adapter is not None or invariant != "advantages":  # the run's advantages are those of whole groups
+        units += [[row] for row in rows.tolist()]
+    for unit in units:
+        kept = rows[~torch.isin(rows, torch.tensor(unit))]
+        if 0 < len(kept) < len(rows) and (smaller := shows(kept)) is not None:
+            rows, best = kept, smaller
+    return rows, best
+
+
+def _as_part(record: Record) -> Record:
+    """Return a whole update as a part of itself: with its advantages and its counts of tokens and rows."""
+    advantages = record.advantages if record.advantages is not None else declared(record)
+    if record.conventions is None or advantages is None:
+        return replace(record, pieces=[])
+    rows = reference.count_sequences(record.policy_batch(advantages), record.conventions)
+    return replace(record, advantages=advantages, pieces=[], counts=(float(record.mask.sum()), rows))
+
+
+def _by_group(record: Record) -> list[list[int]]:
+    if record.group_ids is None:
+        return []
+    groups: dict[int, list[int]] = {}
+    for row, group in enumerate(record.group_ids.tolist()):
+        groups.setdefault(group, []).append(row)
+    return list(groups.values())

@@ -1,0 +1,97 @@
+"""What an update did to the weights, told from one number of each parameter before and behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary.live.findings import Finding
+
+# A trained parameter that stood still in this many audited updates, in which others moved, is not trained.
+PATIENCE = 10
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The parameters of a model, by name, as an update left them.
+
+    Attributes:
+        moved: those that changed.
+        still: trained ones that did not.
+        frozen_moved: frozen ones that changed.
+        not_finite: those with a NaN or an infinity.
+    """
+
+    moved: tuple[str, ...]
+    still: tuple[str, ...]
+    frozen_moved: tuple[str, ...]
+    not_finite: tuple[str, ...]
+
+
+class Weights:
+    """The sums of a model's parameters, taken before an update."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._before = _sums(model)
+
+    def moves(self) -> Moves:
+        """Compare the parameters with what they were."""
+        after, trained = _sums(self._model), dict(self._model.named_parameters())
+        changed = {name for name, total in after.items() if total != self._before.get(name)}
+        finite = {name for name, total in after.items() if total - total == 0}
+        return Moves(
+            moved=tuple(name for name in after if name in changed & finite and trained[name].requires_grad),
+            still=tuple(name for name in after if name not in changed and trained[name].requires_grad),
+            frozen_moved=tuple(name for name in after if name in changed and not trained[name].requires_grad),
+            not_finite=tuple(name for name in after if name not in finite),
+        )
+
+
+class Stillness:
+    """The number of audited updates in a row in which each trained parameter stood still while others moved."""
+
+    def __init__(self) -> None:
+        self._updates: dict[str, int] = {}
+
+    def judge(self, moves: Moves, gradient: Tensor) -> Iterator[Finding]:
+        """Judge what an update did.
+
+        Args:
+            moves: of the update.
+            gradient: [B, T] of the logprobs; where it is zero everywhere, or not finite, weights may stand still.
+        """
+        if moves.not_finite:
+            told = f"{_some(moves.not_finite)} is not finite behind the update"
+            yield Finding("weights.not_finite", told, len(moves.not_finite))
+            return
+        if moves.frozen_moved:
+            told = f"the update moved {_some(moves.frozen_moved)}, which is frozen"
+            yield Finding("weights.frozen_moved", told, len(moves.frozen_moved))
+        if not moves.moved:
+            if moves.still and bool(gradient.isfinite().all()) and bool(gradient.any()):
+                yield Finding("weights.still", "the logprobs had a gradient, and no trained parameter moved", 1.0)
+            return
+        self._updates = {name: self._updates.get(name, 0) + 1 for name in moves.still}
+        stuck = tuple(name for name, updates in self._updates.items() if updates >= PATIENCE)
+        if stuck:
+            told = (
+                f"{_some(stuck)} is to be trained, and did not move in {PATIENCE} audited updates in which others did"
+            )
+            yield Finding("weights.stuck", told, len(stuck))
+
+
+def _sums(model: Any) -> dict[str, float]:
+    """Sum each parameter in float64; of one that is sharded, this rank's shard."""
+    with torch.no_grad():
+        local = {name: getattr(each, "to_local", lambda each=each: each)() for name, each in model.named_parameters()}
+        totals = [each.sum(dtype=torch.float64) for each in local.values()]
+        return dict(zip(local, (float(total) for total in totals), strict=True))
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"each of {len(names)} parameters, such as {names[0]},"
