@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     from rlcanary.live import bundle as bundles
     from rlcanary.live.replay import judged, shrunk, taken_by
 
+    sys.path.insert(0, str(Path.cwd()))
     code = None if adapter is None else load_adapter(adapter)
     record, told_before = bundles.read(bundle)
     console = report_console()

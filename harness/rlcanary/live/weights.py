@@ -24,12 +24,14 @@ class Moves:
         still: trained ones that did not.
         frozen_moved: frozen ones that changed.
         not_finite: those with a NaN or an infinity.
+        dtypes: the name of each one's type.
     """
 
     moved: tuple[str, ...]
     still: tuple[str, ...]
     frozen_moved: tuple[str, ...]
     not_finite: tuple[str, ...]
+    dtypes: dict[str, str]
 
 
 class Weights:
@@ -41,14 +43,15 @@ class Weights:
 
     def moves(self) -> Moves:
         """Compare the parameters with what they were."""
-        after, trained = _sums(self._model), dict(self._model.named_parameters())
+        after, parameters = _sums(self._model), dict(self._model.named_parameters())
         changed = {name for name, total in after.items() if total != self._before.get(name)}
         finite = {name for name, total in after.items() if total - total == 0}
         return Moves(
-            moved=tuple(name for name in after if name in changed & finite and trained[name].requires_grad),
-            still=tuple(name for name in after if name not in changed and trained[name].requires_grad),
-            frozen_moved=tuple(name for name in after if name in changed and not trained[name].requires_grad),
+            moved=tuple(name for name in after if name in changed & finite and parameters[name].requires_grad),
+            still=tuple(name for name in after if name not in changed and parameters[name].requires_grad),
+            frozen_moved=tuple(name for name in after if name in changed and not parameters[name].requires_grad),
             not_finite=tuple(name for name in after if name not in finite),
+            dtypes={name: str(each.dtype).removeprefix("torch.") for name, each in parameters.items()},
         )
 
 
@@ -81,6 +84,7 @@ class Stillness:
         if stuck:
             told = (
                 f"{_some(stuck)} is to be trained, and did not move in {PATIENCE} audited updates in which others did"
+                f"{_rounded(moves, stuck)}"
             )
             yield Finding("weights.stuck", told, len(stuck))
 
@@ -91,6 +95,11 @@ def _sums(model: Any) -> dict[str, float]:
         local = {name: getattr(each, "to_local", lambda each=each: each)() for name, each in model.named_parameters()}
         totals = [each.sum(dtype=torch.float64) for each in local.values()]
         return dict(zip(local, (float(total) for total in totals), strict=True))
+
+
+def _rounded(moves: Moves, stuck: tuple[str, ...]) -> str:
+    coarse = sorted({moves.dtypes[name] for name in stuck} & {"bfloat16", "float16"})
+    return f": in {' and '.join(coarse)} a small step is rounded away" if coarse else ""
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -1,0 +1,159 @@
+"""A finding leaves a bundle, from which the update is judged again: as it was, as an adapter takes it, and on fewer rows."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import rlcanary
+from torch import Tensor
+
+from rlcanary import reference
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.contract.batch import LossOutput, PolicyBatch
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import DAPO, GRPO
+from rlcanary.errors import UserError
+from rlcanary.live import Audit, bundle, replayed
+from rlcanary.live.replay import shrunk, taken_by
+
+B, T = 8, 5
+MASK = torch.arange(T) < torch.tensor([5, 2, 4, 5, 1, 3, 5, 2]).unsqueeze(1)
+REWARDS = torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
+GROUPS = torch.arange(B) // 4
+
+WRONG = """
+from rlcanary.adapters.reference import ReferenceAdapter
+
+class Wrong(ReferenceAdapter):
+    name = "wrong"
+
+    def policy_loss(self, batch):
+        output = super().policy_loss(batch)
+        output.loss = 2 * output.loss
+        return output
+"""
+
+
+class Doubled(ReferenceAdapter):
+    """Takes every update twice as long."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        output.loss = 2 * output.loss
+        return output
+
+
+class FirstTokenTwice(ReferenceAdapter):
+    """Trains the first token of one row, which is the one with the smallest logprob, once more."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        if batch.logprobs[:, 0].min() < -4:
+            output.loss = output.loss + batch.logprobs[:, 0].min()
+        return output
+
+
+def bundle_of(
+    folder: Path, loss: Callable[[PolicyBatch], Tensor], conventions: Conventions | None = GRPO, pieces: int = 1
+) -> Path:
+    """Audit an update of this loss, and return the bundle that its finding leaves."""
+    policy = (-3 * torch.rand(B, T, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    with torch.no_grad():
+        policy[5, 0] = -5.0
+    sampler_BT = policy.detach() + 0.01
+    audit = Audit(conventions, every=1, on_finding="log", bundles=folder)
+    declared = conventions or GRPO
+    whole = PolicyBatch(policy, sampler_BT, reference.advantages(REWARDS, GROUPS, declared), MASK, group_ids=GROUPS)
+    with audit.update(mask=MASK, rewards=REWARDS, group_ids=GROUPS, sampler_logprobs=sampler_BT) as update:
+        for rows in torch.arange(B).split(B // pieces):
+            piece = whole.rows(rows)
+            piece.logprobs = update.watch(policy[rows], rows=rows)
+            (loss(piece) / pieces).backward()
+    assert update.findings
+    return folder / "update-0"
+
+
+def doubled(batch: PolicyBatch) -> Tensor:
+    return 2 * reference.policy_loss(batch, GRPO).loss
+
+
+def test_a_bundle_holds_the_update_and_what_was_found(tmp_path: Path) -> None:
+    written = bundle_of(tmp_path, doubled)
+    record, told = bundle.read(written)
+    assert [line.partition(":")[0] for line in told] == ["gradient.scale"]
+    assert [finding.invariant for finding in replayed(written)] == ["gradient.scale"]
+    assert record.conventions == GRPO
+    assert json.loads((written / "update.json").read_text())["record"]["update"] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["update-0"]
+
+
+def test_an_adapter_that_takes_the_update_as_declared_has_no_finding(tmp_path: Path) -> None:
+    written = bundle_of(tmp_path, doubled)
+    assert replayed(written, ReferenceAdapter(GRPO)) == []
+    assert [finding.invariant for finding in replayed(written, Doubled(GRPO))] == ["gradient.scale"]
+
+
+def test_means_of_micro_batches_are_replayed_in_as_many_micro_batches(tmp_path: Path) -> None:
+    written = bundle_of(tmp_path, lambda piece: reference.policy_loss(piece, DAPO).loss, DAPO, pieces=2)
+
+    class MeanOfMeans(ReferenceAdapter):
+        def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
+            pieces = [batch.rows(rows) for rows in torch.arange(len(batch.mask)).tensor_split(n_micro)]
+            losses = [reference.policy_loss(piece, self.conventions).loss for piece in pieces]
+            return LossOutput(sum(losses) / n_micro)
+
+    assert replayed(written, ReferenceAdapter(DAPO)) == []
+    (finding,) = replayed(written, MeanOfMeans(DAPO))
+    assert "the mean of the losses of 2 micro-batches" in finding.message
+
+
+def test_the_update_shrinks_to_the_row_that_is_wrong(tmp_path: Path) -> None:
+    record, _ = bundle.read(bundle_of(tmp_path, lambda batch: FirstTokenTwice(GRPO).policy_loss(batch).loss))
+    rows, smallest = shrunk(record, "gradient.direction")
+    assert rows.tolist() == [5]
+    assert len(smallest.mask) == 1
+    rows, _ = shrunk(taken_by(FirstTokenTwice(GRPO), record), "gradient.direction", FirstTokenTwice(GRPO))
+    assert len(rows) == 2, "alone in its group the row has no advantage"
+    assert 5 in rows.tolist()
+
+
+def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no bundle of an update"):
+        bundle.read(tmp_path)
+    written = bundle_of(tmp_path, doubled)
+    (written / "update.json").write_text('{"record": 3}')
+    with pytest.raises(UserError, match="cannot be read by rlcanary"):
+        bundle.read(written)
+
+
+def test_the_command_says_it_again_and_its_exit_code_follows_the_code(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WRONG)
+    written = str(bundle_of(tmp_path, doubled))
+    as_taken = rlcanary("replay", written, cwd=tmp_path)
+    assert as_taken.returncode == 1
+    assert "the update is 2 times the declared one" in as_taken.stdout
+    assert rlcanary("replay", written, "--adapter=reference", cwd=tmp_path).returncode == 0
+    test = tmp_path / "test_update.py"
+    wrong = rlcanary("replay", written, "--adapter=mine", f"--write-test={test}", cwd=tmp_path)
+    assert wrong.returncode == 1, wrong.stderr
+    ran = [subprocess.run([sys.executable, "-m", "pytest", "-q", test.name], cwd=tmp_path, check=False).returncode]
+    (tmp_path / "mine.py").write_text(WRONG.replace("2 * ", ""))
+    ran.append(subprocess.run([sys.executable, "-m", "pytest", "-q", test.name], cwd=tmp_path, check=False).returncode)
+    assert ran == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nowhere"], "is no bundle of an update"),
+        (["nowhere", "--write-test=test_update.py"], "--write-test needs --adapter"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:
+    done = rlcanary("replay", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert told in done.stderr
