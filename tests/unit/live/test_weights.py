@@ -106,6 +106,7 @@ def test_steps_that_half_precision_rounds_away_are_named_as_the_cause() -> None:
     policy, audit = Coarse(), Audit(GRPO, every=1, on_finding="log")
     for _ in range(PATIENCE):
         updated(audit, policy, torch.optim.SGD([policy.table, policy.unread], lr=0.1))
-        assert policy.unread.grad is not None and policy.unread.grad.any()
+        assert policy.unread.grad is not None
+        assert policy.unread.grad.any()
     assert "unread is to be trained, and did not move" in audit.findings[-1].message
     assert "in bfloat16 a small step is rounded away" in audit.findings[-1].message
