@@ -19,9 +19,12 @@ from torch import Tensor
 
 from rlcanary.contract.conventions import Conventions
 from rlcanary.live import bundle
+from rlcanary.live import ranks as processes
 from rlcanary.live.findings import Finding, Findings
 from rlcanary.live.invariants import JUDGES
+from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record
+from rlcanary.live.sampling import Sampling
 from rlcanary.live.weights import Moves, Stillness, Weights
 
 log = logging.getLogger("rlcanary.live")
@@ -51,6 +54,8 @@ class Audit:
         on_finding: OnFinding = "warn",
         max_staleness: int | None = None,
         bundles: Path | None = None,
+        ranks: Ranks | None = None,
+        group: Any = None,
     ) -> None:
         """Start an audit.
 
@@ -61,19 +66,31 @@ class Audit:
                 `Stopped` behind the update.
             max_staleness: versions by which a row may be older than the trainer; None allows any.
             bundles: the folder that gets a bundle of each update with a new finding (`rlcanary replay`); None writes none.
+            ranks: what the optimizer gets of the gradients of several processes that share an update: their "mean", as DDP
+                and FSDP have it, or their "sum"; "separate" where each process takes updates of its own.
+            group: the processes that share an update; None is all of them.
 
         Raises:
-            ValueError: `every` is below 1, or `on_finding` is none of these.
+            ValueError: `every` is below 1, `on_finding` is none of these, or there are several processes and `ranks` does
+                not say how they share an update.
         """
         if every < 1:
             raise ValueError(f"every={every} has to be at least 1")
         if on_finding not in ("log", "warn", "stop"):
             raise ValueError(f"on_finding={on_finding!r} has to be 'log', 'warn' or 'stop'")
+        if processes.count() > 1 and ranks not in ("mean", "sum", "separate"):
+            raise ValueError(
+                f"the run has {processes.count()} processes: say with ranks='mean' (DDP and FSDP), 'sum' or 'separate' "
+                "what an update gets of their gradients"
+            )
+        self.ranks = ranks if processes.count() > 1 else "separate"
+        self.group = group
         self.conventions, self.every = conventions, every
         self.on_finding, self.max_staleness, self.bundles = on_finding, max_staleness, bundles
         self.findings = Findings()
         self.updates = self.audited = 0
         self._has_failed = False
+        self._sampling = Sampling()
         self._stillness = Stillness()
 
     def update(self, *, mask: Tensor, loss_scale: float = 1.0, model: Any = None, **given: Any) -> Update:
@@ -85,7 +102,8 @@ class Audit:
             model: the policy, if the optimizer steps inside the context: what it did to the weights is judged too.
             given: what else is known of the B rows: `rewards` [B], `group_ids` [B], `advantages` [B] or [B, T],
                 `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy` [B, T], `versions` [B] and
-                `trainer_version`, a number.
+                `trainer_version`, a number; `drawn_freely`, False where rows are chosen by their rewards or lengths, or
+                drawn with top-k, top-p or penalties.
         """
         is_audited = self.updates % self.every == 0
         self.updates += 1
@@ -95,17 +113,34 @@ class Audit:
         """Return numbers for the run's own logger."""
         return {"canary/findings": float(len(self.findings)), "canary/audited_updates": float(self.audited)}
 
+    def conclude(self, make: Callable[[], Made]) -> list[Finding]:
+        """Make the record of an update and what it did to the weights, on each rank, and judge it."""
+        made: list[Made | None] = [None]
+
+        def keep() -> None:
+            made[0] = make()
+
+        def gather() -> None:
+            assert self.ranks is not None
+            made[0] = processes.gathered(made[0], self.ranks, self.group)
+
+        self.guard(keep)
+        if self.ranks != "separate":
+            self.guard(gather)
+        return [] if made[0] is None else self.judge(*made[0])
+
     def judge(self, record: Record, moves: Moves | None = None) -> list[Finding]:
         """Judge an update and what it did to the weights, and tell what is new."""
         self.audited += 1
         found: list[Finding] = []
-        for judge in JUDGES:
+        for judge in (*JUDGES, self._sampling.judge):
             self.guard(lambda judge=judge: found.extend(judge(record)))  # type: ignore[misc]
         if moves is not None:
             found.extend(self._stillness.judge(moves, record.gradient))
         for finding in found:
             finding.since = record.update
-        if new := [finding for finding in found if self.findings.add(finding)]:
+        new = [finding for finding in found if self.findings.add(finding)]
+        if new and (self.ranks == "separate" or processes.is_first()):
             self._tell(record, new)
         return found
 
@@ -183,15 +218,14 @@ class Update:
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
             piece.handle.remove()
-        if kind is None and pieces:
-            self._audit.guard(lambda: self._judge(pieces))
+        if kind is None and self._is_audited and (pieces or self._audit.ranks != "separate"):
+            self.findings = self._audit.conclude(lambda: self._made(pieces))
         self._given, self._model, self._weights = {}, None, None
         if kind is None and self.findings and self._audit.on_finding == "stop":
             raise Stopped("; ".join(map(str, self.findings)))
 
-    def _judge(self, pieces: list[Piece]) -> None:
-        moves = None if self._weights is None else self._weights.moves()
-        self.findings = self._audit.judge(self._record(pieces), moves)
+    def _made(self, pieces: list[Piece]) -> Made:
+        return self._record(pieces), None if self._weights is None else self._weights.moves()
 
     def _places(self, rows: Rows, count: int) -> Tensor:
         every_row = torch.arange(len(self._mask))
@@ -221,7 +255,7 @@ class Update:
             gradient_BT,
             mask_BT,
             pieces=[piece.rows for piece in pieces],
-            eps=torch.finfo(pieces[0].logprobs.dtype).eps,
+            eps=max((torch.finfo(piece.logprobs.dtype).eps for piece in pieces), default=0.0),
             max_staleness=self._audit.max_staleness,
             **given,
         )

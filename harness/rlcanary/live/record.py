@@ -34,6 +34,8 @@ class Record:
         versions: [B] the policy version that sampled each row.
         trainer_version: the number of weight syncs at the time of the update.
         max_staleness: the versions by which a row may be older; None allows any.
+        drawn_freely: the rows are samples as they come: neither chosen by their rewards or lengths, nor drawn with top-k,
+            top-p or penalties.
         counts: the trained tokens and the rows, as the aggregation counts them, of the whole update that this is a part of;
             None where this is the whole.
     """
@@ -55,14 +57,8 @@ class Record:
     versions: Tensor | None = None
     trainer_version: int | None = None
     max_staleness: int | None = None
+    drawn_freely: bool = True
     counts: tuple[float, float] | None = None
-
-    @property
-    def is_on_policy(self) -> bool:
-        """True if all rows are known to be samples of the weights that are trained."""
-        if self.versions is None or self.trainer_version is None:
-            return False
-        return bool((self.versions == self.trainer_version).all())
 
     def policy_batch(self, advantages: Tensor) -> PolicyBatch:
         """Build the inputs of the declared loss, with logprobs that it can be differentiated in.

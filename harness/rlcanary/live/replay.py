@@ -17,11 +17,12 @@ from rlcanary.live.findings import Finding
 from rlcanary.live.invariants import JUDGES
 from rlcanary.live.invariants.advantages import declared
 from rlcanary.live.record import Record
+from rlcanary.live.sampling import Sampling
 
 
 def judged(record: Record) -> list[Finding]:
-    """Judge a record by every invariant."""
-    found = [finding for judge in JUDGES for finding in judge(record)]
+    """Judge a record by every invariant; by what takes the evidence of several updates as if it were the first one."""
+    found = [finding for judge in (*JUDGES, Sampling().judge) for finding in judge(record)]
     for finding in found:
         finding.since = record.update
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,18 @@ class Moves:
     frozen_moved: tuple[str, ...]
     not_finite: tuple[str, ...]
     dtypes: dict[str, str]
+
+    @classmethod
+    def of_all(cls, moves: Sequence[Moves]) -> Moves:
+        """Join what happened to the shards of several ranks: a parameter moved where one of its shards did."""
+        moved = _union(each.moved for each in moves)
+        return cls(
+            moved=moved,
+            still=tuple(name for name in _union(each.still for each in moves) if name not in moved),
+            frozen_moved=_union(each.frozen_moved for each in moves),
+            not_finite=_union(each.not_finite for each in moves),
+            dtypes={name: dtype for each in moves for name, dtype in each.dtypes.items()},
+        )
 
 
 class Weights:
@@ -95,6 +107,11 @@ def _sums(model: Any) -> dict[str, float]:
         local = {name: getattr(each, "to_local", lambda each=each: each)() for name, each in model.named_parameters()}
         totals = [each.sum(dtype=torch.float64) for each in local.values()]
         return dict(zip(local, (float(total) for total in totals), strict=True))
+
+
+def _union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Join names, each once, in their order."""
+    return tuple(dict.fromkeys(name for each in names for name in each))
 
 
 def _rounded(moves: Moves, stuck: tuple[str, ...]) -> str:

@@ -14,9 +14,10 @@ from rlcanary.grpo.plan.models import ScratchSettings, character_tokenizer, save
 from rlcanary.grpo.plan.plan import Plan, plan_of
 from rlcanary.grpo.sync.sync import sync_weights
 from rlcanary.grpo.train import train
-from rlcanary.grpo.training import updates
+from rlcanary.grpo.training import trainer, updates
 from rlcanary.grpo.training.checkpoint import CheckpointError
 from rlcanary.grpo.training.critic import update_critic
+from rlcanary.live import Audit
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -291,3 +292,46 @@ class limited_file_size:
 
         resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
         signal.signal(signal.SIGXFSZ, self.handler)
+
+
+def audit_of(plan: Plan) -> Audit:
+    return Audit(plan.conventions, every=1, on_finding="log", max_staleness=plan.schedule.versions_ahead)
+
+
+@pytest.mark.parametrize(
+    "name", ["several updates per step", "adapters and a reference model", "a critic, beside adapters"]
+)
+def test_the_audit_of_a_run_finds_nothing_and_changes_no_number(tmp_path: Path, name: str) -> None:
+    changes = SETTINGS[name] | {"run__checkpoint_every": 4, "roles": PARTIAL}
+    plan = a_plan(tmp_path / "audited", 4, **changes)
+    audit = audit_of(plan)
+    train(plan, audit=audit)
+    train(a_plan(tmp_path / "alone", 4, **changes))
+    assert list(audit.findings) == []
+    assert audit.audited == audit.updates >= 4
+    audited = [
+        {name: value for name, value in line.items() if not name.startswith("canary/")}
+        for line in log_of(tmp_path / "audited")
+    ]
+    assert audited == log_of(tmp_path / "alone")
+    saved = [
+        torch.load(tmp_path / run / "checkpoints/step-000004.pt", weights_only=True)["model"]
+        for run in ("audited", "alone")
+    ]
+    assert all(torch.equal(saved[0][key], saved[1][key]) for key in saved[0])
+
+
+def test_the_audit_of_a_run_finds_what_its_loss_does_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = trainer.policy_loss
+
+    def halved(*arguments: Any) -> Any:
+        output = right(*arguments)
+        output.loss = output.loss / 2
+        return output
+
+    monkeypatch.setattr(trainer, "policy_loss", halved)
+    plan = a_plan(tmp_path, 2, roles=PARTIAL)
+    audit = audit_of(plan)
+    train(plan, audit=audit)
+    assert [finding.invariant for finding in audit.findings] == ["gradient.scale"]
+    assert log_of(tmp_path)[-1]["canary/findings"] == 1

@@ -133,7 +133,7 @@ def test_a_wrong_update_is_found_with_its_cause(
         ({"advantages": REWARDS}, "advantages"),
         ({"versions": torch.full((B,), 3), "trainer_version": 2}, "staleness.from_the_future"),
         ({"versions": torch.arange(B), "trainer_version": 9}, "staleness.too_old"),
-        ({"versions": torch.zeros(B), "trainer_version": 0, "sampler_logprobs": drawn()[0] - 1}, "ratio"),
+        ({"versions": torch.zeros(B), "trainer_version": 0, "sampler_logprobs": drawn()[0] - 1}, "sampling.ratio"),
         ({"sampler_logprobs": drawn()[1].masked_fill(torch.arange(T) > 3, torch.nan)}, "mask"),
     ],
 )

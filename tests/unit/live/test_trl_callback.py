@@ -1,6 +1,7 @@
 """The audit in TRL's own `train()`: it finds the loss type whose micro-batches are averaged, and changes no weight."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,20 @@ def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def train(folder: Path, audited: bool = True, **settings: Any) -> tuple[Any, dict[str, torch.Tensor], Any]:
-    """Three updates on completions of different lengths -> the callback, the trained weights and the trainer."""
+def train(
+    folder: Path, audited: bool = True, spoil: Callable[[Any], None] = lambda _: None, **settings: Any
+) -> tuple[Any, dict[str, torch.Tensor], Any]:
+    """Take three updates on completions of different lengths.
+
+    Args:
+        folder: gets the model and the run.
+        audited: whether the callback is added.
+        spoil: changes the trainer before that.
+        settings: of the `GRPOConfig`.
+
+    Returns:
+        The callback, the trained weights and the trainer.
+    """
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -40,13 +53,13 @@ def train(folder: Path, audited: bool = True, **settings: Any) -> tuple[Any, dic
             per_device_train_batch_size=4,
             gradient_accumulation_steps=2,
             max_completion_length=24,
-            max_steps=3,
             logging_steps=1,
             learning_rate=1e-3,
             disable_tqdm=True,
-            **settings,
+            **{"max_steps": 3, **settings},
         ),
     )
+    spoil(trainer)
     callback = live.trl(trainer, every=1) if audited else None
     if callback:
         trainer.add_callback(callback)
@@ -75,3 +88,13 @@ def test_means_of_micro_batches_are_found_and_the_weights_are_those_of_a_run_wit
     )
     _, others, _ = train(tmp_path / "alone", audited=False, loss_type="bnpo")
     assert all(torch.equal(weights[name], others[name]) for name in others)
+
+
+def test_generation_that_is_colder_than_it_is_scored_is_found(tmp_path: Path) -> None:
+    def colder(trainer: Any) -> None:
+        trainer.generation_config.temperature = 0.5
+
+    with pytest.warns(UserWarning, match="rlcanary: sampling.surprise"):
+        callback, _, _ = train(tmp_path, spoil=colder, max_steps=8)
+    (finding,) = callback.audit.findings
+    assert "samples of the present weights are more likely than the policy's own" in finding.message

@@ -70,11 +70,12 @@ def take_updates(
         critic = getattr(state, "critic", None)
         values_BT = None if critic is None else frozen_values(critic.model, batch, schedule)
         given = policy_data(state, batch, conventions, schedule, before_BT, values_BT)
+    is_drawn_freely = not (schedule.dynamic_sampling or conventions.mask_truncated)
     updates: list[dict[str, float]] = []
     for _ in range(schedule.epochs_per_step):
         for rows in torch.arange(len(batch.rewards)).split(schedule.update_rows):
             chosen, judged = batch.rows(rows), given.rows(rows)
-            with _watched(audit, state, chosen, judged, None if updates else version) as watched:
+            with _watched(audit, state, chosen, judged, None if updates else version, is_drawn_freely) as watched:
                 with span("loss"):
                     watch = None if watched is None else watched.watch
                     output = accumulate_gradients(state, chosen, judged, conventions, schedule, watch)
@@ -90,7 +91,12 @@ def take_updates(
 
 
 def _watched(
-    audit: Audit | None, state: Any, batch: CollatedBatch, given: PolicyBatch, version: int | None
+    audit: Audit | None,
+    state: Any,
+    batch: CollatedBatch,
+    given: PolicyBatch,
+    version: int | None,
+    is_drawn_freely: bool,
 ) -> AbstractContextManager[Any]:
     """Open the audit of an update. The version is None where the weights have moved since they had one."""
     if audit is None:
@@ -107,6 +113,7 @@ def _watched(
         ref_logprobs=given.ref_logprobs,
         versions=None if version is None else batch.policy_versions,
         trainer_version=version,
+        drawn_freely=is_drawn_freely,
     )
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from rlcanary.adapters.trl import conventions_of
-from rlcanary.errors import UserError
 from rlcanary.live.audit import Audit, OnFinding, Piece
+from rlcanary.live.ranks import Made
 from rlcanary.live.record import Record
 from rlcanary.live.weights import Weights
 
@@ -27,14 +27,7 @@ def trl(trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn", bundle
         every: updates from one audited update to the next.
         on_finding: "log" and "warn" as `Audit` has them; "stop" writes a checkpoint and ends the training.
         bundles: write updates with a new finding to `canary/` in the output folder, for `rlcanary replay`.
-
-    Raises:
-        UserError: the run has several processes, whose gradients this callback does not gather.
     """
-    if trainer.accelerator.num_processes > 1:
-        raise UserError(
-            f"rlcanary.live.trl audits runs of one process, this one has {trainer.accelerator.num_processes}: leave it out"
-        )
     return TrlCallback(trainer, every, on_finding, bundles)
 
 
@@ -53,16 +46,25 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             every=every,
             on_finding="log" if on_finding == "log" else "warn",
             bundles=Path(trainer.args.output_dir) / "canary" if bundles else None,
+            ranks="mean",
         )
         self._weights: Weights | None = None
-        self._loss_scale = 1.0
+        self._loss_scale, self._updated_at = 1.0, 0
         self._trainer = trainer
         self._inputs: dict[str, Any] | None = None
         self._seen: list[tuple[dict[str, Any], Piece]] = []
+        self._sampled_at = 0
         self._compute_loss = trainer._compute_loss
+        self._sample = trainer._generate_and_score_completions
         self._score = trainer._get_per_token_logps_and_entropies
         trainer._compute_loss = self._watched_loss
+        trainer._generate_and_score_completions = self._watched_samples
         trainer._get_per_token_logps_and_entropies = self._watched_scores
+
+    def _watched_samples(self, inputs: Any) -> Any:
+        if self._trainer.model.training:
+            self._sampled_at = self._trainer.state.global_step
+        return self._sample(inputs)
 
     def _watched_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         is_audited = self.audit.updates % self.audit.every == 0 and model.training
@@ -93,6 +95,7 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             self.audit.guard(self._weigh)
 
     def _weigh(self) -> None:
+        self._updated_at = self._trainer.state.global_step
         scaler = self._trainer.accelerator.scaler
         self._loss_scale = 1.0 if scaler is None else scaler.get_scale()
         self._weights = Weights(self._trainer.model)
@@ -105,17 +108,26 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             piece.handle.remove()
         before = len(self.audit.findings)
         if seen:
-            self.audit.guard(lambda: self._judge(number, seen))
+            self.audit.conclude(lambda: self._made(number, seen))
         for name, value in self.audit.metrics().items():
             self._trainer._metrics["train"][name].append(value)
         if self._stops and len(self.audit.findings) > before:
             control.should_save = control.should_training_stop = True
 
-    def _judge(self, number: int, seen: list[tuple[dict[str, Any], Piece]]) -> None:
+    def _made(self, number: int, seen: list[tuple[dict[str, Any], Piece]]) -> Made:
         record = _record(number, seen, self.audit)
         record.gradient /= self._loss_scale
+        record.versions = torch.full((len(record.mask),), self._sampled_at)
+        record.trainer_version = self._updated_at
+        record.drawn_freely = _draws_freely(self._trainer.args)
         weights, self._weights = self._weights, None
-        self.audit.judge(record, None if weights is None else weights.moves())
+        return record, None if weights is None else weights.moves()
+
+
+def _draws_freely(args: Any) -> bool:
+    """Tell whether all rows are plain samples of the policy."""
+    is_whole = args.top_p == 1.0 and not args.top_k and not args.min_p and args.repetition_penalty == 1.0
+    return is_whole and not args.generation_kwargs and not args.mask_truncated_completions
 
 
 # What the loss is given, by TRL's names.

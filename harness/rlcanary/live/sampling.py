@@ -1,0 +1,101 @@
+"""Completions are samples of the weights that are trained: judged over the updates of a run, on rows of the present version.
+
+Two identities hold for every policy, with the expectation over tokens that it draws itself. The mean of the ratio of the
+trainer's probability to the sampler's is 1, and the mean of -log p is the entropy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from rlcanary.live.bets import Bets
+from rlcanary.live.findings import Finding
+from rlcanary.live.record import Record
+
+# What an engine in lower precision may move the mean ratio, or the mean of -log p in nats.
+ALLOWED = 0.03
+# Ratios above this one count as this one where a mean below 1 is looked for.
+LARGEST = 4.0
+# The entropy and the logprob of a token add up to no less than this.
+LEAST = -20.0
+# The nats per token that the sampler may be away from the trainer beyond ten times its distance at the start.
+FURTHER, TIMES = 0.02, 10
+FIRST = 3
+
+
+class Sampling:
+    """What is known of the sampler of a run."""
+
+    def __init__(self) -> None:
+        self._above = Bets(1 + ALLOWED)
+        self._below = Bets(ALLOWED - 1)
+        self._likely = Bets(ALLOWED)
+        self._unlikely = Bets(ALLOWED)
+        self._at_start: list[float] = []
+        self._lately: deque[float] = deque(maxlen=FIRST)
+
+    def judge(self, record: Record) -> Iterator[Finding]:
+        """Judge the rows of an update that the present weights have drawn."""
+        if record.versions is None or record.trainer_version is None:
+            return
+        present_BT = record.mask & (record.versions == record.trainer_version).unsqueeze(1)
+        if record.sampler_logprobs is not None:
+            yield from self._ratios(record, present_BT & ~record.sampler_logprobs.isnan())
+        has_dropout = record.conventions is not None and record.conventions.training_dropout
+        if record.entropy is not None and record.drawn_freely and not has_dropout:
+            yield from self._surprises(record, present_BT)
+
+    def _ratios(self, record: Record, known_BT: Tensor) -> Iterator[Finding]:
+        if record.sampler_logprobs is None or not known_BT.any():
+            return
+        gap_N = (record.logprobs - record.sampler_logprobs)[known_BT]
+        ratio_N = gap_N.exp()
+        off = float(ratio_N.mean()) - 1
+        is_above = self._above.refuted_by(ratio_N, 0.0)
+        is_below = self._below.refuted_by(-ratio_N, -LARGEST) and record.drawn_freely
+        if is_above or is_below:
+            yield Finding(
+                "sampling.ratio",
+                "on samples of the present weights the mean ratio of trainer to sampler has to be 1 and is "
+                f"{'above' if is_above else 'below'} it ({1 + off:.4g} in this update; the mean difference of their "
+                f"logprobs is {float(gap_N.mean()):.3g}, the largest {float(gap_N.abs().max()):.3g}): the two score other "
+                "tokens, at another temperature, or with other weights",
+                abs(off),
+            )
+        away = float((gap_N.exp() - 1 - gap_N).mean())
+        self._lately.append(away)
+        if len(self._at_start) < FIRST:
+            self._at_start.append(away)
+            return
+        start, now = sorted(self._at_start)[FIRST // 2], sum(self._lately) / len(self._lately)
+        if now > TIMES * start + FURTHER:
+            yield Finding(
+                "sampling.drift",
+                f"on samples of the present weights the sampler is {now:.3g} nats per token away from the trainer, and was "
+                f"{start:.2g} at the start: a weight sync leaves something out",
+                now,
+            )
+
+    def _surprises(self, record: Record, present_BT: Tensor) -> Iterator[Finding]:
+        assert record.entropy is not None
+        if not present_BT.any():
+            return
+        entropy_N = record.entropy[present_BT]
+        excess_N = entropy_N + record.logprobs[present_BT]
+        is_likely = self._likely.refuted_by(excess_N, LEAST)
+        if self._unlikely.refuted_by(-excess_N, -entropy_N) or is_likely:
+            mean = float(excess_N.mean())
+            cause = (
+                "it samples at a lower temperature, with top-k or top-p, or tokens that are likely are trained alone"
+                if is_likely
+                else "it samples at a higher temperature, from older weights, or tokens are trained that it did not draw"
+            )
+            yield Finding(
+                "sampling.surprise",
+                f"samples of the present weights are {'more' if is_likely else 'less'} likely than the policy's own: -log p "
+                f"is {abs(mean):.3g} nats per token {'below' if is_likely else 'above'} the entropy in this update; {cause}",
+                abs(mean),
+            )

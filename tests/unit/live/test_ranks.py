@@ -1,0 +1,58 @@
+"""An update that several data-parallel ranks share is judged as one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcanary.contract.presets import GRPO
+from rlcanary.live import Audit
+from rlcanary.live.ranks import joined
+from rlcanary.live.record import Record
+
+SCRIPT = Path(__file__).parents[2] / "support/live_ranks.py"
+
+
+def on_two_ranks(mistake: str, folder: Path) -> list[dict[str, Any]]:
+    """Run the script -> what each rank reports."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*command, SCRIPT, mistake, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_a_correct_update_over_ranks_has_no_finding(tmp_path: Path) -> None:
+    assert on_two_ranks("none", tmp_path) == [{"found": [], "audited": 3}] * 2
+
+
+def test_the_mean_of_the_means_of_ranks_is_found_on_each_and_written_once(tmp_path: Path) -> None:
+    first, second = on_two_ranks("means of ranks", tmp_path)
+    assert first == second
+    assert "the mean of the losses of 2 micro-batches" in first["found"][0]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["update-0"]
+
+
+def test_a_rank_whose_audit_fails_leaves_out_that_update_alone(tmp_path: Path) -> None:
+    assert on_two_ranks("audit", tmp_path) == [{"found": [], "audited": 2}] * 2
+
+
+def test_rows_of_ranks_are_padded_to_one_width_and_gradients_averaged() -> None:
+    records = [
+        Record(0, GRPO, torch.ones(2, width), torch.ones(2, width), torch.ones(2, width).bool(), [torch.arange(2)])
+        for width in (3, 5)
+    ]
+    whole = joined(records, "mean")
+    assert whole.mask.tolist() == [[True] * 3 + [False] * 2] * 2 + [[True] * 5] * 2
+    assert whole.gradient.sum() == 8
+    assert [rows.tolist() for rows in whole.pieces] == [[0, 1], [2, 3]]
+    assert joined(records, "sum").gradient.sum() == 16
+
+
+def test_several_processes_have_to_say_how_they_share_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcanary.live.ranks.count", lambda: 2)
+    with pytest.raises(ValueError, match="the run has 2 processes: say with ranks="):
+        Audit(GRPO)

@@ -1,0 +1,114 @@
+"""Rows of the present version are samples of the policy: found where they are not, and silent over long healthy runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcanary.live import Audit
+
+B, T, V = 32, 16, 20
+MASK = torch.ones(B, T, dtype=torch.bool)
+Sampler = Callable[[Tensor, int], Tensor]
+"""The logits that the sampler draws from, made of the trainer's and the number of the update."""
+
+
+class Run:
+    """Updates of a table of logits that moves at random, with samples of it."""
+
+    def __init__(self, seed: int, scale: float = 2.0) -> None:
+        self.source = torch.Generator().manual_seed(seed)
+        self.audit = Audit(every=1, on_finding="log")
+        self.logits = scale * torch.randn(B, T, V, generator=self.source)
+
+    def update(self, sampler: Sampler, reported: Sampler | None = None, **given: Any) -> list[str]:
+        """Sample, update -> what was found."""
+        number = self.audit.updates
+        drawn_from = sampler(self.logits, number)
+        ids = torch.multinomial(drawn_from.softmax(-1).view(-1, V), 1, generator=self.source).view(B, T, 1)
+        told = drawn_from if reported is None else reported(self.logits, number)
+        log_probs = self.logits.log_softmax(-1)
+        known = {
+            "sampler_logprobs": told.log_softmax(-1).gather(-1, ids)[..., 0],
+            "versions": torch.full((B,), number),
+            "trainer_version": number,
+        }
+        with self.audit.update(mask=MASK, **{**known, **given}) as update:
+            policy = log_probs.gather(-1, ids)[..., 0].requires_grad_()
+            watched = update.watch(policy, entropy=-(log_probs.exp() * log_probs).sum(-1))
+            (-watched.mean()).backward()
+        self.logits = self.logits + 0.05 * torch.randn(B, T, V, generator=self.source)
+        return [finding.invariant for finding in update.findings]
+
+
+def same(logits: Tensor, _: int) -> Tensor:
+    return logits
+
+
+def in_half_precision(logits: Tensor, number: int) -> Tensor:
+    noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(number))
+    return (logits + 0.03 * noise).bfloat16().float()
+
+
+def top_five(logits: Tensor, _: int) -> Tensor:
+    return logits.masked_fill(logits < logits.topk(5).values[..., -1:], -torch.inf)
+
+
+def colder(logits: Tensor, _: int) -> Tensor:
+    return logits / 0.8
+
+
+def warmer(logits: Tensor, _: int) -> Tensor:
+    return logits * 0.8
+
+
+def left_behind(logits: Tensor, number: int) -> Tensor:
+    """Weights of which an ever larger part is missing."""
+    return logits + 0.1 * number * torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("sampler", [same, in_half_precision])
+def test_healthy_runs_have_no_finding(sampler: Sampler) -> None:
+    for seed in range(5):
+        run = Run(seed)
+        assert [kind for _ in range(60) for kind in run.update(sampler)] == []
+
+
+@pytest.mark.parametrize(
+    ("sampler", "reported", "found", "within"),
+    [
+        (same, colder, "sampling.ratio", 5),
+        (same, lambda logits, _: logits.roll(1, dims=1), "sampling.ratio", 2),
+        (colder, same, "sampling.surprise", 4),
+        (warmer, same, "sampling.surprise", 4),
+        (top_five, same, "sampling.surprise", 8),
+        (left_behind, None, "sampling.drift", 8),
+    ],
+    ids=["raw logprobs", "rows of a neighbour", "colder", "warmer", "top-k", "weights left behind"],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_sampler_that_is_not_the_policy_is_found(
+    sampler: Sampler, reported: Sampler | None, found: str, within: int, seed: int
+) -> None:
+    run = Run(seed)
+    kinds = {kind for _ in range(within) for kind in run.update(sampler, reported)}
+    assert found in kinds
+
+
+def test_what_breaks_late_is_found_soon() -> None:
+    run = Run(0)
+    assert [kind for _ in range(100) for kind in run.update(same)] == []
+    assert "sampling.surprise" in {kind for _ in range(8) for kind in run.update(colder, same)}
+
+
+def test_rows_of_older_weights_are_left_out() -> None:
+    run = Run(0)
+    older = {"versions": torch.full((B,), -1)}
+    assert [kind for _ in range(10) for kind in run.update(colder, same, **older)] == []
+
+
+def test_rows_that_were_chosen_are_not_taken_for_samples_of_the_policy() -> None:
+    run = Run(0)
+    assert [kind for _ in range(10) for kind in run.update(top_five, same, drawn_freely=False)] == []
