@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -191,6 +191,7 @@ class Update:
         self._pieces: list[Piece] = []
         self._model = model
         self._weights: Weights | None = None
+        self._logged: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         if self._is_audited and self._model is not None:
@@ -211,6 +212,11 @@ class Update:
         if self._is_audited and logprobs.requires_grad:
             self._audit.guard(lambda: self._pieces.append(Piece(logprobs, self._places(rows, len(logprobs)), entropy)))
         return logprobs
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Take the numbers that the run logs of this update, such as `loss` and `kl`; unknown names are left out."""
+        if self._is_audited:
+            self._audit.guard(lambda: self._logged.update({name: float(value) for name, value in metrics.items()}))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -257,6 +263,7 @@ class Update:
             pieces=[piece.rows for piece in pieces],
             eps=max((torch.finfo(piece.logprobs.dtype).eps for piece in pieces), default=0.0),
             max_staleness=self._audit.max_staleness,
+            logged=self._logged,
             **given,
         )
 

@@ -36,6 +36,8 @@ class Record:
         max_staleness: the versions by which a row may be older; None allows any.
         drawn_freely: the rows are samples as they come: neither chosen by their rewards or lengths, nor drawn with top-k,
             top-p or penalties.
+        logged: the numbers that the run logs of this update, by the names of `rlcanary.contract.batch.LossOutput`, and
+            `loss` and `reward`.
         counts: the trained tokens and the rows, as the aggregation counts them, of the whole update that this is a part of;
             None where this is the whole.
     """
@@ -58,7 +60,13 @@ class Record:
     trainer_version: int | None = None
     max_staleness: int | None = None
     drawn_freely: bool = True
+    logged: dict[str, float] = field(default_factory=dict)
     counts: tuple[float, float] | None = None
+
+    @property
+    def mask_has_unscored(self) -> bool:
+        """True if a trained token lacks the logprob of the old policy: the mask is the mistake, and has its own finding."""
+        return self.old_logprobs is not None and bool(self.old_logprobs[self.mask].isnan().any())
 
     def policy_batch(self, advantages: Tensor) -> PolicyBatch:
         """Build the inputs of the declared loss, with logprobs that it can be differentiated in.

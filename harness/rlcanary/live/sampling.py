@@ -21,9 +21,11 @@ ALLOWED = 0.03
 LARGEST = 4.0
 # The entropy and the logprob of a token add up to no less than this.
 LEAST = -20.0
-# The nats per token that the sampler may be away from the trainer beyond ten times its distance at the start.
-FURTHER, TIMES = 0.02, 10
+# The nats per token that the sampler may be away from the trainer, and beyond ten times its distance at the start.
+FURTHEST, FURTHER, TIMES = 0.05, 0.02, 10
 FIRST = 3
+# A pair of equal completions counts as no less likely than exp(-20).
+RAREST = 20.0
 
 
 class Sampling:
@@ -34,6 +36,7 @@ class Sampling:
         self._below = Bets(ALLOWED - 1)
         self._likely = Bets(ALLOWED)
         self._unlikely = Bets(ALLOWED)
+        self._repeated = Bets(1 + ALLOWED)
         self._at_start: list[float] = []
         self._lately: deque[float] = deque(maxlen=FIRST)
 
@@ -44,6 +47,7 @@ class Sampling:
         present_BT = record.mask & (record.versions == record.trainer_version).unsqueeze(1)
         if record.sampler_logprobs is not None:
             yield from self._ratios(record, present_BT & ~record.sampler_logprobs.isnan())
+            yield from self._repeats(record, present_BT)
         has_dropout = record.conventions is not None and record.conventions.training_dropout
         if record.entropy is not None and record.drawn_freely and not has_dropout:
             yield from self._surprises(record, present_BT)
@@ -67,16 +71,42 @@ class Sampling:
             )
         away = float((gap_N.exp() - 1 - gap_N).mean())
         self._lately.append(away)
+        now = sum(self._lately) / len(self._lately)
         if len(self._at_start) < FIRST:
             self._at_start.append(away)
-            return
-        start, now = sorted(self._at_start)[FIRST // 2], sum(self._lately) / len(self._lately)
-        if now > TIMES * start + FURTHER:
+            if len(self._at_start) < FIRST:
+                return
+        start = sorted(self._at_start)[FIRST // 2]
+        if start > FURTHEST:
+            yield Finding(
+                "sampling.distance",
+                f"on samples of the present weights the sampler is {now:.3g} nats per token away from the trainer, from the "
+                "start: it reads other tokens, or computes another model",
+                now,
+            )
+        elif now > TIMES * start + FURTHER:
             yield Finding(
                 "sampling.drift",
                 f"on samples of the present weights the sampler is {now:.3g} nats per token away from the trainer, and was "
                 f"{start:.2g} at the start: a weight sync leaves something out",
                 now,
+            )
+
+    def _repeats(self, record: Record, present_BT: Tensor) -> Iterator[Finding]:
+        """Bet on pairs of neighbours of a group to be equal at 1 / p of the first, of which the mean is 1."""
+        if record.group_ids is None or record.sampler_logprobs is None:
+            return
+        logprobs_BT = record.sampler_logprobs.masked_fill(~present_BT, 0).nan_to_num()
+        is_pair_P = (record.group_ids[1:] == record.group_ids[:-1]) & present_BT[1:].any(1) & present_BT[:-1].any(1)
+        is_equal_P = (logprobs_BT[1:] == logprobs_BT[:-1]).all(1) & (present_BT[1:] == present_BT[:-1]).all(1)
+        odds_P = (-logprobs_BT[:-1].sum(dim=1)).clamp(max=RAREST).exp() * is_equal_P
+        if is_pair_P.any() and self._repeated.refuted_by(odds_P[is_pair_P], 0.0):
+            equal, pairs = int(is_equal_P[is_pair_P].sum()), int(is_pair_P.sum())
+            yield Finding(
+                "sampling.repeats",
+                f"{equal} of {pairs} neighbours in a group are the same completion, more than chance makes: samples of a "
+                "prompt share a random seed, or one is counted several times",
+                equal / pairs,
             )
 
     def _surprises(self, record: Record, present_BT: Tensor) -> Iterator[Finding]:

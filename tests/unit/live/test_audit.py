@@ -134,12 +134,52 @@ def test_a_wrong_update_is_found_with_its_cause(
         ({"versions": torch.full((B,), 3), "trainer_version": 2}, "staleness.from_the_future"),
         ({"versions": torch.arange(B), "trainer_version": 9}, "staleness.too_old"),
         ({"versions": torch.zeros(B), "trainer_version": 0, "sampler_logprobs": drawn()[0] - 1}, "sampling.ratio"),
-        ({"sampler_logprobs": drawn()[1].masked_fill(torch.arange(T) > 3, torch.nan)}, "mask"),
+        ({"sampler_logprobs": drawn()[1].masked_fill(torch.arange(T) > 3, torch.nan)}, "mask.undrawn"),
     ],
 )
 def test_what_the_update_is_given_is_judged_too(given: dict[str, Any], found: str) -> None:
     audit = Audit(GRPO, every=1, on_finding="log", max_staleness=8)
     assert found in run(audit, correct(GRPO), **given)
+
+
+def test_a_drawn_token_in_the_middle_of_a_row_that_is_not_trained_is_found_and_a_tool_token_is_none() -> None:
+    policy = drawn()[0].requires_grad_()
+    mask = MASK.clone()
+    mask[0, 2] = False
+    for undrawn in (torch.nan, 0.0):
+        sampler_BT = drawn()[1].clone()
+        for expected in (["mask.untrained"], []):
+            audit = Audit(every=1, on_finding="log")
+            with audit.update(mask=mask, sampler_logprobs=sampler_BT) as update:
+                (update.watch(policy * 1) * mask).sum().backward()
+            assert [finding.invariant for finding in update.findings] == expected
+            sampler_BT[0, 2] = undrawn
+
+
+@pytest.mark.parametrize(
+    ("metrics", "found"),
+    [
+        ({}, []),
+        ({"entropy": 3.0, "tokens": 12, "kl": 0.5}, ["logged.kl"]),
+        ({"ratio_mean": 1.0}, ["logged.ratio_mean"]),
+        ({"loss": 1.0, "reward": 3.0}, ["logged.loss", "logged.reward"]),
+    ],
+)
+def test_logged_numbers_are_those_of_the_update(metrics: dict[str, float], found: list[str]) -> None:
+    conventions = GRPO.replace(kl_coef=0.1)
+    audit = Audit(conventions, every=1, on_finding="log")
+    logprobs_BT, sampler_BT, reference_BT = drawn()
+    policy = logprobs_BT.requires_grad_()
+    advantages = reference.advantages(REWARDS, GROUPS, conventions)
+    whole = PolicyBatch(policy, sampler_BT, advantages, MASK, reference_BT, sampler_BT, group_ids=GROUPS)
+    given = {"rewards": REWARDS, "group_ids": GROUPS, "sampler_logprobs": sampler_BT, "ref_logprobs": reference_BT}
+    with audit.update(mask=MASK, **given) as update:
+        whole.logprobs = update.watch(policy * 1)
+        output = reference.policy_loss(whole, conventions)
+        output.loss.backward()
+        right = {**output.metrics, "loss": output.loss, "reward": REWARDS.mean()}
+        update.log({**right, **metrics})
+    assert [finding.invariant for finding in update.findings] == found
 
 
 def test_the_factor_on_the_loss_for_half_precision_is_taken_off() -> None:

@@ -23,16 +23,21 @@ class Run:
         self.audit = Audit(every=1, on_finding="log")
         self.logits = scale * torch.randn(B, T, V, generator=self.source)
 
-    def update(self, sampler: Sampler, reported: Sampler | None = None, **given: Any) -> list[str]:
-        """Sample, update -> what was found."""
+    def update(
+        self, sampler: Sampler, reported: Sampler | None = None, same_seed: bool = False, **given: Any
+    ) -> list[str]:
+        """Sample in groups of two, update -> what was found."""
         number = self.audit.updates
         drawn_from = sampler(self.logits, number)
         ids = torch.multinomial(drawn_from.softmax(-1).view(-1, V), 1, generator=self.source).view(B, T, 1)
+        if same_seed:
+            self.logits[1::2], ids[1::2] = self.logits[::2].clone(), ids[::2].clone()
         told = drawn_from if reported is None else reported(self.logits, number)
         log_probs = self.logits.log_softmax(-1)
         known = {
             "sampler_logprobs": told.log_softmax(-1).gather(-1, ids)[..., 0],
             "versions": torch.full((B,), number),
+            "group_ids": torch.arange(B) // 2,
             "trainer_version": number,
         }
         with self.audit.update(mask=MASK, **{**known, **given}) as update:
@@ -95,6 +100,29 @@ def test_a_sampler_that_is_not_the_policy_is_found(
     run = Run(seed)
     kinds = {kind for _ in range(within) for kind in run.update(sampler, reported)}
     assert found in kinds
+
+
+def test_a_sampler_that_reads_something_else_from_the_start_is_found() -> None:
+    run = Run(0)
+    noise = torch.randn(B, T, V, generator=torch.Generator().manual_seed(9))
+    kinds = {kind for _ in range(3) for kind in run.update(lambda logits, _: logits + noise)}
+    assert "sampling.distance" in kinds
+
+
+def test_samples_of_a_prompt_that_share_a_seed_are_found() -> None:
+    run = Run(0)
+    assert run.update(same, same_seed=True) == ["sampling.repeats"]
+
+
+def test_short_answers_that_repeat_by_chance_are_no_finding() -> None:
+    for seed in range(5):
+        run = Run(seed, scale=8.0)
+        equal = run.logits[::2]
+        for _ in range(60):
+            run.logits[1::2] = equal
+            run.logits[:, 2:] = 0
+            run.logits[:, 2:, 0] = 50.0
+            assert run.update(same) == []
 
 
 def test_what_breaks_late_is_found_soon() -> None:

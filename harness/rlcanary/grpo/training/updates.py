@@ -83,6 +83,8 @@ def take_updates(
                     _require_ratio_of_one(output.metrics.get("ratio_mean", 1.0))
                 with span("step"):
                     moved = descend(state, conventions)
+                if watched is not None:
+                    watched.log({**output.metrics, "loss": output.loss})
             if isinstance(judged, UpdateBatch):
                 with span("critic"):
                     moved |= update_critic(critic, chosen, judged, conventions, schedule)
