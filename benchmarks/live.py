@@ -204,7 +204,7 @@ def planted(bug: type[Bug], updates: int) -> tuple[str, int] | None:
         while audit.updates < updates:
             try:
                 run.step()
-            except (ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
+            except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
                 return f"the run ends: {type(error).__name__}", audit.audited
             if audit.findings:
                 return audit.findings[0].invariant, audit.audited

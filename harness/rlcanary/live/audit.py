@@ -216,7 +216,7 @@ class Update:
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Take the numbers that the run logs of this update, such as `loss` and `kl`; unknown names are left out."""
         if self._is_audited:
-            self._audit.guard(lambda: self._logged.update({name: float(value) for name, value in metrics.items()}))
+            self._audit.guard(lambda: self._logged.update({name: _number(value) for name, value in metrics.items()}))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -280,6 +280,10 @@ class Piece:
 
     def _note(self, gradient: Tensor) -> None:
         self.gradient += gradient.detach().double().cpu()
+
+
+def _number(value: Any) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def _exact(value: Any) -> Any:

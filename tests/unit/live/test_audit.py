@@ -161,7 +161,7 @@ def test_a_drawn_token_in_the_middle_of_a_row_that_is_not_trained_is_found_and_a
     [
         ({}, []),
         ({"entropy": 3.0, "tokens": 12, "kl": 0.5}, ["logged.kl"]),
-        ({"ratio_mean": 1.0}, ["logged.ratio_mean"]),
+        ({"ratio_max": 1.0}, ["logged.ratio_max"]),
         ({"loss": 1.0, "reward": 3.0}, ["logged.loss", "logged.reward"]),
     ],
 )
