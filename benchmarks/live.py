@@ -11,6 +11,7 @@ The cost is CPU time of the process, with the audit against without, in alternat
 import argparse
 import json
 import logging
+import math
 import statistics
 import time
 from collections import deque
@@ -45,6 +46,7 @@ REACHED = {
 }
 PAD, EOS = 0, 2
 LEARNING_RATE = 1e-2
+IDLE = ("not reached", 0)
 # Conventions and micro-batches of the runs with a bug.
 PROFILES = {
     "GRPO": (GRPO.replace(kl_coef=0.05, temperature=0.8), 1),
@@ -65,7 +67,7 @@ def reward(text: str) -> float:
 
 ITEMS = [
     Item(name, prompt, reward)
-    for name, prompt in (("a", [5, 6]), ("b", [7, 8, 9, 10]), ("c", [11]), ("d", [12, 13, 14]))
+    for name, prompt in (("a", [1, 5, 6]), ("b", [1, 7, 8, 9, 10]), ("c", [1, 11]), ("d", [1, 12, 13, 14]))
 ]
 
 
@@ -195,7 +197,7 @@ def wider_llama(width: int, layers: int) -> Any:
 def planted(bug: type[Bug], updates: int) -> tuple[str, int] | None:
     """Train with a bug -> the kind of its first finding and the audited updates until then.
 
-    A bug that moves no weight of these runs is "not reached"; None is one that does and is not found.
+    None is one that takes the weights elsewhere and is not found. IDLE does not, or ends the run with an error.
     """
     is_reached = False
     for profile, (conventions, pieces) in PROFILES.items():
@@ -204,12 +206,13 @@ def planted(bug: type[Bug], updates: int) -> tuple[str, int] | None:
         while audit.updates < updates:
             try:
                 run.step()
-            except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
-                return f"the run ends: {type(error).__name__}", audit.audited
+            except (ValueError, RuntimeError, LookupError, TypeError, AttributeError):
+                return IDLE  # The run ends with an error.
             if audit.findings:
                 return audit.findings[0].invariant, audit.audited
-        is_reached |= run.trace != right(profile, updates)
-    return None if is_reached else ("not reached", 0)
+        pairs = zip(run.trace, right(profile, updates), strict=True)
+        is_reached |= not all(math.isclose(got, wanted, rel_tol=1e-5) for got, wanted in pairs)
+    return None if is_reached else IDLE
 
 
 @cache
@@ -289,7 +292,7 @@ def main() -> None:
     found = {
         bug.id: planted(bug, arguments.updates) for bug in track(bugs, "planting bugs", console=quiet, transient=True)
     }
-    idle = sorted(name for name, each in found.items() if each is not None and each[0] == "not reached")
+    idle = sorted(name for name, each in found.items() if each == IDLE)
     found = {name: each for name, each in found.items() if name not in idle}
     caught = {name: each for name, each in found.items() if each is not None}
     console.print(f"{len(caught)} of {len(found)} bugs that a run reaches are found", highlight=False)
@@ -303,7 +306,9 @@ def main() -> None:
     console.print(table)
     for name in sorted(set(found) - set(caught)):
         console.print(f"  not found: {name}", highlight=False)
-    console.print(f"  these runs come to no difference by {len(idle)} others: {', '.join(idle)}", highlight=False)
+    console.print(
+        f"  {len(idle)} others end these runs, or take their weights nowhere else: {', '.join(idle)}", highlight=False
+    )
 
     alarms = {
         kind: [seed for seed in track(range(count), kind, console=quiet, transient=True) if healthy(kind, seed, length)]

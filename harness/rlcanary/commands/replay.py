@@ -65,7 +65,7 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
         raise UserError(f"replaying needs torch ({error}); pip install 'rlcanary[torch]'") from error
     from rlcanary.adapters.load import load_adapter
     from rlcanary.live import bundle as bundles
-    from rlcanary.live.replay import judged, shrunk, taken_by
+    from rlcanary.live.replay import is_of_the_loss, judged, shrunk, taken_by
 
     sys.path.insert(0, str(Path.cwd()))
     code = None if adapter is None else load_adapter(adapter)
@@ -76,8 +76,10 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     )
     for line in told_before:
         console.print(f"  {line}", markup=False, highlight=False)
+    if code is not None and not any(is_of_the_loss(line.partition(":")[0]) for line in told_before):
+        raise UserError("no adapter can be the cause of these findings, which are not of the loss: leave --adapter out")
     record = record if code is None else taken_by(code, record)
-    found = judged(record)
+    found = judged(record, code)
     by = "as it was taken" if adapter is None else f"as {adapter} takes it"
     if not found:
         console.print(f"Nothing is wrong with the update {by}.", highlight=False)

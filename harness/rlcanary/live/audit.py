@@ -20,7 +20,7 @@ from torch import Tensor
 from rlcanary.contract.conventions import Conventions
 from rlcanary.live import bundle
 from rlcanary.live import ranks as processes
-from rlcanary.live.findings import Finding, Findings
+from rlcanary.live.findings import Finding, Findings, without_consequences
 from rlcanary.live.invariants import JUDGES
 from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record
@@ -135,6 +135,7 @@ class Audit:
         found: list[Finding] = []
         for judge in (*JUDGES, self._sampling.judge):
             self.guard(lambda judge=judge: found.extend(judge(record)))  # type: ignore[misc]
+        found = without_consequences(found)
         if moves is not None:
             found.extend(self._stillness.judge(moves, record.gradient))
         for finding in found:

@@ -28,6 +28,13 @@ class Finding:
         return f"{self.invariant}: {self.message} ({seen if self.updates > 1 else f'update {self.since}'})"
 
 
+def without_consequences(found: list[Finding]) -> list[Finding]:
+    """Leave out the logged loss where the gradient is wrong: it is that of the same wrong loss."""
+    if not any(finding.invariant.startswith("gradient.") for finding in found):
+        return found
+    return [finding for finding in found if finding.invariant not in ("logged.loss", "logged.policy_loss")]
+
+
 class Findings(list[Finding]):
     """The findings of a run, each kind once with the size and the message of its worst update."""
 

@@ -91,10 +91,10 @@ class Record:
         )
 
     def rows(self, index: Tensor) -> Record:
-        """Select rows by `index`, [n] long; they are one micro-batch."""
+        """Select rows by `index`, [n] long; they are one micro-batch, and nothing is logged of them."""
         tensors = {each.name: getattr(self, each.name) for each in fields(self)}
         chosen: dict[str, Any] = {name: value[index] for name, value in tensors.items() if isinstance(value, Tensor)}
-        return replace(self, **chosen, pieces=[])
+        return replace(self, **chosen, pieces=[], logged={})
 
     def under(self, **changes: Any) -> Record:
         """Return the same update under other conventions."""

@@ -13,19 +13,30 @@ from rlcanary import reference
 from rlcanary.contract.adapter import Adapter, NotProvided, provided
 from rlcanary.errors import UserError
 from rlcanary.live.bundle import read
-from rlcanary.live.findings import Finding
+from rlcanary.live.findings import Finding, without_consequences
 from rlcanary.live.invariants import JUDGES
 from rlcanary.live.invariants.advantages import declared
 from rlcanary.live.record import Record
 from rlcanary.live.sampling import Sampling
 
 
-def judged(record: Record) -> list[Finding]:
-    """Judge a record by every invariant; by what takes the evidence of several updates as if it were the first one."""
-    found = [finding for judge in (*JUDGES, Sampling().judge) for finding in judge(record)]
+def judged(record: Record, adapter: Adapter | None = None) -> list[Finding]:
+    """Judge a record by every invariant, or that of an adapter by those of its loss and its advantages.
+
+    What takes the evidence of several updates is judged as if this were the first one.
+    """
+    judges = (*JUDGES, Sampling().judge)
+    found = without_consequences([finding for judge in judges for finding in judge(record)])
+    if adapter is not None:
+        found = [finding for finding in found if is_of_the_loss(finding.invariant)]
     for finding in found:
         finding.since = record.update
     return found
+
+
+def is_of_the_loss(invariant: str) -> bool:
+    """Tell whether an adapter, which computes advantages and a loss anew, can be the cause of a finding."""
+    return invariant.partition(".")[0] in ("gradient", "advantages", "logged")
 
 
 def taken_by(adapter: Adapter, record: Record) -> Record:
@@ -58,7 +69,8 @@ def taken_by(adapter: Adapter, record: Record) -> Record:
     if output.loss.requires_grad:
         (found,) = torch.autograd.grad(output.loss, [batch.logprobs], allow_unused=True)
         gradient_BT = gradient_BT if found is None else found.double()
-    return replace(record, advantages=advantages, gradient=gradient_BT)
+    logged = {**output.metrics, "loss": float(output.loss.detach())}
+    return replace(record, advantages=advantages, gradient=gradient_BT, logged=logged)
 
 
 def replayed(bundle: Path, adapter: Adapter | None = None) -> list[Finding]:
@@ -68,7 +80,7 @@ def replayed(bundle: Path, adapter: Adapter | None = None) -> list[Finding]:
         UserError: the bundle cannot be read, or the adapter does not compute the update's loss.
     """
     record, _ = read(bundle)
-    return judged(record if adapter is None else taken_by(adapter, record))
+    return judged(record if adapter is None else taken_by(adapter, record), adapter)
 
 
 def shrunk(record: Record, invariant: str, adapter: Adapter | None = None) -> tuple[Tensor, Record]:
@@ -89,7 +101,7 @@ def shrunk(record: Record, invariant: str, adapter: Adapter | None = None) -> tu
             if adapter is not None:
                 pieces = list(torch.arange(len(rows)).tensor_split(min(count, len(rows))))
                 smaller = taken_by(adapter, replace(smaller, pieces=pieces))
-            return smaller if any(finding.invariant == invariant for finding in judged(smaller)) else None
+            return smaller if any(finding.invariant == invariant for finding in judged(smaller, adapter)) else None
         except (ValueError, UserError, NotProvided):
             return None  # This loss cannot take the smaller update.
 

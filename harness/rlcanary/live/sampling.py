@@ -24,6 +24,8 @@ LEAST = -20.0
 # The nats per token that the sampler may be away from the trainer, and beyond ten times its distance at the start.
 FURTHEST, FURTHER, TIMES = 0.05, 0.02, 10
 FIRST = 3
+# A row that is this many nats per token away, and this many times as far as the median row, is read in another way.
+ALONE, TIMES_THE_MEDIAN = 0.01, 1000
 # A pair of equal completions counts as no less likely than exp(-20).
 RAREST = 20.0
 
@@ -69,6 +71,7 @@ class Sampling:
                 "tokens, at another temperature, or with other weights",
                 abs(off),
             )
+        yield from _uneven_rows(record, known_BT)
         away = float((gap_N.exp() - 1 - gap_N).mean())
         self._lately.append(away)
         now = sum(self._lately) / len(self._lately)
@@ -76,7 +79,7 @@ class Sampling:
             self._at_start.append(away)
             if len(self._at_start) < FIRST:
                 return
-        start = sorted(self._at_start)[FIRST // 2]
+        start = min(self._at_start)
         if start > FURTHEST:
             yield Finding(
                 "sampling.distance",
@@ -129,3 +132,19 @@ class Sampling:
                 f"is {abs(mean):.3g} nats per token {'below' if is_likely else 'above'} the entropy in this update; {cause}",
                 abs(mean),
             )
+
+
+def _uneven_rows(record: Record, known_BT: Tensor) -> Iterator[Finding]:
+    """Find rows on which the sampler is far away from the trainer beside rows on which it is not."""
+    assert record.sampler_logprobs is not None
+    gap_BT = (record.logprobs - record.sampler_logprobs).masked_fill(~known_BT, 0)
+    away_B = (gap_BT.exp() - 1 - gap_BT).sum(dim=1) / known_BT.sum(dim=1)
+    known_B = away_B[~away_B.isnan()]
+    row, most, median = int(away_B.nan_to_num().argmax()), float(known_B.max()), float(known_B.median())
+    if most > max(ALONE, TIMES_THE_MEDIAN * median):
+        yield Finding(
+            "sampling.uneven",
+            f"on samples of the present weights the sampler is {most:.3g} nats per token away from the trainer in row "
+            f"{row}, and {median:.2g} in the median row: padding, position ids, the mask or the prompt of that row differ",
+            most,
+        )

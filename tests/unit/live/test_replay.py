@@ -157,3 +157,15 @@ def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], told: str) 
     done = rlcanary("replay", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert told in done.stderr
+
+
+def test_an_adapter_is_not_blamed_for_what_its_loss_cannot_cause(tmp_path: Path) -> None:
+    audit = Audit(GRPO, every=1, on_finding="log", bundles=tmp_path, max_staleness=1)
+    policy = (-torch.rand(B, T)).requires_grad_()
+    with audit.update(mask=MASK, versions=torch.zeros(B), trainer_version=5) as update:
+        (update.watch(policy * 1) * MASK).sum().backward()
+    assert [finding.invariant for finding in update.findings] == ["staleness.too_old"]
+    done = rlcanary("replay", "update-0", "--adapter=reference", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "leave --adapter out" in done.stderr
+    assert rlcanary("replay", "update-0", cwd=tmp_path).returncode == 1

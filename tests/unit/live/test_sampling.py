@@ -109,6 +109,17 @@ def test_a_sampler_that_reads_something_else_from_the_start_is_found() -> None:
     assert "sampling.distance" in kinds
 
 
+def test_a_row_that_the_sampler_reads_in_another_way_is_found() -> None:
+    def one_row(logits: Tensor, _: int) -> Tensor:
+        other = logits.clone()
+        other[3] += torch.randn(T, V, generator=torch.Generator().manual_seed(9))
+        return other
+
+    run = Run(0)
+    assert run.update(one_row) == ["sampling.uneven"]
+    assert "in row 3" in str(run.audit.findings[0])
+
+
 def test_samples_of_a_prompt_that_share_a_seed_are_found() -> None:
     run = Run(0)
     assert run.update(same, same_seed=True) == ["sampling.repeats"]

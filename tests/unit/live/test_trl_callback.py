@@ -1,5 +1,9 @@
 """The audit in TRL's own `train()`: it finds the loss type whose micro-batches are averaged, and changes no weight."""
 
+import json
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -98,3 +102,21 @@ def test_generation_that_is_colder_than_it_is_scored_is_found(tmp_path: Path) ->
         callback, _, _ = train(tmp_path, spoil=colder, max_steps=8)
     (finding,) = callback.audit.findings
     assert "samples of the present weights are more likely than the policy's own" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "found"), [("dapo", None), ("bnpo", "the mean of the losses of 4 micro-batches")]
+)
+def test_an_update_of_two_ranks_is_judged_as_one(tmp_path: Path, loss_type: str, found: str | None) -> None:
+    tiny_llama().save_pretrained(tmp_path / "model")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = Path(__file__).parents[2] / "support/live_trl_ranks.py"
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, script, loss_type, tmp_path / "model", tmp_path], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert (first["ranks"], first["audited"]) == (2, 3)
+    assert first["found"] == [] if found is None else found in first["found"][0]
