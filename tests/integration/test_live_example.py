@@ -38,7 +38,7 @@ def test_the_example_has_no_finding(tmp_path: Path) -> None:
 def test_a_finding_of_a_run_leads_to_the_commit(tmp_path: Path) -> None:
     repository = make_history(tmp_path / "repository", 12, lambda number: {**files(number >= 8), "n": f"{number}\n"})
     (finding,) = train(repository, tmp_path / "run")
-    assert finding.startswith("gradient.scale: the update is 0.")
+    assert finding in " ".join((EXAMPLE / "README.md").read_text().split())
     (bundle,) = (tmp_path / "run/canary").iterdir()
     result = subprocess.run(
         [DRIVER, "rlcanary", "replay", bundle, "--adapter", "canary"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,8 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     """
     if test is not None and (adapter is None or test.suffix != ".py" or not test.stem.isidentifier()):
         raise UserError("--write-test needs --adapter, and a file such as tests/test_update.py")
+    if test is not None:
+        require_writable(test)
     try:
         import torch  # noqa: F401 - asked for here, so that a missing package is named in one line
     except ImportError as error:
@@ -106,11 +109,9 @@ def _tokens(rows: Tensor, record: Record) -> Table:
         table.add_column(name, justify="right")
     places = record.mask.nonzero().tolist()
     for row, place in places[:SHOWN]:
-        old = (
-            None
-            if record.old_logprobs is None
-            else float(record.logprobs[row, place] - record.old_logprobs[row, place])
-        )
+        old = 0.0
+        if record.old_logprobs is not None:
+            old = float(record.logprobs[row, place] - record.old_logprobs[row, place])
         advantage = (
             None
             if record.advantages is None
@@ -120,7 +121,7 @@ def _tokens(rows: Tensor, record: Record) -> Table:
             str(int(rows[row])),
             str(place),
             f"{float(record.logprobs[row, place]):.4g}",
-            "" if old is None else f"{2.718281828459045**old:.4g}",
+            f"{math.exp(old):.4g}",
             "" if advantage is None else f"{float(advantage):.4g}",
             f"{float(record.gradient[row, place]):.4g}",
             "" if declared_BT is None else f"{float(declared_BT[row, place]):.4g}",
@@ -133,7 +134,6 @@ def _tokens(rows: Tensor, record: Record) -> Table:
 def _write_test(test: Path, adapter: str, record: Record, finding: Finding) -> None:
     from rlcanary.live import bundle as bundles
 
-    require_writable(test)
     written = bundles.write(record, [finding], test.parent)
     kept = written.rename(test.with_name(f"{test.stem}_{written.name}"))
     write_whole(

@@ -86,9 +86,8 @@ def _compared(record: Record, got_BT: Tensor, expected_BT: Tensor) -> Iterator[F
         )
         yield Finding("gradient.direction", told, 1 - cosine)
     elif abs(factor - 1) > max(1e-3, rounding):
-        told = (
-            f"the update is {factor:.4g} times the declared one (cosine {cosine:.4f}){_cause(record, got_BT, near_BT)}"
-        )
+        cause = _cause(record, got_BT, near_BT) or _counted(record, factor)
+        told = f"the update is {factor:.4g} times the declared one (cosine {cosine:.4f}){cause}"
         yield Finding("gradient.scale", told, abs(factor - 1))
 
 
@@ -133,6 +132,26 @@ def _cause(record: Record, got_BT: Tensor, near_BT: Tensor) -> str:
             continue  # It asks for logprobs that the run does not have.
         if explains(candidate_BT):
             return f": it is that of {name}={other!r}, and {getattr(record.conventions, name)!r} is declared"
+    return ""
+
+
+def _counted(record: Record, factor: float) -> str:
+    """Name what is counted in an update and has this factor as its share or its number."""
+    counts = {"micro-batches": len(record.pieces), "rows": len(record.mask), "tokens": int(record.mask.sum())}
+    if record.group_ids is not None:
+        counts["groups"] = len(record.group_ids.unique())
+        counts["rows of a group"] = len(record.mask) // counts["groups"]
+    factors = {
+        float(
+            record.mask.double().mean()
+        ): "the share of the trained tokens among all columns: it averages over padding"
+    }
+    for name, count in counts.items():
+        factors.setdefault(float(count), f"the number of {name}")
+        factors.setdefault(1 / max(1, count), f"1 / {count}, the number of {name}")
+    for value, told in factors.items():
+        if value not in (0, 1) and abs(factor / value - 1) < max(1e-3, 4 * record.eps):
+            return f", which is {told}"
     return ""
 
 
