@@ -165,7 +165,7 @@ class GrpoAdapter(ReferenceAdapter):
 
         if self.conventions.schedule_advances != "update":
             raise NotProvided("the learning rate changes with every update")
-        if self.conventions.logged_updates != "mean":
+        if self.conventions.logged_updates == "last":
             raise NotProvided("a step logs the means over its updates")
         sizes = {len(group.completions) for group in groups}
         prompts, rest = divmod(len(groups), self.conventions.mini_batches)

@@ -163,8 +163,8 @@ class Conventions:
             batch.
         approx_kl_estimator: the estimator of the logged KL(old policy ‖ policy): k1 = log(old/new), k2 = its square / 2,
             k3 = new/old - 1 + log(old/new).
-        logged_updates: the metrics of an RL step are the mean over its updates, those of the last one, or reduced in another
-            way (None).
+        logged_updates: the metrics of an RL step are the mean over its updates, those of the last one, or all of them one or
+            the other (None).
         logged_std: the logged standard deviation of rewards is that of all completions, or the mean of the groups' own.
         logged_std_ddof: 0 or 1, as `advantage_ddof`.
         logged_length: a completion's logged length counts all its tokens, or those that the policy sampled.
@@ -296,7 +296,7 @@ class Conventions:
     schedule_advances: ScheduleAdvances = "update"
 
     approx_kl_estimator: ApproxKlEstimator = "k1"
-    logged_updates: LoggedUpdates | None = "mean"
+    logged_updates: LoggedUpdates | None = None
     logged_std: LoggedStd = "batch"
     logged_std_ddof: int = 1
     logged_length: LoggedLength = "all"

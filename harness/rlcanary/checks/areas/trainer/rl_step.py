@@ -3,7 +3,7 @@
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,9 +15,9 @@ from rlcanary.checks.worlds.training.descent import assert_gradients, scene, som
 from rlcanary.checks.worlds.training.rl_steps import PAD, ROLLOUT, STILL, Frozen, RlStep, passes, plan, with_logprobs
 from rlcanary.checks.worlds.training.states import is_coarse, scheduled_rates
 from rlcanary.checks.worlds.training.tiny_trainer import others
-from rlcanary.contract.adapter import Adapter, NotProvided
+from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.conventions import Conventions, LoggedUpdates
 
 NEEDS = ("rl_step",)
 LEARNING_RATE = 1e-3
@@ -130,9 +130,6 @@ def metrics(adapter: Adapter, model: Any, groups: list[Group], drift: float) -> 
     of such numbers tells of a healthy run. Look for metrics that each update overwrites, for sums that nobody divides, and
     for metrics of the first mini-batch or of the last epoch alone.
     """
-    declared = adapter.conventions.logged_updates
-    if declared is None:
-        raise NotProvided("the metrics of several updates are reduced in a way of their own")
     model = scene(adapter, model, groups, is_clipped=False).policy
     step = RlStep(adapter, model, LEARNING_RATE)
     frozen = step.take(adapter, with_logprobs(model, adapter.conventions, groups, drift))
@@ -143,17 +140,32 @@ def metrics(adapter: Adapter, model: Any, groups: list[Group], drift: float) -> 
         raise NothingToCompare("the gradient of an update does not tell which completions it trained")
     of_updates = [frozen.metrics(update.model, rows or []) for update, rows in zip(step.updates, trained, strict=True)]
     tokens = [int(frozen.batch.completion_mask[rows or []].sum()) for rows in trained]
-    for name in sorted(set(of_updates[0]) & set(step.metrics) - EXTREMES):
-        values, got = [each[name] for each in of_updates], step.metrics[name]
-        weighted = sum(value * count for value, count in zip(values, tokens, strict=True)) / sum(tokens)
-        # A mean over the tokens of all updates is as good as one over the updates.
-        wanted = (fmean(values), weighted) if declared == "mean" else values[-1:]
-        is_one = any(math.isclose(got, value, rel_tol=1e-3, abs_tol=1e-4) for value in wanted)
-        of = ", ".join(f"{value:.6g}" for value in values)
-        reduced = "the mean over the updates" if declared == "mean" else "that of the last update"
-        told = f"the metric {name} of a step is {got:.6g}, {reduced} is {wanted[0]:.6g} (in order: {of})"
+    values = {name: [each[name] for each in of_updates] for name in set(of_updates[0]) & set(step.metrics) - EXTREMES}
+    # A mean over the tokens of all updates is as good as one over the updates.
+    means = {
+        name: (fmean(each), sum(value * count for value, count in zip(each, tokens, strict=True)) / sum(tokens))
+        for name, each in values.items()
+    }
+    wanted: dict[LoggedUpdates, Mapping[str, tuple[float, ...]]] = {
+        "mean": means,
+        "last": {name: (each[-1],) for name, each in values.items()},
+    }
+    declared = adapter.conventions.logged_updates
+    reduced = max(
+        wanted if declared is None else [declared],
+        key=lambda each: sum(_is_one(step.metrics[name], right) for name, right in wanted[each].items()),
+    )
+    for name, right in sorted(wanted[reduced].items()):
+        got, of = step.metrics[name], ", ".join(f"{value:.6g}" for value in values[name])
+        what = "the mean over the updates" if reduced == "mean" else "that of the last update"
+        told = f"the metric {name} of a step is {got:.6g}, {what} is {right[0]:.6g} (in order: {of})"
         with soft():
-            assert_true(is_one, told, quantity=f"metric {name}", magnitude=min(abs(got - value) for value in wanted))
+            off = min(abs(got - value) for value in right)
+            assert_true(_is_one(got, right), told, quantity=f"metric {name}", magnitude=off)
+
+
+def _is_one(got: float, wanted: Sequence[float]) -> bool:
+    return any(math.isclose(got, value, rel_tol=1e-3, abs_tol=1e-4) for value in wanted)
 
 
 @check("rl_step.rollouts_are_separate", needs=NEEDS, cases=_plans)
