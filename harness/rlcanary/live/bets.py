@@ -10,7 +10,7 @@ from torch import Tensor
 # A statement that is true is found false in one of this many runs, however long they are.
 RUNS = 400
 # Parts of the largest stake that loses no more than there is.
-STAKES = torch.tensor([0.8, 0.2, 0.03], dtype=torch.float64)
+STAKES = torch.tensor([0.8, 0.2, 0.03, 0.005], dtype=torch.float64)
 
 
 class Bets:
@@ -18,7 +18,7 @@ class Bets:
 
     A bettor stakes a fixed part of his wealth on each value. As long as the mean of each value, given those before it, is at
     most the bound, his wealth is a supermartingale: it passes 1 / alpha times its start at any time with a probability of at
-    most alpha (Ville). Each update starts a bettor with each of three stakes, update k with the share 1 / (k (k + 1)) of the
+    most alpha (Ville). Each update starts a bettor with each of these stakes, update k with the share 1 / (k (k + 1)) of the
     capital, so that what was right for long is found soon after it breaks. Their wealth is added up.
     """
 
