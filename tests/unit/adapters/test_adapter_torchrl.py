@@ -67,7 +67,7 @@ def test_sampling_keeps_the_order_of_prompts_and_repeats_with_its_seed(torchrl):
     assert groups == torchrl.generate(engine, [[5, 6, 7], [8, 9]], sampling)
     (one,) = torchrl.generate(engine, [[8, 9]], {**sampling, "temperature": 0.0, "n": 1})
     ids = torch.tensor([[8, 9, *one[0].token_ids]])
-    scores = engine(ids).logits[0, 1:-1].log_softmax(dim=-1)
+    scores = engine.model(ids).logits[0, 1:-1].log_softmax(dim=-1)
     assert one[0].token_ids == scores.argmax(dim=-1).tolist()
     expected = scores.gather(1, ids[0, 2:, None]).squeeze(1)
     assert torch.allclose(torch.tensor(one[0].logprobs)[1:], expected[1:], atol=1e-4)
