@@ -24,6 +24,7 @@ BUNDLED = {
     "torchrl": "rlcanary.adapters.torchrl.adapter:TorchrlAdapter",
     "nemo_rl": "rlcanary.adapters.nemo_rl:NemoRlAdapter",
     "openrlhf": "rlcanary.adapters.openrlhf:OpenrlhfAdapter",
+    "skyrl": "rlcanary.adapters.skyrl.adapter:SkyrlAdapter",
     "prime_rl": "rlcanary.adapters.prime_rl:PrimeRlAdapter",
 }
 

@@ -44,7 +44,7 @@ def openrlhf_conventions(settings):
     return openrlhf.conventions_of({**openrlhf.DEFAULTS, **settings})
 
 
-@pytest.mark.parametrize("name", ["nemo_rl", "openrlhf", "prime_rl"])
+@pytest.mark.parametrize("name", ["nemo_rl", "openrlhf", "prime_rl", "skyrl"])
 def test_a_codebase_that_is_not_there_is_one_line_that_says_so(name):
     if importlib.util.find_spec(name):
         pytest.skip(f"{name} is installed")

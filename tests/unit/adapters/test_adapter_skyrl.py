@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from rlcanary.adapters import NotProvided, load_adapter
+from rlcanary.checks import all_checks, run_check
+from rlcanary.contract.batch import Completion, Group
+from rlcanary.contract.records.credit import CreditBatch
+from rlcanary.errors import UserError
+
+CHECKS = {check.id: check for check in all_checks()}
+
+
+@pytest.fixture(scope="module")
+def skyrl():
+    pytest.importorskip("skyrl")
+    return load_adapter("skyrl")
+
+
+def statuses(adapter, *ids):
+    return {check_id: run_check(CHECKS[check_id], adapter, "skyrl").status for check_id in ids}
+
+
+def test_the_trainers_step_descends_the_declared_gradient(skyrl):
+    ids = ("step.off_policy_gradient", "step.every_parameter_moves", "rl_step.declared_gradients", "split.ranks_agree")
+    assert statuses(skyrl, *ids) == dict.fromkeys(ids, "pass") | {"split.ranks_agree": "fail"}
+
+
+def test_the_reference_scores_at_temperature_1_whatever_the_policy_does(skyrl):
+    assert statuses(skyrl, "step.declared_gradient") == {"step.declared_gradient": "fail"}
+
+
+def test_batches_end_together_and_have_the_tokens_as_sampled(skyrl):
+    group = Group([5, 6], [Completion([7, 0, 2], [-1.0, -2.0, -3.0]), Completion([8], [-4.0])], [1.0, 0.5])
+    batch = skyrl.make_batch([group], 0)
+    assert batch.input_ids.tolist() == [[5, 6, 7, 0, 2], [0, 0, 5, 6, 8]]
+    assert batch.completion_mask.tolist() == [[True] * 3, [False, False, True]]
+    assert batch.completion_starts.tolist() == [2, 4]
+
+
+def test_advantages_over_tokens_of_tools_are_whitened_with_them(skyrl):
+    from rlcanary.adapters.skyrl.adapter import SkyrlAdapter
+
+    returns = SkyrlAdapter({"advantage_estimator": "reinforce++"})
+    batch = CreditBatch(
+        rewards=torch.tensor([1.0, 0.0]),
+        mask=torch.tensor([[True, False, False, True], [True, True, True, True]]),
+        group_ids=torch.tensor([0, 1]),
+    )
+    trained = returns.token_advantages(batch).advantages[batch.mask]
+    assert abs(float(trained.mean())) > 0.1
+
+
+def test_a_setting_that_the_conventions_cannot_express_is_refused(skyrl):
+    from rlcanary.adapters.skyrl.adapter import SkyrlAdapter
+
+    with pytest.raises(UserError, match="policy_loss_type='kl_cov'"):
+        _ = SkyrlAdapter({"policy_loss_type": "kl_cov"}).conventions
+    with pytest.raises(NotProvided):
+        skyrl.configured(kl_estimator="k1")

@@ -1,0 +1,44 @@
+import importlib.util
+import sys
+import typing
+
+import pytest
+
+from rlcanary.adapters.stubs import KERNELS, newer_typed_dicts, stubbed
+
+ABSENT = {"no_such_kernels": (), "no_such_kernels.padding": ("pad_input",)}
+
+
+def test_a_stub_is_there_for_the_imports_of_the_block_alone():
+    with stubbed(ABSENT):
+        from no_such_kernels.padding import pad_input
+    assert "no_such_kernels" not in sys.modules
+    with pytest.raises(NotImplementedError, match=r"no_such_kernels.padding.pad_input is a stub"):
+        pad_input(1)
+
+
+def test_an_annotation_is_the_type_that_it_begins_with():
+    with stubbed({"no_such_annotations": ("Float",)}):
+        from no_such_annotations import Float
+    assert Float[int, "batch"] is int
+
+
+def test_a_package_that_is_installed_is_not_replaced():
+    with stubbed({"torch": ("Tensor",)}):
+        import torch
+    assert torch.tensor([1]).item() == 1
+
+
+def test_a_failed_import_leaves_no_stub_behind():
+    if importlib.util.find_spec("flash_attn"):
+        pytest.skip("flash_attn is installed")
+    with pytest.raises(ImportError), stubbed(KERNELS):
+        from flash_attn.bert_padding import no_such_function  # noqa: F401
+    assert "flash_attn" not in sys.modules
+
+
+def test_typed_dicts_are_the_older_ones_again():
+    before = typing.TypedDict
+    with newer_typed_dicts():
+        assert typing.TypedDict.__module__ != "nothing"
+    assert typing.TypedDict is before
