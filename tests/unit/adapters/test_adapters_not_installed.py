@@ -66,7 +66,7 @@ def test_the_command_ends_with_exit_code_2_and_nothing_else():
 
 def test_importing_every_bundled_adapter_imports_no_framework():
     modules = sorted({target.partition(":")[0] for target in BUNDLED.values()})
-    frameworks = {"torch", "ray", "transformers", "trl", "verl", "torchrl", "nemo_rl", "openrlhf", "prime_rl"}
+    frameworks = {"torch", "ray", "transformers", "trl", "verl", "torchrl", "nemo_rl", "openrlhf", "prime_rl", "skyrl"}
     code = f"import sys, importlib; [importlib.import_module(name) for name in {modules}]; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not frameworks & set(run.stdout.split())
