@@ -3,9 +3,12 @@ import torch
 
 from rlcanary.adapters import NotProvided, load_adapter
 from rlcanary.checks import all_checks, run_check
+from rlcanary.checks.worlds.conversations import talk, trained_runs
+from rlcanary.checks.worlds.scripted_engine import engine_of, groups_of, items_of, sampling_of, scripted_items
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.records.credit import CreditBatch
 from rlcanary.errors import UserError
+from rlcanary.tiny_models import tiny_chat_tokenizer
 
 CHECKS = {check.id: check for check in all_checks()}
 
@@ -48,6 +51,21 @@ def test_advantages_over_tokens_of_tools_are_whitened_with_them(skyrl):
     )
     trained = returns.token_advantages(batch).advantages[batch.mask]
     assert abs(float(trained.mean())) > 0.1
+
+
+def test_a_conversation_is_one_row_whose_replies_are_not_trained(skyrl):
+    (episode,) = talk(skyrl, [2]).flat
+    (row,) = episode.rows
+    texts = [tiny_chat_tokenizer().decode(run.ids, skip_special_tokens=True) for run in trained_runs(episode)]
+    assert texts == ["hello 0 ", "hello 1 "]
+    assert not all(row.completion.sampled)
+    assert episode.reward == 0.625
+
+
+def test_a_rollout_has_the_completions_and_rewards_of_each_item(skyrl):
+    scripted = scripted_items(3, 2)
+    got = skyrl.rollout(engine_of(scripted), items_of(scripted), sampling_of(n=2))
+    assert [group.rewards for group in got] == [group.rewards for group in groups_of(scripted)]
 
 
 def test_a_setting_that_the_conventions_cannot_express_is_refused(skyrl):

@@ -93,6 +93,8 @@ def conventions_of(algorithm: Any, max_grad_norm: float, epochs: int, mini_batch
         importance_high=(
             correction.sequence_tis_ratio_clip_high if level == "sequence" else correction.token_tis_ratio_clip_high
         ),
+        sync_while_sampling=False,
+        answer_taken="first",
         epochs_per_rollout=epochs,
         mini_batches=mini_batches,
         token_credit=credit,
