@@ -62,9 +62,10 @@ class Objective(SkyrlBase):
 
         if self.conventions.importance_level == "none":
             raise NotProvided("off_policy_correction.tis_ratio_type is not set")
-        weights, _, _ = compute_off_policy_correction(
-            trainer_logprobs, sampler_logprobs, mask.float(), self.algorithm.off_policy_correction
-        )
+        with on_cpu():
+            weights, _, _ = compute_off_policy_correction(
+                trainer_logprobs, sampler_logprobs, mask.float(), self.algorithm.off_policy_correction
+            )
         return weights.expand(mask.shape)  # type: ignore[no-any-return]
 
     def value_loss(self, batch: ValueBatch) -> LossOutput:

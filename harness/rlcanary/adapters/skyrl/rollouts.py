@@ -93,6 +93,8 @@ class Rollouts(SkyrlBase):
         given.stop = list(request.stop_sequences) or None
         config.generator.max_turns = max_turns or 10**6
         config.generator.max_input_length = 10**6
+        # With threads the order of the requests, and so the findings, would differ from run to run.
+        config.environment.skyrl_gym.max_env_workers = 0
         own = tokenizer.eos_token_id
         if set(request.ends) - {own}:
             raise NotProvided("SkyRL has no setting for further EOS ids")
@@ -107,7 +109,7 @@ class Rollouts(SkyrlBase):
         with on_cpu():
             params = get_sampling_params_for_backend("vllm", given)
             generator = SkyRLGymGenerator(
-                config.generator, config.environment.skyrl_gym, _Client(engine, own in request.ends and own), tokenizer
+                config.generator, config.environment.skyrl_gym, _Client(engine, tuple(request.ends)), tokenizer
             )
             batch, _ = prepare_generator_input(rows, request.n, params, ENVIRONMENT, "train", 0)
             output = asyncio.run(generator.generate(batch, disable_tqdm=True))
@@ -125,12 +127,19 @@ class Rollouts(SkyrlBase):
 
 
 class _Client:
-    """SkyRL's client of its inference engines."""
+    """SkyRL's client of its inference engines.
 
-    def __init__(self, engine: Any, eos_token_id: int) -> None:
-        self.engine, self.eos_token_id = engine, eos_token_id
+    SkyRL starts its trajectories in any order. Requests that wait together go to the engine in the order of the rows, so
+    that findings are the same in every run.
+    """
+
+    def __init__(self, engine: Any, eos_token_ids: tuple[int, ...]) -> None:
+        self.engine, self.eos_token_ids = engine, eos_token_ids
+        self.waiting: list[tuple[list[int], asyncio.Event]] = []
 
     async def generate(self, batch: Mapping[str, Any], model: str | None = None) -> dict[str, Any]:
+        # The first error of a batch is raised. asyncio would print the others, in code that is long done.
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         params = batch["sampling_params"]
         request = {
             "temperature": params["temperature"],
@@ -138,12 +147,13 @@ class _Client:
             "top_k": max(params["top_k"], 0),
             "max_new_tokens": params["max_tokens"],
             "n": params.get("n", 1),
-            "eos_token_ids": (self.eos_token_id,) if self.eos_token_id is not False else (),
+            "eos_token_ids": self.eos_token_ids,
             **{name: params[name] for name, none in FURTHER.items() if params.get(name, none) != none},
         }
         if params.get("stop"):
             request["stop_sequences"] = tuple(params["stop"])
-        (prompt,) = batch["prompt_token_ids"]
+        (prompt,), (session,) = batch["prompt_token_ids"], batch["session_ids"]
+        await self._turn([int(part) for part in session.split("_")])
         (completion,) = await self.engine.agenerate(prompt, request)
         logprobs = completion.logprobs
         if completion.sampled is not None:
@@ -157,6 +167,17 @@ class _Client:
 
     async def finish_session(self, session_id: str) -> None:
         """Do nothing: there is one engine."""
+
+    async def _turn(self, place: list[int]) -> None:
+        """Wait until the requests that came together and stand before this one have been sent."""
+        turn = asyncio.Event()
+        self.waiting.append((place, turn))
+        if len(self.waiting) == 1:
+            await asyncio.sleep(0)
+            waiting, self.waiting = sorted(self.waiting, key=lambda each: each[0]), []
+            for _, event in waiting:
+                event.set()
+        await turn.wait()
 
 
 def _environment(replies: Callable[[Mapping[str, Any]], Callable[[str], Reply]]) -> Any:
