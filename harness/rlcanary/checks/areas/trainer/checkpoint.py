@@ -22,7 +22,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.training.descent import with_kl
 from rlcanary.checks.worlds.training.states import decaying, held, named, own_logprobs, seeded
-from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, TOOLS, others, reference_near, sampled, state_of
+from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, TOOLS, others, reference_near, sampled, state_of
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.layers import copied
@@ -43,7 +43,7 @@ def _start(adapter: Adapter, model: Any, decays: bool = False) -> Any:
 def _batches(adapter: Adapter, model: Any) -> list[CollatedBatch]:
     """Make the batches of a run, each other than the one before."""
     policy = _start(adapter, model).model
-    return [sampled(policy, adapter.conventions, groups) for groups in (GROUPS, others(GROUPS), [*PAIR, *TOOLS])]
+    return [sampled(policy, adapter.conventions, groups) for groups in (GROUPS, others(GROUPS), TOOLS)]
 
 
 def _train(adapter: Adapter, state: Any, batch: CollatedBatch) -> dict[str, float]:

@@ -1,0 +1,59 @@
+"""What all capabilities of the TRL adapter start from: settings, conventions and a real trainer."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import Any, Self
+
+from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.trl.conventions import conventions_of, settings_for
+from rlcanary.adapters.trl.trainers import grpo_trainer
+from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.conventions import Conventions
+
+
+class TrlBase(Adapter):
+    """TRL's trainer under some `GRPOConfig` settings, by default TRL's."""
+
+    name = "trl"
+
+    def __init__(self, **settings: Any) -> None:
+        with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.16", at_least="1.16"), quiet():
+            import trl.trainer.grpo_trainer  # noqa: F401
+        # The trainer is built without its engine: the correction by the engine's logprobs is switched on afterwards.
+        self.use_vllm = bool(settings.pop("use_vllm", False))
+        # The soft punishment is a reward function beside the others, no setting.
+        self.overlong_buffer = settings.pop("overlong_buffer", None)
+        self.settings = settings
+
+    @cached_property
+    def conventions(self) -> Conventions:  # type: ignore[override]
+        """Translate the settings into conventions."""
+        return conventions_of(self._trainer.args, self.use_vllm).replace(overlong_buffer=self.overlong_buffer)
+
+    def configured(self, **changes: Any) -> Self:
+        return type(self)(**settings_for(self._all_settings, self.conventions, changes))
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
+        """Make the adapter that another process has, without trainers."""
+        return type(self)(**self._all_settings)
+
+    @property
+    def _all_settings(self) -> dict[str, Any]:
+        return {**self.settings, "use_vllm": self.use_vllm, "overlong_buffer": self.overlong_buffer}
+
+    @property
+    def _trainer(self) -> Any:
+        """Return a trainer in the state in which its constructor left it."""
+        trainer = copy.copy(self._built_trainer)
+        trainer.args = copy.copy(trainer.args)
+        trainer.model = copy.copy(trainer.model)
+        trainer.model_wrapped = trainer.model
+        trainer._tokenizer = copy.copy(trainer._tokenizer)
+        trainer.use_vllm = self.use_vllm
+        return trainer
+
+    @cached_property
+    def _built_trainer(self) -> Any:
+        return grpo_trainer(self.settings)

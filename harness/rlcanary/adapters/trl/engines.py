@@ -1,0 +1,131 @@
+"""TRL's `VLLMGeneration`, in server mode, whose server is an engine of the checks.
+
+The requests, their parameters, the answers and the order of the weights are TRL's. What lies behind them, HTTP and NCCL, is
+a call of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from rlcanary.contract.declining import NotProvided
+
+if TYPE_CHECKING:
+    from rlcanary.contract.batch import Completion
+
+# What vLLM calls a parameter, and what the engine calls it. The engine's logprobs are processed ones, which TRL asks for.
+PARAMETERS = {
+    "n": "n",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "max_new_tokens",
+    "repetition_penalty": "repetition_penalty",
+    "stop_token_ids": "eos_token_ids",
+    "stop": "stop_sequences",
+    "seed": "seed",
+}
+
+
+def generation_of(engine: Any, trainer: Any, sampling: Mapping[str, Any] | None = None) -> Any:
+    """Construct the `VLLMGeneration` of a trainer.
+
+    Args:
+        engine: what its server has.
+        trainer: the trainer, whose model it syncs.
+        sampling: the parameters of its requests, as the contract names them; none if it samples nothing.
+    """
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    given = dict(sampling or {})
+    # As settings of a run: those that have a place of their own, and `generation_kwargs`.
+    names = ("temperature", "top_p", "top_k", "repetition_penalty")
+    parameters = {name: given[name] for name in names if name in given}
+    if "max_new_tokens" in given:
+        parameters["max_completion_length"] = given["max_new_tokens"]
+    others = {"stop_token_ids": "eos_token_ids", "seed": "seed", "stop": "stop_sequences"}
+    own = {theirs: given[ours] for theirs, ours in others.items() if given.get(ours) not in (None, ())}
+    if given.get("eos_token_ids") == ():
+        own["stop_token_ids"] = ()
+    module = "trl.generation.vllm_generation"
+    with patch(f"{module}.VLLMClient", _client_class(engine)), patch(f"{module}.is_vllm_available", lambda: True):
+        return VLLMGeneration(
+            model=trainer.model,
+            accelerator=trainer.accelerator,
+            processing_class=trainer.processing_class,
+            mode="server",
+            generation_kwargs=own,
+            **parameters,
+        )
+
+
+def _client_class(engine: Any) -> Any:
+    from trl.generation.vllm_client import VLLMClient
+
+    class Client(VLLMClient):  # type: ignore[misc]
+        """TRL's client of a server that lies in this process."""
+
+        def __init__(self, **_: Any) -> None:
+            self.base_url, self.model, self._updating_weights = "", "", False
+
+        def init_communicator(self, device: Any = 0) -> None:
+            """Do nothing: weights are handed over."""
+
+        def update_named_params(self, metadata: list[Any], named_params: Iterator[tuple[str, Any]]) -> None:
+            self._start_weight_update()
+            engine.load_weights(_announced(metadata, named_params))
+            self._finish_weight_update()
+
+        def _post(self, url: str, json: Mapping[str, Any] | None = None) -> dict[str, Any]:
+            match url.rpartition("/")[2]:
+                case "completions":
+                    return {"choices": _completions(engine, dict(json or {}))}
+                case "finish_weight_update":
+                    engine.version += 1
+                case "reset_prefix_cache":
+                    engine.reset_prefix_cache()
+            return {}
+
+    return Client
+
+
+def _announced(metadata: list[Any], named_params: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Hand over tensors to a server that was told what comes.
+
+    Raises:
+        RuntimeError: another one comes, whose bytes would be read wrongly.
+    """
+    for told, (name, tensor) in zip(metadata, named_params, strict=True):
+        sent = (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        if sent != tuple(told):
+            raise RuntimeError(f"the server was told of {told} and is sent {sent}")
+        yield name, tensor
+
+
+def _completions(engine: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Answer a request for completions as vLLM's server does."""
+    unknown = {"min_p": 0.0}
+    parameters = {PARAMETERS[name]: value for name, value in request.items() if name in PARAMETERS}
+    wrong = [name for name, none in unknown.items() if request.get(name, none) != none]
+    if wrong:
+        raise NotProvided(f"the engine has no {', '.join(wrong)}")
+    prompts = request["prompt"]
+    groups = engine.generate(prompts, {**parameters, "logprobs": "processed"})
+    return [_choice(prompt, each) for prompt, group in zip(prompts, groups, strict=True) for each in group]
+
+
+def _choice(prompt: list[int], completion: Completion) -> dict[str, Any]:
+    if completion.logprobs is None or completion.sampled is not None:
+        raise NotProvided("vLLM gives the logprob of each token, and samples all of them")
+    ids = [int(token) for token in completion.token_ids]
+    tokens = [f"token_id:{token}" for token in ids]
+    logprobs = {"tokens": tokens, "token_logprobs": list(completion.logprobs), "top_logprobs": [None] * len(tokens)}
+    return {
+        "prompt_token_ids": list(prompt),
+        "token_ids": ids,
+        "logprobs": logprobs,
+        "finish_reason": completion.finish_reason,
+        "text": completion.text,
+    }

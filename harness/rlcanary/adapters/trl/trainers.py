@@ -1,0 +1,111 @@
+"""Real trainers of TRL on tiny models: their construction, and their run up to the first update."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from rlcanary.adapters.frameworks import quiet
+
+# A text of one token, for prompts that nothing depends on.
+PROMPT = "t5"
+PROMPT_IDS = [5]
+# Updates of a run: enough that no check comes to the end of its schedule.
+UPDATES = 1000
+
+
+def grpo_trainer(
+    settings: dict[str, Any],
+    model: Any = None,
+    ref_model: Any = None,
+    *,
+    rows: Sequence[dict[str, Any]] | None = None,
+    tokenizer: Any = None,
+    reward_funcs: Any = None,
+    peft_config: Any = None,
+    tools: Any = None,
+) -> Any:
+    """Construct a `GRPOTrainer` whose `rollout_func` replays the trainer's attribute `replayed`.
+
+    Args:
+        settings: of `GRPOConfig`.
+        model: the policy, by default the tiny Llama.
+        ref_model: what the trainer loads as its reference model where beta is above zero, by default a copy of the policy.
+        rows: the training dataset.
+        tokenizer: the processing class, by default the tiny one.
+        reward_funcs: the reward functions, by default one that returns the column `given_reward`.
+        peft_config: of the adapters that the trainer adds.
+        tools: functions that the policy may call. With tools the completions come from the trainer's own generation.
+    """
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from rlcanary.contract.layers import copied
+    from rlcanary.tiny_models import tiny_llama, tiny_tokenizer
+
+    model = tiny_llama() if model is None else model
+    ref_model = copied(model).eval() if ref_model is None else ref_model
+    sizes = {"max_completion_length": 16, "num_generations": 2, "per_device_train_batch_size": 2}
+    # On the CPU in full precision, and without a progress bar; each update logs its metrics.
+    quietly = {"use_cpu": True, "bf16": False, "report_to": [], "disable_tqdm": True, "logging_steps": 1}
+    # A run constructs its trainer once, which sets the random seeds; here many are constructed.
+    with tempfile.TemporaryDirectory() as folder, quiet(), _random_states_kept():
+        # The reference model is loaded from where the policy came from: here it is given.
+        with patch("trl.trainer.grpo_trainer.create_model_from_path", lambda *_, **__: ref_model):
+            trainer = GRPOTrainer(
+                model=model,
+                reward_funcs=given_reward if reward_funcs is None else reward_funcs,
+                rollout_func=None if tools else replay,
+                processing_class=tiny_tokenizer() if tokenizer is None else tokenizer,
+                train_dataset=Dataset.from_list(list(rows or [{"prompt": PROMPT}] * 64)),
+                peft_config=peft_config,
+                tools=tools,
+                args=GRPOConfig(output_dir=str(Path(folder, "run")), **quietly, **{**sizes, **settings}),
+            )
+        trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    import random
+
+    import numpy as np
+    import torch
+
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def replay(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    """Return the rollout that the adapter gave the trainer, by default a token for each prompt."""
+    alike = {"prompt_ids": [PROMPT_IDS] * len(prompts), "completion_ids": [[6]] * len(prompts), "logprobs": None}
+    return dict(getattr(trainer, "replayed", alike))
+
+
+def given_reward(given_reward: list[float], **_: Any) -> list[float]:
+    """Return the rewards that the rows come with."""
+    return given_reward
+
+
+class _Begun(Exception):
+    """The run has come to its first epoch."""
+
+
+def begin(trainer: Any, resume_from: str | bool | None = None) -> dict[str, Any]:
+    """Run `train` up to its first epoch -> the arguments of the trainer's `_run_epoch`."""
+    # To free the memory of other models takes longer than everything else here.
+    keeps_memory = patch.object(trainer.accelerator, "free_memory")
+    with keeps_memory, patch.object(trainer, "_run_epoch", side_effect=_Begun) as run, suppress(_Begun):
+        trainer.train(resume_from_checkpoint=resume_from)
+    return dict(run.call_args.kwargs)

@@ -1,0 +1,79 @@
+"""Updates, checkpoints and evaluations of a run of the trainer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.adapters.trl.base import TrlBase
+from rlcanary.adapters.trl.state import Rollout, TrlState
+from rlcanary.adapters.trl.trainers import UPDATES, grpo_trainer
+from rlcanary.contract.declining import NotProvided
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rlcanary.contract.batch import CollatedBatch, Group
+
+# Of an evaluation, those that tell of the machine.
+TIMES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch")
+
+
+class TrlTraining(TrlBase):
+    """What a run does with its state."""
+
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        settings = {"max_steps": UPDATES, **self.settings, "learning_rate": learning_rate}
+        trainer = grpo_trainer(settings, model, ref_model)
+        if trainer.aux_loss_enabled:
+            raise NotProvided("the trainer adds the load-balancing loss of a router, which no convention declares")
+        trainer.use_vllm = self.use_vllm
+        return TrlState.of(trainer)
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        if batch.ref_logprobs is not None and state.trainer.beta:
+            raise NotProvided("the trainer scores with its reference model itself")
+        return self._update(state, Rollout.of_batch(batch))[-1]
+
+    def rl_step(self, state: Any, groups: list[Group], pad_token_id: int) -> dict[str, float]:
+        return self._update(state, Rollout.of_groups(groups))[-1]
+
+    def save_checkpoint(self, state: Any, folder: Path) -> None:
+        with state.running() as trainer:
+            trainer.args.output_dir = str(folder)
+            trainer._save_checkpoint(trainer.model, trial=None)
+
+    def load_checkpoint(self, state: Any, folder: Path) -> Any:
+        state.resume(str(folder))
+        return state
+
+    def evaluate(self, state: Any) -> dict[str, float]:
+        from datasets import Dataset
+
+        items = list(state.eval_items)
+
+        def reward(completions: list[str], item: list[int], **_: Any) -> list[float | None]:
+            return [items[index].reward(text) for index, text in zip(item, completions, strict=True)]
+
+        with state.running() as trainer:
+            decode = trainer.processing_class.decode
+            rows = [{"prompt": decode(item.prompt_ids), "item": index} for index, item in enumerate(items)]
+            training, trainer.reward_funcs, trainer.rollout_func = (
+                (trainer.reward_funcs, trainer.rollout_func),
+                [reward],
+                None,
+            )
+            try:
+                metrics = trainer.evaluate(Dataset.from_list(rows))
+            finally:
+                trainer.reward_funcs, trainer.rollout_func = training
+        return {
+            name.removeprefix("eval_"): value
+            for name, value in metrics.items()
+            if name not in TIMES and value is not None
+        }
+
+    def _update(self, state: Any, rollout: Rollout) -> list[dict[str, float]]:
+        if rollout.group_size < 2:
+            raise NotProvided("num_generations has to be at least 2")
+        updates: list[dict[str, float]] = state.update(rollout)
+        return updates
