@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from rlcanary.adapters.frameworks import quiet, usable
-from rlcanary.adapters.trl.conventions import conventions_of, settings_for
+from rlcanary.adapters.trl.conventions import conventions_of, other_conventions, settings_for
 from rlcanary.adapters.trl.trainers import grpo_trainer
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions
@@ -25,12 +25,18 @@ class TrlBase(Adapter):
         self.use_vllm = bool(settings.pop("use_vllm", False))
         # The soft punishment is a reward function beside the others, no setting.
         self.overlong_buffer = settings.pop("overlong_buffer", None)
+        # The settings of the trainers beside GRPO's: `SFTConfig`, `DPOConfig`, `DistillationConfig`.
+        self.sft: dict[str, Any] = settings.pop("sft", {})
+        self.dpo: dict[str, Any] = settings.pop("dpo", {})
+        self.distillation: dict[str, Any] = settings.pop("distillation", {})
         self.settings = settings
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
         """Translate the settings into conventions."""
-        return conventions_of(self._trainer.args, self.use_vllm).replace(overlong_buffer=self.overlong_buffer)
+        return conventions_of(self._trainer.args, self.use_vllm).replace(
+            overlong_buffer=self.overlong_buffer, **other_conventions(self.sft, self.dpo, self.distillation)
+        )
 
     def configured(self, **changes: Any) -> Self:
         return type(self)(**settings_for(self._all_settings, self.conventions, changes))
@@ -41,7 +47,8 @@ class TrlBase(Adapter):
 
     @property
     def _all_settings(self) -> dict[str, Any]:
-        return {**self.settings, "use_vllm": self.use_vllm, "overlong_buffer": self.overlong_buffer}
+        others = ("use_vllm", "overlong_buffer", "sft", "dpo", "distillation")
+        return {**self.settings, **{name: getattr(self, name) for name in others}}
 
     @property
     def _trainer(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from rlcanary.contract.conventions import Aggregation, Conventions, Objective
@@ -14,6 +15,13 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "dr_grpo": "constant",
     "cispo": "token_mean",
     "sapo": "sequence_mean",
+}
+# The losses of `DPOConfig`: their kind, and whether logprobs are means.
+KINDS: dict[str, tuple[str, bool]] = {
+    "sigmoid": ("sigmoid", False),
+    "sigmoid_norm": ("sigmoid", True),
+    "hinge": ("hinge", False),
+    "ipo": ("ipo", True),
 }
 # Loss types that have an objective of their own, and its name.
 OBJECTIVES: dict[str, Objective] = {"cispo": "cispo", "sapo": "sapo"}
@@ -36,7 +44,7 @@ def conventions_of(args: Any, uses_vllm: bool) -> Conventions:
         off_policy_mask=args.off_policy_mask_threshold,
         ratio_level=args.importance_sampling_level,
         clip_low=args.epsilon if objective == "clip" else None,
-        clip_high=(args.epsilon_high or args.epsilon) - (objective == "cispo"),
+        clip_high=(args.epsilon if args.epsilon_high is None else args.epsilon_high) - (objective == "cispo"),
         dual_clip=args.delta,
         aggregation=AGGREGATIONS[args.loss_type],
         aggregation_constant=args.max_completion_length,
@@ -66,6 +74,31 @@ def conventions_of(args: Any, uses_vllm: bool) -> Conventions:
         importance_low=args.vllm_importance_sampling_clip_min or 0.0,
         importance_high=_or_infinite(args.vllm_importance_sampling_clip_max),
     )
+
+
+def other_conventions(sft: dict[str, Any], dpo: dict[str, Any], distillation: dict[str, Any]) -> dict[str, Any]:
+    """Translate the settings of the other trainers, where they are given or by TRL's defaults, into conventions."""
+    from trl import DistillationConfig, DPOConfig, SFTConfig
+
+    def value(config: Any, settings: dict[str, Any], name: str) -> Any:
+        return settings.get(name, next(each.default for each in fields(config) if each.name == name))
+
+    kinds = dpo.get("loss_type", ["sigmoid"])
+    weights = dpo.get("loss_weights") or [1.0] * len(kinds)
+    kind, is_normalised = KINDS[kinds[0]]
+    beta = value(DistillationConfig, distillation, "beta")
+    divergence = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")
+    return {
+        "supervised_aggregation": "token_mean",
+        "supervised_label_smoothing": value(SFTConfig, sft, "label_smoothing_factor"),
+        "preference_kind": kind,
+        "preference_length_normalised": is_normalised,
+        "preference_beta": value(DPOConfig, dpo, "beta"),
+        "preference_supervised_coef": dict(zip(kinds, weights, strict=True)).get("sft", 0.0),
+        "distillation_divergence": divergence,
+        "distillation_beta": beta if divergence == "jsd" else 0.5,
+        "distillation_aggregation": "token_mean",
+    }
 
 
 def _or_infinite(bound: float | None) -> float:
@@ -135,6 +168,24 @@ def settings_for(settings: dict[str, Any], conventions: Conventions, changes: di
                 result["loss_type"] = {
                     ours: theirs for theirs, ours in AGGREGATIONS.items() if theirs not in OBJECTIVES
                 }[wanted.aggregation]
+            case "supervised_label_smoothing":
+                result["sft"] = {**result["sft"], "label_smoothing_factor": wanted.supervised_label_smoothing}
+            case "supervised_aggregation" | "distillation_aggregation" if changes[name] == "token_mean":
+                pass  # The only one.
+            case "preference_beta":
+                result["dpo"] = {**result["dpo"], "beta": wanted.preference_beta}
+            case "preference_reference" if wanted.preference_reference:
+                pass  # There always is one.
+            case "preference_margin" | "preference_label_smoothing" if not changes[name]:
+                pass  # There is none.
+            case "preference_kind" | "preference_length_normalised" | "preference_supervised_coef":
+                result["dpo"] = {**result["dpo"], **_losses_of_pairs(wanted)}
+            case "distillation_divergence" | "distillation_beta" if wanted.distillation_divergence != "mixed_kl":
+                limits = {"forward_kl": 0.0, "reverse_kl": 1.0}
+                beta = limits.get(wanted.distillation_divergence, wanted.distillation_beta)
+                result["distillation"] = {**result["distillation"], "beta": beta}
+            case "distillation_temperature_squared" | "distillation_label_weight" if not changes[name]:
+                pass  # There is none.
             case "importance_level" | "importance_mode" | "importance_low" | "importance_high":
                 level = "token" if wanted.importance_level == "none" else wanted.importance_level
                 result |= {
@@ -149,3 +200,21 @@ def settings_for(settings: dict[str, Any], conventions: Conventions, changes: di
             case _:
                 raise NotProvided(f"this adapter has no setting of TRL for {name}={changes[name]!r}")
     return result
+
+
+def _losses_of_pairs(wanted: Conventions) -> dict[str, Any]:
+    """Return the `loss_type` and `loss_weights` of a `DPOConfig`.
+
+    Raises:
+        NotProvided: it has no such loss.
+    """
+    kinds = {ours: theirs for theirs, ours in KINDS.items()}
+    kind = kinds.get((wanted.preference_kind, wanted.preference_length_normalised))
+    if kind is None:
+        normalised = "means" if wanted.preference_length_normalised else "sums"
+        raise NotProvided(f"DPOConfig has no loss_type {wanted.preference_kind!r} of {normalised} of logprobs")
+    if not wanted.preference_supervised_coef:
+        return {"loss_type": [kind], "loss_weights": None}
+    if wanted.supervised_aggregation != "token_mean":
+        raise NotProvided("the added supervised term is the mean over the tokens")
+    return {"loss_type": [kind, "sft"], "loss_weights": [1.0, wanted.preference_supervised_coef]}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.adapters.batches import kl_of_each_token, micro_batches, prompts_of, tokens_of_completions
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl.base import TrlBase
+from rlcanary.adapters.trl.ranks import Ranks
 from rlcanary.adapters.trl.state import METRICS, group_size
 from rlcanary.adapters.trl.trainers import PROMPT, PROMPT_IDS
 from rlcanary.contract.batch import LossOutput
@@ -122,35 +123,73 @@ class TrlObjective(TrlBase):
         weights = scored["importance_sampling_ratio"].expand(mask.shape)
         return torch.where(mask, weights, 0.0)
 
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        import torch
+
+        _require_whole(batch)
+        if len(batch.mask) % n_ranks:
+            raise NotProvided("ranks have to have equally many rows")
+        pieces = micro_batches(batch, n_ranks)
+
+        def work(rank: int, trainer: Any) -> tuple[Tensor, dict[str, float]]:
+            loss = self._loss_of_piece(trainer, pieces[rank], batch.mask.sum())
+            return loss, _logged(trainer, batch)
+
+        trainer = self._prepared(1)
+        with quiet():
+            results = Ranks(n_ranks).run(work, trainer)
+        # The average of the ranks' gradients, as data parallelism has it.
+        return LossOutput(torch.stack([loss for loss, _ in results]).mean(), results[0][1])
+
     def _loss_of_pieces(self, pieces: list[PolicyBatch], whole: PolicyBatch) -> LossOutput:
         import torch
 
-        if whole.global_tokens is not None or whole.global_sequences is not None:
-            raise NotProvided("the trainer counts the tokens of the whole update itself")
+        _require_whole(whole)
+        trainer = self._prepared(len(pieces))
+        losses = [self._loss_of_piece(trainer, piece, whole.mask.sum()) for piece in pieces]
+        return LossOutput(torch.stack(losses).sum(), _logged(trainer, whole))
+
+    def _prepared(self, n_micro: int) -> Any:
+        """Return a trainer in an update of so many micro-batches."""
         trainer = self._trainer
         trainer.model.train()
         trainer._metrics["train"].clear()
-        trainer.current_gradient_accumulation_steps = len(pieces)
-        trainer.args.steps_per_generation = len(pieces)
-        losses = []
-        for piece in pieces:
-            # The model's forward pass is replaced by the given logprobs and entropies; the rest is the trainer's.
-            entropy = torch.zeros_like(piece.logprobs) if piece.entropy is None else piece.entropy
-            scored = (piece.logprobs, entropy, None)
-            trainer._get_per_token_logps_and_entropies = lambda *_, scored=scored, **__: scored
-            inputs = _loss_inputs(piece, whole.mask.sum())
-            if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
-                if piece.sampler_logprobs is None:
-                    raise NotProvided("the correction needs the sampler's logprobs")
-                inputs["importance_sampling_ratio"] = self.importance_weights(
-                    piece.old_logprobs, piece.sampler_logprobs, piece.mask
-                )
-            losses.append(trainer._compute_loss(trainer.model, inputs))
-        logged = trainer._metrics["train"]
-        metrics = {ours: logged[theirs][0] for theirs, ours in METRICS.items() if len(logged[theirs]) == 1}
-        if whole.entropy is None:
-            metrics.pop("entropy", None)
-        return LossOutput(torch.stack(losses).sum(), metrics)
+        trainer.current_gradient_accumulation_steps = n_micro
+        trainer.args.steps_per_generation = n_micro
+        return trainer
+
+    def _loss_of_piece(self, trainer: Any, piece: PolicyBatch, tokens_of_update: Tensor) -> Tensor:
+        import torch
+
+        # The model's forward pass is replaced by the given logprobs and entropies; the rest is the trainer's.
+        entropy = torch.zeros_like(piece.logprobs) if piece.entropy is None else piece.entropy
+        trainer._get_per_token_logps_and_entropies = lambda *_, **__: (piece.logprobs, entropy, None)
+        inputs = _loss_inputs(piece, tokens_of_update)
+        if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+            if piece.sampler_logprobs is None:
+                raise NotProvided("the correction needs the sampler's logprobs")
+            inputs["importance_sampling_ratio"] = self.importance_weights(
+                piece.old_logprobs, piece.sampler_logprobs, piece.mask
+            )
+        loss: Tensor = trainer._compute_loss(trainer.model, inputs)
+        return loss
+
+
+def _require_whole(batch: PolicyBatch) -> None:
+    if batch.global_tokens is not None or batch.global_sequences is not None:
+        raise NotProvided("the trainer counts the tokens of the whole update itself")
+
+
+def _logged(trainer: Any, batch: PolicyBatch) -> dict[str, float]:
+    """Have the trainer log the metrics of an update -> those of the loss, by the contract's names."""
+    trainer.state = copy.copy(trainer.state)
+    trainer.state.log_history = []
+    trainer.log({})
+    (log,) = trainer.state.log_history
+    metrics = {ours: log[theirs] for theirs, ours in METRICS.items() if log.get(theirs) is not None}
+    if batch.entropy is None:
+        metrics.pop("entropy", None)
+    return metrics
 
 
 def _loss_inputs(batch: PolicyBatch, tokens_of_update: Tensor) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ PROMPT = "t5"
 PROMPT_IDS = [5]
 # Updates of a run: enough that no check comes to the end of its schedule.
 UPDATES = 1000
+# On the CPU in full precision, and without a progress bar; each update logs its metrics.
+QUIETLY: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": [], "disable_tqdm": True, "logging_steps": 1}
 
 
 def grpo_trainer(
@@ -51,10 +53,8 @@ def grpo_trainer(
     model = tiny_llama() if model is None else model
     ref_model = copied(model).eval() if ref_model is None else ref_model
     sizes = {"max_completion_length": 16, "num_generations": 2, "per_device_train_batch_size": 2}
-    # On the CPU in full precision, and without a progress bar; each update logs its metrics.
-    quietly = {"use_cpu": True, "bf16": False, "report_to": [], "disable_tqdm": True, "logging_steps": 1}
     # A run constructs its trainer once, which sets the random seeds; here many are constructed.
-    with tempfile.TemporaryDirectory() as folder, quiet(), _random_states_kept():
+    with tempfile.TemporaryDirectory() as folder, quiet(), random_states_kept():
         # The reference model is loaded from where the policy came from: here it is given.
         with patch("trl.trainer.grpo_trainer.create_model_from_path", lambda *_, **__: ref_model):
             trainer = GRPOTrainer(
@@ -65,14 +65,15 @@ def grpo_trainer(
                 train_dataset=Dataset.from_list(list(rows or [{"prompt": PROMPT}] * 64)),
                 peft_config=peft_config,
                 tools=tools,
-                args=GRPOConfig(output_dir=str(Path(folder, "run")), **quietly, **{**sizes, **settings}),
+                args=GRPOConfig(output_dir=str(Path(folder, "run")), **QUIETLY, **{**sizes, **settings}),
             )
         trainer.remove_callback(PrinterCallback)
     return trainer
 
 
 @contextmanager
-def _random_states_kept() -> Iterator[None]:
+def random_states_kept() -> Iterator[None]:
+    """Restore the global random states behind what seeds them."""
     import random
 
     import numpy as np

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rlcanary.contract.batch import CollatedBatch, Group
+    from rlcanary.contract.records.building import RunSettings
 
 # Of an evaluation, those that tell of the machine.
 TIMES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch")
@@ -27,6 +28,32 @@ class TrlTraining(TrlBase):
         if trainer.aux_loss_enabled:
             raise NotProvided("the trainer adds the load-balancing loss of a router, which no convention declares")
         trainer.use_vllm = self.use_vllm
+        return TrlState.of(trainer)
+
+    def build(self, settings: RunSettings, model: Any) -> Any:
+        from rlcanary.contract.layers import copied
+
+        if settings.frozen:
+            raise NotProvided("the trainer freezes nothing")
+        adapters = None
+        if settings.lora is not None:
+            from peft import LoraConfig
+
+            lora = settings.lora
+            sizes: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha}
+            adapters = LoraConfig(target_modules=list(lora.targets), **sizes)
+        given = {
+            **_schedule(settings),
+            "max_steps": settings.total_updates,
+            "learning_rate": settings.learning_rate,
+            "warmup_steps": settings.warmup_updates,
+            "weight_decay": settings.weight_decay,
+            "adam_beta1": settings.betas[0],
+            "adam_beta2": settings.betas[1],
+            "adam_epsilon": settings.eps,
+            "gradient_checkpointing": settings.gradient_checkpointing,
+        }
+        trainer = grpo_trainer({**self.settings, **given}, model, copied(model).eval(), peft_config=adapters)
         return TrlState.of(trainer)
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
@@ -77,3 +104,20 @@ class TrlTraining(TrlBase):
             raise NotProvided("num_generations has to be at least 2")
         updates: list[dict[str, float]] = state.update(rollout)
         return updates
+
+
+def _schedule(settings: RunSettings) -> dict[str, Any]:
+    """Return the settings of a `GRPOConfig` for the course of the learning rate.
+
+    Raises:
+        NotProvided: transformers has no such schedule.
+    """
+    kind: dict[str, Any] = {"lr_scheduler_type": settings.rate_shape}
+    if settings.rate_shape == "constant" and settings.warmup_updates:
+        return {"lr_scheduler_type": "constant_with_warmup"}
+    if not settings.final_share or settings.rate_shape == "constant":
+        return kind
+    if settings.rate_shape == "cosine":
+        return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": settings.final_share}}
+    end = {"lr_end": settings.final_share * settings.learning_rate, "power": 1.0}
+    return {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": end}

@@ -1,0 +1,197 @@
+"""The losses of TRL's other trainers: supervised, of preferences, and of distillation.
+
+Each takes a model. The models here return given logits or logprobs; the rest is the trainer's.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from functools import cached_property
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl.base import TrlBase
+from rlcanary.adapters.trl.trainers import PROMPT, QUIETLY, random_states_kept
+from rlcanary.contract.batch import LossOutput
+from rlcanary.contract.declining import NotProvided
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+
+# The trainer's names of metrics, and the contract's.
+REWARDS = {
+    "rewards/chosen": "chosen_reward",
+    "rewards/rejected": "rejected_reward",
+    "rewards/margins": "reward_margin",
+    "rewards/accuracies": "reward_accuracy",
+}
+
+
+class TrlLosses(TrlBase):
+    """What is trained before, beside or in place of reinforcement learning."""
+
+    def supervised_loss(self, batch: SupervisedBatch) -> LossOutput:
+        import torch
+        from trl.trainer.utils import add_fused_lm_head
+
+        trainer = self._sft_trainer
+        model = _given_logits(batch.logits)
+        # As the trainer's constructor does with its model.
+        add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+        # Labels behind the shift are ids, and those of other tokens any number.
+        ids_BS = batch.token_ids.clamp(0, batch.logits.shape[-1] - 1)
+        inputs = {
+            "input_ids": ids_BS,
+            "attention_mask": torch.ones_like(ids_BS),
+            "labels": ids_BS.masked_fill(~batch.mask, -100),
+        }
+        trainer._metrics["train"].clear()
+        trainer.model.train()
+        count = None if batch.global_tokens is None else torch.tensor(batch.global_tokens)
+        loss = trainer.compute_loss(model, inputs, num_items_in_batch=count)
+        metrics = {"loss": float(loss.detach()), "accuracy": trainer._metrics["train"]["mean_token_accuracy"][-1]}
+        return LossOutput(loss, metrics)
+
+    def preference_loss(self, batch: PreferenceBatch) -> LossOutput:
+        import torch
+
+        if batch.global_pairs is not None:
+            raise NotProvided("the trainer averages over the pairs of each micro-batch")
+        trainer = self._dpo_trainer
+        masks = (batch.chosen_mask, batch.rejected_mask)
+        mask_BT = _stacked(*masks, False)
+        ones_BS = torch.ones(len(mask_BT), mask_BT.shape[1] + 1, dtype=torch.long)
+        inputs = {
+            "input_ids": ones_BS,
+            "attention_mask": ones_BS,
+            # A token of the prompt stands in front.
+            "completion_mask": torch.nn.functional.pad(mask_BT.long(), (1, 0)),
+        }
+        pairs = (
+            (batch.chosen_logprobs, batch.rejected_logprobs),
+            (batch.ref_chosen_logprobs, batch.ref_rejected_logprobs),
+        )
+        policy, trainer.ref_model = (_given_logprobs(_stacked(*pair, 0.0), mask_BT) for pair in pairs)
+        trainer._metrics["train"].clear()
+        trainer.model.train()
+        loss = trainer._compute_loss(policy, inputs, False)
+        logged = trainer._metrics["train"]
+        metrics = {"loss": float(loss.detach()), **{ours: logged[theirs][-1] for theirs, ours in REWARDS.items()}}
+        return LossOutput(loss, metrics)
+
+    def distillation_loss(self, batch: DistillationBatch) -> LossOutput:
+        import torch
+        from trl.trainer.distillation_trainer import _chunked_divergence_loss
+
+        heads = [torch.eye(batch.logits.shape[-1])] * 2
+        loss, *_ = _chunked_divergence_loss(
+            batch.logits,
+            batch.teacher_logits,
+            *heads,
+            batch.mask.long(),
+            distillation_beta(self.distillation),
+            num_items_in_batch=None if batch.global_tokens is None else torch.tensor(batch.global_tokens),
+            temperature=batch.temperature,
+        )
+        return LossOutput(loss, {"loss": float(loss.detach())})
+
+    @cached_property
+    def _sft_trainer(self) -> Any:
+        from trl import SFTConfig, SFTTrainer
+
+        return _constructed(SFTTrainer, SFTConfig, self.sft, [{"input_ids": [5, 6, 7]}])
+
+    @property
+    def _dpo_trainer(self) -> Any:
+        return copy.copy(self._built_dpo_trainer)
+
+    @cached_property
+    def _built_dpo_trainer(self) -> Any:
+        from trl import DPOConfig, DPOTrainer
+
+        pair = {"prompt": PROMPT, "chosen": "t6", "rejected": "t7"}
+        return _constructed(DPOTrainer, DPOConfig, self.dpo, [pair], ref_model=_tiny())
+
+
+def distillation_beta(settings: dict[str, Any]) -> float:
+    """Return the beta of a `DistillationConfig` with these settings."""
+    from trl import DistillationConfig
+
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        return float(DistillationConfig(output_dir=folder, use_cpu=True, bf16=False, **settings).beta)
+
+
+def _constructed(trainer: Any, config: Any, settings: dict[str, Any], rows: list[dict[str, Any]], **models: Any) -> Any:
+    """Construct a trainer on the tiny Llama."""
+    from datasets import Dataset
+
+    from rlcanary.tiny_models import tiny_tokenizer
+
+    with tempfile.TemporaryDirectory() as folder, quiet(), random_states_kept():
+        return trainer(
+            model=_tiny(),
+            args=config(output_dir=folder, **QUIETLY, **settings),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tiny_tokenizer(),
+            **models,
+        )
+
+
+def _tiny() -> Any:
+    from rlcanary.tiny_models import tiny_llama
+
+    return tiny_llama()
+
+
+def _given_logits(logits_BSV: Tensor) -> Any:
+    """Make a causal language model with these logits: hidden states that its head, the identity, leaves as they are."""
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_outputs import CausalLMOutput
+
+    size = logits_BSV.shape[-1]
+
+    class Given(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = LlamaConfig(vocab_size=size)
+            self.base_model = lambda **_: SimpleNamespace(last_hidden_state=logits_BSV)
+
+        def get_output_embeddings(self) -> Any:
+            return SimpleNamespace(weight=torch.eye(size), bias=None)
+
+        def forward(self, **_: Any) -> Any:
+            return CausalLMOutput(logits=logits_BSV)
+
+    return Given()
+
+
+def _given_logprobs(logprobs_BT: Tensor, mask_BT: Tensor) -> Any:
+    """Make a model whose fused head has these logprobs, and zero where it is given no label."""
+    import torch
+    from trl.trainer.utils import FusedCausalLMOutput
+
+    zeros_BT = torch.zeros(mask_BT.shape)
+    output = FusedCausalLMOutput(
+        log_probs=logprobs_BT.masked_fill(~mask_BT, 0),
+        entropy=zeros_BT,
+        mean_logits=zeros_BT,
+        is_top1=zeros_BT.bool(),
+        label_mask=mask_BT,
+    )
+    return lambda **_: output
+
+
+def _stacked(chosen_BT: Any, rejected_BU: Any, filling: Any) -> Tensor:
+    """Put rejected rows behind chosen ones, both padded on the right, as the trainer's collator has them."""
+    import torch
+
+    width = max(chosen_BT.shape[1], rejected_BU.shape[1])
+    parts = (
+        torch.nn.functional.pad(part, (0, width - part.shape[1]), value=filling) for part in (chosen_BT, rejected_BU)
+    )
+    return torch.cat(list(parts))
