@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from functools import cached_property
+import pickle
+from functools import cache, cached_property, lru_cache
 from typing import Any, Self
 
 from rlcanary.adapters.frameworks import quiet, usable
@@ -19,8 +20,7 @@ class TrlBase(Adapter):
     name = "trl"
 
     def __init__(self, **settings: Any) -> None:
-        with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.16", at_least="1.16"), quiet():
-            import trl.trainer.grpo_trainer  # noqa: F401
+        _import_trl()
         # The trainer is built without its engine: the correction by the engine's logprobs is switched on afterwards.
         self.use_vllm = bool(settings.pop("use_vllm", False))
         # The soft punishment is a reward function beside the others, no setting.
@@ -63,4 +63,18 @@ class TrlBase(Adapter):
 
     @cached_property
     def _built_trainer(self) -> Any:
-        return grpo_trainer(self.settings)
+        return _built(pickle.dumps(self.settings))
+
+
+@lru_cache(maxsize=64)  # the checks ask for the same few settings over and over
+def _built(settings: bytes) -> Any:
+    return grpo_trainer(pickle.loads(settings))
+
+
+@cache
+def _import_trl() -> None:
+    with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.16", at_least="1.16"), quiet():
+        import trl.trainer.grpo_trainer  # noqa: F401
+        from accelerate.utils import modeling
+    # It reads from the disk in every forward pass whether peft is installed: once is enough.
+    modeling.is_peft_available = cache(modeling.is_peft_available)

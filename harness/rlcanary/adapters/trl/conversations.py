@@ -16,7 +16,7 @@ from unittest.mock import patch
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.engines import generation_of
-from rlcanary.adapters.trl.sampling import finish_reason
+from rlcanary.adapters.trl.sampling import finish_reasons
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:
@@ -51,8 +51,10 @@ class TrlConversations(TrlBase):
         with quiet():
             output = loop.run([copy.deepcopy(list(task.messages)) for task in rows], count)
         episodes = []
-        for task, player, prompt, ids, mask, logprobs, messages in zip(rows, players, *output, strict=True):
-            end = finish_reason(trainer, ids, options.sampling)
+        finished = finish_reasons(trainer, output[1], options.sampling)
+        for task, player, end, prompt, ids, mask, logprobs, messages in zip(
+            rows, players, finished, *output, strict=True
+        ):
             completion = Completion(ids, logprobs, end, sampled=[bool(flag) for flag in mask])
             history = [*task.messages, *_plain(messages)]
             episodes.append(Episode(task.id, [ConversationRow(prompt, completion)], player.reward, messages=history))

@@ -40,10 +40,8 @@ class TrlSampling(TrlBase):
         with quiet():
             ids, logprobs = trainer._generate_single_turn(rows, None, {}, count)
         scores = [None] * len(ids) if logprobs is None else [list(map(_logprob, each)) for each in logprobs]
-        completions = [
-            Completion(own, of_own, finish_reason(trainer, own, sampling))
-            for own, of_own in zip(ids, scores, strict=True)
-        ]
+        ends = finish_reasons(trainer, ids, sampling)
+        completions = [Completion(*each) for each in zip(ids, scores, ends, strict=True)]
         return [completions[first : first + count] for first in range(0, len(rows), count)]
 
     def rollout(self, engine: Any, items: list[Item], sampling: Mapping[str, Any]) -> list[Group]:
@@ -69,16 +67,11 @@ class TrlSampling(TrlBase):
         with quiet():
             output = trainer._generate_and_score_completions(rows)
         (rewards,) = trainer._logs["rewards"].values()
-        drawn = zip(
-            *(output[name] for name in ("completion_ids", "completion_mask", "sampling_per_token_logps")),
-            trainer._logs["completion"],
-            strict=True,
-        )
-        completions = []
-        for ids, mask, logprobs, text in drawn:
-            kept = ids[mask.bool()].tolist()
-            end = finish_reason(trainer, kept, sampling)
-            completions.append(Completion(kept, logprobs[mask.bool()].tolist(), end, text=text))
+        present_BT, logprobs_BT = output["completion_mask"], output["sampling_per_token_logps"]
+        kept = [ids[mask.bool()].tolist() for ids, mask in zip(output["completion_ids"], present_BT, strict=True)]
+        scores = [row[mask.bool()].tolist() for row, mask in zip(logprobs_BT, present_BT, strict=True)]
+        drawn = zip(kept, scores, finish_reasons(trainer, kept, sampling), trainer._logs["completion"], strict=True)
+        completions = [Completion(ids, logprobs, end, text=text) for ids, logprobs, end, text in drawn]
         prompts = [
             ids[mask.bool()].tolist() for ids, mask in zip(output["prompt_ids"], output["prompt_mask"], strict=True)
         ]
@@ -126,14 +119,17 @@ def _logprob(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def finish_reason(trainer: Any, ids: list[int], sampling: Mapping[str, Any]) -> str:
-    """Return whether the trainer counts a completion as truncated, which is all that it keeps of its end."""
+def finish_reasons(trainer: Any, completions: list[list[int]], sampling: Mapping[str, Any]) -> list[str]:
+    """Return for each completion whether the trainer counts it as truncated, which is all that it keeps of its end."""
     trainer.rollout_func, trainer.use_vllm = replay, False
-    trainer.replayed = {"prompt_ids": [PROMPT_IDS], "completion_ids": [ids], "logprobs": None}
     trainer.eos_token_ids = list(sampling.get("eos_token_ids") or ())
-    trainer._metrics["train"].clear()
     trainer.model.train()
+    found: dict[tuple[int, ...], str] = {}
     with quiet():
-        trainer._generate([PROMPT])
-    (share,) = trainer._metrics["train"]["completions/clipped_ratio"]
-    return "length" if share else "stop"
+        for ids in {tuple(each) for each in completions}:
+            trainer.replayed = {"prompt_ids": [PROMPT_IDS], "completion_ids": [list(ids)], "logprobs": None}
+            trainer._metrics["train"].clear()
+            trainer._generate([PROMPT])
+            (share,) = trainer._metrics["train"]["completions/clipped_ratio"]
+            found[ids] = "length" if share else "stop"
+    return [found[tuple(each)] for each in completions]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -43,7 +44,6 @@ def grpo_trainer(
         peft_config: of the adapters that the trainer adds.
         tools: functions that the policy may call. With tools the completions come from the trainer's own generation.
     """
-    from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
@@ -62,13 +62,25 @@ def grpo_trainer(
                 reward_funcs=given_reward if reward_funcs is None else reward_funcs,
                 rollout_func=None if tools else replay,
                 processing_class=tiny_tokenizer() if tokenizer is None else tokenizer,
-                train_dataset=Dataset.from_list(list(rows or [{"prompt": PROMPT}] * 64)),
+                train_dataset=_prompts() if rows is None else dataset_of(rows),
                 peft_config=peft_config,
                 tools=tools,
                 args=GRPOConfig(output_dir=str(Path(folder, "run")), **QUIETLY, **{**sizes, **settings}),
             )
         trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def dataset_of(rows: Sequence[dict[str, Any]]) -> Any:
+    """Make a dataset of these rows."""
+    from datasets import Dataset
+
+    return Dataset.from_list(list(rows))
+
+
+@cache
+def _prompts() -> Any:
+    return dataset_of([{"prompt": PROMPT}] * 64)
 
 
 @contextmanager
