@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -31,6 +30,7 @@ def grpo_trainer(
     reward_funcs: Any = None,
     peft_config: Any = None,
     tools: Any = None,
+    args: Any = None,
 ) -> Any:
     """Construct a `GRPOTrainer` whose `rollout_func` replays the trainer's attribute `replayed`.
 
@@ -42,6 +42,7 @@ def grpo_trainer(
         tokenizer: the processing class, by default the tiny one.
         reward_funcs: the reward functions, by default one that returns the column `given_reward`.
         peft_config: of the adapters that the trainer adds.
+        args: a `GRPOConfig` in place of the settings.
         tools: functions that the policy may call. With tools the completions come from the trainer's own generation.
     """
     from transformers.trainer_callback import PrinterCallback
@@ -51,12 +52,15 @@ def grpo_trainer(
     from rlcanary.tiny_models import tiny_llama, tiny_tokenizer
 
     model = tiny_llama() if model is None else model
-    ref_model = copied(model).eval() if ref_model is None else ref_model
+
+    def reference(*_: Any, **__: Any) -> Any:
+        return copied(model).eval() if ref_model is None else ref_model
+
     sizes = {"max_completion_length": 16, "num_generations": 2, "per_device_train_batch_size": 2}
     # A run constructs its trainer once, which sets the random seeds; here many are constructed.
-    with tempfile.TemporaryDirectory() as folder, quiet(), random_states_kept():
+    with quiet(), random_states_kept():
         # The reference model is loaded from where the policy came from: here it is given.
-        with patch("trl.trainer.grpo_trainer.create_model_from_path", lambda *_, **__: ref_model):
+        with patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
             trainer = GRPOTrainer(
                 model=model,
                 reward_funcs=given_reward if reward_funcs is None else reward_funcs,
@@ -65,10 +69,16 @@ def grpo_trainer(
                 train_dataset=_prompts() if rows is None else dataset_of(rows),
                 peft_config=peft_config,
                 tools=tools,
-                args=GRPOConfig(output_dir=str(Path(folder, "run")), **QUIETLY, **{**sizes, **settings}),
+                args=args or GRPOConfig(output_dir=_folder().name, **QUIETLY, **{**sizes, **settings}),
             )
         trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Make the folder that trainers are constructed with. One that writes is given another."""
+    return tempfile.TemporaryDirectory()
 
 
 def dataset_of(rows: Sequence[dict[str, Any]]) -> Any:
