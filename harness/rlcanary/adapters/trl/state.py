@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlcanary.adapters.frameworks import quiet
@@ -109,18 +109,23 @@ class TrlState(TrainState):
             # The weights of an engine are not synced: the completions are there.
             trainer._last_loaded_step = trainer.state.global_step
             trainer._buffered_inputs = None
-            batches = [rollout.inputs()] * (args.steps_per_generation * trainer.num_iterations)
             before = len(trainer.state.log_history)
-            counts = {
-                "train_dataloader": batches,
-                "steps_in_epoch": len(batches),
-                "num_update_steps_per_epoch": -(-len(batches) // args.gradient_accumulation_steps),
-            }
-            trainer._run_epoch(**{**self.epoch, **counts})
-            logged = trainer.state.log_history[before:]
-        return [
-            {ours: log[theirs] for theirs, ours in METRICS.items() if log.get(theirs) is not None} for log in logged
-        ]
+            self.epoch_over(trainer, [rollout.inputs()] * (args.steps_per_generation * trainer.num_iterations))
+        return self.logged_since(before)
+
+    def epoch_over(self, trainer: Any, batches: list[Any]) -> None:
+        """Run the trainer's epoch over these batches."""
+        counts = {
+            "train_dataloader": batches,
+            "steps_in_epoch": len(batches),
+            "num_update_steps_per_epoch": -(-len(batches) // trainer.args.gradient_accumulation_steps),
+        }
+        trainer._run_epoch(**{**self.epoch, **counts})
+
+    def logged_since(self, count: int) -> list[dict[str, float]]:
+        """Return what was logged behind the first `count` logs, by the contract's names."""
+        logs = self.trainer.state.log_history[count:]
+        return [{ours: log[theirs] for theirs, ours in METRICS.items() if log.get(theirs) is not None} for log in logs]
 
 
 @dataclass(frozen=True)
@@ -185,6 +190,19 @@ class Rollout:
             group_size=group_size(numbers) if is_grouped else 1,
             logprobs=[list(each.logprobs or ()) for _, each in rows] if has_all else None,
             sampled=None if all(map(all, marks)) else marks,
+        )
+
+    def part(self, number: int, count: int) -> Rollout:
+        """Return one of so many equal parts, in order."""
+        size = len(self.rewards) // count
+        own = slice(number * size, (number + 1) * size)
+        return replace(
+            self,
+            prompt_ids=self.prompt_ids[own],
+            completion_ids=self.completion_ids[own],
+            rewards=self.rewards[own],
+            logprobs=None if self.logprobs is None else self.logprobs[own],
+            sampled=None if self.sampled is None else self.sampled[own],
         )
 
     def outputs(self, with_logprobs: bool) -> dict[str, Any]:

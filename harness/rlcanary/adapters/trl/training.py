@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.state import Rollout, TrlState
 from rlcanary.adapters.trl.trainers import UPDATES, grpo_trainer
@@ -24,6 +25,10 @@ class TrlTraining(TrlBase):
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
         settings = {"max_steps": UPDATES, **self.settings, "learning_rate": learning_rate}
+        with quiet():  # once for all that a state takes
+            return self._new_state(settings, model, ref_model)
+
+    def _new_state(self, settings: dict[str, Any], model: Any, ref_model: Any) -> TrlState:
         trainer = grpo_trainer(settings, model, ref_model)
         if trainer.aux_loss_enabled:
             raise NotProvided("the trainer adds the load-balancing loss of a router, which no convention declares")
