@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -131,7 +133,7 @@ def _constructed(trainer: Any, config: Any, settings: dict[str, Any], rows: list
 
     from rlcanary.tiny_models import tiny_tokenizer
 
-    with tempfile.TemporaryDirectory() as folder, quiet(), random_states_kept():
+    with tempfile.TemporaryDirectory() as folder, quiet(), random_states_kept(), _no_bars():
         return trainer(
             model=_tiny(),
             args=config(output_dir=folder, **QUIETLY, **settings),
@@ -139,6 +141,20 @@ def _constructed(trainer: Any, config: Any, settings: dict[str, Any], rows: list
             processing_class=tiny_tokenizer(),
             **models,
         )
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Hide the progress bars of datasets, on which the trainers map their rows."""
+    import datasets
+
+    had_bars = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if had_bars:
+            datasets.enable_progress_bars()
 
 
 def _tiny() -> Any:

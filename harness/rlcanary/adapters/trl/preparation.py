@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +56,12 @@ class TrlPreparation(TrlBase):
         with tempfile.TemporaryDirectory() as folder, quiet():
             file = Path(folder, "config.yaml")
             file.write_text(yaml.safe_dump({**ALWAYS, **sizes, "output_dir": folder, **written}))
+            told = io.StringIO()  # what argparse says before it exits
             try:
-                (args,) = TrlParser((GRPOConfig,)).parse_args_and_config(["--config", str(file)])
+                with redirect_stderr(told):
+                    (args,) = TrlParser((GRPOConfig,)).parse_args_and_config(["--config", str(file)])
             except SystemExit as error:
-                raise ValueError(f"the configuration is refused: {error}") from error
+                raise ValueError(f"the configuration is refused: {told.getvalue()[-200:]}") from error
             trainer = grpo_trainer({}, args=args)
             generation = trainer.generation_config
             return {
