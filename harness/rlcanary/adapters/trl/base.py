@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
-import gc
 import pickle
 from functools import cache, cached_property, lru_cache
 from typing import Any, Self
@@ -77,9 +75,3 @@ def _built(settings: bytes) -> Any:
 def _import_trl() -> None:
     with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.16", at_least="1.16"), quiet():
         import trl.trainer.grpo_trainer  # noqa: F401
-        from accelerate.utils import imports
-    # It reads from the disk in every forward pass whether peft is installed: once is enough.
-    imports._is_package_available = cache(imports._is_package_available)
-    # The modules stay: a full collection of the many trainers need not look through them.
-    gc.freeze()
-    atexit.register(gc.unfreeze)
