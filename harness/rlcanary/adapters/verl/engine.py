@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import tokens_of_completions
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.contract.adapter import NotProvided
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +81,8 @@ def _on_cpu() -> Iterator[None]:
 
     with quiet():
         platform = get_platform()
-        set_platform(SimpleNamespace(device_name="cpu", current_device=lambda: "cpu"))
+        no_memory = SimpleNamespace(max_memory_allocated=lambda: 0, max_memory_reserved=lambda: 0)
+        set_platform(SimpleNamespace(device_name="cpu", current_device=lambda: "cpu", device_module=no_memory))
         try:
             yield
         finally:
@@ -155,33 +151,3 @@ def ragged(rows: list[Tensor]) -> Tensor:
 
     with quiet():
         return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-
-
-@cache
-def replay_buffer_module() -> ModuleType:
-    """Load verl's replay buffer without its package, which imports TransferQueue, a store on Ray.
-
-    Raises:
-        NotProvided: this version of verl has none.
-    """
-    import verl.trainer.ppo
-
-    path = Path(verl.trainer.ppo.__path__[0], "v1", "replay_buffer.py")
-    if not path.exists():
-        raise NotProvided("this version of verl filters groups in its recipes only")
-    spec = importlib.util.spec_from_file_location("rlcanary.adapters._verl_replay_buffer", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    installed = sys.modules.get("transfer_queue")
-    store = ModuleType("transfer_queue")
-    store.KVBatchMeta = object  # type: ignore[attr-defined]
-    sys.modules["transfer_queue"] = store
-    try:
-        with quiet():
-            spec.loader.exec_module(module)
-    finally:
-        del sys.modules["transfer_queue"]
-        if installed is not None:
-            sys.modules["transfer_queue"] = installed
-    return module

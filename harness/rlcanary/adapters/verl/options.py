@@ -65,8 +65,10 @@ def require_words(actor: Any) -> None:
         )
 
 
-def conventions_of(actor: Any, algorithm: Any, critic: Mapping[str, Any], temperature: float) -> Conventions:
-    """Translate an `ActorConfig`, an `AlgoConfig`, fields of a `CriticConfig` and the rollouts' temperature."""
+def conventions_of(
+    actor: Any, algorithm: Any, critic: Mapping[str, Any], temperature: float, train_batch_size: int
+) -> Conventions:
+    """Translate an `ActorConfig`, an `AlgoConfig`, fields of a `CriticConfig`, settings of the rollouts and the data."""
     loss_mode = actor.policy_loss.loss_mode
     objective, ratio_level = LOSS_MODES[loss_mode]
     low_bound = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
@@ -74,7 +76,8 @@ def conventions_of(actor: Any, algorithm: Any, critic: Mapping[str, Any], temper
     if loss_mode == "geo_mean":
         # Its bounds are of the log-ratio.
         low_bound, high_bound = -math.expm1(-low_bound), math.expm1(high_bound)
-    estimator = KL_ESTIMATORS[actor.kl_loss_type]
+    in_reward = algorithm.use_kl_in_reward
+    estimator = KL_ESTIMATORS[algorithm.kl_penalty if in_reward else actor.kl_loss_type]
     correction = algorithm.rollout_correction
     level = correction.rollout_is if correction is not None else None
     low, high = _weight_bounds(correction.rollout_is_threshold) if level is not None else (None, 2.0)
@@ -95,13 +98,17 @@ def conventions_of(actor: Any, algorithm: Any, critic: Mapping[str, Any], temper
         aggregation=AGGREGATIONS[actor.loss_agg_mode],
         aggregation_constant=actor.loss_scale_factor or 1.0,
         kl_estimator=estimator,
-        kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        kl_coef=algorithm.kl_ctrl.kl_coef if in_reward else actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        kl_placement="reward" if in_reward else "loss",
         kl_input_clamp=20.0 if estimator == "k3" else None,
         kl_output_clamp=10.0 if estimator == "k3" else None,
         entropy_coef=actor.entropy_coeff,
         logprobs_upcast=False,
         temperature=temperature,
         old_logprobs="trainer",
+        epochs_per_rollout=actor.ppo_epochs,
+        mini_batches=train_batch_size // actor.ppo_mini_batch_size,
+        schedule_advances="rollout",
         training_dropout=True,
         max_grad_norm=actor.optim.clip_grad,
         importance_level=level or "none",
@@ -126,6 +133,7 @@ def settings_for(
     algorithm: Mapping[str, Any],
     critic: Mapping[str, Any],
     conventions: Conventions,
+    train_batch_size: int,
     changes: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return actor, algorithm and critic settings for changed conventions.
@@ -172,10 +180,16 @@ def settings_for(
                     actor["loss_scale_factor"] = wanted.aggregation_constant
             case "aggregation_constant":
                 actor["loss_scale_factor"] = wanted.aggregation_constant
-            case "kl_estimator":
+            case "kl_estimator" | "kl_coef" | "kl_placement":
+                is_on, is_in_reward = wanted.kl_coef != 0, wanted.kl_placement == "reward"
+                actor |= {"use_kl_loss": is_on and not is_in_reward, "kl_loss_coef": wanted.kl_coef}
                 actor["kl_loss_type"] = wanted.kl_estimator
-            case "kl_coef":
-                actor |= {"use_kl_loss": wanted.kl_coef != 0, "kl_loss_coef": wanted.kl_coef}
+                algorithm |= {"use_kl_in_reward": is_in_reward, "kl_penalty": wanted.kl_estimator}
+                algorithm["kl_ctrl"] = {"kl_coef": wanted.kl_coef}
+            case "epochs_per_rollout":
+                actor["ppo_epochs"] = wanted.epochs_per_rollout
+            case "mini_batches" if train_batch_size % wanted.mini_batches == 0:
+                actor["ppo_mini_batch_size"] = train_batch_size // wanted.mini_batches
             case "entropy_coef":
                 actor["entropy_coeff"] = wanted.entropy_coef
             case "max_grad_norm" if wanted.max_grad_norm is not None:

@@ -1,0 +1,99 @@
+"""The settings of a run of verl, in the words of its configuration, and what they mean in conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Self
+
+from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.verl.options import conventions_of, require_words, settings_for
+from rlcanary.adapters.verl.rewards import overlong_settings, overlong_words
+from rlcanary.adapters.verl.run_config import composed
+from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.conventions import Conventions
+
+
+class Configured(Adapter):
+    """An adapter of verl under some settings, by default its own with the GRPO advantage estimator."""
+
+    name = "verl"
+
+    def __init__(
+        self,
+        actor: Mapping[str, Any] | None = None,
+        algorithm: Mapping[str, Any] | None = None,
+        temperature: float = 1.0,
+        critic: Mapping[str, Any] | None = None,
+        overlong_buffer: Mapping[str, Any] | None = None,
+        shuffle: bool | None = None,
+    ) -> None:
+        """Set up the adapter with settings of verl's configuration groups.
+
+        Args:
+            actor: fields of `ActorConfig`; `policy_loss` and others that are groups themselves as mappings.
+            algorithm: fields of `AlgoConfig`; `rollout_correction` as a mapping.
+            temperature: the rollouts' temperature.
+            critic: fields of `CriticConfig`.
+            overlong_buffer: `len` and `penalty_factor` of that of the reward manager `dapo`; none without it.
+            shuffle: that of the data; None leaves the default.
+
+        Raises:
+            UserError: verl is not installed, or the conventions cannot express a setting.
+        """
+        with usable("verl", "pip install 'rlcanary[verl]'", "verl 0.9", at_least="0.9"), quiet():
+            import verl.trainer.ppo.ray_trainer
+            import verl.workers.engine.fsdp.transformer_impl
+            import verl.workers.utils.losses  # noqa: F401
+        self.actor = dict(actor or {})
+        self.temperature = temperature
+        self.algorithm = {"adv_estimator": "grpo", **(algorithm or {})}
+        self.critic = dict(critic or {})
+        self.overlong_buffer = dict(overlong_buffer or {})
+        self.shuffle = shuffle
+        self._orders: dict[tuple[int, int], list[list[list[int]]]] = {}
+        require_words(self._actor_config)
+
+    @cached_property
+    def conventions(self) -> Conventions:  # type: ignore[override]
+        """Translate the settings into conventions."""
+        sizes = composed().data.train_batch_size
+        found = conventions_of(self._actor_config, self._algorithm_config, self.critic, self.temperature, sizes)
+        shuffle = composed().data.shuffle if self.shuffle is None else self.shuffle
+        order = "shuffled" if shuffle else "sequential"
+        return found.replace(data_order=order, best_at_k="resampled", **overlong_words(self.overlong_buffer))
+
+    def configured(self, **changes: Any) -> Self:
+        others = {
+            name: value for name, value in changes.items() if not name.startswith("overlong_") and name != "data_order"
+        }
+        sizes = composed().data.train_batch_size
+        actor, algorithm, critic = settings_for(
+            self.actor, self.algorithm, self.critic, self.conventions, sizes, others
+        )
+        overlong_buffer = overlong_settings(self.conventions.replace(**changes))
+        shuffle = self.conventions.replace(**changes).data_order == "shuffled"
+        temperature = changes.get("temperature", self.temperature)
+        return type(self)(actor, algorithm, temperature, critic, overlong_buffer, shuffle)
+
+    @cached_property
+    def _actor_config(self) -> Any:
+        from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, PolicyLossConfig
+
+        settings = {"rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1, **self.actor}
+        groups = {
+            "policy_loss": PolicyLossConfig(**settings.get("policy_loss", {})),
+            "optim": FSDPOptimizerConfig(**{"lr": 1e-6, **settings.get("optim", {})}),
+        }
+        return FSDPActorConfig(**settings | groups)
+
+    @cached_property
+    def _algorithm_config(self) -> Any:
+        from verl.trainer.config import AlgoConfig, KLControlConfig, RolloutCorrectionConfig
+
+        correction = self.algorithm.get("rollout_correction")
+        groups = {
+            "rollout_correction": correction and RolloutCorrectionConfig(**correction),
+            "kl_ctrl": KLControlConfig(**self.algorithm.get("kl_ctrl", {})),
+        }
+        return AlgoConfig(**self.algorithm | groups)

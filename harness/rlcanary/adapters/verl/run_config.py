@@ -1,0 +1,40 @@
+"""The configuration of a run, composed of verl's own files."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def composed() -> Any:
+    """Compose the configuration of verl's trainer, as its command does."""
+    import verl
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(Path(verl.__path__[0], "trainer", "config")), version_base=None):
+        return compose("ppo_trainer")
+
+
+def run_config(**sections: Mapping[str, Any]) -> Any:
+    """Write settings into the configuration. The same settings give the same object, which stays as it is.
+
+    Args:
+        sections: settings by section; the dots of its name are two underscores.
+    """
+    return _written(json.dumps(sections))
+
+
+@cache
+def _written(sections: str) -> Any:
+    from omegaconf import OmegaConf
+
+    config = copy.deepcopy(composed())
+    for name, settings in json.loads(sections).items():
+        for key, value in settings.items():
+            OmegaConf.update(config, f"{name.replace('__', '.')}.{key}", value, merge=True)
+    return config
