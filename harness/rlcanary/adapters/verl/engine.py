@@ -81,8 +81,14 @@ def _on_cpu() -> Iterator[None]:
 
     with quiet():
         platform = get_platform()
-        no_memory = SimpleNamespace(max_memory_allocated=lambda: 0, max_memory_reserved=lambda: 0)
-        set_platform(SimpleNamespace(device_name="cpu", current_device=lambda: "cpu", device_module=no_memory))
+        module = SimpleNamespace(
+            max_memory_allocated=lambda: 0, max_memory_reserved=lambda: 0, empty_cache=lambda: None
+        )
+        set_platform(
+            SimpleNamespace(
+                device_name="cpu", current_device=lambda: "cpu", device_module=module, is_available=lambda: False
+            )
+        )
         try:
             yield
         finally:

@@ -109,6 +109,7 @@ def conventions_of(
         epochs_per_rollout=actor.ppo_epochs,
         mini_batches=train_batch_size // actor.ppo_mini_batch_size,
         schedule_advances="rollout",
+        sync_while_sampling=False,  # requests are aborted first
         training_dropout=True,
         max_grad_norm=actor.optim.clip_grad,
         importance_level=level or "none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import logging
 from collections.abc import Iterator, Mapping
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -160,7 +161,11 @@ def _steps(trainer: Any) -> list[list[int]]:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Swallow what a loop prints."""
-    nowhere = io.StringIO()
-    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        yield
+    """Swallow what a loop prints, and logs of what it leaves out."""
+    level, nowhere = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+    finally:
+        logging.disable(level)

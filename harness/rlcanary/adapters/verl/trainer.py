@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.verl.agents import agent_worker
 from rlcanary.adapters.verl.engine import new_engine, on_ranks
 from rlcanary.adapters.verl.run_config import composed
 from rlcanary.adapters.verl.transfer_queue import Rows, Store, trainer_module
@@ -135,14 +136,7 @@ def _reduced(engine: Any, run: Callable[..., Any], *args: Any, forward_only: boo
 
 def put_rollouts(store: Store, rollouts: Sequence[Rollout]) -> Rows:
     """Have verl's agent loop worker write finished rollouts into the store -> their rows, in order."""
-    trainer_module()
-    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
-
-    worker_class = AgentLoopWorkerTQ.__ray_metadata__.modified_class
-    worker = worker_class.__new__(worker_class)
-    worker.processor = worker.reward_loop_worker_handles = None
-    worker.distillation_enabled = False
-    worker.mm_processor_kwargs = {}
+    worker = agent_worker(composed(), None)
 
     async def put() -> None:
         for each in rollouts:

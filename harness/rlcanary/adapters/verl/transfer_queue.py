@@ -60,6 +60,9 @@ class Store:
             self.tags.setdefault(key, {}).update(tags[place] if tags else {})
         return Rows(keys, [self.tags[key] for key in keys], partition_id)
 
+    async def async_kv_put(self, key: str, partition_id: str, tag: Any) -> None:
+        self.kv_batch_put([key], partition_id, tags=[tag])
+
     async def async_kv_batch_put(
         self, keys: list[str], partition_id: str, fields: Any = None, tags: Any = None
     ) -> None:

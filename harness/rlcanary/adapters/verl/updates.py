@@ -61,7 +61,8 @@ class Updates(Objective):
         actor, config = self._actor_config, self._algorithm_config
         if config.adv_estimator == "gae":
             raise NotProvided("a TrainState has no critic")
-        if self.conventions.kl_coef and given_reference is None and state.ref_model is None:
+        in_actor = state.ref_model is None and hasattr(state.model, "peft_config")
+        if self.conventions.kl_coef and given_reference is None and state.ref_model is None and not in_actor:
             raise NotProvided("a KL needs a reference")
         has_logprobs = all(each.output.response_logprobs is not None for each in rollouts)
         if self.conventions.importance_level != "none" and not has_logprobs:
@@ -86,6 +87,7 @@ class Updates(Objective):
             rows = put_rollouts(store, rollouts)
             workers = Workers(store, actor, state, micro)
             trainer = new_trainer(settings, actor_rollout_wg=workers, ref_policy_wg=workers, **finished(rows))
+            trainer.ref_in_actor = in_actor
             if given_reference is not None:
                 trainer.use_reference_policy = False
                 for key, row_T in zip(rows.keys, given_reference, strict=True):
