@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any, Self
 
 from rlcanary.adapters.frameworks import quiet, usable
-from rlcanary.adapters.verl.options import conventions_of, require_words, settings_for
+from rlcanary.adapters.verl.options import conventions_of, data_settings, data_words, require_words, settings_for
 from rlcanary.adapters.verl.rewards import overlong_settings, overlong_words
-from rlcanary.adapters.verl.run_config import composed
+from rlcanary.adapters.verl.run_config import composed, run_config
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions
 
@@ -26,7 +26,7 @@ class Configured(Adapter):
         temperature: float = 1.0,
         critic: Mapping[str, Any] | None = None,
         overlong_buffer: Mapping[str, Any] | None = None,
-        shuffle: bool | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> None:
         """Set up the adapter with settings of verl's configuration groups.
 
@@ -36,7 +36,7 @@ class Configured(Adapter):
             temperature: the rollouts' temperature.
             critic: fields of `CriticConfig`.
             overlong_buffer: `len` and `penalty_factor` of that of the reward manager `dapo`; none without it.
-            shuffle: that of the data; None leaves the default.
+            data: settings of the group `data`.
 
         Raises:
             UserError: verl is not installed, or the conventions cannot express a setting.
@@ -50,7 +50,7 @@ class Configured(Adapter):
         self.algorithm = {"adv_estimator": "grpo", **(algorithm or {})}
         self.critic = dict(critic or {})
         self.overlong_buffer = dict(overlong_buffer or {})
-        self.shuffle = shuffle
+        self.data = dict(data or {})
         self._orders: dict[tuple[int, int], list[list[list[int]]]] = {}
         require_words(self._actor_config)
 
@@ -59,22 +59,25 @@ class Configured(Adapter):
         """Translate the settings into conventions."""
         sizes = composed().data.train_batch_size
         found = conventions_of(self._actor_config, self._algorithm_config, self.critic, self.temperature, sizes)
-        shuffle = composed().data.shuffle if self.shuffle is None else self.shuffle
-        order = "shuffled" if shuffle else "sequential"
-        return found.replace(data_order=order, best_at_k="resampled", **overlong_words(self.overlong_buffer))
+        return found.replace(best_at_k="resampled", **data_words(self._data), **overlong_words(self.overlong_buffer))
 
     def configured(self, **changes: Any) -> Self:
+        of_data = {"data_order", "long_prompt"}
         others = {
-            name: value for name, value in changes.items() if not name.startswith("overlong_") and name != "data_order"
+            name: value for name, value in changes.items() if not name.startswith("overlong_") and name not in of_data
         }
         sizes = composed().data.train_batch_size
         actor, algorithm, critic = settings_for(
             self.actor, self.algorithm, self.critic, self.conventions, sizes, others
         )
+        data = self.data | data_settings({name: changes[name] for name in of_data & changes.keys()})
         overlong_buffer = overlong_settings(self.conventions.replace(**changes))
-        shuffle = self.conventions.replace(**changes).data_order == "shuffled"
         temperature = changes.get("temperature", self.temperature)
-        return type(self)(actor, algorithm, temperature, critic, overlong_buffer, shuffle)
+        return type(self)(actor, algorithm, temperature, critic, overlong_buffer, data)
+
+    @cached_property
+    def _data(self) -> Any:
+        return run_config(data=self.data).data
 
     @cached_property
     def _actor_config(self) -> Any:

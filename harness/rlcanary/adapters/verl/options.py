@@ -116,6 +116,8 @@ def conventions_of(
         importance_mode="truncate" if low is None else "mask",
         importance_low=low or 0.0,
         importance_high=high,
+        distillation_divergence="forward_kl",
+        distillation_aggregation="sequence_mean" if actor.loss_agg_mode == "seq-mean-token-mean" else "token_mean",
         value_clip=critic.get("cliprange_value", 0.5),
         value_aggregation=AGGREGATIONS[critic.get("loss_agg_mode", "token-mean")],
     )
@@ -209,3 +211,24 @@ def settings_for(
             case _:
                 raise NotProvided(f"this adapter has no setting of verl for {name}={changes[name]!r}")
     return actor, algorithm, critic
+
+
+def data_words(data: Any) -> dict[str, Any]:
+    """Translate the group `data` of the configuration into conventions."""
+    truncation = "raise" if data.truncation == "error" else data.truncation
+    return {
+        "data_order": "shuffled" if data.shuffle else "sequential",
+        "long_prompt": "drop" if data.filter_overlong_prompts else truncation,
+    }
+
+
+def data_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of the group `data` for changed conventions."""
+    settings: dict[str, Any] = {}
+    for name, value in changes.items():
+        if name == "data_order":
+            settings["shuffle"] = value == "shuffled"
+        else:
+            truncation = "error" if value in ("drop", "raise") else value
+            settings |= {"filter_overlong_prompts": value == "drop", "truncation": truncation}
+    return settings

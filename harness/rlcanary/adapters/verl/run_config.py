@@ -11,13 +11,13 @@ from typing import Any
 
 
 @cache
-def composed() -> Any:
-    """Compose the configuration of verl's trainer, as its command does."""
+def composed(name: str = "ppo_trainer") -> Any:
+    """Compose the configuration of one of verl's trainers, as its command does."""
     import verl
     from hydra import compose, initialize_config_dir
 
     with initialize_config_dir(str(Path(verl.__path__[0], "trainer", "config")), version_base=None):
-        return compose("ppo_trainer")
+        return compose(name)
 
 
 def run_config(**sections: Mapping[str, Any]) -> Any:

@@ -109,7 +109,7 @@ class Runs(Reports):
         """Make a trainer whose data loaders are built, over items that are their numbers."""
         sizes = {"train_batch_size": train_batch_size, "val_batch_size": val_batch_size, "dataloader_num_workers": 0}
         config = run_config(
-            data={**sizes, "shuffle": self.conventions.data_order == "shuffled", "seed": SEED},
+            data={**self.data, **sizes, "seed": SEED},
             trainer={"logger": [], "total_epochs": 10**6, **(plan or {})},
             algorithm=self.algorithm,
         )

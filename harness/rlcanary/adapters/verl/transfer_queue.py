@@ -94,17 +94,19 @@ def trainer_module() -> ModuleType:
     """
     stand_in = ModuleType("transfer_queue")
     stand_in.KVBatchMeta = Rows  # type: ignore[attr-defined]
-    installed = sys.modules.get("transfer_queue")
-    sys.modules["transfer_queue"] = stand_in
+    # verl can do without this engine of NPUs, which imports vLLM.
+    hidden: dict[str, Any] = {"transfer_queue": stand_in, "verl.checkpoint_engine.hccl_checkpoint_engine": None}
+    installed = {name: sys.modules[name] for name in hidden if name in sys.modules}
+    sys.modules.update(hidden)
     try:
         with quiet():
             return importlib.import_module(f"{V1}.trainer_base")
     except ModuleNotFoundError as error:
         raise NotProvided(f"this version of verl has no module {error.name}") from error
     finally:
-        del sys.modules["transfer_queue"]
-        if installed is not None:
-            sys.modules["transfer_queue"] = installed
+        for name in hidden:
+            del sys.modules[name]
+        sys.modules.update(installed)
 
 
 @contextmanager
