@@ -54,7 +54,7 @@ class Server:
         from verl.workers.rollout.replica import TokenOutput
 
         given = dict(sampling_params)
-        top_k, logprobs = given.pop("top_k"), given.pop("logprobs")
+        top_k, logprobs, limit = given.pop("top_k"), given.pop("logprobs"), given.pop("max_tokens", self.limit)
         (completion,) = await self.engine.agenerate(
             prompt_ids,
             {
@@ -62,7 +62,7 @@ class Server:
                 **self.ends,
                 "top_k": max(top_k, 0),  # -1 is off
                 "logprobs": "processed" if logprobs else None,
-                "max_new_tokens": given.pop("max_tokens", self.limit),
+                "max_new_tokens": limit,
                 "n": 1,
             },
         )

@@ -27,7 +27,7 @@ class Datasets(OtherLosses):
 
     def prepare(self, rows: list[DataRow], tokenizer: Any, options: PreparationOptions) -> PreparedData:
         """Read the rows as a dataset, in the order of its sampler, and build the prompts as the agent loop does."""
-        import pandas
+        import pandas  # type: ignore[import-untyped]
         from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 
         from rlcanary.contract.records.preparation import PreparedData, PreparedRow
@@ -117,7 +117,8 @@ def merged(
     async def run() -> tuple[list[int], list[int]]:
         loop = agent_loop(config, tokenizer)
         first = starts[0] if starts else len(plain)
-        ids, mask = await loop.ct_build_initial_tokens(plain[:first], tools=tools), []
+        ids = await loop.ct_build_initial_tokens(plain[:first], tools=tools)
+        mask: list[int] = []
         prompt = len(ids)
         for place, end in zip(starts, [*starts[1:], len(plain)], strict=False):
             result, mask, _ = await loop.ct_merge_assistant_token(ids, list(messages[place]["token_ids"]), mask)

@@ -74,6 +74,22 @@ def _new_groups(n_ranks: int) -> list[Any]:
         return list(pool.map(connected, range(n_ranks)))
 
 
+# The CPU as a platform of verl's, whose accelerator has no memory.
+CPU = SimpleNamespace(
+    device_name="cpu",
+    current_device=lambda: "cpu",
+    is_available=lambda: False,
+    set_allocator_settings=lambda _: None,
+    device_module=SimpleNamespace(
+        **dict.fromkeys(
+            ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"), lambda *_: 0
+        ),
+        mem_get_info=lambda: (0, 0),
+        **dict.fromkeys(("empty_cache", "synchronize"), lambda: None),
+    ),
+)
+
+
 @contextmanager
 def _on_cpu() -> Iterator[None]:
     """Hide the missing accelerator from verl, which takes a machine without one for a misconfigured one with."""
@@ -81,14 +97,7 @@ def _on_cpu() -> Iterator[None]:
 
     with quiet():
         platform = get_platform()
-        module = SimpleNamespace(
-            max_memory_allocated=lambda: 0, max_memory_reserved=lambda: 0, empty_cache=lambda: None
-        )
-        set_platform(
-            SimpleNamespace(
-                device_name="cpu", current_device=lambda: "cpu", device_module=module, is_available=lambda: False
-            )
-        )
+        set_platform(CPU)
         try:
             yield
         finally:

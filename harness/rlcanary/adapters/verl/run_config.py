@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import pickle
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -33,8 +33,13 @@ def run_config(**sections: Mapping[str, Any]) -> Any:
 def _written(sections: str) -> Any:
     from omegaconf import OmegaConf
 
-    config = copy.deepcopy(composed())
+    config = copied(composed())
     for name, settings in json.loads(sections).items():
         for key, value in settings.items():
             OmegaConf.update(config, f"{name.replace('__', '.')}.{key}", value, merge=True)
     return config
+
+
+def copied(config: Any) -> Any:
+    """Copy a configuration, faster than `deepcopy` does."""
+    return pickle.loads(pickle.dumps(config))

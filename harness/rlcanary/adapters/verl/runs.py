@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import logging
 from collections.abc import Iterator, Mapping
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.reports import Reports
-from rlcanary.adapters.verl.run_config import run_config
+from rlcanary.adapters.verl.run_config import copied, run_config
 from rlcanary.adapters.verl.trainer import new_trainer
 from rlcanary.adapters.verl.transfer_queue import stored, trainer_module
 from rlcanary.contract.adapter import NotProvided
@@ -113,15 +113,15 @@ class Runs(Reports):
             trainer={"logger": [], "total_epochs": 10**6, **(plan or {})},
             algorithm=self.algorithm,
         )
-        module = trainer_module()
-        trainer = new_trainer(copy.deepcopy(config), processor=None, **(parts or {}))
+        trainer = self._loaded_with(Numbers(n_items), config, parts or {})
         trainer.global_steps = 0
-        create, module.create_rl_dataset = module.create_rl_dataset, lambda *_, **__: Numbers(n_items)  # type: ignore[attr-defined]
-        try:
-            with quiet():
-                trainer._init_dataloader()
-        finally:
-            module.create_rl_dataset = create  # type: ignore[attr-defined]
+        return trainer
+
+    def _loaded_with(self, dataset: Any, config: Any, parts: Mapping[str, Any]) -> Any:
+        """Make a trainer whose data loaders are built, over this dataset."""
+        trainer = new_trainer(copied(config), **{"processor": None, **parts})
+        with mock.patch.object(trainer_module(), "create_rl_dataset", return_value=dataset), quiet():
+            trainer._init_dataloader()
         return trainer
 
 

@@ -14,6 +14,7 @@ from rlcanary.adapters.verl.trainer import Rollout, Workers, new_trainer, put_ro
 from rlcanary.adapters.verl.transfer_queue import Rows, stored
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import Completion
+from rlcanary.contract.records.layouts import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,17 @@ class Updates(Objective):
         sizes = {"ppo_mini_batch_size": prompts, "ppo_epochs": conventions.epochs_per_rollout}
         return self._step(state, rollouts, sizes, n=len(groups[0].completions))
 
+    def sharded_update(self, state: Any, batch: CollatedBatch, layout: Layout) -> dict[str, float]:
+        if layout != Layout(layout.data_parallel, micro_batches=layout.micro_batches):
+            raise NotProvided("sequence, tensor and expert parallelism need an accelerator")
+        rows, rest = divmod(len(batch.rewards), layout.data_parallel * layout.micro_batches)
+        if rest:
+            raise NotProvided("ranks and micro-batches have to be of equal size")
+        rollouts = rollouts_of(batch)
+        return self._step(
+            state, rollouts, given_reference=batch.ref_logprobs, n_ranks=layout.data_parallel, rows_at_once=rows
+        )
+
     def _step(
         self,
         state: Any,
@@ -48,6 +60,8 @@ class Updates(Objective):
         sizes: Mapping[str, Any] | None = None,
         n: int = 1,
         given_reference: Tensor | None = None,
+        n_ranks: int = 1,
+        rows_at_once: int | None = None,
     ) -> dict[str, float]:
         """Run the trainer's step on finished rollouts.
 
@@ -57,6 +71,8 @@ class Updates(Objective):
             sizes: `ppo_mini_batch_size` and `ppo_epochs`, by default one update on all rows.
             n: completions per prompt.
             given_reference: [B, T] logprobs of the reference model, which then does not score.
+            n_ranks: data-parallel ranks.
+            rows_at_once: rows of a micro-batch; by default as configured, or else all of an update.
         """
         actor, config = self._actor_config, self._algorithm_config
         if config.adv_estimator == "gae":
@@ -75,17 +91,16 @@ class Updates(Objective):
             },
             algorithm=self.algorithm,
         )
+        all_rows = n * sizes["ppo_mini_batch_size"]
         micro = {
             "use_dynamic_bsz": actor.use_dynamic_bsz,
             "max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
-            "micro_batch_size_per_gpu": self.actor.get(
-                "ppo_micro_batch_size_per_gpu", n * sizes["ppo_mini_batch_size"]
-            ),
+            "micro_batch_size_per_gpu": rows_at_once or self.actor.get("ppo_micro_batch_size_per_gpu", all_rows),
         }
         metrics: dict[str, Any] = {}
         with stored() as store, quiet():
             rows = put_rollouts(store, rollouts)
-            workers = Workers(store, actor, state, micro)
+            workers = Workers(store, actor, state, micro, n_ranks)
             trainer = new_trainer(settings, actor_rollout_wg=workers, ref_policy_wg=workers, **finished(rows))
             trainer.ref_in_actor = in_actor
             if given_reference is not None:
