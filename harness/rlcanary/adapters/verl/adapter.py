@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.verl.conversations import Conversations
 from rlcanary.adapters.verl.rewards import shaped_rewards
-from rlcanary.adapters.verl.settings import Settings
 from rlcanary.adapters.verl.transfer_queue import stored, trainer_module
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.records.lengths import Lengths
 
 
-class VerlAdapter(Settings):
+class VerlAdapter(Conversations):
     """Adapter of verl under some settings, by default its own with the GRPO advantage estimator."""
 
     def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:

@@ -34,7 +34,7 @@ class Server:
     def __init__(self, engine: Any, limit: int, ends: Mapping[str, Any]) -> None:
         """Take an engine, the most tokens of a response, and what the model's generation config says of its end."""
         self.engine, self.limit, self.ends = engine, limit, ends
-        self.has_marks = False
+        self.has_marks, self.last_reason = False, ""
 
     async def require_acquire_fields(self) -> list[str]:
         return []
@@ -66,7 +66,7 @@ class Server:
                 "n": 1,
             },
         )
-        self.has_marks |= completion.sampled is not None
+        self.has_marks, self.last_reason = self.has_marks or completion.sampled is not None, completion.finish_reason
         return token_output(TokenOutput, completion, self.engine.version)
 
 

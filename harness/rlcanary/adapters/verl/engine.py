@@ -19,13 +19,21 @@ if TYPE_CHECKING:
     from rlcanary.contract.batch import CollatedBatch, PolicyBatch
 
 
-def new_engine(actor_config: Any, group: Any, model: Any = None, optimizer: Any = None, scheduler: Any = None) -> Any:
+def new_engine(
+    actor_config: Any,
+    group: Any,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    kind: str = "FSDPEngineWithLMHead",
+) -> Any:
     """Make verl's engine for one rank of a process group without its constructor, which builds FSDP on a GPU."""
     import torch
     from verl.utils.torch_functional import entropy_from_logits
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+    from verl.workers.engine.fsdp import transformer_impl
 
-    engine = FSDPEngineWithLMHead.__new__(FSDPEngineWithLMHead)
+    engine_class = getattr(transformer_impl, kind)
+    engine = engine_class.__new__(engine_class)
     engine.engine_config = actor_config.engine
     engine.optimizer_config = actor_config.optim
     engine.module = model

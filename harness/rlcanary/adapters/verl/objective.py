@@ -75,6 +75,24 @@ class Objective(Configured):
         advantages_BT, returns_BT = estimated(config, token_rewards(batch), mask_BT, batch.group_ids, batch.values)
         return Credit(advantages_BT, returns_BT if config.adv_estimator == "gae" else None)
 
+    def values(self, model: Any, batch: CollatedBatch) -> Tensor:
+        import torch
+        from verl.workers.utils.padding import response_from_nested
+
+        fields, rows = sequences(batch), len(batch.rewards)
+        data = tensordict(fields, temperature=1.0, use_dynamic_bsz=False, micro_batch_size_per_gpu=rows)
+
+        def on_rank(_: int, group: Any) -> Tensor:
+            engine = new_engine(self._actor_config, group, model, kind="FSDPEngineWithValueHead")
+            with engine.eval_mode():
+                output = engine.infer_batch(data, loss_function=None)["model_output"]["values"]
+            values: Tensor = torch.nested.to_padded_tensor(response_from_nested(output, fields["response_mask"]), 0.0)
+            return values
+
+        values: Tensor
+        (values,) = on_ranks(1, on_rank)
+        return values
+
     def value_loss(self, batch: ValueBatch) -> LossOutput:
         return value_loss(batch, self.conventions, self.critic.get("loss_agg_mode", "token-mean"))
 

@@ -68,7 +68,8 @@ class Syncing(Datasets):
         tokenizer = Templated(Spelling(engine), [list(item.prompt_ids) for item in items])
 
         def score(ground_truth: int, solution_str: str, **_: Any) -> float | None:
-            return items[ground_truth].reward(solution_str)
+            reward: float | None = items[ground_truth].reward(solution_str)
+            return reward
 
         async def generate(batch: Any) -> None:
             worker = agent_worker(config, tokenizer, Server(engine, ANSWER, {}), score)
@@ -76,7 +77,11 @@ class Syncing(Datasets):
             await asyncio.gather(*worker.background_tasks)
 
         with stored() as store, quiet(), silent():
-            keys = lambda: [key for key in store.rows if "_" in key]  # noqa: E731, rows of prompts have no number
+
+            def keys() -> list[str]:
+                # Those of prompts have no number.
+                return [key for key in store.rows if "_" in key]
+
             manager = SimpleNamespace(generate_sequences=lambda batch: asyncio.run(generate(batch)))
             parts = {
                 "tokenizer": tokenizer,
