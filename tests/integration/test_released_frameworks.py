@@ -18,7 +18,7 @@ from rlcanary.checks.programs.standalone import standalone
 EXPECTED = Path(__file__).parents[1] / "expected"
 
 
-@pytest.mark.parametrize(("framework", "at_least"), [("trl", 220), ("verl", 65), ("torchrl", 135), ("skyrl", 135)])
+@pytest.mark.parametrize(("framework", "at_least"), [("trl", 220), ("verl", 240), ("torchrl", 135), ("skyrl", 135)])
 def test_framework_fails_exactly_where_it_is_known_to(framework: str, at_least: int, tmp_path: Path) -> None:
     pytest.importorskip(framework)
     known = f"--expected={EXPECTED / framework}.txt"

@@ -31,6 +31,9 @@ class Building(Rollouts):
             raise NotProvided("verl has no linear fall of the rate and freezes no parts by name")
         engine = self._engine(settings, model, forward_only=False)
         module = engine._build_module()
+        if settings.gradient_checkpointing:
+            # As in each of the engine's forward passes.
+            module.config.use_cache = False
         with quiet(), silent():
             if settings.lora is not None:
                 module = engine._build_lora_module(module)

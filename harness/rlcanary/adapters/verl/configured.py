@@ -51,7 +51,6 @@ class Configured(Adapter):
         self.critic = dict(critic or {})
         self.overlong_buffer = dict(overlong_buffer or {})
         self.data = dict(data or {})
-        self._orders: dict[tuple[int, int], list[list[list[int]]]] = {}
         require_words(self._actor_config)
 
     @cached_property

@@ -57,6 +57,9 @@ def on_ranks(n_ranks: int, run: Callable[[int, Any], Any]) -> list[Any]:
     key = os.getpid(), n_ranks  # a fork has none of the threads of its parent's groups
     if key not in _groups:
         _groups[key] = _new_groups(n_ranks)
+    if n_ranks == 1:
+        with _on_cpu():
+            return [run(0, _groups[key][0])]
     with _on_cpu(), ThreadPoolExecutor(n_ranks) as pool:
         try:
             return list(pool.map(run, range(n_ranks), _groups[key]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,17 @@ def run_config(**sections: Mapping[str, Any]) -> Any:
     return _written(json.dumps(sections))
 
 
-@cache
+@lru_cache(maxsize=64)
 def _written(sections: str) -> Any:
+    return new_config(**json.loads(sections))
+
+
+def new_config(**sections: Mapping[str, Any]) -> Any:
+    """Write settings into a configuration of its own, as `run_config` does."""
     from omegaconf import OmegaConf
 
     config = copied(composed())
-    for name, settings in json.loads(sections).items():
+    for name, settings in sections.items():
         for key, value in settings.items():
             OmegaConf.update(config, f"{name.replace('__', '.')}.{key}", value, merge=True)
     return config

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from unittest import mock
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.reports import Reports
-from rlcanary.adapters.verl.run_config import copied, run_config
+from rlcanary.adapters.verl.run_config import new_config
 from rlcanary.adapters.verl.trainer import new_trainer
 from rlcanary.adapters.verl.transfer_queue import stored, trainer_module
 from rlcanary.contract.adapter import NotProvided
@@ -31,11 +32,20 @@ class Runs(Reports):
     def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
         """Read the epochs of a run whose batches have one item per rank."""
         per_epoch = n_items // world_size
-        known = self._orders.setdefault((n_items, world_size), [])
-        if len(known) <= epoch:
-            trainer = self._loaded(n_items, world_size)
-            known[:] = [[_next_items(trainer) for _ in range(per_epoch)] for _ in range(2 * epoch + 1)]
+        if (n_items, world_size) not in self._running:
+            self._running[n_items, world_size] = self._loaded(n_items, world_size), []
+        trainer, known = self._running[n_items, world_size]
+        while len(known) <= epoch:
+            known.append([_next_items(trainer) for _ in range(per_epoch)])
         return [items[rank] for items in known[epoch]]
+
+    @cached_property
+    def _running(self) -> dict[tuple[int, int], tuple[Any, list[list[list[int]]]]]:
+        """Keep runs and the epochs that they have read, by the numbers of items and ranks."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_running"}
 
     def resumed_order(self, n_items: int, consumed: int, count: int, rank: int, world_size: int) -> list[int]:
         """Save and load the trainer's checkpoint of its data loader."""
@@ -108,7 +118,7 @@ class Runs(Reports):
     ) -> Any:
         """Make a trainer whose data loaders are built, over items that are their numbers."""
         sizes = {"train_batch_size": train_batch_size, "val_batch_size": val_batch_size, "dataloader_num_workers": 0}
-        config = run_config(
+        config = new_config(
             data={**self.data, **sizes, "seed": SEED},
             trainer={"logger": [], "total_epochs": 10**6, **(plan or {})},
             algorithm=self.algorithm,
@@ -119,7 +129,7 @@ class Runs(Reports):
 
     def _loaded_with(self, dataset: Any, config: Any, parts: Mapping[str, Any]) -> Any:
         """Make a trainer whose data loaders are built, over this dataset."""
-        trainer = new_trainer(copied(config), **{"processor": None, **parts})
+        trainer = new_trainer(config, **{"processor": None, **parts})
         with mock.patch.object(trainer_module(), "create_rl_dataset", return_value=dataset), quiet():
             trainer._init_dataloader()
         return trainer

@@ -25,16 +25,11 @@ class Settings(Syncing):
         return [
             Setting(f"{ACTOR}.optim.lr", (3e-6,)),
             Setting(f"{ACTOR}.optim.betas", ([0.9, 0.95],)),
-            Setting(f"{ACTOR}.optim.clip_grad", (0.5,)),
-            Setting(f"{ACTOR}.grad_clip", (0.5,), derived_from=(f"{ACTOR}.optim.clip_grad",)),
+            Setting(f"{ACTOR}.grad_clip", (0.5,)),
             Setting(f"{ACTOR}.clip_ratio", (0.1,)),
-            Setting(f"{ACTOR}.clip_ratio_low", (0.15,), derived_from=(f"{ACTOR}.clip_ratio",)),
-            Setting(f"{ACTOR}.entropy_coeff", (0.01, 0.0)),
             Setting(f"{ACTOR}.loss_agg_mode", ("seq-mean-token-mean",)),
             Setting(f"{ACTOR}.use_kl_loss", (True, False)),
             Setting(f"{ROLLOUT}.temperature", (0.7, 0.0)),
-            Setting(f"{ROLLOUT}.response_length", (64,), derived_from=("data.max_response_length",)),
-            Setting("data.max_response_length", (128,)),
         ]
 
     def effective(self, written: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,21 +46,15 @@ class Settings(Syncing):
             actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         engine, rollout = new_engine(actor, None), config.actor_rollout_ref.rollout
         (group,) = engine._build_optimizer(torch.nn.Linear(1, 1)).param_groups
-        low = clip_bound(actor)
         # A text raises where the run computes with it.
         return {
             f"{ACTOR}.optim.lr": group["lr"],
             f"{ACTOR}.optim.betas": list(group["betas"]),
-            f"{ACTOR}.optim.clip_grad": 0 + engine.optimizer_config.clip_grad,
             f"{ACTOR}.grad_clip": 0 + engine.optimizer_config.clip_grad,
-            f"{ACTOR}.clip_ratio": low,
-            f"{ACTOR}.clip_ratio_low": low,
-            f"{ACTOR}.entropy_coeff": 0 + actor.entropy_coeff,
+            f"{ACTOR}.clip_ratio": clip_bound(actor),
             f"{ACTOR}.loss_agg_mode": actor.loss_agg_mode,
             f"{ACTOR}.use_kl_loss": actor.use_kl_loss,
             f"{ROLLOUT}.temperature": 0 + rollout.temperature,
-            f"{ROLLOUT}.response_length": 0 + rollout.response_length,
-            "data.max_response_length": 0 + config.data.max_response_length,
         }
 
 

@@ -15,7 +15,7 @@ from rlcanary.adapters.verl.building import connected
 from rlcanary.adapters.verl.datasets import Datasets
 from rlcanary.adapters.verl.engine import new_engine, on_ranks
 from rlcanary.adapters.verl.rollouts import Templated
-from rlcanary.adapters.verl.run_config import run_config
+from rlcanary.adapters.verl.run_config import new_config, run_config
 from rlcanary.adapters.verl.runs import silent
 from rlcanary.adapters.verl.trainer import EOS, PAD
 from rlcanary.adapters.verl.transfer_queue import Rows, stored
@@ -59,7 +59,7 @@ class Syncing(Datasets):
             for place in range(len(items))
         ]
         widths = {"prompt_length": max(len(item.prompt_ids) for item in items), "response_length": ANSWER}
-        config = run_config(
+        config = new_config(
             actor_rollout_ref__rollout={"name": "vllm", **widths},
             reward__custom_reward_function={"path": "given"},
             data={"train_batch_size": 1, "dataloader_num_workers": 0},

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from rlcanary.contract.batch import Completion
 
 PAD, EOS = 0, 2
+# The fields that the workers of an actor read.
+READ = (
+    *("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask"),
+    *("old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights"),
+)
 
 
 def new_trainer(config: Any, **parts: Any) -> Any:
@@ -83,8 +88,10 @@ class Workers:
         """Divide rows among the ranks as the dispatch of a worker group does, with the settings of the call."""
         from verl.utils import tensordict_utils
 
-        data = self.store.kv_batch_get(rows.keys, rows.partition_id)
+        data = self.store.kv_batch_get(rows.keys, rows.partition_id, READ)
         tensordict_utils.assign_non_tensor(data, **rows.extra_info)
+        if len(self.states) == 1:
+            return [data]
         with quiet():
             return list(tensordict_utils.chunk_tensordict(data, len(self.states)))
 

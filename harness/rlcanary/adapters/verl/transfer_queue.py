@@ -53,10 +53,14 @@ class Store:
         self.tags: dict[str, dict[str, Any]] = {}
 
     def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any = None, tags: Any = None) -> Rows:
+        import torch
+
+        for name in () if fields is None else list(fields.keys()):
+            values = fields[name].unbind() if isinstance(fields[name], torch.Tensor) else list(fields[name])
+            for key, value in zip(keys, values, strict=True):
+                self.rows.setdefault(key, {})[name] = value
         for place, key in enumerate(keys):
-            row = self.rows.setdefault(key, {})
-            for name in () if fields is None else list(fields.keys()):
-                row[name] = fields[name][place]
+            self.rows.setdefault(key, {})
             self.tags.setdefault(key, {}).update(tags[place] if tags else {})
         return Rows(keys, [self.tags[key] for key in keys], partition_id)
 
@@ -76,8 +80,7 @@ class Store:
         columns: dict[str, Any] = {name: [self.rows[key][name] for key in keys] for name in names}
         for name, values in columns.items():
             if isinstance(values[0], torch.Tensor):
-                with quiet():
-                    columns[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
+                columns[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
         return tensordict_utils.get_tensordict(columns)
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
