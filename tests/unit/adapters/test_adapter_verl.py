@@ -97,3 +97,31 @@ def test_an_update_leaves_no_process_group_no_platform_and_no_output_behind(verl
     assert not torch.distributed.is_initialized()
     assert get_platform() is before
     assert capfd.readouterr() == ("", "")
+
+
+def test_micro_batches_by_tokens_take_the_steps_that_those_by_rows_take(verl):
+    from rlcanary.adapters.verl.adapter import VerlAdapter
+
+    by_tokens = VerlAdapter(actor={"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 24})
+    ids = [check_id for check_id in CHECKS if check_id.startswith("rl_step.")]
+    assert [status(by_tokens, each) for each in ids] == [status(verl, each) for each in ids]
+    assert status(by_tokens, "rl_step.declared_gradients") == "pass"
+
+
+def test_settings_that_no_value_follows_are_found(verl):
+    actor = "actor_rollout_ref.actor"
+    written = {f"{actor}.grad_clip": 0.5, f"{actor}.clip_ratio": 0.1, f"{actor}.optim.lr": 3e-6}
+    assert [verl.effective(written)[name] for name in written] == [1.0, 0.2, 3e-6]
+
+
+def test_the_default_token_builder_leaves_out_what_stands_before_a_tools_turn(verl):
+    result = run_check(CHECKS["rendering.sampled_tokens_as_they_are"], verl, "verl")
+    assert "do not stand in the template's place" in result.message
+    assert any("tool" in str(finding.fingerprint) for finding in result.findings)
+
+
+def test_an_empty_answer_to_an_empty_reference_is_rewarded(verl):
+    from rlcanary.contract.records.preparation import Answer
+
+    assert verl.verify(Answer("math", "boxed", "\\boxed{}", ""))
+    assert not verl.verify(Answer("math", "boxed", "\\boxed{}", "1"))
