@@ -27,7 +27,7 @@ class Datasets(OtherLosses):
 
     def prepare(self, rows: list[DataRow], tokenizer: Any, options: PreparationOptions) -> PreparedData:
         """Read the rows as a dataset, in the order of its sampler, and build the prompts as the agent loop does."""
-        import pandas  # type: ignore[import-untyped]
+        import pandas
         from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 
         from rlcanary.contract.records.preparation import PreparedData, PreparedRow
