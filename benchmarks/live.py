@@ -97,6 +97,8 @@ class Run:
 
     def __post_init__(self) -> None:
         model = tiny_llama(self.seed) if self.size is None else wider_llama(*self.size[:2])
+        with torch.no_grad():  # as sure of its next token as a trained model is
+            model.lm_head.weight *= 4
         self.reference_model = copied(model)
         self.engine = self.adapter.new_engine(model.bfloat16() if self.half else model)
         model = model.float()
@@ -210,7 +212,8 @@ def planted(bug: type[Bug], updates: int) -> tuple[str, int] | None:
                 return IDLE  # The run ends with an error.
             if audit.findings:
                 return audit.findings[0].invariant, audit.audited
-        pairs = zip(run.trace, right(profile, updates), strict=True)
+        # Later, a difference in the last bit has grown.
+        pairs = zip(run.trace[:6], right(profile, updates)[:6], strict=True)
         is_reached |= not all(math.isclose(got, wanted, rel_tol=1e-5) for got, wanted in pairs)
     return None if is_reached else IDLE
 
