@@ -1,8 +1,9 @@
-"""A script of several ranks: three updates of TRL's trainer under DDP, with the audit. Each writes its findings as JSON."""
+"""TRL's trainer on a tiny model, and a script of several ranks that trains it with the audit and writes findings as JSON."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -13,11 +14,15 @@ from rlcanary import live
 from rlcanary.tiny_models import tiny_tokenizer
 
 
-def main(loss_type: str, model: Path, folder: Path) -> None:
-    torch.manual_seed(0)
-    trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model),
-        reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],
+def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
+def trainer_of(model: Any, folder: Path, **settings: Any) -> Any:
+    """A trainer of three updates, by default, on completions of different lengths."""
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=rewards,
         processing_class=tiny_tokenizer(),
         train_dataset=Dataset.from_dict({"prompt": ["t5 t6", "t7", "t8 t9"] * 4}),
         args=GRPOConfig(
@@ -29,22 +34,27 @@ def main(loss_type: str, model: Path, folder: Path) -> None:
             per_device_train_batch_size=4,
             gradient_accumulation_steps=2,
             max_completion_length=24,
-            max_steps=3,
+            logging_steps=1,
             learning_rate=1e-3,
             disable_tqdm=True,
-            loss_type=loss_type,
+            **{"max_steps": 3, **settings},
         ),
     )
+
+
+def main(loss_type: str, model: Path, folder: Path) -> None:
+    torch.manual_seed(0)
+    trainer = trainer_of(AutoModelForCausalLM.from_pretrained(model), folder, loss_type=loss_type)
     callback = live.trl(trainer, every=1, on_finding="log")
     trainer.add_callback(callback)
     trainer.train()
-    audit, rank = callback.audit, trainer.accelerator.process_index
+    audit, processes = callback.audit, trainer.accelerator
     told = {
         "found": [str(finding) for finding in audit.findings],
         "audited": audit.audited,
-        "ranks": trainer.accelerator.num_processes,
+        "ranks": processes.num_processes,
     }
-    (folder / f"rank-{rank}.json").write_text(json.dumps(told))
+    (folder / f"rank-{processes.process_index}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

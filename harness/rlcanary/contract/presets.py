@@ -93,11 +93,6 @@ CODEBASES = {
         entropy_coef=0.01,
         logprobs_upcast=False,
         max_grad_norm=1.0,
-        discount=0.99,
-        value_coef=1.0,
-        schedule_advances="rollout",
-        supervised_aggregation="sequence_mean",
-        answer_taken="first",
     ),
     "rlvr-experiments": GRPO.replace(advantage_ddof=0, advantage_eps_mode="clamp", kl_coef=1e-3),
 }

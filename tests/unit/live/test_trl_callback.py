@@ -13,13 +13,9 @@ import pytest
 import torch
 
 from rlcanary import live
-from rlcanary.tiny_models import tiny_llama, tiny_tokenizer
+from rlcanary.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    return [float(sum(ids) % 7) for ids in completion_ids]
 
 
 def train(
@@ -36,33 +32,13 @@ def train(
     Returns:
         The callback, the trained weights and the trainer.
     """
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from live_trl_ranks import trainer_of
 
     torch.manual_seed(0)
     model = tiny_llama()
     model.save_pretrained(folder)
     model.config._name_or_path = str(folder)
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=rewards,
-        processing_class=tiny_tokenizer(),
-        train_dataset=Dataset.from_dict({"prompt": ["t5 t6", "t7", "t8 t9"] * 4}),
-        args=GRPOConfig(
-            output_dir=str(folder / "run"),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            num_generations=4,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            max_completion_length=24,
-            logging_steps=1,
-            learning_rate=1e-3,
-            disable_tqdm=True,
-            **{"max_steps": 3, **settings},
-        ),
-    )
+    trainer = trainer_of(model, folder, **settings)
     spoil(trainer)
     callback = live.trl(trainer, every=1) if audited else None
     if callback:
@@ -99,7 +75,7 @@ def test_generation_that_is_colder_than_it_is_scored_is_found(tmp_path: Path) ->
         trainer.generation_config.temperature = 0.5
 
     with pytest.warns(UserWarning, match="rlcanary: sampling.surprise"):
-        callback, _, _ = train(tmp_path, spoil=colder, max_steps=8)
+        callback, _, _ = train(tmp_path, spoil=colder, max_steps=16)
     (finding,) = callback.audit.findings
     assert "samples of the present weights are more likely than the policy's own" in finding.message
 

@@ -40,7 +40,9 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Any, every: int, on_finding: OnFinding, bundles: bool) -> None:
         self._stops = on_finding == "stop"
-        conventions = conventions_of(trainer.args, bool(trainer.use_vllm)).replace(old_logprobs="trainer")
+        conventions = conventions_of(trainer.args, bool(trainer.use_vllm)).replace(
+            old_logprobs="trainer", training_dropout=_drops_out(trainer.model)
+        )
         self.audit = Audit(
             conventions,
             every=every,
@@ -122,6 +124,12 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         record.drawn_freely = _draws_freely(self._trainer.args)
         weights, self._weights = self._weights, None
         return record, None if weights is None else weights.moves()
+
+
+def _drops_out(model: Any) -> bool:
+    """Tell whether the model drops anything in training mode, in which TRL trains."""
+    layers = any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules())
+    return layers or getattr(model.config, "attention_dropout", 0.0) > 0
 
 
 def _draws_freely(args: Any) -> bool:
