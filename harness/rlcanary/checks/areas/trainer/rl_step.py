@@ -12,7 +12,16 @@ from rlcanary.checks.asserts import NothingToCompare, assert_equal, assert_true,
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.training.descent import assert_gradients, scene, some, terms, watched
-from rlcanary.checks.worlds.training.rl_steps import PAD, ROLLOUT, STILL, Frozen, RlStep, passes, plan, with_logprobs
+from rlcanary.checks.worlds.training.rl_steps import (
+    PAD,
+    STILL,
+    Frozen,
+    RlStep,
+    passes,
+    plan,
+    rollout_groups,
+    with_logprobs,
+)
 from rlcanary.checks.worlds.training.states import is_coarse, scheduled_rates
 from rlcanary.checks.worlds.training.tiny_trainer import others
 from rlcanary.contract.adapter import Adapter
@@ -44,7 +53,7 @@ def _plans(conventions: Conventions) -> Iterator[Case]:
 
 
 def _rollouts(conventions: Conventions) -> Iterator[Case]:
-    yield from (Case(case.label, changes=case.changes, groups=ROLLOUT) for case in _plans(conventions))
+    yield from (Case(case.label, changes=case.changes, groups=rollout_groups()) for case in _plans(conventions))
     yield Case("one prompt in two updates", changes=HALVES, groups=ONE_PROMPT)
 
 
@@ -69,9 +78,11 @@ def each_row_once_per_epoch(adapter: Adapter, model: Any, groups: list[Group]) -
 
 
 def _objectives(conventions: Conventions) -> Iterator[Case]:
-    yield from (Case(case.label, changes=case.changes, groups=ROLLOUT, drift=0.0) for case in _plans(conventions))
-    yield Case("an older sampler", changes=TWICE, groups=ROLLOUT, drift=0.3)
-    yield Case("with KL", changes={**TWICE, "kl_coef": conventions.kl_coef or 0.3}, groups=ROLLOUT, drift=0.0)
+    yield from (
+        Case(case.label, changes=case.changes, groups=rollout_groups(), drift=0.0) for case in _plans(conventions)
+    )
+    yield Case("an older sampler", changes=TWICE, groups=rollout_groups(), drift=0.3)
+    yield Case("with KL", changes={**TWICE, "kl_coef": conventions.kl_coef or 0.3}, groups=rollout_groups(), drift=0.0)
     yield Case("one prompt in two updates", changes=HALVES, groups=ONE_PROMPT, drift=0.0)
 
 
@@ -117,9 +128,9 @@ def _trained(adapter: Adapter, model: Any, groups: list[Group], frozen: Frozen, 
 def _logged(conventions: Conventions) -> Iterator[Case]:
     for reduced in ("mean", "last"):
         changes = {**TWICE, "logged_updates": reduced}
-        yield Case("2 epochs of 2", reduced, changes=changes, groups=ROLLOUT, drift=0.0)
-    yield Case("an older sampler", changes=TWICE, groups=ROLLOUT, drift=0.3)
-    yield Case("with KL", changes={**TWICE, "kl_coef": conventions.kl_coef or 0.3}, groups=ROLLOUT, drift=0.0)
+        yield Case("2 epochs of 2", reduced, changes=changes, groups=rollout_groups(), drift=0.0)
+    yield Case("an older sampler", changes=TWICE, groups=rollout_groups(), drift=0.3)
+    yield Case("with KL", changes={**TWICE, "kl_coef": conventions.kl_coef or 0.3}, groups=rollout_groups(), drift=0.0)
 
 
 @check("rl_step.metrics", needs=NEEDS, severity="dashboard", cases=_logged)
@@ -176,8 +187,8 @@ def rollouts_are_separate(adapter: Adapter, model: Any) -> None:
     stored by position or by item, and for gradients that were left behind by the last update.
     """
     step = RlStep(adapter, model, STILL)
-    step.take(adapter, with_logprobs(model, adapter.conventions, ROLLOUT))
-    frozen = step.take(adapter, with_logprobs(model, adapter.conventions, others(ROLLOUT)))
+    step.take(adapter, with_logprobs(model, adapter.conventions, rollout_groups()))
+    frozen = step.take(adapter, with_logprobs(model, adapter.conventions, others(rollout_groups())))
     for number, update in enumerate(step.updates, 1):
         rows = frozen.rows_in(update)
         told = f"the gradient of update {number} on a second rollout is no sum of the gradients of its completions"
@@ -209,7 +220,7 @@ def learning_rates(adapter: Adapter, model: Any) -> None:
     by_update = adapter.conventions.schedule_advances == "update"
     expected = [rates[0] for rates in scheduled_rates(step.state, 8)]
     for number in (0, 1):
-        step.take(adapter, with_logprobs(model, adapter.conventions, ROLLOUT))
+        step.take(adapter, with_logprobs(model, adapter.conventions, rollout_groups()))
         of_step = [update.learning_rates[0] for update in step.updates]
         count = len(of_step)
         planned = expected[number * count : (number + 1) * count] if by_update else [expected[number]] * count
@@ -228,7 +239,7 @@ def weights_move(adapter: Adapter, model: Any) -> None:
     updates, and for an optimizer of a model that was replaced.
     """
     step = RlStep(adapter, model, LEARNING_RATE)
-    step.take(adapter, with_logprobs(model, adapter.conventions, ROLLOUT))
+    step.take(adapter, with_logprobs(model, adapter.conventions, rollout_groups()))
     wrong = step.astray()
     told = f"{len(wrong)} parameters are not where the updates of {plan(adapter.conventions)} take them: {some(wrong)}"
     assert_true(not wrong, told, quantity="weights", magnitude=len(wrong))
@@ -246,7 +257,7 @@ def order_of_groups(adapter: Adapter, model: Any) -> None:
     elsewhere and joined by position.
     """
     gradients = []
-    for groups in (ROLLOUT, ROLLOUT[::-1]):
+    for groups in (rollout_groups(), rollout_groups()[::-1]):
         step = RlStep(adapter, model, STILL)
         step.take(adapter, with_logprobs(model, adapter.conventions, groups))
         gradients.append(step.updates[0].gradients)
@@ -260,7 +271,7 @@ def one_update_is_train_step(adapter: Adapter, model: Any) -> None:
     Silent because each path trains. Look for what only one of them does: a temperature, a mask, a filter, a divisor.
     """
     step, single = RlStep(adapter, model, STILL), RlStep(adapter, model, STILL).state
-    groups = with_logprobs(model, adapter.conventions, ROLLOUT)
+    groups = with_logprobs(model, adapter.conventions, rollout_groups())
     step.take(adapter, groups)
     watch = watched(single)
     adapter.train_step(single, reference.make_batch(groups, PAD)[0])
@@ -276,7 +287,7 @@ def groups_untouched(adapter: Adapter, model: Any) -> None:
     written later, sees normalised rewards. Look for operations in place on lists of rewards and ids.
     """
     step = RlStep(adapter, model, STILL)
-    groups = with_logprobs(model, adapter.conventions, ROLLOUT)
+    groups = with_logprobs(model, adapter.conventions, rollout_groups())
     before = copy.deepcopy(groups)
     adapter.rl_step(step.state, groups, PAD)
     assert_equal(groups, before, "rl_step changed its groups in place")

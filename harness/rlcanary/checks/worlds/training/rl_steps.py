@@ -21,11 +21,17 @@ from rlcanary.contract.layers import copied
 PAD = 0
 # Too small to move a float32 weight: every update starts from the same policy.
 STILL = 1e-12
-# Two completions of each prompt, so that mini-batches of whole groups have as many rows; no reward is its group's mean.
-ROLLOUT = [
-    Group([5, 6, 7], [Completion([8, 9, 2]), Completion([10])], [1.0, 0.0], item_id="a"),
-    Group([12, 13], [Completion([14, 15, 16, 2]), Completion([17, 18])], [0.0, 0.5], item_id="b"),
-]
+
+
+def rollout_groups() -> list[Group]:
+    """Make two groups, anew in each call, so that no code under test changes those of the next.
+
+    Both have two completions, so that mini-batches of whole groups have as many rows; no reward is its group's mean.
+    """
+    return [
+        Group([5, 6, 7], [Completion([8, 9, 2]), Completion([10])], [1.0, 0.0], item_id="a"),
+        Group([12, 13], [Completion([14, 15, 16, 2]), Completion([17, 18])], [0.0, 0.5], item_id="b"),
+    ]
 
 
 @dataclass(frozen=True)
