@@ -137,7 +137,8 @@ class Audit:
             self.guard(lambda judge=judge: found.extend(judge(record)))  # type: ignore[misc]
         found = without_consequences(found)
         if moves is not None:
-            found.extend(self._stillness.judge(moves, record.gradient))
+            of_weights = self._stillness.judge(moves, record.gradient)
+            self.guard(lambda: found.extend(of_weights))
         for finding in found:
             finding.since = record.update
         new = [finding for finding in found if self.findings.add(finding)]

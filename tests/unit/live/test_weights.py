@@ -110,3 +110,13 @@ def test_steps_that_half_precision_rounds_away_are_named_as_the_cause() -> None:
         assert policy.unread.grad.any()
     assert "unread is to be trained, and did not move" in audit.findings[-1].message
     assert "in bfloat16 a small step is rounded away" in audit.findings[-1].message
+
+
+def test_a_failure_of_this_judgement_is_a_warning_and_none_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        yield 1 / 0
+
+    monkeypatch.setattr("rlcanary.live.weights.Stillness.judge", broken)
+    policy, audit = Policy(), Audit(GRPO, every=1, on_finding="log")
+    with pytest.warns(UserWarning, match="the run is not affected: ZeroDivisionError"):
+        assert updated(audit, policy, trained(policy)) == []
