@@ -196,7 +196,8 @@ def end_found(
 ) -> set[psutil.Process]:
     """End processes: SIGTERM, SIGKILL after the grace period, and give up after as long again.
 
-    A process that was found once is ended even if a later `find` no longer returns it.
+    A process that was found once is ended even if a later `find` no longer returns it. One that appears only after the
+    SIGTERM cleans up for one that got it, as a `scancel` does. It has the rest of the grace period.
 
     Args:
         find: Returns the processes to end. It is called until all have ended.
@@ -208,21 +209,27 @@ def end_found(
     """
     import psutil
 
+    found: set[psutil.Process] = set()
+
+    def living() -> set[psutil.Process]:
+        found.update(find())
+        return {process for process in found if process.pid != spared and is_alive(process)}
+
+    for process in living():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process.terminate()
     began = time.monotonic()
-    asked: set[psutil.Process] = set()
+    while living() and time.monotonic() < began + grace_seconds:
+        time.sleep(0.02)
     killed: set[psutil.Process] = set()
-    while members := {process for process in find() | asked if process.pid != spared and is_alive(process)}:
-        waited = time.monotonic() - began
-        if waited > 2 * grace_seconds:
+    began = time.monotonic()
+    while members := living():
+        if killed and time.monotonic() > began + grace_seconds:
             break
         for process in members:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if waited > grace_seconds:
-                    process.kill()
-                    killed.add(process)
-                elif process not in asked:
-                    process.terminate()
-        asked |= members
+                process.kill()
+        killed |= members
         time.sleep(0.02)
     return killed
 

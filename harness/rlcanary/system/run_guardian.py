@@ -5,7 +5,7 @@ library only:
 
     run_guardian.py STATUS_FD HOLD_FD COMMAND…
 
-It writes `error ERRNO` or `ended WAIT_STATUS` to STATUS_FD. Then it stays, so that its children can be listed and
+It writes `started` to STATUS_FD, and then `error ERRNO` or `ended WAIT_STATUS`. Then it stays, so that its children can be listed and
 ended, until a byte comes from HOLD_FD. If HOLD_FD is closed without a byte, its starter was killed, and it stays until
 it has no children.
 """
@@ -33,6 +33,8 @@ def main() -> None:
             signal.signal(signum, signal.SIG_DFL)  # Python ignores these signals; the command must not.
         os.write(status, f"error {_execute(command)}\n".encode())
         os._exit(127)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status, b"started\n")
     pid, code = os.wait()
     while pid != child:
         pid, code = os.wait()

@@ -22,6 +22,9 @@ from rlcanary.system.ending import Ending
 from rlcanary.system.processes import end_found, is_alive
 
 GRACE_SECONDS = 2.0
+"""The time between SIGTERM and SIGKILL."""
+CLEAN_UP_SECONDS = 10.0
+"""The same for a command that is stopped while it runs: a launcher cancels its jobs in it."""
 LOOK_SECONDS = 0.2
 
 
@@ -128,7 +131,7 @@ def run(call: Call, stop: Stop) -> Ending:
     """Run a command below a guardian and end every process that it started, even after an error.
 
     Raises:
-        Stopped: A stop was requested. The processes have ended within about GRACE_SECONDS.
+        Stopped: A stop was requested. The processes have ended within about CLEAN_UP_SECONDS.
     """
     began = time.monotonic()
     try:
@@ -166,6 +169,7 @@ class _Guarded:
     def __init__(self, call: Call) -> None:
         self.status: tuple[str, int] | None = None
         """The word and number from the guardian: `ended` and a wait status, or `error` and an error number."""
+        self._is_started = False
         self._report, status = os.pipe()
         hold, self._hold = os.pipe()
         program = sys.executable, "-I", "-S", guardian.__file__, str(status), str(hold)
@@ -191,14 +195,21 @@ class _Guarded:
     def wait(self, seconds: float) -> None:
         """Wait up to `seconds` for the status."""
         if self.status is None and select.select([self._report], [], [], seconds)[0]:
-            words = os.read(self._report, 100).split()
-            # No words: the guardian itself was killed.
-            self.status = (words[0].decode(), int(words[1])) if words else ("ended", int(signal.SIGKILL))
+            lines = os.read(self._report, 100).decode().splitlines()
+            ends = [line.split() for line in lines if line != "started"]
+            self._is_started = True
+            if ends:
+                self.status = ends[0][0], int(ends[0][1])
+            elif not lines:  # The guardian itself was killed.
+                self.status = "ended", int(signal.SIGKILL)
 
     def end(self, mark: Mapping[str, str]) -> None:
         """End the command and every process that it started."""
         own = self._process.pid
-        end_found(lambda: _marked(mark) | _descendants(own), GRACE_SECONDS, spared=own)
+        if not self._is_started:  # What has not started yet would be missed.
+            self.wait(GRACE_SECONDS)
+        grace_seconds = CLEAN_UP_SECONDS if self.status is None else GRACE_SECONDS
+        end_found(lambda: _marked(mark) | _descendants(own), grace_seconds, spared=own)
         self.wait(0)
         with contextlib.suppress(BrokenPipeError):
             os.write(self._hold, b"x")

@@ -8,7 +8,8 @@ import pytest
 from waiting import HANG_S, wait_for
 
 from rlcanary.system.ending import Ending
-from rlcanary.system.sessions import Call, Cancelled, Interrupts, end_marked, run
+from rlcanary.system.processes import end_found
+from rlcanary.system.sessions import Call, Cancelled, Interrupts, end_marked, is_marked_running, run
 
 SLEEP = "import time; time.sleep(9999)"
 
@@ -75,6 +76,38 @@ def test_daemon_without_session_and_environment_ends_with_the_run(tmp_path: Path
         assert ends(tmp_path, "sh", "-c", script).code == 0
     pid = int(file.read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+class StopAtOnce:
+    is_asked = True
+
+    def check(self) -> None:
+        raise Cancelled
+
+
+def test_run_that_is_stopped_before_its_command_starts_leaves_no_command_running(tmp_path: Path) -> None:
+    mark = {"MARK": str(tmp_path)}
+    with pytest.raises(Cancelled):
+        run(Call([sys.executable, "-c", SLEEP], tmp_path, os.environ, mark, tmp_path / "output"), StopAtOnce())
+    assert not is_marked_running(mark)
+
+
+def test_what_a_command_starts_to_clean_up_is_not_interrupted(tmp_path: Path) -> None:
+    """As `rlcanary launch` starts a scancel."""
+    cleaned, ready = tmp_path / "cleaned", tmp_path / "ready"
+    script = f"trap 'sleep 0.5 && touch {cleaned}; exit' TERM; echo > {ready}; while true; do sleep 0.1; done"
+    with pytest.raises(Cancelled):
+        run(Call(["sh", "-c", script], tmp_path, os.environ, {}, tmp_path / "output"), StopWhen(ready))
+    assert cleaned.is_file()
+
+
+def test_process_is_killed_even_where_the_search_for_it_outlasts_the_grace_period() -> None:
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(9999)"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert end_found(lambda: {psutil.Process(process.pid)}, grace_seconds=0) == {psutil.Process(process.pid)}
+    assert process.wait(timeout=HANG_S) < 0
 
 
 def ends(tmp_path: Path, *command: str) -> Ending:
