@@ -5,9 +5,9 @@ library only:
 
     run_guardian.py STATUS_FD HOLD_FD COMMAND…
 
-It writes `started` to STATUS_FD, and then `error ERRNO` or `ended WAIT_STATUS`. Then it stays, so that its children can be listed and
-ended, until a byte comes from HOLD_FD. If HOLD_FD is closed without a byte, its starter was killed, and it stays until
-it has no children.
+It writes `started` to STATUS_FD, and then `error ERRNO` or `ended WAIT_STATUS`. Then it stays, so that its children can
+be listed and ended, until a byte comes from HOLD_FD. If HOLD_FD is closed without a byte, its starter was killed, and it
+stays until it has no children.
 """
 
 import contextlib
