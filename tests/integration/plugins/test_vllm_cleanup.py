@@ -72,7 +72,7 @@ def test_processes_of_an_engine_are_gone_before_the_next_module_begins(engine_se
 
 def test_engine_of_a_killed_pytest_ends(tmp_path: Path) -> None:
     (tmp_path / "test_inner.py").write_text(KILLED)
-    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\nrlcanary_fixture_timeout = {HANG_S}\n")
     process = subprocess.Popen([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, stdout=subprocess.DEVNULL)
     wait_for(lambda: (tmp_path / "ready").exists() or process.poll() is not None)
     assert process.poll() is None
