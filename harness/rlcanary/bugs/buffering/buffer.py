@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import Group
+from rlcanary.contract.records.buffering import Taken
 
 
 class PreparedCountsAsTrained(Bug):
@@ -37,3 +38,17 @@ class LogprobsNotFiltered(Bug):
             return replace(group, completions=completions, rewards=[group.rewards[row] for row in best])
 
         return super().put_groups(buffer, [by_reward(group) for group in groups])
+
+
+class ToolMarksForgotten(Bug):
+    id = "trl.tool-marks-forgotten"
+    source = "TRL, #6439"
+    effect = "groups come back from the replay buffer without their tool mask: what tools wrote is trained"
+
+    def take_groups(self, buffer: Any, trainer_version: int) -> Taken:
+        taken = super().take_groups(buffer, trainer_version)
+        unmarked = [
+            replace(group, completions=[replace(completion, sampled=None) for completion in group.completions])
+            for group in taken.groups
+        ]
+        return replace(taken, groups=unmarked)

@@ -94,3 +94,13 @@ class SingleRewardErased(Bug):
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         return reference.advantages(rewards, group_ids, self.conventions.replace(singleton_group="zero"))
+
+
+class NormalisedTwice(Bug):
+    id = "gem.normalised-twice"
+    source = "GEM, #113"
+    effect = "advantages of groups are normalised again over the batch: their size depends on which groups share it"
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        advantages = super().advantages(rewards, group_ids)
+        return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)

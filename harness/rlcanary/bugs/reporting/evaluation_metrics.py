@@ -1,5 +1,6 @@
 """Bugs in the metrics of an evaluation."""
 
+from dataclasses import replace
 from statistics import fmean
 
 from rlcanary.bugs.museum import Bug
@@ -61,3 +62,13 @@ class LastDatasetOverwrites(Bug):
     def evaluation_metrics(self, items: list[EvaluatedItem], k: int, batch_size: int) -> dict[str, float]:
         last = [item for item in items if item.dataset == items[-1].dataset]
         return super().evaluation_metrics(last, k, batch_size)
+
+
+class FirstLettersVote(Bug):
+    id = "nemo-rl.first-letters-vote"
+    source = "NeMo RL, #3635"
+    effect = "the extracted answer is the first letter of it: 137 and 15 vote together, and the majority is another one"
+
+    def evaluation_metrics(self, items: list[EvaluatedItem], k: int, batch_size: int) -> dict[str, float]:
+        cut = [item if item.answers is None else replace(item, answers=[a[:1] for a in item.answers]) for item in items]
+        return super().evaluation_metrics(cut, k, batch_size)

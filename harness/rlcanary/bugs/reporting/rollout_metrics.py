@@ -84,3 +84,16 @@ class OnlyKeptGroups(Bug):
     def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
         kept = [group for group in batch.groups if max(group.rewards) > min(group.rewards)]
         return super().rollout_metrics(replace(batch, groups=kept or batch.groups), n_ranks)
+
+
+class LongestCountsAsTruncated(Bug):
+    id = "verl.longest-counts-as-truncated"
+    source = "verl, #7817, #7821"
+    effect = (
+        "lengths are compared with the width of the batch: some completion is always truncated, and none where all are"
+    )
+
+    def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
+        lengths = [len(completion.token_ids) for group in batch.groups for completion in group.completions]
+        longest = sum(length == max(lengths) for length in lengths)
+        return super().rollout_metrics(batch, n_ranks) | {"truncated": longest / len(lengths)}

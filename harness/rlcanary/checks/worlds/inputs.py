@@ -28,6 +28,8 @@ SHAPES: tuple[Shape, ...] = (
     (4, 6, None),
 )
 WITH_EMPTY_ROW: Shape = (4, 5, (5, 0, 2, 3))
+# More rows, and more tokens, than a chunk, a bucket or a block is likely to hold.
+LARGE: tuple[Shape, ...] = ((70, 3, None), (2, 300, (300, 140)))
 
 
 def uniform(rng: Generator, *shape: int, low: float, high: float, decimals: int = 2) -> Tensor:
@@ -134,3 +136,6 @@ def reward_groups(rng: Generator) -> Iterator[tuple[Tensor, Tensor]]:
     yield torch.tensor([0.0, *[0.95] * 7]), torch.zeros(8, dtype=torch.long)
     yield uniform(rng, 6, low=0, high=1), torch.tensor([0, 1, 0, 1, 1, 0])
     yield uniform(rng, 7, low=0, high=1), torch.tensor([4, 4, 4, 7, 7, 7, 7])
+    # Large groups, and many of them.
+    yield uniform(rng, 140, low=0, high=1), torch.arange(140) // 70
+    yield uniform(rng, 160, low=0, high=1), torch.arange(160) // 2

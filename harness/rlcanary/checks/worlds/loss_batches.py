@@ -25,6 +25,8 @@ MASKS: dict[str, list[str]] = {
     "several turns": [".x..xx", "..xx.x", ".....x"],
     "a row of nothing": [".xxx", "....", "..x."],
 }
+# More tokens, and more rows, than a chunk is likely to hold.
+LARGE: dict[str, list[str]] = {"a long row": [f".{'x' * 299}"], "many rows": [".x"] * 70}
 
 
 def mask(rows: list[str]) -> Tensor:

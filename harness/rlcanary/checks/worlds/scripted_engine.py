@@ -213,10 +213,12 @@ def unusual_completions() -> dict[str, tuple[Completion, dict[str, Any]]]:
         "an id that equals the padding, at its end": Completion([*a, PAD_ID], [-1.0] * 2, "length", text="a"),
         "an end of turn within": Completion([*a, EOS_ID, *b], [-1.0] * 3, "length", text="ab"),
         "an end at a stop string": Completion([*a, *a], [-1.0] * 2, text="aa"),
+        "an end at the limit": Completion([*a, *b, EOS_ID], [-1.0] * 3, text="ab"),
         "an end at the second EOS id": Completion([*a, START_ID], [-1.0] * 2, text="a"),
     }
     ends: dict[str, dict[str, Any]] = {
         "an end at a stop string": {"stop_sequences": ("aa",)},
+        "an end at the limit": {"max_new_tokens": 3},
         "an end at the second EOS id": {"eos_token_ids": (EOS_ID, START_ID)},
     }
     return {told: (completion, ends.get(told, {})) for told, completion in sampled.items()}
@@ -229,10 +231,10 @@ def alone(*completions: Completion) -> list[ScriptedItem]:
 
 
 def scripted_items(n_items: int, n: int) -> list[ScriptedItem]:
-    """Items a, b, … with the completions a0, a1, …: every odd one truncated, the third of a group like its first."""
+    """Items a, b, …, aa, … with the completions a0, a1, …: every odd one truncated, the third of a group like its first."""
     items = []
     for index in range(n_items):
-        name = "abcdefghijkl"[index]
+        name = "abcdefghijkl"[index % 12] * (1 + index // 12)
         texts = [f"{name}{0 if sample == 2 else sample}" for sample in range(n)]
         completions = [
             completion_of(text, index + sample + 1, "length" if sample % 2 else "stop")

@@ -66,6 +66,7 @@ def _given(conventions: Conventions, rng: Generator) -> Iterator[Case]:
         yield Case("shuffled groups of 3 and 2", within=kind, changes=changes, batch=_of_groups(batch, [7, 4, 7, 4, 7]))
         bare = replace(credit_batch(rng, 4, 3, (3, 1, 2, 3)), token_rewards=None)
         yield Case("rewards of rows alone", within=kind, changes=changes, batch=bare)
+    yield from _batches(*inputs.LARGE)(conventions=conventions, rng=rng)
 
 
 def _of_groups(batch: CreditBatch, group_ids: list[int]) -> CreditBatch:

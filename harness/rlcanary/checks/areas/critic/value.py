@@ -40,6 +40,8 @@ def _value_batches(rng: Generator) -> Iterator[Case]:
     for kind, changes in KINDS.items():
         for shape in (*inputs.SHAPES, inputs.WITH_EMPTY_ROW):
             yield Case(*shape[:2], within=kind, changes=changes, batch=value_batch(rng, *shape))
+    for shape in inputs.LARGE:
+        yield Case(*shape[:2], batch=value_batch(rng, *shape))
 
 
 def _drawn(rng: Generator, size: int) -> Case:

@@ -53,6 +53,21 @@ GROUPS = [
     ),
 ]
 
+# More rows than a chunk is likely to hold, short and long in turn, with ids of a large vocabulary and long ids of items.
+MANY = [
+    Group(
+        prompt_ids=[151_000 + number, 40_000, 300],
+        completions=[
+            Completion([70_000 + number] * (1 + number % 5), logprobs=[-0.1] * (1 + number % 5)),
+            Completion([24, 2], logprobs=[-0.5, -0.6]),
+        ],
+        rewards=[number / 8, -0.25],
+        item_id=f"item {number}",
+        policy_version=number % 3,
+    )
+    for number in range(35)
+]
+
 
 def rows_of(groups: list[Group]) -> list[tuple[Group, Completion, float]]:
     """Return the group, the completion and the reward of each row."""
@@ -90,6 +105,7 @@ def assert_rows(name: str, got: Sequence[object], expected: Sequence[object]) ->
 def _padded() -> Iterator[Case]:
     for pad_token_id in (0, 2, 21):
         yield Case(f"padding id {pad_token_id}", groups=GROUPS, pad_token_id=pad_token_id)
+    yield Case("70 rows", groups=MANY, pad_token_id=0)
 
 
 def _drawn_and_padded(rng: Generator, size: int) -> Case:
@@ -116,6 +132,7 @@ def tokens(adapter: Adapter, groups: list[Group], pad_token_id: int) -> None:
 
 def _unpadded() -> Iterator[Case]:
     yield Case(groups=GROUPS)
+    yield Case("70 rows", groups=MANY)
 
 
 def _drawn(rng: Generator, size: int) -> Case:

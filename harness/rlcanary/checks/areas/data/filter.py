@@ -12,7 +12,7 @@ from rlcanary.contract.adapter import Adapter
 
 
 def _constant() -> Iterator[Case]:
-    for size in (2, 3, 5, 7, 8, 16, 63):
+    for size in (2, 3, 5, 7, 8, 16, 63, 130):
         for reward in (0.9, 0.1, 1.0, 0.0, -0.3, 0.7, 0.95):
             yield Case(f"{size} rewards of {reward}", size=size, reward=reward)
 
@@ -34,6 +34,7 @@ def _varied() -> Iterator[Case]:
     graded = [[0.5, 0.75], [0.5, 0.501], [-1.0, 1.0], [0.0, 2.0], [-2.0, -1.0, -1.0], [2.0, 3.0], [1000.0, 1000.5]]
     for rewards in ([1.0, 0.0], *winners, [1.0] * 15 + [0.0], *graded):
         yield Case(rewards, rewards_G=torch.tensor(rewards))
+    yield Case("130 rewards", rewards_G=torch.tensor([0.0] * 129 + [1.0]))
 
 
 @check("filter.varied_group_is_kept", needs=("keep_group",), cases=_varied)

@@ -42,7 +42,7 @@ def _is_sequential(conventions: Conventions) -> str | None:
 
 
 def _even_sizes() -> Iterator[Case]:
-    for n_items, world_size in ((1, 1), (4, 1), (4, 2), (6, 3), (16, 4)):
+    for n_items, world_size in ((1, 1), (4, 1), (4, 2), (6, 3), (16, 4), (600, 4)):
         for epoch in (0, 1, 5):
             told = f"{n_items} items, {world_size} ranks, epoch {epoch}"
             yield Case(told, n_items=n_items, world_size=world_size, epoch=epoch)
@@ -149,7 +149,16 @@ def repeatable(adapter: Adapter, world_size: int) -> None:
 
 
 def _stops() -> Iterator[Case]:
-    for n_items, world_size, consumed in ((5, 1, 0), (5, 1, 3), (5, 1, 5), (6, 2, 1), (6, 2, 4), (7, 3, 8)):
+    for n_items, world_size, consumed in (
+        (5, 1, 0),
+        (5, 1, 3),
+        (5, 1, 5),
+        (6, 2, 1),
+        (6, 2, 4),
+        (7, 3, 8),
+        (5, 1, 27),
+        (600, 2, 700),
+    ):
         told = f"{n_items} items, {world_size} ranks, stopped after {consumed}"
         yield Case(told, n_items=n_items, world_size=world_size, consumed=consumed)
 

@@ -29,7 +29,7 @@ def _each_length(conventions: Conventions) -> Iterator[Case]:
         for longest in (limit, limit - 2):
             completions_B = torch.arange(longest + 1)
             lengths = Lengths(completions_B, 3 + 5 * (completions_B % 4), limit, max_prompt_tokens=40)
-            rewards_B = torch.tensor([0.0, 1.0, 0.25])[completions_B % 3]
+            rewards_B = torch.tensor([0.0, 1.0, 0.25, 2.5, -3.0])[completions_B % 5]
             yield Case(f"up to {longest} tokens", changes, changes=changes, rewards_B=rewards_B, lengths=lengths)
 
 

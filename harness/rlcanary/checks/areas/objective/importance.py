@@ -43,12 +43,25 @@ def _logprobs(*shapes: inputs.Shape) -> Cases:
     return cases
 
 
+def _few_and_many(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    yield from _logprobs(*inputs.SHAPES)(conventions=conventions, rng=rng)
+    # No longer rows: the weight of a sequence of hundreds of tokens is beyond every bound.
+    many_rows, _ = inputs.LARGE
+    for case in _logprobs(many_rows)(conventions=conventions, rng=rng):
+        yield Case("70 rows", within=case.label, changes=case.changes, **case.inputs)
+
+
 def _drawn(conventions: Conventions, rng: Generator, size: int) -> Case:
     changes = rows.one_of(rng, list(_kinds(conventions).values()))
     return Case(changes=changes, **_pair(rows.policy_batch(rng, size, conventions.replace(**changes))))
 
 
-@check("importance.declared_weights", needs=("importance_weights",), cases=_logprobs(*inputs.SHAPES), draws=_drawn)
+@check(
+    "importance.declared_weights",
+    needs=("importance_weights",),
+    cases=_few_and_many,
+    draws=_drawn,
+)
 def declared_weights(adapter: Adapter, trainer_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor) -> None:
     """Each trained token's weight is trainer over sampler probability, at the declared level and with the declared bound.
 

@@ -22,12 +22,10 @@ from rlcanary.contract.conventions import Conventions, KlDirection, KlEstimator
 
 def _logprobs(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     for shape in ((1, 1), (2, 2), (2, 3)):
-        logprobs_BT = inputs.uniform(rng, *shape, low=-3, high=-0.5)
-        ref_BT = logprobs_BT + inputs.uniform(rng, *shape, low=-1, high=1)
-        yield Case(logprobs_BT, logprobs_BT=logprobs_BT.clone().requires_grad_(), ref_BT=ref_BT, place="")
+        given = _near(rng, *shape)
+        yield Case(given["ref_BT"], **given, place="")
     for name, edges in _edges(conventions).items():
         yield _both_sides(name, edges)
-    given = {"logprobs_BT": logprobs_BT.clone().requires_grad_(), "ref_BT": ref_BT}
     for changes in _other_kinds(conventions):
         yield Case(changes, changes=changes, **given, place=f" under {changes}")
     for estimator, clamp in product(get_args(KlEstimator), ({"kl_input_clamp": 0.5}, {"kl_output_clamp": 0.25})):
@@ -40,6 +38,15 @@ def _logprobs(conventions: Conventions, rng: Generator) -> Iterator[Case]:
         changes = {"kl_output_clamp": 10.0, "kl_direction": direction}
         far = _both_sides("kl_output_clamp", [-100.0, 100.0], changes)
         yield Case(far.label, "far out", changes=changes, **far.inputs)
+    for rows_and_width in ((70, 1), (1, 300)):
+        given = _near(rng, *rows_and_width)
+        yield Case(given["ref_BT"], **given, place="")
+
+
+def _near(rng: Generator, rows: int, width: int) -> dict[str, Any]:
+    logprobs_BT = inputs.uniform(rng, rows, width, low=-3, high=-0.5)
+    ref_BT = logprobs_BT + inputs.uniform(rng, rows, width, low=-1, high=1)
+    return {"logprobs_BT": logprobs_BT.requires_grad_(), "ref_BT": ref_BT.detach()}
 
 
 def _both_sides(name: str, edges: Sequence[float], changes: dict[str, Any] | None = None) -> Case:

@@ -42,7 +42,7 @@ def _drawn(conventions: Conventions, rng: Generator, size: int) -> Case:
 _declared = partial(
     check,
     needs=("policy_loss",),
-    cases=inputs.batches(*inputs.SHAPES, inputs.WITH_EMPTY_ROW),
+    cases=inputs.batches(*inputs.SHAPES, inputs.WITH_EMPTY_ROW, *inputs.LARGE),
     alternatives=_other_aggregations,
     explains=_assert_declared,
     draws=_drawn,

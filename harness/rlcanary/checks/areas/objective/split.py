@@ -55,7 +55,7 @@ def _pieces(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     """Split each batch under the declared aggregation and, if settable, the two common ones."""
     for profile, batch in _batches(rng):
         for name in dict.fromkeys((conventions.aggregation, "token_mean", "sequence_mean")):
-            for n in (1, 2, 3, 4):
+            for n in (1, 2, 3, 4, 8):
                 told, changes = f"{name}, {profile}", {"aggregation": name}
                 yield Case(profile, name, f"{n} pieces", changes=changes, batch=batch, n_pieces=n, told=told)
     _, batch = next(_batches(rng))

@@ -12,7 +12,7 @@ from rlcanary.checks.asserts import assert_close, assert_metrics, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs, rows
-from rlcanary.checks.worlds.loss_batches import MASKS, distillation_batch, double, mask, surrounded, widened
+from rlcanary.checks.worlds.loss_batches import LARGE, MASKS, distillation_batch, double, mask, surrounded, widened
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Divergence, TokenAggregation
 from rlcanary.contract.records.other_losses import DistillationBatch
@@ -39,6 +39,8 @@ def _under_options(rng: Generator) -> Iterator[Case]:
             yield Case(name, f"temperature {temperature:g}", within=choice, changes=choice, batch=batch)
         part = replace(batch, global_tokens=11.0, global_sequences=7.0)
         yield Case("a part of an update", within=choice, changes=choice, batch=part)
+    for name, each in LARGE.items():
+        yield Case(name, batch=distillation_batch(rng, mask(each)))
 
 
 def _drawn(rng: Generator, size: int) -> Case:

@@ -13,7 +13,7 @@ from rlcanary.checks.asserts import assert_close, assert_metrics, assert_true, s
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import rows
-from rlcanary.checks.worlds.loss_batches import double, gradients, mask, preference_batch, surrounded, widened
+from rlcanary.checks.worlds.loss_batches import LARGE, double, gradients, mask, preference_batch, surrounded, widened
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import PreferenceKind
 from rlcanary.contract.records.other_losses import PreferenceBatch
@@ -49,6 +49,8 @@ def _under_options(rng: Generator) -> Iterator[Case]:
             yield Case(name, within=choice, changes=choice, batch=batch)
         part = replace(batch, global_pairs=5.0, global_tokens=9.0)
         yield Case("a part of an update", within=choice, changes=choice, batch=part)
+    for name, each in LARGE.items():
+        yield Case(name, batch=preference_batch(rng, mask(each), mask(each)))
 
 
 def _drawn(rng: Generator, size: int) -> Case:

@@ -12,7 +12,7 @@ from rlcanary.checks.asserts import assert_close, assert_metrics, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import rows
-from rlcanary.checks.worlds.loss_batches import MASKS, double, mask, supervised_batch, surrounded, widened
+from rlcanary.checks.worlds.loss_batches import LARGE, MASKS, double, mask, supervised_batch, surrounded, widened
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions, TokenAggregation
 from rlcanary.contract.records.other_losses import SupervisedBatch
@@ -34,6 +34,8 @@ def _under_options(rng: Generator) -> Iterator[Case]:
         yield Case("a part of an update", within=choice, changes=choice, batch=_part_of_more(batch))
         batch = supervised_batch(rng, mask(["xxx.", "x.x.", "x..."]))
         yield Case("a trained first token", within=choice, changes=choice, batch=batch)
+    for name, each in LARGE.items():
+        yield Case(name, batch=supervised_batch(rng, mask(each)))
 
 
 def _part_of_more(batch: SupervisedBatch) -> SupervisedBatch:

@@ -66,6 +66,7 @@ def _some() -> Iterator[Case]:
     yield Case("6 rows", rows=ROWS)
     yield Case("6 rows, backwards", rows=ROWS[::-1])
     yield Case("ids that are numbers", rows=MANY)
+    yield Case("130 rows", rows=[_asked(number, f"{number}+1?", str(number + 1)) for number in range(130)])
 
 
 @check("preparing.rows_as_given", needs=NEEDS, cases=_some)

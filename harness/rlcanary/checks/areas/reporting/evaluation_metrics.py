@@ -53,6 +53,10 @@ def _evaluations(conventions: Conventions) -> Iterator[Case]:
     yield Case("unequal numbers of samples", items=uneven, k=2)
     tied = [_item(0, [wrong, right, right, wrong], "abba"), _item(1, [right, wrong, wrong], "abc")]
     yield Case("tied votes", items=tied, k=1)
+    long = EvaluatedItem(0, [wrong, wrong, right, wrong, right], "math", ["137", "15", "42", "1", "42"])
+    yield Case("answers that begin alike", items=[long], k=1)
+    many = [_item(number, [wrong, right if number % 3 else wrong]) for number in range(70)]
+    yield Case("70 items", items=many, k=1)
 
 
 def _other_definitions(conventions: Conventions) -> list[dict[str, Any]]:

@@ -9,7 +9,16 @@ from rlcanary.contract.adapter import Adapter
 
 
 def _sizes() -> Iterator[Case]:
-    for n_items, batch_size, n_ranks in ((1, 1, 1), (4, 2, 1), (8, 2, 2), (5, 2, 1), (7, 3, 2), (9, 2, 4), (2, 1, 3)):
+    for n_items, batch_size, n_ranks in (
+        (1, 1, 1),
+        (4, 2, 1),
+        (8, 2, 2),
+        (5, 2, 1),
+        (7, 3, 2),
+        (9, 2, 4),
+        (2, 1, 3),
+        (600, 16, 4),
+    ):
         told = f"{n_items} items, batches of {batch_size}, {n_ranks} ranks"
         yield Case(told, n_items=n_items, batch_size=batch_size, n_ranks=n_ranks)
 

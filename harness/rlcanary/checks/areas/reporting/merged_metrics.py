@@ -33,6 +33,7 @@ def _parts() -> Iterator[Case]:
     for told, parts in {"one part": [[1.0, 3.0]], "even parts": EVEN, "uneven parts": UNEVEN}.items():
         yield Case(told, parts=parts)
     yield Case("a part repeated", parts=EVEN[:1] * 4)
+    yield Case("70 parts", parts=[[number / 8] * (1 + number % 3) for number in range(70)])
 
 
 def _drawn(rng: Generator, size: int) -> Case:

@@ -32,6 +32,8 @@ SHORT = [5, 6, 7]
 LONG = list(range(3, 51))
 # Lengths that differ, so that a batch has padding, and a beginning that two of them share.
 PROMPTS = [[1, 8, 9, 10, 11, 12], [13], LONG, [*LONG[:40], 60, 61], [1, 14, 15]]
+# More prompts than a batch of an engine is likely to hold.
+MANY_PROMPTS = [[3 + number, 4] for number in range(40)]
 # Float32 against float64, in nats.
 CLOSE = 2e-4
 # At ten such tests a day, a correct sampler fails once in three hundred thousand years.
@@ -169,7 +171,7 @@ def logprobs_are_logprobs(adapter: Adapter, model: Any, choice: dict[str, Any]) 
 @check(
     "parity.greedy",
     needs=("generate",),
-    cases=lambda: [Case(f"{len(prompts)} prompts", prompts=prompts) for prompts in ([SHORT], PROMPTS)],
+    cases=lambda: [Case(f"{len(prompts)} prompts", prompts=prompts) for prompts in ([SHORT], PROMPTS, MANY_PROMPTS)],
     worlds=("learned_positions", "generation_config"),
 )
 def greedy(adapter: Adapter, model: Any, prompts: list[list[int]]) -> None:

@@ -18,10 +18,9 @@ from rlcanary.contract.adapter import Adapter, Item
 from rlcanary.contract.records.reward_parts import RewardParts
 
 
-def _score(
-    adapter: Adapter, texts: list[str], *functions: Callable[[str], float | None], ids: str = "abcdefgh"
-) -> Tensor:
-    items = [Item(name, [11], function) for name, _, function in zip(ids, texts, cycle(functions), strict=False)]
+def _score(adapter: Adapter, texts: list[str], *functions: Callable[[str], float | None], ids: str = "") -> Tensor:
+    names: Iterable[str | int] = ids or range(len(texts))
+    items = [Item(name, [11], function) for name, _, function in zip(names, texts, cycle(functions), strict=False)]
     return adapter.score(items, list(texts))
 
 
@@ -39,6 +38,7 @@ def _numbers() -> Iterator[Case]:
     for values in ([1.0], [0.5, 1.0], [-3.5, 0.25, 1000000.0, 0.0, 0.9, -0.001]):
         yield Case(f"{len(values)} completions", rewards={str(value): value for value in values})
     yield Case(rewards={"all": 3, "yes": True, "half": 0.5})
+    yield Case("70 completions", rewards={str(number): number / 8 for number in range(70)})
 
 
 @check("reward.one_per_completion", needs=("score",), cases=_numbers)

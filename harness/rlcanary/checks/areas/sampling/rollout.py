@@ -43,7 +43,7 @@ def _drawn(rng: Generator, size: int) -> Case:
 
 
 def _scripts() -> Iterator[Case]:
-    yield from map(_case, (scripted_items(2, 1), scripted_items(2, 2), scripted_items(7, 3)))
+    yield from map(_case, (scripted_items(2, 1), scripted_items(2, 2), scripted_items(7, 3), scripted_items(40, 2)))
 
 
 def _rollout(

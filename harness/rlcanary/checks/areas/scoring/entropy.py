@@ -19,7 +19,7 @@ def exact_entropy(logits_BTV: Tensor) -> Tensor:
 
 
 def _logits(rng: Generator) -> Iterator[Case]:
-    for shape in ((1, 1, 2), (2, 2, 3), (2, 3, 7)):
+    for shape in ((1, 1, 2), (2, 2, 3), (2, 3, 7), (1, 300, 3), (70, 1, 3), (1, 1, 2000)):
         yield Case(shape, logits_BTV=inputs.logits(rng, *shape))
 
 

@@ -38,7 +38,7 @@ WITH_NOTHING_SAMPLED = [
 # Long rows and short ones in turn, which do not fit together into one pack or micro-batch of a few dozen tokens.
 MANY = [
     Group([5 + row, 6], [Completion([8 + (7 * row + position) % 50 for position in range(length)])], [1.0])
-    for row, length in enumerate((1, 37, 2, 24, 5, 40, 3, 11))
+    for row, length in enumerate((1, 37, 2, 24, 5, 40, 3, 200))
 ]
 
 
@@ -48,7 +48,7 @@ def _groups() -> Iterator[Case]:
 
 def _few_and_many() -> Iterator[Case]:
     yield from _groups()
-    yield Case("8 rows of 1 to 40 tokens", groups=MANY)
+    yield Case("8 rows of 1 to 200 tokens", groups=MANY)
 
 
 def _drawn(rng: Generator, size: int) -> Case:

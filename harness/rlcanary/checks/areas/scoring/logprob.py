@@ -12,7 +12,8 @@ from rlcanary.checks.worlds import inputs, rows
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions
 
-SHAPES = ((1, 1, 2), (1, 2, 3), (2, 2, 3), (3, 3, 5), (2, 5, 11))
+# The last ones have more tokens, rows and ids than a chunk is likely to hold.
+SHAPES = ((1, 1, 2), (1, 2, 3), (2, 2, 3), (3, 3, 5), (2, 5, 11), (1, 300, 3), (70, 1, 3), (1, 1, 2000))
 
 
 def exact_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:

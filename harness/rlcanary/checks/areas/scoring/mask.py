@@ -1,6 +1,7 @@
 """The completion mask: tokens up to and including the first end-of-sequence token are trained, later ones are not."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -51,7 +52,12 @@ def pad_id_zero(adapter: Adapter) -> None:
 
 
 def _two_ends() -> Iterator[Case]:
-    yield Case(ids_BT=torch.tensor([[5, 3, 0, 0], [5, 6, 2, 3], [3, 2, 5, 5]]), eos_token_ids=[2, 3], pad_token_id=0)
+    given: dict[str, Any] = {"eos_token_ids": [2, 3], "pad_token_id": 0}
+    yield Case(ids_BT=torch.tensor([[5, 3, 0, 0], [5, 6, 2, 3], [3, 2, 5, 5]]), **given)
+    long_1T = torch.full((1, 300), 5)
+    long_1T[0, 280] = 3
+    yield Case("300 tokens", ids_BT=long_1T, **given)
+    yield Case("70 rows", ids_BT=torch.tensor([[5, 2, 0]] * 70), **given)
 
 
 def _drawn(rng: Generator, size: int) -> Case:
