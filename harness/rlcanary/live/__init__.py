@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlcanary.live.audit import Audit, Stopped
-    from rlcanary.live.findings import Finding
+    from rlcanary.live.audit import Audit
+    from rlcanary.live.findings import Finding, Stopped
     from rlcanary.live.hooks.trl import trl
     from rlcanary.live.replay import replayed
 
@@ -19,7 +19,7 @@ __all__ = ["Audit", "Finding", "Stopped", "replayed", "trl"]
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    modules = {"Audit": "audit", "Stopped": "audit", "Finding": "findings", "trl": "hooks.trl", "replayed": "replay"}
+    modules = {"Audit": "audit", "Stopped": "findings", "Finding": "findings", "trl": "hooks.trl", "replayed": "replay"}
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{modules[name]}"), name)

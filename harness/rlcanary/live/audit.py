@@ -8,13 +8,12 @@ returns nothing leaves the gradient as it is, and all that is computed is comput
 from __future__ import annotations
 
 import logging
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from rlcanary.contract.conventions import Conventions
@@ -25,16 +24,12 @@ from rlcanary.live.invariants import JUDGES
 from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record
 from rlcanary.live.sampling import Sampling
-from rlcanary.live.weights import Moves, Stillness, Weights
+from rlcanary.live.update import Update
+from rlcanary.live.weights import Moves, Stillness
 
 log = logging.getLogger("rlcanary.live")
 
 OnFinding = Literal["log", "warn", "stop"]
-Rows = Tensor | Sequence[int] | slice | None
-
-
-class Stopped(Exception):
-    """The audit found something, and was asked to stop the run for it. The update was taken."""
 
 
 class Audit:
@@ -93,13 +88,22 @@ class Audit:
         self._sampling = Sampling()
         self._stillness = Stillness()
 
-    def update(self, *, mask: Tensor, loss_scale: float = 1.0, model: Any = None, **given: Any) -> Update:
+    def update(
+        self,
+        *,
+        mask: Tensor | None = None,
+        loss_scale: float = 1.0,
+        model: Any = None,
+        optimizer: Any = None,
+        **given: Any,
+    ) -> Update:
         """Watch one update: use it as a context around all forward and backward passes of the update.
 
         Args:
-            mask: [B, T] bool, true on the tokens that are trained.
+            mask: [B, T] bool, true on the tokens that are trained; None where each micro-batch brings its own rows.
             loss_scale: the factor on the loss for float16, from `GradScaler.get_scale()`.
             model: the policy, if the optimizer steps inside the context: what it did to the weights is judged too.
+            optimizer: of the policy: at a learning rate of 0 its weights may stand still.
             given: what else is known of the B rows: `rewards` [B], `group_ids` [B], `advantages` [B] or [B, T],
                 `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy` [B, T], `versions` [B] and
                 `trainer_version`, a number; `drawn_freely`, False where rows are chosen by their rewards or lengths, or
@@ -107,11 +111,14 @@ class Audit:
         """
         is_audited = self.updates % self.every == 0
         self.updates += 1
-        return Update(self, self.updates - 1, is_audited, mask, loss_scale, model, given)
+        given |= {"loss_scale": loss_scale, "model": model, "optimizer": optimizer}
+        return Update(self, self.updates - 1, is_audited, mask, given)
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers for the run's own logger."""
-        return {"canary/findings": float(len(self.findings)), "canary/audited_updates": float(self.audited)}
+        """Return numbers for the run's own logger: how many findings there are, and the size of each."""
+        counts = {"canary/findings": float(len(self.findings)), "canary/audited_updates": float(self.audited)}
+        sizes = {f"canary/{finding.invariant}": finding.size for finding in self.findings}
+        return counts | {name: size for name, size in sizes.items() if math.isfinite(size)}
 
     def conclude(self, make: Callable[[], Made]) -> list[Finding]:
         """Make the record of an update and what it did to the weights, on each rank, and judge it."""
@@ -168,129 +175,3 @@ class Audit:
                     f"rlcanary: the audit of an update failed, the run is not affected: {type(error).__name__}: {error}"
                 )
                 warnings.warn(told, stacklevel=4)
-
-
-class Update:
-    """One update as it is watched.
-
-    Attributes:
-        findings: what is wrong with this update, once the context has been left; empty for updates that are not audited.
-    """
-
-    def __init__(
-        self,
-        audit: Audit,
-        number: int,
-        is_audited: bool,
-        mask: Tensor,
-        loss_scale: float,
-        model: Any,
-        given: dict[str, Any],
-    ) -> None:
-        self.findings: list[Finding] = []
-        self._audit, self._number, self._is_audited = audit, number, is_audited
-        self._mask, self._loss_scale, self._given = mask, loss_scale, given
-        self._pieces: list[Piece] = []
-        self._model = model
-        self._weights: Weights | None = None
-        self._logged: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
-        if self._is_audited and self._model is not None:
-            self._audit.guard(self._weigh)
-        return self
-
-    def _weigh(self) -> None:
-        self._weights = Weights(self._model)
-
-    def watch(self, logprobs: Tensor, rows: Rows = None, entropy: Tensor | None = None) -> Tensor:
-        """Watch the logprobs of a micro-batch, and return them as they are.
-
-        Args:
-            logprobs: [b, t] that the loss is computed from; t may be smaller than T where the columns behind are padding.
-            rows: the places of the b rows in the update; None is all of them, in order.
-            entropy: [b, t] of the policy, where the loss has a bonus for it.
-        """
-        if self._is_audited and logprobs.requires_grad:
-            self._audit.guard(lambda: self._pieces.append(Piece(logprobs, self._places(rows, len(logprobs)), entropy)))
-        return logprobs
-
-    def log(self, metrics: Mapping[str, Any]) -> None:
-        """Take the numbers that the run logs of this update, such as `loss` and `kl`; unknown names are left out."""
-        if self._is_audited:
-            self._audit.guard(lambda: self._logged.update({name: _number(value) for name, value in metrics.items()}))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            piece.handle.remove()
-        if kind is None and self._is_audited and (pieces or self._audit.ranks != "separate"):
-            self.findings = self._audit.conclude(lambda: self._made(pieces))
-        self._given, self._model, self._weights = {}, None, None
-        if kind is None and self.findings and self._audit.on_finding == "stop":
-            raise Stopped("; ".join(map(str, self.findings)))
-
-    def _made(self, pieces: list[Piece]) -> Made:
-        return self._record(pieces), None if self._weights is None else self._weights.moves()
-
-    def _places(self, rows: Rows, count: int) -> Tensor:
-        every_row = torch.arange(len(self._mask))
-        places = every_row if rows is None else every_row[rows.cpu() if isinstance(rows, Tensor) else rows]
-        if len(places) != count:
-            raise ValueError(f"{count} rows of logprobs for {len(places)} places in the update: name them with rows=")
-        return places
-
-    def _record(self, pieces: list[Piece]) -> Record:
-        mask_BT = self._mask.detach().bool().cpu()
-        logprobs_BT = torch.zeros(mask_BT.shape, dtype=torch.float64)
-        gradient_BT = torch.zeros_like(logprobs_BT)
-        for piece in pieces:
-            width = piece.logprobs.shape[1]
-            logprobs_BT[piece.rows, :width] = piece.logprobs.double().cpu()
-            gradient_BT[piece.rows, :width] += piece.gradient / self._loss_scale
-        given = {name: _exact(value) for name, value in self._given.items()}
-        if all(piece.entropy is not None for piece in pieces):
-            given["entropy"] = torch.zeros_like(logprobs_BT)
-            for piece in pieces:
-                assert piece.entropy is not None
-                given["entropy"][piece.rows, : piece.entropy.shape[1]] = _exact(piece.entropy)
-        return Record(
-            self._number,
-            self._audit.conventions,
-            logprobs_BT,
-            gradient_BT,
-            mask_BT,
-            pieces=[piece.rows for piece in pieces],
-            eps=max((torch.finfo(piece.logprobs.dtype).eps for piece in pieces), default=0.0),
-            max_staleness=self._audit.max_staleness,
-            logged=self._logged,
-            **given,
-        )
-
-
-class Piece:
-    """The logprobs of a micro-batch, and the gradient that they get."""
-
-    def __init__(self, logprobs: Tensor, rows: Tensor, entropy: Tensor | None = None) -> None:
-        self.rows = rows
-        self.logprobs = logprobs.detach()
-        self.entropy = None if entropy is None else entropy.detach()
-        self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64)
-        self.handle: Any = logprobs.register_hook(self._note)
-
-    def _note(self, gradient: Tensor) -> None:
-        self.gradient += gradient.detach().double().cpu()
-
-
-def _number(value: Any) -> float:
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)
-
-
-def _exact(value: Any) -> Any:
-    """Copy a tensor to the CPU, those of floats in float64."""
-    if not isinstance(value, Tensor):
-        return value
-    copied = value.detach().cpu()
-    return copied.double() if copied.is_floating_point() else copied.clone()

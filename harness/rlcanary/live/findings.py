@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+class Stopped(Exception):
+    """The audit found something, and was asked to stop the run for it. The update was taken."""
+
+
 @dataclass
 class Finding:
     """One thing that is wrong, told once for a run however often it is seen.

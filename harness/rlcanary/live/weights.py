@@ -49,9 +49,11 @@ class Moves:
 class Weights:
     """The sums of a model's parameters, taken before an update."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any = None) -> None:
+        """Note the sums, and whether any group of the optimizer has a learning rate above 0."""
         self._model = model
         self._before = _sums(model)
+        self._rests = optimizer is not None and not any(float(group["lr"]) for group in optimizer.param_groups)
 
     def moves(self) -> Moves:
         """Compare the parameters with what they were."""
@@ -60,7 +62,9 @@ class Weights:
         finite = {name for name, total in after.items() if total - total == 0}
         return Moves(
             moved=tuple(name for name in after if name in changed & finite and parameters[name].requires_grad),
-            still=tuple(name for name in after if name not in changed and parameters[name].requires_grad),
+            still=()
+            if self._rests
+            else tuple(name for name in after if name not in changed and parameters[name].requires_grad),
             frozen_moved=tuple(name for name in after if name in changed and not parameters[name].requires_grad),
             not_finite=tuple(name for name in after if name not in finite),
             dtypes={name: str(each.dtype).removeprefix("torch.") for name, each in parameters.items()},

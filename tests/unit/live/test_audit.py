@@ -194,7 +194,11 @@ def test_a_kind_of_finding_is_told_once_and_counted() -> None:
     assert (audit.updates, audit.audited) == (6, 3)
     (finding,) = audit.findings
     assert (finding.since, finding.updates) == (0, 3)
-    assert audit.metrics() == {"canary/findings": 1.0, "canary/audited_updates": 3.0}
+    assert audit.metrics() == {
+        "canary/findings": 1.0,
+        "canary/audited_updates": 3.0,
+        "canary/gradient.scale": pytest.approx(1.0),
+    }
 
 
 def test_stop_raises_behind_the_update() -> None:

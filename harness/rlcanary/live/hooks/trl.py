@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import TrainerCallback
 
 from rlcanary.adapters.trl import conventions_of
-from rlcanary.live.audit import Audit, OnFinding, Piece
-from rlcanary.live.ranks import Made
-from rlcanary.live.record import Record
-from rlcanary.live.weights import Weights
+from rlcanary.live.audit import Audit, OnFinding
+from rlcanary.live.update import Update
 
 
 def trl(trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn", bundles: bool = True) -> TrlCallback:
@@ -50,11 +47,9 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             bundles=Path(trainer.args.output_dir) / "canary" if bundles else None,
             ranks="mean",
         )
-        self._weights: Weights | None = None
-        self._loss_scale, self._updated_at = 1.0, 0
         self._trainer = trainer
+        self._update: Update | None = None
         self._inputs: dict[str, Any] | None = None
-        self._seen: list[tuple[dict[str, Any], Piece]] = []
         self._sampled_at = 0
         self._compute_loss = trainer._compute_loss
         self._sample = trainer._generate_and_score_completions
@@ -69,61 +64,58 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         return self._sample(inputs)
 
     def _watched_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        is_audited = self.audit.updates % self.audit.every == 0 and model.training
-        self._inputs = inputs if is_audited else None
+        if not model.training:
+            return self._compute_loss(model, inputs)
+        if self._update is None:
+            self._update = self._begun()
+        self._inputs = inputs if self._update.is_audited else None
         try:
             return self._compute_loss(model, inputs)
         finally:
             self._inputs = None
 
+    def _begun(self) -> Update:
+        """Begin an update with its first micro-batch."""
+        trainer, scaler = self._trainer, self._trainer.accelerator.scaler
+        update = self.audit.update(
+            loss_scale=1.0 if scaler is None else scaler.get_scale(),
+            model=trainer.model,
+            optimizer=trainer.optimizer,
+            trainer_version=trainer.state.global_step,
+            drawn_freely=_draws_freely(trainer.args),
+        )
+        update.begin()
+        return update
+
     def _watched_scores(self, *arguments: Any, **options: Any) -> Any:
         scored = self._score(*arguments, **options)
-        inputs, logprobs = self._inputs, scored[0]
-        if inputs is not None and logprobs.requires_grad:
-            entropy = scored[1] if len(scored) > 1 else None
-            self.audit.guard(lambda: self._watch(inputs, logprobs, entropy))
+        inputs, update = self._inputs, self._update
+        if inputs is not None and update is not None:
+            self.audit.guard(lambda: self._watch(update, inputs, scored))
         return scored
 
-    def _watch(self, inputs: dict[str, Any], logprobs: Tensor, entropy: Tensor | None) -> None:
-        start = sum(len(piece.rows) for _, piece in self._seen)
-        kept = {name: inputs[name] for name in KEPT if isinstance(inputs.get(name), Tensor)}
-        if entropy is not None:
-            kept["entropy"] = entropy.detach()
-        self._seen.append((kept, Piece(logprobs, torch.arange(start, start + len(logprobs)))))
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Note the weights of an update that is audited."""
-        if self._seen:
-            self.audit.guard(self._weigh)
-
-    def _weigh(self) -> None:
-        self._updated_at = self._trainer.state.global_step
-        scaler = self._trainer.accelerator.scaler
-        self._loss_scale = 1.0 if scaler is None else scaler.get_scale()
-        self._weights = Weights(self._trainer.model)
+    def _watch(self, update: Update, inputs: dict[str, Any], scored: Any) -> None:
+        mask_BT, tools_BT = inputs["completion_mask"], inputs.get("tool_mask")
+        known = {ours: inputs[theirs] for theirs, ours in GIVEN.items() if theirs in inputs}
+        update.watch(
+            scored[0],
+            entropy=scored[1] if len(scored) > 1 else None,
+            mask=(mask_BT if tools_BT is None else mask_BT * tools_BT).bool(),
+            versions=torch.full((len(mask_BT),), self._sampled_at),
+            **known,
+        )
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge the update that was taken."""
-        number, seen = self.audit.updates, self._seen
-        self.audit.updates, self._seen = number + 1, []
-        for _, piece in seen:
-            piece.handle.remove()
+        update, self._update = self._update, None
+        if update is None:
+            return
         before = len(self.audit.findings)
-        if seen:
-            self.audit.conclude(lambda: self._made(number, seen))
+        update.end(was_stepped=not self._trainer.accelerator.optimizer_step_was_skipped)
         for name, value in self.audit.metrics().items():
             self._trainer._metrics["train"][name].append(value)
         if self._stops and len(self.audit.findings) > before:
             control.should_save = control.should_training_stop = True
-
-    def _made(self, number: int, seen: list[tuple[dict[str, Any], Piece]]) -> Made:
-        record = _record(number, seen, self.audit)
-        record.gradient /= self._loss_scale
-        record.versions = torch.full((len(record.mask),), self._sampled_at)
-        record.trainer_version = self._updated_at
-        record.drawn_freely = _draws_freely(self._trainer.args)
-        weights, self._weights = self._weights, None
-        return record, None if weights is None else weights.moves()
 
 
 def _drops_out(model: Any) -> bool:
@@ -138,41 +130,10 @@ def _draws_freely(args: Any) -> bool:
     return is_whole and not args.generation_kwargs and not args.mask_truncated_completions
 
 
-# What the loss is given, by TRL's names.
-KEPT = (
-    *("completion_mask", "tool_mask", "advantages", "old_per_token_logps", "ref_per_token_logps"),
-    "sampling_per_token_logps",
-)
-
-
-def _record(number: int, seen: list[tuple[dict[str, Any], Piece]], audit: Audit) -> Record:
-    width = max(piece.logprobs.shape[1] for _, piece in seen)
-
-    def joined(values: list[Tensor]) -> Tensor:
-        """Put the micro-batches under each other, padded on the right, in float64 where they are of floats."""
-        moved = [value.detach().cpu() for value in values]
-        moved = [value.double() if value.is_floating_point() else value for value in moved]
-        if moved[0].ndim == 1:
-            return torch.cat(moved)
-        return torch.cat([torch.nn.functional.pad(value, (0, width - value.shape[1])) for value in moved])
-
-    def given(name: str) -> Tensor | None:
-        values = [kept[name] for kept, _ in seen if name in kept]
-        return joined(values) if len(values) == len(seen) else None
-
-    mask_BT, tools_BT = given("completion_mask"), given("tool_mask")
-    assert mask_BT is not None
-    return Record(
-        number,
-        audit.conventions,
-        joined([piece.logprobs for _, piece in seen]),
-        joined([piece.gradient for _, piece in seen]),
-        (mask_BT if tools_BT is None else mask_BT * tools_BT).bool(),
-        pieces=[piece.rows for _, piece in seen],
-        eps=torch.finfo(seen[0][1].logprobs.dtype).eps,
-        advantages=given("advantages"),
-        old_logprobs=given("old_per_token_logps"),
-        sampler_logprobs=given("sampling_per_token_logps"),
-        ref_logprobs=given("ref_per_token_logps"),
-        entropy=given("entropy"),
-    )
+# What the loss is given, by TRL's names and by ours.
+GIVEN = {
+    "advantages": "advantages",
+    "old_per_token_logps": "old_logprobs",
+    "ref_per_token_logps": "ref_logprobs",
+    "sampling_per_token_logps": "sampler_logprobs",
+}

@@ -27,7 +27,7 @@ def judge(record: Record) -> Iterator[Finding]:
         places = (~got_BT.isfinite()).nonzero()
         row, place = places[0].tolist()
         told = f"{len(places)} tokens have a gradient that is not finite, the first is token {place} of row {row}"
-        yield Finding("gradient.not_finite", told, float("inf"))
+        yield Finding("gradient.not_finite", told, float(len(places)))
         return
     outside_BT = got_BT.masked_fill(record.mask, 0)
     size = float(got_BT.norm())

@@ -1,0 +1,211 @@
+"""One update of a training run, as it is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from rlcanary.live.findings import Finding, Stopped
+from rlcanary.live.ranks import Made
+from rlcanary.live.record import Record
+from rlcanary.live.weights import Weights
+
+if TYPE_CHECKING:
+    from rlcanary.live.audit import Audit
+
+Rows = Tensor | Sequence[int] | slice | None
+
+
+class Update:
+    """One update as it is watched: between `begin` and `end`, or in a `with` block.
+
+    Attributes:
+        is_audited: whether this update is judged; nothing is kept of one that is not.
+        findings: what is wrong with this update, once it has ended; empty for updates that are not audited.
+    """
+
+    def __init__(self, audit: Audit, number: int, is_audited: bool, mask: Tensor | None, given: dict[str, Any]) -> None:
+        self.is_audited = is_audited
+        self.findings: list[Finding] = []
+        self._audit, self._number, self._mask = audit, number, mask
+        self._loss_scale: float = given.pop("loss_scale")
+        self._model, self._optimizer = given.pop("model"), given.pop("optimizer")
+        self._given = given
+        self._pieces: list[Piece] = []
+        self._weights: Weights | None = None
+        self._logged: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """Note the weights before the update."""
+        if self.is_audited and self._model is not None:
+            self._audit.guard(self._weigh)
+
+    def _weigh(self) -> None:
+        self._weights = Weights(self._model, self._optimizer)
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def watch(
+        self,
+        logprobs: Tensor,
+        rows: Rows = None,
+        entropy: Tensor | None = None,
+        read: Callable[[Tensor], Tensor] | None = None,
+        **given: Any,
+    ) -> Tensor:
+        """Watch the logprobs of a micro-batch, and return them as they are.
+
+        Args:
+            logprobs: [b, t] that the loss is computed from; t may be smaller than T where the columns behind are padding.
+            rows: the places of the b rows in the update; None is all of them, in order. Rows of an update that was not
+                told its mask follow each other.
+            entropy: [b, t] of the policy, where the loss has a bonus for it.
+            read: makes [b, t] of the logprobs, and of their gradient, where the tensor has another shape.
+            given: what is known of these rows where the update was told nothing of them: their `mask`, and what
+                `Audit.update` takes.
+        """
+        if self.is_audited and logprobs.requires_grad:
+            self._audit.guard(lambda: self._add(logprobs, rows, entropy, read, given))
+        return logprobs
+
+    def _add(
+        self,
+        logprobs: Tensor,
+        rows: Rows,
+        entropy: Tensor | None,
+        read: Callable[[Tensor], Tensor] | None,
+        given: dict[str, Any],
+    ) -> None:
+        known = given if entropy is None else {**given, "entropy": entropy}
+        values = logprobs.detach() if read is None else read(logprobs.detach())
+        self._pieces.append(Piece(logprobs, values, self._places(rows, len(values)), known, read))
+
+    def _places(self, rows: Rows, count: int) -> Tensor:
+        if self._mask is None:
+            start = sum(len(piece.rows) for piece in self._pieces)
+            return torch.arange(start, start + count)
+        every_row = torch.arange(len(self._mask))
+        places = every_row if rows is None else every_row[rows.cpu() if isinstance(rows, Tensor) else rows]
+        if len(places) != count:
+            raise ValueError(f"{count} rows of logprobs for {len(places)} places in the update: name them with rows=")
+        return places
+
+    def know(self, **given: Any) -> None:
+        """Add what is known of the update by now, see `Audit.update`."""
+        self._given |= given
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Take the numbers that the run logs of this update, such as `loss` and `kl`; unknown names are left out."""
+        if self.is_audited:
+            self._audit.guard(lambda: self._logged.update({name: _number(value) for name, value in metrics.items()}))
+
+    def end(self, was_stepped: bool = True) -> None:
+        """Judge the update.
+
+        Args:
+            was_stepped: False where the optimizer left its step out, so that weights stand still.
+
+        Raises:
+            Stopped: something was found, and the audit stops a run for it.
+        """
+        pieces = self._released()
+        if self.is_audited and (pieces or self._audit.ranks != "separate"):
+            self._weights = self._weights if was_stepped else None
+            self.findings = self._audit.conclude(lambda: self._made(pieces))
+        self._given, self._model, self._optimizer, self._weights = {}, None, None, None
+        if self.findings and self._audit.on_finding == "stop":
+            raise Stopped("; ".join(map(str, self.findings)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.end()
+        else:
+            self._released()
+
+    def _released(self) -> list[Piece]:
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            piece.handle.remove()
+        return pieces
+
+    def _made(self, pieces: list[Piece]) -> Made:
+        return self._record(pieces), None if self._weights is None else self._weights.moves()
+
+    def _record(self, pieces: list[Piece]) -> Record:
+        given = {name: _exact(value) for name, value in self._given.items()}
+        if self._mask is not None:
+            given["mask"] = _exact(self._mask)
+            shape = tuple(given["mask"].shape)
+        else:
+            shape = (sum(len(piece.rows) for piece in pieces), max(piece.logprobs.shape[1] for piece in pieces))
+        for name in {name for piece in pieces for name in piece.given}:
+            if all(piece.given.get(name) is not None for piece in pieces):
+                given[name] = _placed([(piece.rows, _exact(piece.given[name])) for piece in pieces], shape)
+        gradient_BT = torch.zeros(shape, dtype=torch.float64)
+        for piece in pieces:
+            gradient_BT[piece.rows, : piece.logprobs.shape[1]] += piece.gradient / self._loss_scale
+        return Record(
+            self._number,
+            self._audit.conventions,
+            _placed([(piece.rows, _exact(piece.logprobs)) for piece in pieces], shape),
+            gradient_BT,
+            given.pop("mask").bool(),
+            pieces=[piece.rows for piece in pieces],
+            eps=max((torch.finfo(piece.logprobs.dtype).eps for piece in pieces), default=0.0),
+            max_staleness=self._audit.max_staleness,
+            logged=self._logged,
+            **given,
+        )
+
+
+class Piece:
+    """The logprobs [b, t] of a micro-batch, what is known of its rows, and the gradient that the logprobs get."""
+
+    def __init__(
+        self,
+        watched: Tensor,
+        logprobs: Tensor,
+        rows: Tensor,
+        given: Mapping[str, Any],
+        read: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        self.rows, self.logprobs, self._read = rows, logprobs, read
+        self.given = {name: value.detach() for name, value in given.items() if isinstance(value, Tensor)}
+        self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64)
+        self.handle: Any = watched.register_hook(self._note)
+
+    def _note(self, gradient: Tensor) -> None:
+        gradient = gradient.detach() if self._read is None else self._read(gradient.detach())
+        self.gradient += gradient.double().cpu()
+
+
+def _placed(parts: list[tuple[Tensor, Tensor]], shape: tuple[int, ...]) -> Tensor:
+    """Put the rows of micro-batches, [b] or [b, t], at their places in the update, padded on the right with zeros."""
+    dtype, ndim = (parts[0][1].dtype, parts[0][1].ndim) if parts else (torch.float64, 2)
+    whole = torch.zeros(shape[:ndim], dtype=dtype)
+    for rows, values in parts:
+        if ndim == 1:
+            whole[rows] = values
+        else:
+            whole[rows, : values.shape[1]] = values
+    return whole
+
+
+def _number(value: Any) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def _exact(value: Any) -> Any:
+    """Copy a tensor to the CPU, those of floats in float64."""
+    if not isinstance(value, Tensor):
+        return value
+    copied = value.detach().cpu()
+    return copied.double() if copied.is_floating_point() else copied.clone()
