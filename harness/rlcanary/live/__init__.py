@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlcanary.live.audit import Audit
     from rlcanary.live.findings import Finding, Stopped
+    from rlcanary.live.hooks.torchrl import torchrl
     from rlcanary.live.hooks.trl import trl
     from rlcanary.live.replay import replayed
 
-__all__ = ["Audit", "Finding", "Stopped", "replayed", "trl"]
+__all__ = ["Audit", "Finding", "Stopped", "replayed", "torchrl", "trl"]
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    modules = {"Audit": "audit", "Stopped": "findings", "Finding": "findings", "trl": "hooks.trl", "replayed": "replay"}
+    modules = {
+        "Audit": "audit",
+        "Stopped": "findings",
+        "Finding": "findings",
+        "torchrl": "hooks.torchrl",
+        "trl": "hooks.trl",
+        "replayed": "replay",
+    }
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{modules[name]}"), name)

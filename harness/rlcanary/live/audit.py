@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from rlcanary.contract.conventions import Conventions
@@ -24,7 +25,7 @@ from rlcanary.live.invariants import JUDGES
 from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record
 from rlcanary.live.sampling import Sampling
-from rlcanary.live.update import Update
+from rlcanary.live.update import Update, exact
 from rlcanary.live.weights import Moves, Stillness
 
 log = logging.getLogger("rlcanary.live")
@@ -113,6 +114,30 @@ class Audit:
         self.updates += 1
         given |= {"loss_scale": loss_scale, "model": model, "optimizer": optimizer}
         return Update(self, self.updates - 1, is_audited, mask, given)
+
+    def judge_advantages(
+        self, *, mask: Tensor, rewards: Tensor, group_ids: Tensor, advantages: Tensor
+    ) -> list[Finding]:
+        """Judge advantages where they are computed, apart from the loss, with the tensors that `update` takes.
+
+        Every call counts as an update.
+        """
+        number, self.updates = self.updates, self.updates + 1
+        if number % self.every or self.conventions is None:
+            return []
+        nothing = torch.zeros(mask.shape, dtype=torch.float64)
+        given = {"rewards": rewards, "group_ids": group_ids, "advantages": advantages}
+        return self.judge(
+            Record(
+                number,
+                # No loss is declared where there is none.
+                self.conventions.replace(objective="custom"),
+                nothing,
+                nothing,
+                exact(mask).bool(),
+                **{name: exact(value) for name, value in given.items()},
+            )
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for the run's own logger: how many findings there are, and the size of each."""

@@ -24,6 +24,7 @@ class Update:
     """One update as it is watched: between `begin` and `end`, or in a `with` block.
 
     Attributes:
+        audit: that this is an update of.
         is_audited: whether this update is judged; nothing is kept of one that is not.
         findings: what is wrong with this update, once it has ended; empty for updates that are not audited.
     """
@@ -31,7 +32,7 @@ class Update:
     def __init__(self, audit: Audit, number: int, is_audited: bool, mask: Tensor | None, given: dict[str, Any]) -> None:
         self.is_audited = is_audited
         self.findings: list[Finding] = []
-        self._audit, self._number, self._mask = audit, number, mask
+        self.audit, self._number, self._mask = audit, number, mask
         self._loss_scale: float = given.pop("loss_scale")
         self._model, self._optimizer = given.pop("model"), given.pop("optimizer")
         self._given = given
@@ -42,7 +43,7 @@ class Update:
     def begin(self) -> None:
         """Note the weights before the update."""
         if self.is_audited and self._model is not None:
-            self._audit.guard(self._weigh)
+            self.audit.guard(self._weigh)
 
     def _weigh(self) -> None:
         self._weights = Weights(self._model, self._optimizer)
@@ -71,7 +72,7 @@ class Update:
                 `Audit.update` takes.
         """
         if self.is_audited and logprobs.requires_grad:
-            self._audit.guard(lambda: self._add(logprobs, rows, entropy, read, given))
+            self.audit.guard(lambda: self._add(logprobs, rows, entropy, read, given))
         return logprobs
 
     def _add(
@@ -103,7 +104,7 @@ class Update:
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Take the numbers that the run logs of this update, such as `loss` and `kl`; unknown names are left out."""
         if self.is_audited:
-            self._audit.guard(lambda: self._logged.update({name: _number(value) for name, value in metrics.items()}))
+            self.audit.guard(lambda: self._logged.update({name: _number(value) for name, value in metrics.items()}))
 
     def end(self, was_stepped: bool = True) -> None:
         """Judge the update.
@@ -115,11 +116,11 @@ class Update:
             Stopped: something was found, and the audit stops a run for it.
         """
         pieces = self._released()
-        if self.is_audited and (pieces or self._audit.ranks != "separate"):
+        if self.is_audited and (pieces or self.audit.ranks != "separate"):
             self._weights = self._weights if was_stepped else None
-            self.findings = self._audit.conclude(lambda: self._made(pieces))
+            self.findings = self.audit.conclude(lambda: self._made(pieces))
         self._given, self._model, self._optimizer, self._weights = {}, None, None, None
-        if self.findings and self._audit.on_finding == "stop":
+        if self.findings and self.audit.on_finding == "stop":
             raise Stopped("; ".join(map(str, self.findings)))
 
     def __exit__(
@@ -128,7 +129,12 @@ class Update:
         if kind is None:
             self.end()
         else:
-            self._released()
+            self.drop()
+
+    def drop(self) -> None:
+        """End the update without a judgement: its gradient was thrown away."""
+        self._released()
+        self._given, self._model, self._optimizer, self._weights = {}, None, None, None
 
     def _released(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
@@ -140,27 +146,27 @@ class Update:
         return self._record(pieces), None if self._weights is None else self._weights.moves()
 
     def _record(self, pieces: list[Piece]) -> Record:
-        given = {name: _exact(value) for name, value in self._given.items()}
+        given = {name: exact(value) for name, value in self._given.items()}
         if self._mask is not None:
-            given["mask"] = _exact(self._mask)
+            given["mask"] = exact(self._mask)
             shape = tuple(given["mask"].shape)
         else:
             shape = (sum(len(piece.rows) for piece in pieces), max(piece.logprobs.shape[1] for piece in pieces))
         for name in {name for piece in pieces for name in piece.given}:
             if all(piece.given.get(name) is not None for piece in pieces):
-                given[name] = _placed([(piece.rows, _exact(piece.given[name])) for piece in pieces], shape)
+                given[name] = _placed([(piece.rows, exact(piece.given[name])) for piece in pieces], shape)
         gradient_BT = torch.zeros(shape, dtype=torch.float64)
         for piece in pieces:
             gradient_BT[piece.rows, : piece.logprobs.shape[1]] += piece.gradient / self._loss_scale
         return Record(
             self._number,
-            self._audit.conventions,
-            _placed([(piece.rows, _exact(piece.logprobs)) for piece in pieces], shape),
+            self.audit.conventions,
+            _placed([(piece.rows, exact(piece.logprobs)) for piece in pieces], shape),
             gradient_BT,
             given.pop("mask").bool(),
             pieces=[piece.rows for piece in pieces],
             eps=max((torch.finfo(piece.logprobs.dtype).eps for piece in pieces), default=0.0),
-            max_staleness=self._audit.max_staleness,
+            max_staleness=self.audit.max_staleness,
             logged=self._logged,
             **given,
         )
@@ -203,8 +209,8 @@ def _number(value: Any) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
-def _exact(value: Any) -> Any:
-    """Copy a tensor to the CPU, those of floats in float64."""
+def exact(value: Any) -> Any:
+    """Return a value as a record keeps it: copy a tensor to the CPU, those of floats in float64."""
     if not isinstance(value, Tensor):
         return value
     copied = value.detach().cpu()

@@ -14,7 +14,10 @@ from rlcanary.adapters.torchrl.options import (
     INTERVALS,
     SUPERVISED,
     TRAINER,
+    advantage_words,
+    exact,
     gae_defaults,
+    loss_words,
     new_critic_loss,
     new_supervised_loss,
     settings_for,
@@ -24,7 +27,7 @@ from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 class TorchrlBase(Adapter):
@@ -80,26 +83,15 @@ class TorchrlBase(Adapter):
         loss = self._loss_module
         gae = {**gae_defaults(), **(self.estimator or {})}
         return Conventions(
-            advantage_ddof=1,
-            advantage_eps=1e-6,
-            advantage_eps_mode="clamp",
-            singleton_group="nan",
-            objective="cispo" if self.loss_class == "CISPOLoss" else "clip",
-            clip_low=_exact(loss.clip_epsilon_low),
-            clip_high=_exact(loss.clip_epsilon_high),
-            aggregation=AGGREGATIONS[loss.aggregation],
-            kl_estimator="k3",
-            kl_coef=loss.kl_to_ref_coeff or 0.0,
-            entropy_coef=loss.entropy_coeff if loss.entropy_bonus else 0.0,
-            logprobs_upcast=False,
-            old_logprobs="sampler",
+            **advantage_words(),
+            **loss_words(loss),
             max_grad_norm=1.0,
             token_credit="outcome" if self.estimator is None else "gae",
             discount=gae["gamma"],
             gae_lambda=gae["lmbda"],
             whitening="mean_std" if gae["average_gae"] else "none",
-            value_clip=self._critic_loss.clip_value and _exact(self._critic_loss.clip_value),
-            value_coef=_exact(self._critic_loss.critic_coeff),
+            value_clip=self._critic_loss.clip_value and exact(self._critic_loss.clip_value),
+            value_coef=exact(self._critic_loss.critic_coeff),
             epochs_per_rollout=self.trainer["num_epochs"],
             mini_batches=self.trainer["mini_batches"],
             schedule_advances=INTERVALS[self.trainer["interval"]],
@@ -146,8 +138,3 @@ class TorchrlBase(Adapter):
     def _supervised_settings(self) -> tuple[str, bool]:
         loss = new_supervised_loss(self.supervised, given_actor())
         return loss.reduction, loss.normalize_by_seq_length
-
-
-def _exact(buffer: Tensor) -> float:
-    """Return the intended number of a float32: 0.2, not 0.20000000298."""
-    return float(f"{float(buffer):.6g}")

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.conventions import Aggregation, Conventions, ScheduleAdvances, TokenAggregation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AGGREGATIONS: dict[str, Aggregation] = {"token_mean": "token_mean", "prompt_mean": "sequence_mean"}
 SUPERVISED: dict[tuple[str, bool], TokenAggregation] = {("mean", True): "sequence_mean", ("sum", False): "token_sum"}
 """By `reduction` and `normalize_by_seq_length`."""
 TRAINER: dict[str, Any] = {"num_epochs": 1, "mini_batches": 1, "interval": "batch"}
 INTERVALS: dict[str, ScheduleAdvances] = {"optim": "update", "batch": "rollout"}
+
+
+def advantage_words() -> dict[str, Any]:
+    """Say in the words of the conventions how `MCAdvantage` divides."""
+    return {
+        "advantage_ddof": 1,
+        "advantage_eps": 1e-6,
+        "advantage_eps_mode": "clamp",
+        "singleton_group": "nan",
+    }
+
+
+def loss_words(loss: Any) -> dict[str, Any]:
+    """Translate a `GRPOLoss`, or one that derives from it, into conventions."""
+    return {
+        "objective": "cispo" if type(loss).__name__ == "CISPOLoss" else "clip",
+        "clip_low": exact(loss.clip_epsilon_low),
+        "clip_high": exact(loss.clip_epsilon_high),
+        "aggregation": AGGREGATIONS[loss.aggregation],
+        "kl_estimator": "k3",
+        "kl_coef": loss.kl_to_ref_coeff or 0.0,
+        "entropy_coef": loss.entropy_coeff if loss.entropy_bonus else 0.0,
+        "logprobs_upcast": False,
+        "old_logprobs": "sampler",
+    }
+
+
+def exact(buffer: Tensor) -> float:
+    """Return the intended number of a float32: 0.2, not 0.20000000298."""
+    return float(f"{float(buffer):.6g}")
 
 
 def gae_defaults() -> dict[str, Any]:

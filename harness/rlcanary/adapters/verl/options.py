@@ -82,11 +82,7 @@ def conventions_of(
     level = correction.rollout_is if correction is not None else None
     low, high = _weight_bounds(correction.rollout_is_threshold) if level is not None else (None, 2.0)
     return Conventions(
-        **words_of(algorithm),
-        advantage_ddof=1,
-        advantage_eps=1e-6,
-        advantage_eps_mode="add",
-        singleton_group="reward",
+        **advantage_words(algorithm),
         objective=objective,
         ratio_level=ratio_level,
         clip_low=low_bound,
@@ -121,6 +117,16 @@ def conventions_of(
         value_clip=critic.get("cliprange_value", 0.5),
         value_aggregation=AGGREGATIONS[critic.get("loss_agg_mode", "token-mean")],
     )
+
+
+def advantage_words(algorithm: Any) -> dict[str, Any]:
+    """Translate the estimator of an `AlgoConfig`, and how it divides, into conventions."""
+    return words_of(algorithm) | {
+        "advantage_ddof": 1,
+        "advantage_eps": 1e-6,
+        "advantage_eps_mode": "add",
+        "singleton_group": "reward",
+    }
 
 
 def _weight_bounds(threshold: Any) -> tuple[float | None, float]:

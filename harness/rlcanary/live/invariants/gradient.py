@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlcanary import reference
 from rlcanary.contract import conventions as words
+from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.conventions import Conventions
 from rlcanary.live.findings import Finding
 from rlcanary.live.invariants.advantages import declared
@@ -128,8 +129,8 @@ def _cause(record: Record, got_BT: Tensor, near_BT: Tensor) -> str:
     for name, other in _neighbours(record.conventions):
         try:
             candidate_BT = expected(record.under(**{name: other}))
-        except ValueError:
-            continue  # It asks for logprobs that the run does not have.
+        except (ValueError, NotProvided):
+            continue  # It asks for logprobs that the run does not have, or for other counts.
         if explains(candidate_BT):
             return f": it is that of {name}={other!r}, and {getattr(record.conventions, name)!r} is declared"
     return ""

@@ -1,0 +1,179 @@
+"""The audit in SkyRL's trainer and its policy workers. Written for SkyRL 0.3.
+
+    import rlcanary.live.hooks.skyrl  # in the script that starts the run, before SkyRL starts Ray
+
+SkyRL brings what is in its registries to each of its processes. An entry that is never called is registered there: a process
+imports it, and with it this module, which watches workers and trainer. Settings are those of `hooks.environment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NoReturn
+
+import torch
+from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry, PolicyLossRegistry
+from skyrl.backends.skyrl_train.workers.worker import PolicyWorkerBase
+from skyrl.train.trainer import RayPPOTrainer
+from torch import Tensor
+
+from rlcanary.adapters.skyrl.options import conventions_of
+from rlcanary.contract.conventions import Conventions
+from rlcanary.errors import UserError
+from rlcanary.live.audit import Audit, log
+from rlcanary.live.hooks.environment import audit_of
+from rlcanary.live.hooks.steps import Steps
+from rlcanary.live.record import Record
+from rlcanary.live.update import exact
+
+# The attributes of a worker and of a trainer that keep what watches them.
+STEPS, AUDIT = "_rlcanary_steps", "_rlcanary_audit"
+
+
+def declared(algorithm: Any) -> Conventions | None:
+    """Translate an `AlgorithmConfig`; None for one that the conventions cannot express, of which the laws are judged."""
+    try:
+        # An entropy bonus does not reach the logprobs.
+        return conventions_of(algorithm, 1.0, 1, 1).replace(entropy_coef=0.0)
+    except UserError as error:
+        log.warning("SkyRL's loss is judged by the laws alone: %s", error)
+        return None
+
+
+def watched_micro_batch(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `PolicyWorkerBase._forward_backward_micro`, of which a loss sees the logprobs."""
+
+    @wraps(run)
+    def watched(worker: Any, experience: Any, microbatch_weight: float, loss_fn: Any = None, **options: Any) -> Any:
+        if loss_fn is not None or not hasattr(worker.optimizer, "register_step_post_hook"):
+            return run(worker, experience, microbatch_weight, loss_fn=loss_fn, **options)
+        if not hasattr(worker, STEPS):
+            audit = audit_of(_of_scaled_advantages(worker.cfg.algorithm), worker.device_mesh.get_group("dp"))
+            setattr(worker, STEPS, Steps(audit, worker.optimizer, worker.model))
+        steps: Steps = getattr(worker, STEPS)
+        loss = worker.policy_loss_fn
+
+        def watched_loss(logprobs: Tensor, old: Tensor, advantages: Tensor, **given: Any) -> Any:
+            # The rows of this update on all ranks; it may have others, of padding.
+            rows = round(len(logprobs) / microbatch_weight) * worker.mesh_rank.dp_size
+            known = {
+                "mask": given["loss_mask"].bool(),
+                "old_logprobs": old,
+                "advantages": advantages * rows,
+                "sampler_logprobs": given["rollout_logprobs"],
+                "ref_logprobs": experience.base_action_log_probs,
+            }
+            steps.audit.guard(lambda: _watch(steps, logprobs, rows, known))
+            return loss(logprobs, old, advantages, **given)
+
+        worker.policy_loss_fn = watched_loss
+        try:
+            status = run(worker, experience, microbatch_weight, loss_fn=loss_fn, **options)
+        finally:
+            worker.policy_loss_fn = loss
+        return status | steps.audit.metrics()
+
+    return watched
+
+
+def _watch(steps: Steps, logprobs: Tensor, rows: int, known: dict[str, Any]) -> None:
+    update = steps.update()
+    update.know(counts=(1.0, float(rows)))
+    update.watch(logprobs, **known)
+
+
+def _of_scaled_advantages(algorithm: Any) -> Conventions | None:
+    """Return the conventions of the workers, whose advantages are divided before: their loss is a sum."""
+    conventions = declared(algorithm)
+    return None if conventions is None else conventions.replace(aggregation="sequence_sum")
+
+
+def watched_estimate(estimate: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `RayPPOTrainer.compute_advantages_and_returns`."""
+
+    @wraps(estimate)
+    def watched(trainer: Any, data: Any) -> Any:
+        data = estimate(trainer, data)
+        conventions = _audit(trainer).conventions
+        if conventions is not None and not trainer.cfg.generator.step_wise_trajectories:
+            _audit(trainer).guard(lambda: _judge_advantages(_audit(trainer), data))
+        return data
+
+    return watched
+
+
+def _judge_advantages(audit: Audit, data: Any) -> None:
+    uids = [str(uid) for uid in data.metadata["uids"]]
+    places = {uid: place for place, uid in enumerate(dict.fromkeys(uids))}
+    audit.judge_advantages(
+        mask=data["response_mask"],
+        rewards=data["rewards"].sum(dim=-1),
+        group_ids=torch.tensor([places[uid] for uid in uids]),
+        advantages=data["advantages"],
+    )
+
+
+def watched_division(divide: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `RayPPOTrainer._normalize_advantages`, which divides advantages so that the loss is a sum."""
+
+    @wraps(divide)
+    def watched(trainer: Any, data: Any, boundaries: Any, prompt_boundaries: Any = None) -> Any:
+        audit, before = _audit(trainer), data["advantages"]
+        data = divide(trainer, data, boundaries, prompt_boundaries)
+        if audit.conventions is not None and not trainer.cfg.trainer.algorithm.advantage_batch_normalize:
+            audit.guard(lambda: _judge_division(audit, before, data, boundaries, prompt_boundaries))
+        trainer.all_metrics |= audit.metrics()
+        return data
+
+    return watched
+
+
+def _judge_division(audit: Audit, before: Tensor, data: Any, boundaries: Any, prompt_boundaries: Any) -> None:
+    """Judge the weights of tokens: the gradient that they make of a sum of ratios at 1."""
+    assert audit.conventions is not None
+    of_ratios = audit.conventions.replace(objective="clip", ratio_level="token", kl_coef=0.0, importance_level="none")
+    groups = torch.arange(len(before))
+    for place, (start, end) in enumerate(prompt_boundaries or ()):
+        groups[start:end] = place
+    for start, end in boundaries:
+        mask = exact(data["loss_mask"][start:end]).bool()
+        nothing = torch.zeros(mask.shape, dtype=torch.float64)
+        audit.judge(
+            Record(
+                audit.updates - 1,
+                of_ratios,
+                nothing,
+                -exact(data["advantages"][start:end]) * mask,
+                mask,
+                advantages=exact(before[start:end]),
+                old_logprobs=nothing,
+                group_ids=groups[start:end],
+            )
+        )
+
+
+def _audit(trainer: Any) -> Audit:
+    """Return the audit of a trainer."""
+    if not hasattr(trainer, AUDIT):
+        setattr(trainer, AUDIT, audit_of(declared(trainer.cfg.trainer.algorithm)))
+    audit: Audit = getattr(trainer, AUDIT)
+    return audit
+
+
+def carried(*_: Any, **__: Any) -> NoReturn:
+    """Bring this module to the processes that read SkyRL's registries. It is no loss and no estimator."""
+    raise NotImplementedError("rlcanary is no policy loss and no advantage estimator")
+
+
+def install() -> None:
+    """Watch the workers and the trainer of this process, and register what brings this module to the others."""
+    PolicyWorkerBase._forward_backward_micro = watched_micro_batch(PolicyWorkerBase._forward_backward_micro)
+    RayPPOTrainer.compute_advantages_and_returns = watched_estimate(RayPPOTrainer.compute_advantages_and_returns)
+    RayPPOTrainer._normalize_advantages = watched_division(RayPPOTrainer._normalize_advantages)
+    for registry in (PolicyLossRegistry, AdvantageEstimatorRegistry):
+        if "rlcanary" not in registry._functions:
+            registry.register("rlcanary", carried)
+
+
+install()

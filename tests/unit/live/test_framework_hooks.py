@@ -1,0 +1,49 @@
+"""The audit in the trainers and workers of verl and SkyRL, which start it by their own extension points."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SUPPORT = Path(__file__).parents[2] / "support"
+STARTED_BY = {"verl": {"VERL_USE_EXTERNAL_MODULES": "rlcanary.live.hooks.verl"}, "skyrl": {}}
+FOUND = {
+    ("verl", "mask off by one"): "gradient.direction",
+    ("verl", "scaled by accumulation"): "1 / 2, the number of micro-batches",
+    ("verl", "not divided"): "advantages",
+    ("skyrl", "mask off by one"): "gradient.direction",
+    ("skyrl", "scaled by accumulation"): "gradient.",
+    ("skyrl", "averaged over padding"): "it averages over padding",
+    ("skyrl", "not divided"): "advantages",
+}
+
+
+@cache
+def run(framework: str) -> dict[str, Any]:
+    """Train with the framework's own code, without a bug and with each."""
+    environment = os.environ | STARTED_BY[framework] | {"RLCANARY_LIVE_EVERY": "1", "OMP_NUM_THREADS": "1"}
+    script = SUPPORT / f"live_{framework}.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads(done.stdout)
+    return results
+
+
+@pytest.mark.parametrize("framework", STARTED_BY)
+def test_a_correct_run_has_no_finding_and_the_weights_of_one_without_the_audit(framework: str) -> None:
+    results = run(framework)
+    assert results["none"]["found"] == []
+    assert results["none"]["audited"] > 2  # updates, and advantages where they are computed
+    assert results["equal"]
+    assert any(name.endswith("canary/findings") for name in results["none"]["logged"])
+
+
+@pytest.mark.parametrize(("framework", "bug"), FOUND)
+def test_a_planted_bug_is_found_in_the_first_update(framework: str, bug: str) -> None:
+    (found,) = run(framework)[bug]["found"]
+    assert FOUND[framework, bug] in found
