@@ -66,7 +66,11 @@ def trained(updates=1):
         adapter.rl_step(state, groups(seed), 0)
     skyrl_trainer.RayPPOTrainer._execute_training_step = step
     found = sorted({str(finding) for audit in AUDITS for finding in audit.findings})
-    told = {"found": found, "audited": sum(audit.audited for audit in AUDITS), "logged": sorted(logged)}
+    told = {
+        "found": found,
+        "audited": sum(audit.audited + audit.rollouts for audit in AUDITS),
+        "logged": sorted(logged),
+    }
     return state.model.state_dict(), told
 
 

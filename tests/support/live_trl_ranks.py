@@ -29,7 +29,6 @@ def trainer_of(model: Any, folder: Path, **settings: Any) -> Any:
             output_dir=str(folder / "run"),
             use_cpu=True,
             bf16=False,
-            report_to=[],
             num_generations=4,
             per_device_train_batch_size=4,
             gradient_accumulation_steps=2,
@@ -37,7 +36,7 @@ def trainer_of(model: Any, folder: Path, **settings: Any) -> Any:
             logging_steps=1,
             learning_rate=1e-3,
             disable_tqdm=True,
-            **{"max_steps": 3, **settings},
+            **{"max_steps": 3, "report_to": [], **settings},
         ),
     )
 

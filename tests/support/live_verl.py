@@ -51,7 +51,7 @@ def trained(updates=1):
     found = sorted({str(finding) for audit in AUDITS for finding in audit.findings})
     told = {
         "found": found,
-        "audited": sum(audit.audited for audit in AUDITS),
+        "audited": sum(audit.audited + audit.rollouts for audit in AUDITS),
         "logged": sorted(name for name in logged if "canary" in name),
     }
     return state.model.state_dict(), told

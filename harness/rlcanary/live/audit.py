@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from rlcanary.contract.conventions import Conventions
 from rlcanary.live import bundle
 from rlcanary.live import ranks as processes
 from rlcanary.live.findings import Finding, Findings, without_consequences
-from rlcanary.live.invariants import JUDGES
+from rlcanary.live.invariants import JUDGES, logged
 from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record
 from rlcanary.live.sampling import Sampling
@@ -40,6 +40,7 @@ class Audit:
         findings: what was found so far, each kind once.
         updates: the number of updates of the run, audited or not.
         audited: the number of audited updates.
+        rollouts: the number of rollouts that `rollout` was given, audited or not.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Audit:
         self.conventions, self.every = conventions, every
         self.on_finding, self.max_staleness, self.bundles = on_finding, max_staleness, bundles
         self.findings = Findings()
-        self.updates = self.audited = 0
+        self.updates = self.audited = self.rollouts = 0
         self._has_failed = False
         self._sampling = Sampling()
         self._stillness = Stillness()
@@ -115,29 +116,43 @@ class Audit:
         given |= {"loss_scale": loss_scale, "model": model, "optimizer": optimizer}
         return Update(self, self.updates - 1, is_audited, mask, given)
 
-    def judge_advantages(
-        self, *, mask: Tensor, rewards: Tensor, group_ids: Tensor, advantages: Tensor
+    def rollout(
+        self,
+        *,
+        mask: Tensor,
+        rewards: Tensor,
+        group_ids: Tensor,
+        advantages: Tensor,
+        logs: Mapping[str, float] | None = None,
+        measured: Mapping[str, float] | None = None,
     ) -> list[Finding]:
-        """Judge advantages where they are computed, apart from the loss, with the tensors that `update` takes.
+        """Judge the advantages of every so many rollouts where they are computed, apart from the loss.
 
-        Every call counts as an update.
+        Args:
+            mask: [B, T], true on the tokens that are trained; rows without one are not judged.
+            rewards: [B].
+            group_ids: [B].
+            advantages: [B] or [B, T].
+            logs: the numbers that the run logs of this rollout.
+            measured: the same numbers, as the caller has measured them.
         """
-        number, self.updates = self.updates, self.updates + 1
+        number, self.rollouts = self.rollouts, self.rollouts + 1
         if number % self.every or self.conventions is None:
             return []
         nothing = torch.zeros(mask.shape, dtype=torch.float64)
         given = {"rewards": rewards, "group_ids": group_ids, "advantages": advantages}
-        return self.judge(
-            Record(
-                number,
-                # No loss is declared where there is none.
-                self.conventions.replace(objective="custom"),
-                nothing,
-                nothing,
-                exact(mask).bool(),
-                **{name: exact(value) for name, value in given.items()},
-            )
+        record = Record(
+            number,
+            # No loss is declared where there is none.
+            self.conventions.replace(objective="custom"),
+            nothing,
+            nothing,
+            exact(mask).bool(),
+            logged=dict(logs or {}),
+            measured=dict(measured or {}),
+            **{name: exact(value) for name, value in given.items()},
         )
+        return self.judge(record, kind="rollout")
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for the run's own logger: how many findings there are, and the size of each."""
@@ -145,8 +160,12 @@ class Audit:
         sizes = {f"canary/{finding.invariant}": finding.size for finding in self.findings}
         return counts | {name: size for name, size in sizes.items() if math.isfinite(size)}
 
-    def conclude(self, make: Callable[[], Made]) -> list[Finding]:
-        """Make the record of an update and what it did to the weights, on each rank, and judge it."""
+    def conclude(self, make: Callable[[], Made]) -> tuple[Record | None, list[Finding]]:
+        """Make the record of an update and what it did to the weights, on each rank, and judge it.
+
+        Returns:
+            The record, None where it could not be made, and what is wrong with it.
+        """
         made: list[Made | None] = [None]
 
         def keep() -> None:
@@ -159,30 +178,41 @@ class Audit:
         self.guard(keep)
         if self.ranks != "separate":
             self.guard(gather)
-        return [] if made[0] is None else self.judge(*made[0])
-
-    def judge(self, record: Record, moves: Moves | None = None) -> list[Finding]:
-        """Judge an update and what it did to the weights, and tell what is new."""
+        if made[0] is None:
+            return None, []
         self.audited += 1
+        return made[0][0], self.judge(*made[0])
+
+    def judge(self, record: Record, moves: Moves | None = None, kind: str = "update") -> list[Finding]:
+        """Judge an update and what it did to the weights, and tell what is new; `kind` names its bundle."""
         found: list[Finding] = []
         for judge in (*JUDGES, self._sampling.judge):
             self.guard(lambda judge=judge: found.extend(judge(record)))  # type: ignore[misc]
-        found = without_consequences(found)
+        found = without_consequences(found, self.findings)
         if moves is not None:
             of_weights = self._stillness.judge(moves, record.gradient)
             self.guard(lambda: found.extend(of_weights))
+        self._add(record, found, kind)
+        return found
+
+    def judge_logged(self, record: Record) -> None:
+        """Judge numbers that a run has logged behind an update that was judged before."""
+        self._add(record, without_consequences(list(logged.judge(record)), self.findings), "logged")
+
+    def _add(self, record: Record, found: list[Finding], kind: str) -> None:
         for finding in found:
             finding.since = record.update
         new = [finding for finding in found if self.findings.add(finding)]
         if new and (self.ranks == "separate" or processes.is_first()):
-            self._tell(record, new)
-        return found
+            self._tell(record, new, kind)
 
-    def _tell(self, record: Record, new: list[Finding]) -> None:
+    def _tell(self, record: Record, new: list[Finding], kind: str) -> None:
         told = [str(finding) for finding in new]
         if self.bundles is not None:
             folder = self.bundles
-            self.guard(lambda: told.append(f"replay it with: rlcanary replay {bundle.write(record, new, folder)}"))
+            self.guard(
+                lambda: told.append(f"replay it with: rlcanary replay {bundle.write(record, new, folder, kind)}")
+            )
         for line in told:
             log.warning("%s", line)
             if self.on_finding != "log":

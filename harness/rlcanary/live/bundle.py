@@ -21,27 +21,32 @@ from rlcanary.live.record import Record
 TENSORS, DESCRIPTION = "update.safetensors", "update.json"
 
 
-def write(record: Record, findings: Sequence[Finding], folder: Path) -> Path:
+def write(record: Record, findings: Sequence[Finding], folder: Path, kind: str = "update") -> Path:
     """Write an update and what was found in it into a folder of bundles -> the bundle.
 
-    A bundle is `update-N` with the tensors of the record and `update.json`; one of the same update is replaced.
+    A bundle is `update-N`, or another `kind`, with the tensors of the record and `update.json`; one of the same name is
+    replaced.
 
     Raises:
         OSError: the folder cannot be written to.
     """
     from safetensors.torch import save_file
 
-    bundle = folder / f"update-{record.update}"
+    bundle = folder / f"{kind}-{record.update}"
     partial = folder / f".{bundle.name}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    tensors = {f"piece.{number}": rows for number, rows in enumerate(record.pieces)}
+    tensors = {
+        f"{kind}.{number}": rows
+        for kind, several in (("piece", record.pieces), ("part", record.parts))
+        for number, rows in enumerate(several)
+    }
     settings: dict[str, Any] = {}
     for each in fields(record):
         value = getattr(record, each.name)
         if isinstance(value, Tensor):
             tensors[each.name] = value.contiguous()
-        elif each.name not in ("pieces", "conventions"):
+        elif each.name not in ("pieces", "parts", "conventions"):
             settings[each.name] = value
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, partial / TENSORS)
     declared = record.conventions
@@ -75,16 +80,21 @@ def read(bundle: Path) -> tuple[Record, list[str]]:
     try:
         content = json.loads((bundle / DESCRIPTION).read_text(encoding="utf-8"))
         tensors = load_file(bundle / TENSORS)
-        pieces = [
-            tensors.pop(f"piece.{number}") for number in range(sum(name.startswith("piece.") for name in tensors))
-        ]
+        pieces, parts = _numbered(tensors, "piece"), _numbered(tensors, "part")
         declared = content["conventions"]
         conventions = (
             None if declared is None else Conventions(**{name: _read(each) for name, each in declared.items()})
         )
-        return Record(conventions=conventions, pieces=pieces, **content["record"], **tensors), content["findings"]
+        record = Record(conventions=conventions, pieces=pieces, parts=parts, **content["record"], **tensors)
+        return record, content["findings"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{bundle} cannot be read by rlcanary {__version__}: {error}") from error
+
+
+def _numbered(tensors: dict[str, Tensor], kind: str) -> list[Tensor]:
+    """Take the tensors of a kind out of those of a bundle, in order."""
+    count = sum(name.startswith(f"{kind}.") for name in tensors)
+    return [tensors.pop(f"{kind}.{number}") for number in range(count)]
 
 
 def _written(value: Any) -> Any:

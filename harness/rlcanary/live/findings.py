@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -32,9 +33,9 @@ class Finding:
         return f"{self.invariant}: {self.message} ({seen if self.updates > 1 else f'update {self.since}'})"
 
 
-def without_consequences(found: list[Finding]) -> list[Finding]:
-    """Leave out the logged loss where the gradient is wrong: it is that of the same wrong loss."""
-    if not any(finding.invariant.startswith("gradient.") for finding in found):
+def without_consequences(found: list[Finding], known: Sequence[Finding] = ()) -> list[Finding]:
+    """Leave out the logged loss where the gradient is wrong, or is known to be: it is that of the same wrong loss."""
+    if not any(finding.invariant.startswith("gradient.") for finding in (*found, *known)):
         return found
     return [finding for finding in found if finding.invariant not in ("logged.loss", "logged.policy_loss")]
 

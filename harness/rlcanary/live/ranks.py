@@ -55,9 +55,11 @@ def joined(records: list[Record], ranks: Ranks) -> Record:
             tensors[name] = None  # Not every rank knows it.
     starts = torch.tensor([0, *(len(record.mask) for record in records)]).cumsum(0).tolist()
     pieces = [rows + start for record, start in zip(records, starts, strict=False) for rows in record.pieces]
+    of_ranks = [[rows + start for rows in record.parts] for record, start in zip(records, starts, strict=False)]
+    parts = [torch.cat(rows) for rows in zip(*of_ranks, strict=True)]
     if ranks == "mean":
         tensors["gradient"] = tensors["gradient"] / len(records)
-    return replace(first, **tensors, pieces=pieces, eps=max(record.eps for record in records))
+    return replace(first, **tensors, pieces=pieces, parts=parts, eps=max(record.eps for record in records))
 
 
 def _widened(value: Tensor, width: int) -> Tensor:

@@ -38,6 +38,9 @@ class Record:
             top-p or penalties.
         logged: the numbers that the run logs of this update, by the names of `rlcanary.contract.batch.LossOutput`, and
             `loss` and `reward`.
+        parts: the rows of each part of the update over which the run averages the metrics that it logs; none where they are
+            those of the whole.
+        measured: what the audit has measured itself of numbers that the run logs, by their names.
         counts: the trained tokens and the rows, as the aggregation counts them, of the whole update that this is a part of;
             None where this is the whole.
     """
@@ -61,6 +64,8 @@ class Record:
     max_staleness: int | None = None
     drawn_freely: bool = True
     logged: dict[str, float] = field(default_factory=dict)
+    parts: list[Tensor] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
     counts: tuple[float, float] | None = None
 
     @property
@@ -94,7 +99,7 @@ class Record:
         """Select rows by `index`, [n] long; they are one micro-batch, and nothing is logged of them."""
         tensors = {each.name: getattr(self, each.name) for each in fields(self)}
         chosen: dict[str, Any] = {name: value[index] for name, value in tensors.items() if isinstance(value, Tensor)}
-        return replace(self, **chosen, pieces=[], logged={})
+        return replace(self, **chosen, pieces=[], logged={}, parts=[], measured={})
 
     def under(self, **changes: Any) -> Record:
         """Return the same update under other conventions."""

@@ -27,11 +27,13 @@ class Update:
         audit: that this is an update of.
         is_audited: whether this update is judged; nothing is kept of one that is not.
         findings: what is wrong with this update, once it has ended; empty for updates that are not audited.
+        record: what was judged, once it has ended; None for updates that are not audited.
     """
 
     def __init__(self, audit: Audit, number: int, is_audited: bool, mask: Tensor | None, given: dict[str, Any]) -> None:
         self.is_audited = is_audited
         self.findings: list[Finding] = []
+        self.record: Record | None = None
         self.audit, self._number, self._mask = audit, number, mask
         self._loss_scale: float = given.pop("loss_scale")
         self._model, self._optimizer = given.pop("model"), given.pop("optimizer")
@@ -39,6 +41,7 @@ class Update:
         self._pieces: list[Piece] = []
         self._weights: Weights | None = None
         self._logged: dict[str, float] = {}
+        self._are_means = False
 
     def begin(self) -> None:
         """Note the weights before the update."""
@@ -101,9 +104,15 @@ class Update:
         """Add what is known of the update by now, see `Audit.update`."""
         self._given |= given
 
-    def log(self, metrics: Mapping[str, Any]) -> None:
-        """Take the numbers that the run logs of this update, such as `loss` and `kl`; unknown names are left out."""
+    def log(self, metrics: Mapping[str, Any], are_means: bool = False) -> None:
+        """Take the numbers that the run logs of this update, such as `loss` and `kl`; unknown names are left out.
+
+        Args:
+            metrics: the numbers by their names.
+            are_means: metrics are means of those of the micro-batches.
+        """
         if self.is_audited:
+            self._are_means = are_means
             self.audit.guard(lambda: self._logged.update({name: _number(value) for name, value in metrics.items()}))
 
     def end(self, was_stepped: bool = True) -> None:
@@ -118,7 +127,7 @@ class Update:
         pieces = self._released()
         if self.is_audited and (pieces or self.audit.ranks != "separate"):
             self._weights = self._weights if was_stepped else None
-            self.findings = self.audit.conclude(lambda: self._made(pieces))
+            self.record, self.findings = self.audit.conclude(lambda: self._made(pieces))
         self._given, self._model, self._optimizer, self._weights = {}, None, None, None
         if self.findings and self.audit.on_finding == "stop":
             raise Stopped("; ".join(map(str, self.findings)))
@@ -168,6 +177,7 @@ class Update:
             eps=max((torch.finfo(piece.logprobs.dtype).eps for piece in pieces), default=0.0),
             max_staleness=self.audit.max_staleness,
             logged=self._logged,
+            parts=[piece.rows for piece in pieces] if self._are_means else [],
             **given,
         )
 

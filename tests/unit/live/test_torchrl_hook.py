@@ -50,9 +50,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Any:
         state = adapter.new_state(tiny_llama(), tiny_llama(1), 1e-2)
         for _ in range(updates):
             adapter.rl_step(state, [group([1, 5 + number], draw, state.model) for number in range(2)], 0)
-        audits = [audit for hook in hooks for audit in (hook.audit, hook.advantages)]
+        audits = [hook.audit for hook in hooks]
         assert len(hooks) == (updates if is_audited else 0)
-        assert all(audit.audited == audit.updates > 0 for audit in audits)
+        assert all(audit.audited == audit.updates == 1 and audit.rollouts == 2 for audit in audits)
         return state.model.state_dict(), [each for audit in audits for each in audit.findings], logged
 
     return run

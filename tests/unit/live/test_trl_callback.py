@@ -80,6 +80,42 @@ def test_generation_that_is_colder_than_it_is_scored_is_found(tmp_path: Path) ->
     assert "samples of the present weights are more likely than the policy's own" in finding.message
 
 
+def test_wrong_numbers_in_the_log_and_wrong_advantages_are_found_and_stand_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def spoiled(trainer: Any) -> None:
+        loss, sample, log = trainer._compute_loss, trainer._generate_and_score_completions, trainer.log
+
+        def logging_twice_the_entropy(*arguments: Any) -> Any:
+            found = loss(*arguments)
+            trainer._metrics["train"]["entropy"][-1] *= 2
+            return found
+
+        def halving_advantages(inputs: Any) -> Any:
+            output = sample(inputs)
+            output["advantages"] = output["advantages"] / 2
+            trainer._metrics["train"]["completions/mean_length"][-1] += 1
+            return output
+
+        def logging_twice_the_norm(logs: dict[str, float], *arguments: Any) -> None:
+            log({**logs, "grad_norm": 2 * logs["grad_norm"]} if "grad_norm" in logs else logs, *arguments)
+
+        trainer._compute_loss, trainer.log = logging_twice_the_entropy, logging_twice_the_norm
+        trainer._generate_and_score_completions = halving_advantages
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
+    with pytest.warns(UserWarning, match="rlcanary"):
+        callback, _, _ = train(tmp_path, spoil=spoiled, beta=0.1, max_grad_norm=0.0, report_to=["tensorboard"])
+    found = {finding.invariant for finding in callback.audit.findings}
+    assert found == {"advantages", "logged.entropy", "logged.grad_norm", "logged.length"}
+    events = EventAccumulator(str(tmp_path / "logs"))
+    events.Reload()
+    assert events.Scalars("train/canary/findings")[-1].value == 4
+    assert events.Scalars("train/canary/advantages")
+
+
 @pytest.mark.parametrize(
     ("loss_type", "found"), [("dapo", None), ("bnpo", "the mean of the losses of 4 micro-batches")]
 )

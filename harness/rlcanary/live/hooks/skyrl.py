@@ -106,7 +106,7 @@ def watched_estimate(estimate: Callable[..., Any]) -> Callable[..., Any]:
 def _judge_advantages(audit: Audit, data: Any) -> None:
     uids = [str(uid) for uid in data.metadata["uids"]]
     places = {uid: place for place, uid in enumerate(dict.fromkeys(uids))}
-    audit.judge_advantages(
+    audit.rollout(
         mask=data["response_mask"],
         rewards=data["rewards"].sum(dim=-1),
         group_ids=torch.tensor([places[uid] for uid in uids]),
@@ -139,18 +139,17 @@ def _judge_division(audit: Audit, before: Tensor, data: Any, boundaries: Any, pr
     for start, end in boundaries:
         mask = exact(data["loss_mask"][start:end]).bool()
         nothing = torch.zeros(mask.shape, dtype=torch.float64)
-        audit.judge(
-            Record(
-                audit.updates - 1,
-                of_ratios,
-                nothing,
-                -exact(data["advantages"][start:end]) * mask,
-                mask,
-                advantages=exact(before[start:end]),
-                old_logprobs=nothing,
-                group_ids=groups[start:end],
-            )
+        record = Record(
+            audit.rollouts - 1,
+            of_ratios,
+            nothing,
+            -exact(data["advantages"][start:end]) * mask,
+            mask,
+            advantages=exact(before[start:end]),
+            old_logprobs=nothing,
+            group_ids=groups[start:end],
         )
+        audit.judge(record, kind="weights")
 
 
 def _audit(trainer: Any) -> Audit:

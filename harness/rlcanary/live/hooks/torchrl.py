@@ -36,8 +36,7 @@ class TorchrlAudit:
     """Watches a loss and its optimizer, and the transform that computes advantages.
 
     Attributes:
-        audit: of the updates.
-        advantages: of the groups that the replay buffer is given.
+        audit: of the updates, and of the groups that the replay buffer is given.
     """
 
     def __init__(self, trainer: Any, every: int, on_finding: OnFinding, bundles: Path | None) -> None:
@@ -45,7 +44,6 @@ class TorchrlAudit:
         stepper = getattr(trainer, "optimization_stepper", None)
         optimizer = getattr(trainer, "optimizer", None) or stepper.optimizer  # type: ignore[union-attr]
         self.audit = Audit(conventions_of(loss), every=every, on_finding=on_finding, bundles=bundles, ranks="mean")
-        self.advantages = Audit(Conventions(**advantage_words()), every=every, on_finding=on_finding, bundles=bundles)
         self._loss = loss
         self._steps = Steps(self.audit, optimizer, loss.actor_network, getattr(stepper, "scaler", None))
         self._scored: tuple[Any, Tensor, Tensor] | None = None
@@ -60,7 +58,7 @@ class TorchrlAudit:
 
     def metrics(self, *_: Any) -> dict[str, float]:
         """Return numbers for the trainer's log."""
-        return {**self.advantages.metrics(), **self.audit.metrics()}
+        return self.audit.metrics()
 
     def _watched_scores(self, tensordict: Any) -> Any:
         scored = self._score(tensordict)
@@ -100,7 +98,7 @@ class TorchrlAudit:
         def watched(trajectory: Any) -> Any:
             group = compute(trajectory)
             if group is not None:
-                self.advantages.guard(lambda: self._judge(transform, group))
+                self.audit.guard(lambda: self._judge(transform, group))
             return group
 
         transform._inv_call_single = watched
@@ -110,7 +108,7 @@ class TorchrlAudit:
         rewards = [step.get(transform.rewards_key).flatten() for step in group.unbind(0)]
         advantages = [step.get(transform.advantage_key).flatten() for step in group.unbind(0)]
         if len(rewards) == transform.grpo_size and all(len(each) == 1 for each in (*rewards, *advantages)):
-            self.advantages.judge_advantages(
+            self.audit.rollout(
                 mask=torch.ones(len(rewards), 1),
                 rewards=torch.cat(rewards),
                 group_ids=torch.zeros(len(rewards), dtype=torch.long),

@@ -5,7 +5,9 @@ The trainer's own methods are called as before; the callback sees what its loss 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from transformers import TrainerCallback
 
 from rlcanary.adapters.trl import conventions_of
 from rlcanary.live.audit import Audit, OnFinding
+from rlcanary.live.record import Record
 from rlcanary.live.update import Update
 
 
@@ -49,19 +52,68 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         )
         self._trainer = trainer
         self._update: Update | None = None
+        self._judged: Record | None = None
+        self._rewards: torch.Tensor | None = None
+        self._known: dict[str, int] = {}
+        self._measured: dict[str, float] = {}
+        self._logged_at = trainer.state.global_step
         self._inputs: dict[str, Any] | None = None
         self._sampled_at = 0
         self._compute_loss = trainer._compute_loss
-        self._sample = trainer._generate_and_score_completions
+        self._sample, self._reward = trainer._generate_and_score_completions, trainer._calculate_rewards
         self._score = trainer._get_per_token_logps_and_entropies
         trainer._compute_loss = self._watched_loss
         trainer._generate_and_score_completions = self._watched_samples
+        trainer._calculate_rewards = self._watched_rewards
         trainer._get_per_token_logps_and_entropies = self._watched_scores
 
     def _watched_samples(self, inputs: Any) -> Any:
-        if self._trainer.model.training:
-            self._sampled_at = self._trainer.state.global_step
-        return self._sample(inputs)
+        trainer = self._trainer
+        if not trainer.model.training:
+            return self._sample(inputs)
+        self._sampled_at = trainer.state.global_step
+        known = self._counts()
+        output = self._sample(inputs)
+        self.audit.guard(lambda: self._judge_rollout(output, known))
+        return output
+
+    def _watched_rewards(self, *arguments: Any, **options: Any) -> Any:
+        self._rewards = self._reward(*arguments, **options)
+        return self._rewards
+
+    def _counts(self) -> dict[str, int]:
+        """Count the values of each metric that the trainer holds."""
+        return {name: len(values) for name, values in self._trainer._metrics["train"].items()}
+
+    def _logged(self, names: dict[str, str], known: dict[str, int]) -> dict[str, float]:
+        """Return the means of what the trainer has added to its metrics since they were counted, by our names."""
+        metrics = self._trainer._metrics["train"]
+        added = {ours: metrics[theirs][known.get(theirs, 0) :] for theirs, ours in names.items() if theirs in metrics}
+        return {name: fmean(values) for name, values in added.items() if values}
+
+    def _judge_rollout(self, output: dict[str, Any], known: dict[str, int]) -> None:
+        """Judge the advantages of this process, from the rewards of all, and what is logged of rewards and lengths."""
+        trainer, args = self._trainer, self._trainer.args
+        if trainer.multi_objective_aggregation != "sum_then_normalize" or self._rewards is None:
+            return
+        of_functions, self._rewards = self._rewards, None
+        rewards = (of_functions * trainer.reward_weights.to(of_functions.device)).nansum(dim=1)
+        rewards[of_functions.isnan().all(dim=1)] = torch.nan
+        count, first = len(output["advantages"]), trainer.accelerator.process_index * len(output["advantages"])
+        advantages, mask = torch.zeros_like(rewards), torch.zeros(len(rewards), 1)
+        advantages[first : first + count], mask[first : first + count] = output["advantages"], 1
+        measured = {}
+        if len(rewards) == count and "tool_mask" not in output and not args.mask_truncated_completions:
+            lengths = output["completion_mask"].sum(dim=1).float()
+            measured = {"length": lengths.mean(), "length_min": lengths.min(), "length_max": lengths.max()}
+        self.audit.rollout(
+            mask=mask,
+            rewards=rewards,
+            group_ids=torch.arange(len(rewards)) // trainer.num_generations,
+            advantages=advantages,
+            logs=self._logged(OF_ROLLOUTS, known),
+            measured={name: float(value) for name, value in measured.items()},
+        )
 
     def _watched_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         if not model.training:
@@ -85,6 +137,7 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             drawn_freely=_draws_freely(trainer.args),
         )
         update.begin()
+        self._known, self._measured = self._counts(), {}
         return update
 
     def _watched_scores(self, *arguments: Any, **options: Any) -> Any:
@@ -105,13 +158,43 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             **known,
         )
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Measure the gradient and the learning rate of the step."""
+        if self._update is not None and self._update.is_audited:
+            self.audit.guard(self._measure)
+
+    def _measure(self) -> None:
+        trainer = self._trainer
+        self._measured = {"lr": float(trainer.optimizer.param_groups[0]["lr"])}
+        gradients = [each.grad for each in trainer.model.parameters() if each.grad is not None]
+        if all(type(each) is torch.Tensor for each in gradients) and trainer.accelerator.scaler is None:
+            norm = float(torch.nn.utils.get_total_norm(gradients))
+            # It has been clipped.
+            if not trainer.args.max_grad_norm or norm < 0.999 * trainer.args.max_grad_norm:
+                self._measured["grad_norm"] = norm
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Judge what the trainer logs of one update alone."""
+        record, self._judged = self._judged, None
+        is_of_one = state.global_step - self._logged_at == 1
+        if logs is None or "loss" not in logs:
+            return
+        self._logged_at = state.global_step
+        if record is not None and is_of_one:
+            logged = {ours: float(logs[theirs]) for theirs, ours in OF_UPDATES.items() if theirs in logs}
+            later = replace(record, logged=logged, measured=self._measured, parts=[])
+            self.audit.guard(lambda: self.audit.judge_logged(later))
+
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge the update that was taken."""
         update, self._update = self._update, None
         if update is None:
             return
         before = len(self.audit.findings)
+        if update.is_audited:
+            self.audit.guard(lambda: update.log(self._logged(OF_MICRO_BATCHES, self._known), are_means=True))
         update.end(was_stepped=not self._trainer.accelerator.optimizer_step_was_skipped)
+        self._judged = update.record
         for name, value in self.audit.metrics().items():
             self._trainer._metrics["train"][name].append(value)
         if self._stops and len(self.audit.findings) > before:
@@ -137,3 +220,12 @@ GIVEN = {
     "ref_per_token_logps": "ref_logprobs",
     "sampling_per_token_logps": "sampler_logprobs",
 }
+# What the trainer logs, by its names and by ours: of a rollout, as a mean over the micro-batches, and of updates.
+OF_ROLLOUTS = {
+    "reward": "reward",
+    "completions/mean_length": "length",
+    "completions/min_length": "length_min",
+    "completions/max_length": "length_max",
+}
+OF_MICRO_BATCHES = {"kl": "kl", "entropy": "entropy", "clip_ratio/region_mean": "clip_fraction"}
+OF_UPDATES = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}

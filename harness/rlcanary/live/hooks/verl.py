@@ -131,7 +131,7 @@ def watched_estimator(estimator: Callable[..., Any], name: str) -> Callable[...,
 
         def judge() -> None:
             places = {group: place for place, group in enumerate(dict.fromkeys(map(str, index)))}
-            audit.judge_advantages(
+            audit.rollout(
                 mask=response_mask.bool(),
                 rewards=token_level_rewards.sum(dim=-1),
                 group_ids=torch.tensor([places[str(group)] for group in index]),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from statistics import fmean
 
 from rlcanary import reference
 from rlcanary.contract import conventions as words
@@ -19,14 +21,14 @@ def judge(record: Record) -> Iterator[Finding]:
     """Compare each logged number that has a declared value."""
     conventions = record.conventions
     advantages = record.advantages if record.advantages is not None else declared(record)
-    if not record.logged or conventions is None or advantages is None or record.mask_has_unscored:
+    if not record.logged:
         return
-    if "custom" in (getattr(conventions, name) for name in words.PIECES):
-        return
-    output = reference.policy_loss(record.policy_batch(advantages), conventions)
-    expected = {**output.metrics, "loss": float(output.loss.detach())}
+    expected = dict(record.measured)
     if record.rewards is not None:
         expected["reward"] = float(record.rewards.nanmean())
+    is_known = conventions is not None and advantages is not None and not record.mask_has_unscored
+    if is_known and "custom" not in (getattr(conventions, name) for name in words.PIECES):
+        expected |= _of_loss(replace(record, advantages=advantages))
     for name in sorted(set(record.logged) & set(expected)):
         got, wanted = float(record.logged[name]), expected[name]
         if math.isnan(got) and math.isnan(wanted):
@@ -35,3 +37,20 @@ def judge(record: Record) -> Iterator[Finding]:
         if not abs(got - wanted) <= allowed:
             told = f"the logged {name} is {got:.4g}, and that of this update is {wanted:.4g}"
             yield Finding(f"logged.{name}", told, abs(got - wanted))
+
+
+def _of_loss(record: Record) -> dict[str, float]:
+    """Compute the loss of an update and its metrics, those of its parts as their mean."""
+    whole = _output(record)
+    if not record.parts:
+        return whole
+    of_parts = [_output(record.rows(rows)) for rows in record.parts]
+    means = {name: fmean(each[name] for each in of_parts) for name in whole}
+    return means | {name: whole[name] for name in ("loss", "policy_loss")}
+
+
+def _output(record: Record) -> dict[str, float]:
+    assert record.conventions is not None
+    assert record.advantages is not None
+    output = reference.policy_loss(record.policy_batch(record.advantages), record.conventions)
+    return {**output.metrics, "loss": float(output.loss.detach())}
