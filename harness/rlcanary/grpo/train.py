@@ -61,8 +61,7 @@ def train(plan: Plan, resume: bool = False, on_step: Watcher = lambda *_: None, 
 
 async def _train(plan: Plan, resume: bool, on_step: Watcher, audit: Audit | None) -> Outcome:
     metrics: dict[str, float] = {}
-    with open_run(plan, resume) as run:
-        run.audit = audit
+    with open_run(plan, resume, audit) as run:
         run.rollout.start()
         try:
             while run.step < plan.run.steps:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from rlcanary.live.hooks.torchrl import torchrl
     from rlcanary.live.hooks.trl import trl
     from rlcanary.live.replay import replayed
+    from rlcanary.live.syncs import probe_logprobs
 
-__all__ = ["Audit", "Finding", "Stopped", "replayed", "torchrl", "trl"]
+__all__ = ["Audit", "Finding", "Stopped", "probe_logprobs", "replayed", "torchrl", "trl"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +27,7 @@ def __getattr__(name: str) -> Any:
         "Finding": "findings",
         "torchrl": "hooks.torchrl",
         "trl": "hooks.trl",
+        "probe_logprobs": "syncs",
         "replayed": "replay",
     }
     if name not in modules:

@@ -11,8 +11,9 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -25,12 +26,23 @@ from rlcanary.live.invariants import JUDGES, logged
 from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record
 from rlcanary.live.sampling import Sampling
+from rlcanary.live.syncs import Held, Syncs
 from rlcanary.live.update import Update, exact
 from rlcanary.live.weights import Moves, Stillness
 
 log = logging.getLogger("rlcanary.live")
 
 OnFinding = Literal["log", "warn", "stop"]
+
+
+class Evidence(Protocol):
+    """What is known of a run by now, as a checkpoint keeps it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it in plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from it."""
 
 
 class Audit:
@@ -89,6 +101,12 @@ class Audit:
         self._has_failed = False
         self._sampling = Sampling()
         self._stillness = Stillness()
+        self._syncs = Syncs()
+        self._evidence: dict[str, Evidence] = {
+            "sampling": self._sampling,
+            "stillness": self._stillness,
+            "syncs": self._syncs,
+        }
 
     def update(
         self,
@@ -160,6 +178,43 @@ class Audit:
         sizes = {f"canary/{finding.invariant}": finding.size for finding in self.findings}
         return counts | {name: size for name, size in sizes.items() if math.isfinite(size)}
 
+    def synced(self, trained: Held, held: Held, allowed: float | None = None) -> list[Finding]:
+        """Judge a weight sync by what both sides hold behind it.
+
+        Args:
+            trained: the trainer's weights by name, or fingerprints of them; or the logprobs [N] that it gives probe tokens.
+            held: the same of the engine.
+            allowed: the mean difference of logprobs, in nats, that the engine's precision may make. None takes ten times
+                that of the first sync of the run, or a tenth of a nat if that is less.
+        """
+        found: list[Finding] = []
+        self.guard(lambda: found.extend(self._syncs.judge(trained, held, allowed)))
+        for finding in found:
+            finding.since = self.updates
+        self._tell([finding for finding in found if self.findings.add(finding)])
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the findings and the evidence of the run so far in plain values, for its checkpoint."""
+        return {
+            "updates": self.updates,
+            "audited": self.audited,
+            "rollouts": self.rollouts,
+            "findings": [asdict(finding) for finding in self.findings],
+            **{name: part.state_dict() for name, part in self._evidence.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the audit of a run that is resumed, from `state_dict`."""
+        self.guard(lambda: self._continue(state))
+
+    def _continue(self, state: Mapping[str, Any]) -> None:
+        findings = [Finding(**each) for each in state["findings"]]
+        for name, part in self._evidence.items():
+            part.load_state_dict(state[name])
+        self.findings[:] = findings
+        self.updates, self.audited, self.rollouts = (state[name] for name in ("updates", "audited", "rollouts"))
+
     def conclude(self, make: Callable[[], Made]) -> tuple[Record | None, list[Finding]]:
         """Make the record of an update and what it did to the weights, on each rank, and judge it.
 
@@ -203,13 +258,14 @@ class Audit:
         for finding in found:
             finding.since = record.update
         new = [finding for finding in found if self.findings.add(finding)]
-        if new and (self.ranks == "separate" or processes.is_first()):
-            self._tell(record, new, kind)
+        self._tell(new, record, kind)
 
-    def _tell(self, record: Record, new: list[Finding], kind: str) -> None:
+    def _tell(self, new: list[Finding], record: Record | None = None, kind: str = "update") -> None:
+        if not new or (self.ranks != "separate" and not processes.is_first()):
+            return
         told = [str(finding) for finding in new]
-        if self.bundles is not None:
-            folder = self.bundles
+        folder = self.bundles
+        if folder is not None and record is not None:
             self.guard(
                 lambda: told.append(f"replay it with: rlcanary replay {bundle.write(record, new, folder, kind)}")
             )

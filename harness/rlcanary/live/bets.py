@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +29,19 @@ class Bets:
         self._bound = bound
         self._updates = 0
         self._log_wealth = torch.full_like(STAKES, -math.inf)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was won so far, in plain values."""
+        return {"updates": self._updates, "log_wealth": [each if each > -math.inf else None for each in self._won()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what was won before."""
+        won = [-math.inf if each is None else each for each in state["log_wealth"]]
+        self._updates, self._log_wealth = state["updates"], torch.tensor(won, dtype=torch.float64)
+
+    def _won(self) -> list[float]:
+        won: list[float] = self._log_wealth.tolist()
+        return won
 
     def refuted_by(self, values: Tensor, lowest: Tensor | float) -> bool:
         """Add the values of an update -> True if the mean is above the bound.

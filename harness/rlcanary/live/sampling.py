@@ -7,7 +7,8 @@ trainer's probability to the sampler's is 1, and the mean of -log p is the entro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -39,8 +40,26 @@ class Sampling:
         self._likely = Bets(ALLOWED)
         self._unlikely = Bets(ALLOWED)
         self._repeated = Bets(1 + ALLOWED)
+        self._bets = {
+            "above": self._above,
+            "below": self._below,
+            "likely": self._likely,
+            "unlikely": self._unlikely,
+            "repeated": self._repeated,
+        }
         self._at_start: list[float] = []
         self._lately: deque[float] = deque(maxlen=FIRST)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known so far, in plain values."""
+        bets = {name: each.state_dict() for name, each in self._bets.items()}
+        return {"bets": bets, "at_start": list(self._at_start), "lately": list(self._lately)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what was known before."""
+        for name, each in self._bets.items():
+            each.load_state_dict(state["bets"][name])
+        self._at_start, self._lately = list(state["at_start"]), deque(state["lately"], maxlen=FIRST)
 
     def judge(self, record: Record) -> Iterator[Finding]:
         """Judge the rows of an update that the present weights have drawn."""

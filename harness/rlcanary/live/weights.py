@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ class Moves:
         frozen_moved: frozen ones that changed.
         not_finite: those with a NaN or an infinity.
         dtypes: the name of each one's type.
+        trained: those that are to be trained, moved or not.
     """
 
     moved: tuple[str, ...]
@@ -32,6 +33,7 @@ class Moves:
     frozen_moved: tuple[str, ...]
     not_finite: tuple[str, ...]
     dtypes: dict[str, str]
+    trained: tuple[str, ...] = ()
 
     @classmethod
     def of_all(cls, moves: Sequence[Moves]) -> Moves:
@@ -43,6 +45,7 @@ class Moves:
             frozen_moved=_union(each.frozen_moved for each in moves),
             not_finite=_union(each.not_finite for each in moves),
             dtypes={name: dtype for each in moves for name, dtype in each.dtypes.items()},
+            trained=_union(each.trained for each in moves),
         )
 
 
@@ -68,6 +71,7 @@ class Weights:
             frozen_moved=tuple(name for name in after if name in changed and not parameters[name].requires_grad),
             not_finite=tuple(name for name in after if name not in finite),
             dtypes={name: str(each.dtype).removeprefix("torch.") for name, each in parameters.items()},
+            trained=tuple(name for name, each in parameters.items() if each.requires_grad),
         )
 
 
@@ -76,6 +80,16 @@ class Stillness:
 
     def __init__(self) -> None:
         self._updates: dict[str, int] = {}
+        self._trained: set[str] = set()
+        self._is_resumed = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known so far, in plain values."""
+        return {"updates": dict(self._updates), "trained": sorted(self._trained)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what was known before: the run trains what it trained then."""
+        self._updates, self._trained, self._is_resumed = dict(state["updates"]), set(state["trained"]), True
 
     def judge(self, moves: Moves, gradient: Tensor) -> Iterator[Finding]:
         """Judge what an update did.
@@ -84,6 +98,10 @@ class Stillness:
             moves: of the update.
             gradient: [B, T] of the logprobs; where it is zero everywhere, or not finite, weights may stand still.
         """
+        before, self._trained = self._trained, set(moves.trained)
+        is_resumed, self._is_resumed = self._is_resumed, False
+        if is_resumed and before and before != self._trained:
+            yield from _other_trained(tuple(sorted(before - self._trained)), tuple(sorted(self._trained - before)))
         if moves.not_finite:
             told = f"{_some(moves.not_finite)} is not finite behind the update"
             yield Finding("weights.not_finite", told, len(moves.not_finite))
@@ -103,6 +121,15 @@ class Stillness:
                 f"{_rounded(moves, stuck)}"
             )
             yield Finding("weights.stuck", told, len(stuck))
+
+
+def _other_trained(no_longer: tuple[str, ...], newly: tuple[str, ...]) -> Iterator[Finding]:
+    parts = [
+        f"{_some(names)} is {word}"
+        for names, word in ((no_longer, "no longer trained"), (newly, "newly trained"))
+        if names
+    ]
+    yield Finding("weights.trained", f"behind a resume {' and '.join(parts)}", len(no_longer) + len(newly))
 
 
 def _sums(model: Any) -> dict[str, float]:

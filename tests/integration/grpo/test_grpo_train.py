@@ -321,6 +321,13 @@ def test_the_audit_of_a_run_finds_nothing_and_changes_no_number(tmp_path: Path, 
     assert all(torch.equal(saved[0][key], saved[1][key]) for key in saved[0])
 
 
+def test_a_resumed_run_goes_on_with_the_evidence_of_its_audit(tmp_path: Path) -> None:
+    audits = [audit_of(a_plan(tmp_path)) for _ in range(2)]
+    for audit, steps in zip(audits, (1, 2), strict=True):
+        train(a_plan(tmp_path, steps, run__checkpoint_every=1), resume=steps > 1, audit=audit)
+    assert [(audit.audited, audit.updates) for audit in audits] == [(1, 1), (2, 2)]
+
+
 def test_the_audit_of_a_run_finds_what_its_loss_does_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = trainer.policy_loss
 

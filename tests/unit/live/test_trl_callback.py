@@ -19,7 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 def train(
-    folder: Path, audited: bool = True, spoil: Callable[[Any], None] = lambda _: None, **settings: Any
+    folder: Path,
+    audited: bool = True,
+    spoil: Callable[[Any], None] = lambda _: None,
+    resume: bool | None = None,
+    **settings: Any,
 ) -> tuple[Any, dict[str, torch.Tensor], Any]:
     """Take three updates on completions of different lengths.
 
@@ -27,6 +31,7 @@ def train(
         folder: gets the model and the run.
         audited: whether the callback is added.
         spoil: changes the trainer before that.
+        resume: goes on from the last checkpoint in the folder.
         settings: of the `GRPOConfig`.
 
     Returns:
@@ -43,7 +48,7 @@ def train(
     callback = live.trl(trainer, every=1) if audited else None
     if callback:
         trainer.add_callback(callback)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return callback, trainer.model.state_dict(), trainer
 
 
@@ -114,6 +119,12 @@ def test_wrong_numbers_in_the_log_and_wrong_advantages_are_found_and_stand_in_th
     events.Reload()
     assert events.Scalars("train/canary/findings")[-1].value == 4
     assert events.Scalars("train/canary/advantages")
+
+
+def test_a_run_that_is_resumed_goes_on_with_its_evidence(tmp_path: Path) -> None:
+    first, _, _ = train(tmp_path, max_steps=1, save_steps=1)
+    resumed, _, _ = train(tmp_path, resume=True, max_steps=2, save_strategy="no")
+    assert (first.audit.audited, resumed.audit.audited, resumed.audit.updates) == (1, 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ class Run:
             "groups": await self.rollout.buffer.state(),
             "data": self.collector.items.state(),
             "version": self.samplers.version,
+            "audit": None if self.audit is None else self.audit.state_dict(),
         }
         save_checkpoint(self.plan.run.folder / CHECKPOINTS, self.step, content, self.plan.run.keep_checkpoints)
 
@@ -127,16 +128,19 @@ class Run:
         for endpoint in self.samplers.endpoints:
             endpoint.version = content["version"]
         restore_random_state(content["random"])
+        if self.audit is not None and content.get("audit") is not None:
+            self.audit.load_state_dict(content["audit"])
         self.step = content["step"]
 
 
 @contextmanager
-def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
+def open_run(plan: Plan, resume: bool = False, audit: Audit | None = None) -> Iterator[Run]:
     """Check all that a plan names, then start it. Nothing is left running afterwards, whatever happened.
 
     Args:
         plan: the run's plan.
         resume: resume from the last checkpoint in its folder.
+        audit: looks at the updates; None for none.
 
     Raises:
         UserError: the plan names something that is not there, the folder holds a run that is not to be resumed, or no
@@ -177,6 +181,7 @@ def open_run(plan: Plan, resume: bool = False) -> Iterator[Run]:
         thread = stack.enter_context(ThreadPoolExecutor(1, "trainer"))
         trace = Trace(folder / TRACE)
         run = Run(plan, 0, state, samplers, collector, verifiers, rollout, evaluation, log, trace, pad_token_id, thread)
+        run.audit = audit
         if checkpoint:
             run.restore(checkpoint)
         yield run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -27,6 +27,12 @@ class Audit(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for the run's log."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the evidence so far, for a checkpoint."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the evidence of a checkpoint."""
 
 
 class NotOnPolicy(Exception):
@@ -107,6 +113,7 @@ def _watched(
     return audit.update(
         mask=given.mask,
         model=state.model,
+        optimizer=state.optimizer,
         rewards=batch.rewards,
         group_ids=batch.group_ids,
         advantages=given.advantages,

@@ -67,6 +67,13 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         trainer._calculate_rewards = self._watched_rewards
         trainer._get_per_token_logps_and_entropies = self._watched_scores
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Continue with the evidence that the checkpoint of a resumed run has."""
+        self._logged_at = state.global_step
+        saved = state.stateful_callbacks.get(SAVED)
+        if saved is not None:
+            self.audit.load_state_dict(saved)
+
     def _watched_samples(self, inputs: Any) -> Any:
         trainer = self._trainer
         if not trainer.model.training:
@@ -195,6 +202,7 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             self.audit.guard(lambda: update.log(self._logged(OF_MICRO_BATCHES, self._known), are_means=True))
         update.end(was_stepped=not self._trainer.accelerator.optimizer_step_was_skipped)
         self._judged = update.record
+        state.stateful_callbacks[SAVED] = self.audit.state_dict()
         for name, value in self.audit.metrics().items():
             self._trainer._metrics["train"][name].append(value)
         if self._stops and len(self.audit.findings) > before:
@@ -213,6 +221,8 @@ def _draws_freely(args: Any) -> bool:
     return is_whole and not args.generation_kwargs and not args.mask_truncated_completions
 
 
+# The name of the audit's evidence in the trainer's state, which is a part of checkpoints.
+SAVED = "rlcanary"
 # What the loss is given, by TRL's names and by ours.
 GIVEN = {
     "advantages": "advantages",

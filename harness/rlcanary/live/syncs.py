@@ -1,0 +1,87 @@
+"""Behind a weight sync the engine holds what the trainer trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcanary.live.findings import Finding
+from rlcanary.live.sampling import FURTHER, TIMES
+
+Held = Mapping[str, Any] | Tensor
+PROBES = 8
+# The mean difference in nats that an engine of unknown precision may have.
+FURTHEST = 0.1
+
+
+class Syncs:
+    """What is known of the syncs of a run: how far the engine was away behind the first one."""
+
+    def __init__(self) -> None:
+        self._at_start: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known so far, in plain values."""
+        return {"at_start": self._at_start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what was known before."""
+        self._at_start = state["at_start"]
+
+    def judge(self, trained: Held, held: Held, allowed: float | None) -> Iterator[Finding]:
+        """Compare weights by name, or the logprobs of probe tokens, see `Audit.synced`."""
+        if isinstance(trained, Mapping) and isinstance(held, Mapping):
+            yield from _weights(trained, held)
+            return
+        away_N = (torch.as_tensor(trained).double().cpu() - torch.as_tensor(held).double().cpu()).abs()
+        away = float(away_N.mean())
+        if self._at_start is None:
+            self._at_start = away
+        most = min(TIMES * self._at_start, FURTHEST) + FURTHER if allowed is None else allowed
+        if not away <= most:
+            told = (
+                f"behind a sync the engine gives {len(away_N)} probe tokens logprobs that are {away:.3g} nats away from the "
+                f"trainer's in the mean, and {self._at_start:.2g} behind the first one: weights, or adapters, are left out"
+            )
+            yield Finding("sync.probes", told, away)
+
+
+def _weights(trained: Mapping[str, Any], held: Mapping[str, Any]) -> Iterator[Finding]:
+    missing = sorted(set(trained) - set(held))
+    if missing:
+        yield Finding("sync.missing", f"the engine does not have {_some(missing)}", len(missing))
+    unknown = sorted(set(held) - set(trained))
+    if unknown:
+        yield Finding("sync.unknown", f"the engine has {_some(unknown)}, which the trainer has not", len(unknown))
+    differing = [name for name in trained if name in held and not _is_equal(trained[name], held[name])]
+    if differing:
+        told = f"behind a sync the engine does not hold the trainer's {_some(differing)}"
+        yield Finding("sync.weights", told, len(differing))
+
+
+def _is_equal(trained: Any, held: Any) -> bool:
+    """Compare a weight, in the engine's precision, or its fingerprint."""
+    if not isinstance(trained, Tensor):
+        return bool(trained == held)
+    held = held.detach()
+    return torch.equal(trained.detach().to(held.device, held.dtype), held)
+
+
+def probe_logprobs(model: Any) -> Tensor:
+    """Return the logprobs [8] that a causal model of transformers gives fixed probe tokens, without any dropout."""
+    was_training = model.training
+    ids = torch.arange(1, PROBES + 2, device=model.device).unsqueeze(0) % model.config.vocab_size
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits: Tensor = model(input_ids=ids).logits[0, :-1].float()
+    finally:
+        model.train(was_training)
+    return logits.log_softmax(dim=-1).gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1)
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} parameters, such as {names[0]}"
