@@ -1,4 +1,4 @@
-"""A script of several ranks: updates of a small policy under DDP, which the audit puts together. Prints findings as JSON."""
+"""A script of several ranks: updates of a small policy under DDP or FSDP, which the audit puts together. Writes JSON."""
 
 import json
 import sys
@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from rlcanary import reference
 from rlcanary.contract.batch import PolicyBatch
@@ -23,19 +25,24 @@ class Table(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.randn(B, T, 5, generator=torch.Generator().manual_seed(0)))
+        self.frozen = nn.Parameter(torch.zeros(B), requires_grad=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.logits[rows].log_softmax(-1)[..., 0]
 
 
-def main(mistake: str, folder: Path) -> None:
-    dist.init_process_group("gloo")
+def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
+    """Take three updates -> what the audit found."""
     rank, world = dist.get_rank(), dist.get_world_size()
     policy = Table()
-    model = nn.parallel.DistributedDataParallel(policy)
+    if sharding == "fsdp":
+        model = policy = fully_shard(policy, mesh=init_device_mesh("cpu", (world,)))
+        assert policy.logits.to_local().shape[0] == B // world
+    else:
+        model = nn.parallel.DistributedDataParallel(policy)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     advantages = reference.advantages(REWARDS, GROUPS, DAPO)
-    audit = Audit(DAPO, every=1, on_finding="log", ranks="mean", bundles=folder)
+    audit = Audit(DAPO, every=1, on_finding="log", ranks="mean", bundles=folder / sharding / mistake)
     rows = torch.arange(B).tensor_split(world)[rank]
     for number in range(3):
         optimizer.zero_grad()
@@ -49,11 +56,18 @@ def main(mistake: str, folder: Path) -> None:
             if mistake != "means of ranks":
                 batch.global_tokens = float(MASK.sum()) / world
             reference.policy_loss(batch, DAPO).loss.backward()
+            if mistake == "frozen part":
+                with torch.no_grad():
+                    policy.frozen += rank  # on one rank alone
             optimizer.step()
-    (folder / f"rank-{rank}.json").write_text(
-        json.dumps({"found": [str(finding) for finding in audit.findings], "audited": audit.audited})
-    )
+    return {"found": [str(finding) for finding in audit.findings], "audited": audit.audited}
+
+
+def main(folder: Path, runs: list[str]) -> None:
+    dist.init_process_group("gloo")
+    results = {name: run(*name.split("/"), folder) for name in runs}
+    (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2:])

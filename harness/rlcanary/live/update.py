@@ -61,6 +61,7 @@ class Update:
         rows: Rows = None,
         entropy: Tensor | None = None,
         read: Callable[[Tensor], Tensor] | None = None,
+        start: int = 0,
         **given: Any,
     ) -> Tensor:
         """Watch the logprobs of a micro-batch, and return them as they are.
@@ -71,11 +72,12 @@ class Update:
                 told its mask follow each other.
             entropy: [b, t] of the policy, where the loss has a bonus for it.
             read: makes [b, t] of the logprobs, and of their gradient, where the tensor has another shape.
+            start: the column of the update at which these t begin, where a long row is computed in chunks.
             given: what is known of these rows where the update was told nothing of them: their `mask`, and what
                 `Audit.update` takes.
         """
         if self.is_audited and logprobs.requires_grad:
-            self.audit.guard(lambda: self._add(logprobs, rows, entropy, read, given))
+            self.audit.guard(lambda: self._add(logprobs, rows, entropy, read, start, given))
         return logprobs
 
     def _add(
@@ -84,11 +86,12 @@ class Update:
         rows: Rows,
         entropy: Tensor | None,
         read: Callable[[Tensor], Tensor] | None,
+        start: int,
         given: dict[str, Any],
     ) -> None:
         known = given if entropy is None else {**given, "entropy": entropy}
         values = logprobs.detach() if read is None else read(logprobs.detach())
-        self._pieces.append(Piece(logprobs, values, self._places(rows, len(values)), known, read))
+        self._pieces.append(Piece(logprobs, values, self._places(rows, len(values)), start, known, read))
 
     def _places(self, rows: Rows, count: int) -> Tensor:
         if self._mask is None:
@@ -163,21 +166,23 @@ class Update:
             shape = (sum(len(piece.rows) for piece in pieces), max(piece.logprobs.shape[1] for piece in pieces))
         for name in {name for piece in pieces for name in piece.given}:
             if all(piece.given.get(name) is not None for piece in pieces):
-                given[name] = _placed([(piece.rows, exact(piece.given[name])) for piece in pieces], shape)
+                given[name] = _placed([(piece, exact(piece.given[name])) for piece in pieces], shape)
         gradient_BT = torch.zeros(shape, dtype=torch.float64)
         for piece in pieces:
-            gradient_BT[piece.rows, : piece.logprobs.shape[1]] += piece.gradient / self._loss_scale
+            gradient_BT[piece.rows, piece.columns] += piece.gradient / self._loss_scale
+        # The chunks of a micro-batch have its rows.
+        rows = list({tuple(piece.rows.tolist()): piece.rows for piece in pieces}.values())
         return Record(
             self._number,
             self.audit.conventions,
-            _placed([(piece.rows, exact(piece.logprobs)) for piece in pieces], shape),
+            _placed([(piece, exact(piece.logprobs)) for piece in pieces], shape),
             gradient_BT,
             given.pop("mask").bool(),
-            pieces=[piece.rows for piece in pieces],
+            pieces=rows,
             eps=max((torch.finfo(piece.logprobs.dtype).eps for piece in pieces), default=0.0),
             max_staleness=self.audit.max_staleness,
             logged=self._logged,
-            parts=[piece.rows for piece in pieces] if self._are_means else [],
+            parts=rows if self._are_means else [],
             **given,
         )
 
@@ -190,10 +195,12 @@ class Piece:
         watched: Tensor,
         logprobs: Tensor,
         rows: Tensor,
+        start: int,
         given: Mapping[str, Any],
         read: Callable[[Tensor], Tensor] | None,
     ) -> None:
         self.rows, self.logprobs, self._read = rows, logprobs, read
+        self.columns = slice(start, start + logprobs.shape[1])
         self.given = {name: value.detach() for name, value in given.items() if isinstance(value, Tensor)}
         self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64)
         self.handle: Any = watched.register_hook(self._note)
@@ -203,15 +210,15 @@ class Piece:
         self.gradient += gradient.double().cpu()
 
 
-def _placed(parts: list[tuple[Tensor, Tensor]], shape: tuple[int, ...]) -> Tensor:
+def _placed(parts: list[tuple[Piece, Tensor]], shape: tuple[int, ...]) -> Tensor:
     """Put the rows of micro-batches, [b] or [b, t], at their places in the update, padded on the right with zeros."""
     dtype, ndim = (parts[0][1].dtype, parts[0][1].ndim) if parts else (torch.float64, 2)
     whole = torch.zeros(shape[:ndim], dtype=dtype)
-    for rows, values in parts:
+    for piece, values in parts:
         if ndim == 1:
-            whole[rows] = values
+            whole[piece.rows] = values
         else:
-            whole[rows, : values.shape[1]] = values
+            whole[piece.rows, piece.columns] = values
     return whole
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcanary import reference
 from rlcanary.contract.batch import PolicyBatch
@@ -243,3 +244,47 @@ def test_the_loop_of_the_page_has_the_finding_that_the_page_shows(capsys: pytest
     exec(loop, {})
     (shown,) = re.findall(r"```\n(gradient.*?)\n```", page, re.DOTALL)
     assert " ".join(shown.split()) == capsys.readouterr().out.strip()
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that is made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return made
+
+
+def in_chunks(audit: Audit | None, is_doubled: bool = False) -> int:
+    """An update on two rows of 1024 tokens of 512, in chunks of 64 -> the size of the largest tensor that it makes."""
+    length, width, chunk = 1024, 512, 64
+    source = torch.Generator().manual_seed(0)
+    head = torch.randn(width, 8, generator=source).requires_grad_()
+    hidden_BTD = torch.randn(2, length, 8, generator=source)
+    mask, advantages = torch.ones(2, length).bool(), torch.tensor([1.0, -1.0])
+    with Largest() as largest:
+        update = None if audit is None else audit.update(mask=mask, advantages=advantages)
+        for start in range(0, length, chunk):
+            logits = hidden_BTD[:, start : start + chunk] @ head.T
+            logprobs = logits.log_softmax(-1)[..., 0]
+            if update is not None:
+                update.watch(logprobs, start=start)
+            ratio = torch.exp(logprobs - logprobs.detach())
+            scale = 2 if is_doubled and start == 0 else 1
+            (-scale * (ratio * advantages.unsqueeze(1)).sum() / mask.sum()).backward()
+        if update is not None:
+            update.end()
+    return largest.numel
+
+
+def test_long_rows_are_judged_in_chunks_without_a_tensor_over_the_vocabulary_of_its_own() -> None:
+    audit = Audit(DAPO.replace(old_logprobs="trainer"), every=1, on_finding="log")
+    assert in_chunks(audit) == in_chunks(None)
+    assert list(audit.findings) == []
+    in_chunks(audit, is_doubled=True)
+    (finding,) = audit.findings
+    assert "128 of 2048 tokens differ" in finding.message

@@ -17,27 +17,47 @@ from rlcanary.live.record import Record
 SCRIPT = Path(__file__).parents[2] / "support/live_ranks.py"
 
 
-def on_two_ranks(mistake: str, folder: Path) -> list[dict[str, Any]]:
-    """Run the script -> what each rank reports."""
+RUNS = [
+    *("ddp/none", "ddp/means of ranks", "ddp/audit"),
+    *("fsdp/none", "fsdp/means of ranks", "fsdp/frozen part"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
+    """Take the updates of all runs on two ranks -> what each rank reports, and the folder of the bundles."""
+    folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*command, SCRIPT, mistake, folder], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, SCRIPT, folder, *RUNS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], folder
 
 
-def test_a_correct_update_over_ranks_has_no_finding(tmp_path: Path) -> None:
-    assert on_two_ranks("none", tmp_path) == [{"found": [], "audited": 3}] * 2
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_correct_update_over_ranks_has_no_finding(runs: Any, sharding: str) -> None:
+    told, _ = runs
+    assert [each[f"{sharding}/none"] for each in told] == [{"found": [], "audited": 3}] * 2
 
 
-def test_the_mean_of_the_means_of_ranks_is_found_on_each_and_written_once(tmp_path: Path) -> None:
-    first, second = on_two_ranks("means of ranks", tmp_path)
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_the_mean_of_the_means_of_ranks_is_found_on_each_and_written_once(runs: Any, sharding: str) -> None:
+    told, folder = runs
+    first, second = (each[f"{sharding}/means of ranks"] for each in told)
     assert first == second
     assert "the mean of the losses of 2 micro-batches" in first["found"][0]
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["update-0"]
+    assert [path.name for path in (folder / sharding / "means of ranks").iterdir()] == ["update-0"]
 
 
-def test_a_rank_whose_audit_fails_leaves_out_that_update_alone(tmp_path: Path) -> None:
-    assert on_two_ranks("audit", tmp_path) == [{"found": [], "audited": 2}] * 2
+def test_a_frozen_shard_that_moves_on_one_rank_is_found_on_each(runs: Any) -> None:
+    told, _ = runs
+    for each in told:
+        (found,) = each["fsdp/frozen part"]["found"]
+        assert "moved frozen" in found
+
+
+def test_a_rank_whose_audit_fails_leaves_out_that_update_alone(runs: Any) -> None:
+    told, _ = runs
+    assert [each["ddp/audit"] for each in told] == [{"found": [], "audited": 2}] * 2
 
 
 def test_rows_of_ranks_are_padded_to_one_width_and_gradients_averaged() -> None:
