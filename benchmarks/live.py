@@ -5,10 +5,11 @@
 Runs are those of a small loop over an adapter's own functions: sample, make a batch, score, advantages, loss, step, sync.
 Every bug of the museum that such a run reaches is planted in it. A finding of the audit alone counts. Healthy
 runs are of four kinds: rows one version old, low-rank adapters, an engine in bfloat16, and four micro-batches.
-The cost is CPU time of the process, with the audit against without, in alternating runs.
+The cost is CPU time of the process, with the audit against without, in alternating runs, and the memory of tensors.
 """
 
 import argparse
+import gc
 import json
 import logging
 import math
@@ -18,6 +19,7 @@ from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +272,35 @@ def cost(every: int, steps: int, size: tuple[int, int, int]) -> float:
     return statistics.median(ratios)
 
 
+def memory(size: tuple[int, int, int]) -> tuple[float, int]:
+    """Compare the memory of tensors in steps with and without the audit of each update.
+
+    Returns:
+        The peak with the audit over that without, and the bytes by which it holds more between steps.
+    """
+    conventions, _ = PROFILES["GRPO"]
+    peaks, held = [], []
+    for audit in (Audit(conventions, every=1, on_finding="log"), None):
+        run = Run(ReferenceAdapter(conventions), audit, size=size)
+        run.step()  # makes what the optimizer keeps
+        resident = tensor_bytes()
+        with torch.profiler.profile(profile_memory=True) as profiled:
+            run.step()
+        changes = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+        added = list(accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns())))
+        peaks.append(resident + max(added))
+        held.append(tensor_bytes() - resident)
+        del run
+    return peaks[0] / peaks[1], held[0] - held[1]
+
+
+def tensor_bytes() -> int:
+    """Count the bytes of all tensors that there are, each storage once."""
+    gc.collect()
+    storages = [each.untyped_storage() for each in gc.get_objects() if isinstance(each, Tensor)]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=20, help="updates of a run with a bug (default: 20)")
@@ -327,8 +358,13 @@ def main() -> None:
     costs = {every: cost(every, steps, size) for every, steps in ((1, 3), (20, 10))}
     for every, ratio in costs.items():
         console.print(f"every={every}: {ratio:.3f} times the CPU time of a step without the audit", highlight=False)
+    peak, held = memory(size)
+    console.print(
+        f"every=1: {peak:.3f} times the peak memory of a step without the audit, and {held} bytes more between steps",
+        highlight=False,
+    )
     if arguments.json:
-        document = {"found": found, "alarms": alarms, "cost": costs}
+        document = {"found": found, "alarms": alarms, "cost": costs, "memory": {"peak": peak, "held": held}}
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -101,6 +101,12 @@ def test_the_nightly_metric_falls_with_the_bug(played):
     assert first > 3 * last
 
 
+def test_the_audit_of_a_run_finds_the_bug_and_its_bundle_tells_the_commit_from_the_one_before(played):
+    _, verdict, _ = played
+    assert verdict["finding"].startswith("advantages: ")
+    assert verdict["asked"] == [1, 0]
+
+
 def test_output_that_no_terminal_reads_is_plain_text(played):
     output, _, _ = played
     assert "\x1b" not in output

@@ -31,6 +31,8 @@ ADAPTER = "canary.py"
 TEST = "test_train::test_reward_rises"
 METRIC = "advantage_abs_mean"
 RESULTS = "../nightly/unit_results"
+AUDITED = "audited.py"
+BUNDLES = "../canary"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Verdict:
         failed_checks: The conformance checks that fail on the newest commit.
         counterexample: The actual and expected values of the first failed check.
         nights: The commit and the metric of each nightly run. All of them are green.
+        finding: What the audit of a training run says.
+        asked: The exit code of the replay of its bundle on the named commit, and on the commit before it.
     """
 
     planted: str
@@ -50,6 +54,8 @@ class Verdict:
     failed_checks: list[str]
     counterexample: str
     nights: list[tuple[str, float]]
+    finding: str
+    asked: list[int]
 
 
 def tell(stage: Stage, nights: int) -> Verdict:
@@ -83,7 +89,13 @@ def tell(stage: Stage, nights: int) -> Verdict:
         "The history of the nightly runs agrees: no test ever failed, but what one of them measured jumped.",
     ):
         show_trend(stage)
-    return Verdict(history.planted, named, failed_checks, counterexample, measured)
+    with stage.step(
+        "During a run, the audit needs one update",
+        "No check was run here: the audit stands in the training run of the newest commit, and recomputes its advantages. "
+        "What it finds is a bundle, which any commit can be asked to take again, as a bisect does.",
+    ):
+        finding, asked = audit_run(stage, named)
+    return Verdict(history.planted, named, failed_checks, counterexample, measured, finding, asked)
 
 
 def build_codebase(stage: Stage) -> History:
@@ -166,6 +178,37 @@ def bisect(stage: Stage, history: History) -> str:
     return named
 
 
+def audit_run(stage: Stage, named: str) -> tuple[str, list[int]]:
+    """Trains with the audit on the newest commit, and replays its bundle on the named commit and the one before.
+
+    Returns:
+        The finding, and the exit codes of the replays.
+    """
+    shutil.copy(HERE / AUDITED, stage.repository)
+    train = ["python", AUDITED, BUNDLES]
+    stage.show_command(shlex.join(train))
+    with stage.progress("three steps of training"):
+        output = stage.run(train).stdout
+    *steps, finding = output.splitlines()
+    stage.show("\n".join(steps))
+    stage.show(finding, style="red")
+    replay = ["rlcanary", "replay", f"{BUNDLES}/rollout-0", "--adapter", ADAPTER]
+    asked = []
+    for commit in (named, f"{named}^"):
+        stage.git("checkout", "--quiet", "--detach", commit)
+        stage.console.print()
+        stage.show_command(f"git checkout {commit[:10]}{commit[40:]} && {shlex.join(replay)}")
+        with stage.progress("the advantages of the bundle, as this commit computes them"):
+            done = stage.run(replay, allowed=(0, 1))
+        stage.show(done.stdout)
+        asked.append(done.returncode)
+    stage.git("checkout", "--quiet", "main")
+    stage.console.print()
+    stage.console.print("The same command names the commit:", highlight=False)
+    stage.show_command(f"GOOD=… BAD=HEAD tools/bisect-run.sh {shlex.join(replay)}")
+    return finding, asked
+
+
 def show_trend(stage: Stage) -> None:
     name = f"{TEST}.{METRIC}"
     trend = ["rlcanary", "trend", name, "--dir", RESULTS]
@@ -201,6 +244,7 @@ def summarise(stage: Stage, verdict: Verdict, seconds: float) -> None:
     lines.add_row(
         "Seen in", f"{METRIC}: {verdict.nights[0][1]:.2f} on the first night, {verdict.nights[-1][1]:.2f} on the last"
     )
+    lines.add_row("In a run", verdict.finding)
     lines.add_row("Time", f"{seconds:.0f} s")
     stage.console.print()
     title = "From a silent bug to its commit"

@@ -74,8 +74,9 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     code = None if adapter is None else load_adapter(adapter)
     record, told_before = bundles.read(bundle)
     console = report_console()
+    what = "Rollout" if record.is_rollout else "Update"
     console.print(
-        f"Update {record.update} of a run, {len(record.mask)} rows. The audit of the run found:", highlight=False
+        f"{what} {record.update} of a run, {len(record.mask)} rows. The audit of the run found:", highlight=False
     )
     for line in told_before:
         console.print(f"  {line}", markup=False, highlight=False)
@@ -92,11 +93,27 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
         console.print(f"  {finding.invariant}: {finding.message}", markup=False, highlight=False)
     rows, smallest = shrunk(record, found[0].invariant, code)
     console.print(f"{found[0].invariant} is left with {len(rows)} of {len(record.mask)} rows:", highlight=False)
-    console.print(_tokens(rows, smallest))
+    console.print(_rows(rows, smallest) if record.is_rollout else _tokens(rows, smallest))
     if test is not None and adapter is not None:
         _write_test(test, adapter, smallest, found[0])
         console.print(f"{test} written", highlight=False)
     return 1
+
+
+def _rows(rows: Tensor, record: Record) -> Table:
+    """Tabulate the rows of a rollout."""
+    from rlcanary.live.invariants.advantages import declared
+
+    table = Table(*("row", "group", "reward", "advantage", "declared"))
+    declared_B = declared(record)
+    for place in range(min(len(rows), SHOWN)):
+        values = (record.rewards, record.advantages, declared_B)
+        told = ["" if each is None else f"{float(each[place].reshape(-1)[0]):.4g}" for each in values]
+        group = "" if record.group_ids is None else str(int(record.group_ids[place]))
+        table.add_row(str(int(rows[place])), group, *told)
+    if len(rows) > SHOWN:
+        table.caption = f"and {len(rows) - SHOWN} more rows"
+    return table
 
 
 def _tokens(rows: Tensor, record: Record) -> Table:

@@ -161,13 +161,13 @@ class Audit:
         given = {"rewards": rewards, "group_ids": group_ids, "advantages": advantages}
         record = Record(
             number,
-            # No loss is declared where there is none.
-            self.conventions.replace(objective="custom"),
+            self.conventions,
             nothing,
             nothing,
             exact(mask).bool(),
             logged=dict(logs or {}),
             measured=dict(measured or {}),
+            is_rollout=True,
             **{name: exact(value) for name, value in given.items()},
         )
         return self.judge(record, kind="rollout")

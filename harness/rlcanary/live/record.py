@@ -41,6 +41,7 @@ class Record:
         parts: the rows of each part of the update over which the run averages the metrics that it logs; none where they are
             those of the whole.
         measured: what the audit has measured itself of numbers that the run logs, by their names.
+        is_rollout: these are rows and advantages alone, as they were computed; there is no loss, and no gradient.
         counts: the trained tokens and the rows, as the aggregation counts them, of the whole update that this is a part of;
             None where this is the whole.
     """
@@ -66,6 +67,7 @@ class Record:
     logged: dict[str, float] = field(default_factory=dict)
     parts: list[Tensor] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
+    is_rollout: bool = False
     counts: tuple[float, float] | None = None
 
     @property

@@ -54,6 +54,8 @@ def taken_by(adapter: Adapter, record: Record) -> Record:
             advantages = adapter.advantages(record.rewards, record.group_ids).double()
     if advantages is None:
         raise UserError("the bundle has neither advantages nor the rewards and groups that make them")
+    if record.is_rollout:
+        return replace(record, advantages=advantages)
     count = len(record.pieces)
     batch = record.policy_batch(advantages)
     try:

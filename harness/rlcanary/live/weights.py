@@ -13,6 +13,7 @@ from rlcanary.live.findings import Finding
 
 # A trained parameter that stood still in this many audited updates, in which others moved, is not trained.
 PATIENCE = 10
+COARSE = {"bfloat16", "float16"}
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,15 @@ class Weights:
 
 
 class Stillness:
-    """The number of audited updates in a row in which each trained parameter stood still while others moved."""
+    """The number of audited updates in a row in which each trained parameter stood still while others moved.
+
+    One that has moved before may rest, as all do in a policy that is sure of every token, unless its type is so coarse that
+    small steps are lost.
+    """
 
     def __init__(self) -> None:
         self._updates: dict[str, int] = {}
+        self._moved: set[str] = set()
         self._trained: set[str] = set()
         self._is_resumed = False
 
@@ -110,11 +116,17 @@ class Stillness:
             told = f"the update moved {_some(moves.frozen_moved)}, which is frozen"
             yield Finding("weights.frozen_moved", told, len(moves.frozen_moved))
         if not moves.moved:
-            if moves.still and bool(gradient.isfinite().all()) and bool(gradient.any()):
+            may_rest = any(name in self._moved and moves.dtypes[name] not in COARSE for name in moves.still)
+            if moves.still and not may_rest and bool(gradient.isfinite().all()) and bool(gradient.any()):
                 yield Finding("weights.still", "the logprobs had a gradient, and no trained parameter moved", 1.0)
             return
         self._updates = {name: self._updates.get(name, 0) + 1 for name in moves.still}
-        stuck = tuple(name for name, updates in self._updates.items() if updates >= PATIENCE)
+        self._moved |= set(moves.moved)
+        stuck = tuple(
+            name
+            for name, updates in self._updates.items()
+            if updates >= PATIENCE and (name not in self._moved or moves.dtypes[name] in COARSE)
+        )
         if stuck:
             told = (
                 f"{_some(stuck)} is to be trained, and did not move in {PATIENCE} audited updates in which others did"
@@ -146,7 +158,7 @@ def _union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _rounded(moves: Moves, stuck: tuple[str, ...]) -> str:
-    coarse = sorted({moves.dtypes[name] for name in stuck} & {"bfloat16", "float16"})
+    coarse = sorted({moves.dtypes[name] for name in stuck} & COARSE)
     return f": in {' and '.join(coarse)} a small step is rounded away" if coarse else ""
 
 

@@ -66,6 +66,18 @@ def test_a_parameter_that_moves_at_times_is_not_stuck() -> None:
         assert updated(audit, policy, trained(policy), at_times if number % 5 == 0 else lambda: None) == []
 
 
+def test_what_has_moved_before_may_rest() -> None:
+    policy, audit = Policy(), Audit(GRPO, every=1, on_finding="log")
+
+    def once() -> None:
+        with torch.no_grad():
+            policy.unread += 1
+
+    assert updated(audit, policy, trained(policy), once) == []
+    assert [updated(audit, policy, trained(policy)) for _ in range(2 * PATIENCE)] == [[]] * 2 * PATIENCE
+    assert updated(audit, policy, trained(Policy())) == []
+
+
 def test_an_optimizer_that_holds_other_weights_is_told_at_once() -> None:
     policy, audit = Policy(), Audit(GRPO, every=1, on_finding="log")
     assert updated(audit, policy, trained(Policy())) == ["weights.still"]

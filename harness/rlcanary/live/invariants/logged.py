@@ -27,7 +27,7 @@ def judge(record: Record) -> Iterator[Finding]:
     if record.rewards is not None:
         expected["reward"] = float(record.rewards.nanmean())
     is_known = conventions is not None and advantages is not None and not record.mask_has_unscored
-    if is_known and "custom" not in (getattr(conventions, name) for name in words.PIECES):
+    if is_known and not record.is_rollout and "custom" not in (getattr(conventions, name) for name in words.PIECES):
         expected |= _of_loss(replace(record, advantages=advantages))
     for name in sorted(set(record.logged) & set(expected)):
         got, wanted = float(record.logged[name]), expected[name]
