@@ -239,9 +239,12 @@ def test_an_error_of_the_run_stays_its_own() -> None:
 
 def test_the_loop_of_the_page_has_the_finding_that_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[3] / "docs/live.md").read_text()
-    _, loop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    _, loop, sync = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     torch.manual_seed(0)
-    exec(loop, {})
+    names: dict[str, Any] = {}
+    exec(loop, names)
+    exec(sync, names)
+    assert len(names["audit"].findings) == 1
     (shown,) = re.findall(r"```\n(gradient.*?)\n```", page, re.DOTALL)
     assert " ".join(shown.split()) == capsys.readouterr().out.strip()
 
