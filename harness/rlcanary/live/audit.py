@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from rlcanary.contract.conventions import Conventions
 from rlcanary.live import bundle
 from rlcanary.live import ranks as processes
-from rlcanary.live.findings import Finding, Findings, without_consequences
+from rlcanary.live.findings import Finding, Findings, OnFinding, without_consequences
 from rlcanary.live.invariants import JUDGES, logged
 from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record
@@ -31,8 +31,6 @@ from rlcanary.live.update import Update, exact
 from rlcanary.live.weights import Moves, Stillness
 
 log = logging.getLogger("rlcanary.live")
-
-OnFinding = Literal["log", "warn", "stop"]
 
 
 class Evidence(Protocol):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+OnFinding = Literal["log", "warn", "stop"]
 
 
 class Stopped(Exception):

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from rlcanary.live.findings import Finding, Stopped
-from rlcanary.live.ranks import Made
+from rlcanary.contract.conventions import Conventions
+from rlcanary.live.findings import Finding, OnFinding, Stopped
+from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record
 from rlcanary.live.weights import Weights
 
-if TYPE_CHECKING:
-    from rlcanary.live.audit import Audit
-
 Rows = Tensor | Sequence[int] | slice | None
+
+
+class Auditor(Protocol):
+    """What an update reports to: `rlcanary.live.Audit`."""
+
+    conventions: Conventions | None
+    max_staleness: int | None
+    on_finding: OnFinding
+    ranks: Ranks | None
+
+    def guard(self, function: Callable[[], None]) -> None:
+        """Call a function of the audit, whose failure is none of the run."""
+
+    def conclude(self, make: Callable[[], Made]) -> tuple[Record | None, list[Finding]]:
+        """Make the record of the update, and judge it."""
 
 
 class Update:
@@ -27,10 +40,12 @@ class Update:
         audit: that this is an update of.
         is_audited: whether this update is judged; nothing is kept of one that is not.
         findings: what is wrong with this update, once it has ended; empty for updates that are not audited.
-        record: what was judged, once it has ended; None for updates that are not audited.
+        record: what was judged, once it has ended and where `end` was to keep it.
     """
 
-    def __init__(self, audit: Audit, number: int, is_audited: bool, mask: Tensor | None, given: dict[str, Any]) -> None:
+    def __init__(
+        self, audit: Auditor, number: int, is_audited: bool, mask: Tensor | None, given: dict[str, Any]
+    ) -> None:
         self.is_audited = is_audited
         self.findings: list[Finding] = []
         self.record: Record | None = None
@@ -118,11 +133,12 @@ class Update:
             self._are_means = are_means
             self.audit.guard(lambda: self._logged.update({name: _number(value) for name, value in metrics.items()}))
 
-    def end(self, was_stepped: bool = True) -> None:
+    def end(self, was_stepped: bool = True, keep_record: bool = False) -> None:
         """Judge the update.
 
         Args:
             was_stepped: False where the optimizer left its step out, so that weights stand still.
+            keep_record: keep what was judged in `record`.
 
         Raises:
             Stopped: something was found, and the audit stops a run for it.
@@ -130,7 +146,8 @@ class Update:
         pieces = self._released()
         if self.is_audited and (pieces or self.audit.ranks != "separate"):
             self._weights = self._weights if was_stepped else None
-            self.record, self.findings = self.audit.conclude(lambda: self._made(pieces))
+            record, self.findings = self.audit.conclude(lambda: self._made(pieces))
+            self.record = record if keep_record else None
         self._given, self._model, self._optimizer, self._weights = {}, None, None, None
         if self.findings and self.audit.on_finding == "stop":
             raise Stopped("; ".join(map(str, self.findings)))

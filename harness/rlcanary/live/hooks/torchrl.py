@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlcanary.adapters.torchrl.options import AGGREGATIONS, advantage_words, loss_words
 from rlcanary.contract.conventions import Conventions
-from rlcanary.live.audit import Audit, OnFinding, log
+from rlcanary.live.audit import Audit, log
+from rlcanary.live.findings import OnFinding
 from rlcanary.live.hooks.steps import Steps
 
 

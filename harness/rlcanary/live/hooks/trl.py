@@ -14,7 +14,9 @@ import torch
 from transformers import TrainerCallback
 
 from rlcanary.adapters.trl import conventions_of
-from rlcanary.live.audit import Audit, OnFinding
+from rlcanary.adapters.trl.conventions import AGGREGATIONS
+from rlcanary.live.audit import Audit, log
+from rlcanary.live.findings import OnFinding
 from rlcanary.live.record import Record
 from rlcanary.live.update import Update
 
@@ -40,9 +42,13 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Any, every: int, on_finding: OnFinding, bundles: bool) -> None:
         self._stops = on_finding == "stop"
-        conventions = conventions_of(trainer.args, bool(trainer.use_vllm)).replace(
-            old_logprobs="trainer", training_dropout=_drops_out(trainer.model)
-        )
+        conventions = None
+        if trainer.args.loss_type in AGGREGATIONS:
+            conventions = conventions_of(trainer.args, bool(trainer.use_vllm)).replace(
+                old_logprobs="trainer", training_dropout=_drops_out(trainer.model)
+            )
+        else:
+            log.warning("loss_type=%r is judged by the laws alone", trainer.args.loss_type)
         self.audit = Audit(
             conventions,
             every=every,
@@ -85,8 +91,10 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         return output
 
     def _watched_rewards(self, *arguments: Any, **options: Any) -> Any:
-        self._rewards = self._reward(*arguments, **options)
-        return self._rewards
+        rewards = self._reward(*arguments, **options)
+        if self._trainer.model.training:
+            self._rewards = rewards
+        return rewards
 
     def _counts(self) -> dict[str, int]:
         """Count the values of each metric that the trainer holds."""
@@ -165,6 +173,10 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             **known,
         )
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Drop what the trainer did not log alone."""
+        self._judged = None
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Measure the gradient and the learning rate of the step."""
         if self._update is not None and self._update.is_audited:
@@ -200,7 +212,7 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         before = len(self.audit.findings)
         if update.is_audited:
             self.audit.guard(lambda: update.log(self._logged(OF_MICRO_BATCHES, self._known), are_means=True))
-        update.end(was_stepped=not self._trainer.accelerator.optimizer_step_was_skipped)
+        update.end(not self._trainer.accelerator.optimizer_step_was_skipped, keep_record=True)
         self._judged = update.record
         state.stateful_callbacks[SAVED] = self.audit.state_dict()
         for name, value in self.audit.metrics().items():
