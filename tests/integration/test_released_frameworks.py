@@ -2,18 +2,21 @@
 
 import json
 import math
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from command_line import rlcanary
 from programs import run_without_rlcanary
 
 from rlcanary.adapters import load_adapter
 from rlcanary.checks import all_checks, run_check
 from rlcanary.checks.programs.standalone import standalone
+from rlcanary.scaffold.templates import ADAPTERS, framework_adapter
 
 EXPECTED = Path(__file__).parents[1] / "expected"
 
@@ -91,3 +94,43 @@ def test_the_correction_of_vllms_logprobs_is_trls_own() -> None:
     trainer_logprobs, sampler_logprobs = torch.tensor([[-1.0, -1.0, -1.0]]), torch.tensor([[-2.0, -0.9, -9.0]])
     got = adapter.importance_weights(trainer_logprobs, sampler_logprobs, torch.tensor([[True, True, False]]))
     torch.testing.assert_close(got, torch.tensor([[1.5, math.exp(-0.1), 0.0]]))
+
+
+@pytest.mark.parametrize("framework", ["trl", "verl", "skyrl"])
+def test_one_command_gives_a_green_ci_with_what_fails_today(framework: str, tmp_path: Path) -> None:
+    pytest.importorskip(framework)
+    (tmp_path / "pyproject.toml").write_text(
+        f'[project]\nname = "mine"\nversion = "1"\ndependencies = ["{framework}"]\n'
+    )
+    done = rlcanary("init", "--only", "advantage", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    workflow = yaml.safe_load((tmp_path / ".github/workflows/rlcanary.yml").read_text())
+    *_, install, check = [step["run"] for step in workflow["jobs"]["check"]["steps"] if "run" in step]
+    assert shlex.split(install)[:4] == ["pip", "install", "-e", "."]
+    command = shlex.split(check.replace("$GITHUB_STEP_SUMMARY", "summary.md"))
+    assert rlcanary(*command[1:], cwd=tmp_path).returncode == 0
+    assert (tmp_path / "summary.md").read_text().startswith("## ✅")
+    (hook,) = yaml.safe_load((tmp_path / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    assert rlcanary(*shlex.split(hook["entry"])[1:], cwd=tmp_path).returncode == 0
+    expected = (tmp_path / "tests/canary_expected.txt").read_text()
+    assert "advantage.constant_reward_is_zero  # " in expected
+    # The list is honest: without it the same run is red.
+    assert rlcanary("check", "tests/canary.py", "--only", "advantage", cwd=tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize("framework", ["trl", "verl", "skyrl", "torchrl"])
+def test_settings_in_the_comments_reach_the_framework(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(framework)
+    text = framework_adapter(framework, "mine")
+    for line in ADAPTERS[framework].settings:
+        assert f"# {line}" in text
+        text = text.replace(f"# {line}", line)
+    (tmp_path / "with_settings.py").write_text(text)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    adapter = load_adapter(str(tmp_path / "with_settings.py"))
+    changed, declared = adapter.conventions, load_adapter(framework).conventions
+    assert (changed.clip_high, changed.aggregation) != (declared.clip_high, declared.aggregation)
+    again = adapter.configured(epochs_per_rollout=2).conventions
+    assert (again.clip_high, again.aggregation) == (changed.clip_high, changed.aggregation)

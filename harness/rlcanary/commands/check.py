@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from rlcanary.adapters.load import BUNDLED, load_adapter, misspelt, outdated
+from rlcanary.commands.parts.suite import run_suite
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
 from rlcanary.system.files import require_writable, write_whole
@@ -109,7 +110,7 @@ def check(
     implementation = load_adapter(adapter)
 
     from rlcanary.bugs.causes import causes_of
-    from rlcanary.checks import checks_of, run_check
+    from rlcanary.checks import checks_of
     from rlcanary.checks.findings.diagnosis import Diagnosis
     from rlcanary.checks.findings.expected import NO_REASON, changes, compare, read_expected, update_expected
     from rlcanary.checks.findings.report import show, to_json, to_markdown
@@ -119,13 +120,7 @@ def check(
     models = chosen(worlds)
     checks = checks_of(only)
     expected = {} if expected_path is None else read_expected(expected_path)
-    results = []
-    with progress_bar() as progress:
-        task = progress.add_task(f"checking {implementation.name}", total=len(checks))
-        for item in checks:
-            progress.update(task, description=item.id)
-            results.append(run_check(item, implementation, adapter, seed, timeout, examples, models))
-            progress.advance(task)
+    results = run_suite(checks, implementation, adapter, seed, timeout, examples, models)
     if updated_path is not None:
         before = read_expected(updated_path, is_draft=True) if updated_path.exists() else {}
         expected = update_expected(updated_path, results)

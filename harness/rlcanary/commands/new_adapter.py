@@ -1,19 +1,12 @@
 """Write a first adapter for your codebase."""
 
-import re
-from importlib.resources import files
 from pathlib import Path
 
 import click
 
 from rlcanary.errors import UserError
+from rlcanary.scaffold.templates import first_adapter
 from rlcanary.system.files import require_writable, write_whole
-
-
-def template(class_name: str) -> str:
-    """Return the source of a runnable adapter."""
-    source = files("rlcanary.adapters").joinpath("template.py").read_text(encoding="utf-8")
-    return re.sub(r"  # type: ignore.*", "", source).replace("MyCodebase", class_name)
 
 
 @click.command()
@@ -27,5 +20,5 @@ def new_adapter(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     require_writable(path)
     class_name = "".join(part.capitalize() for part in path.stem.split("_"))
-    write_whole(path, template(class_name))
+    write_whole(path, first_adapter(class_name))
     click.echo(f"{path} written. Check it with: rlcanary check {path}")

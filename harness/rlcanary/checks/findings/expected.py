@@ -81,13 +81,18 @@ def read_expected(path: Path, *, is_draft: bool = False) -> dict[str, Expectatio
     return {entry.check_id: Expectation(entry.reason, tuple(entry.findings)) for entry in entries}
 
 
-def update_expected(path: Path, results: Iterable[Result]) -> dict[str, Expectation]:
+def update_expected(path: Path, results: Iterable[Result], reason: str = NO_REASON) -> dict[str, Expectation]:
     """Write the failures among the results into the file, which may not exist yet.
 
     Reasons, comments and the entries of checks that did not run stay.
 
+    Args:
+        path: the file.
+        results: those of a run.
+        reason: the reason of new entries.
+
     Returns:
-        The new contents of the file; the reason of a new entry is `NO_REASON`.
+        The new contents of the file.
     """
     entries = {entry.check_id: entry for entry in (_read(path) if path.exists() else [])}
     for result in results:
@@ -96,8 +101,8 @@ def update_expected(path: Path, results: Iterable[Result]) -> dict[str, Expectat
         if result.status == "pass":
             entries.pop(result.id, None)
             continue
-        entry = entries.setdefault(result.id, _Entry("", [], result.id, NO_REASON))
-        entry.reason = entry.reason or NO_REASON
+        entry = entries.setdefault(result.id, _Entry("", [], result.id, reason))
+        entry.reason = entry.reason or reason
         entry.findings = list(dict.fromkeys(found.fingerprint for found in result.findings))
     write_whole(path, "".join(map(str, entries.values())))
     return {entry.check_id: Expectation(entry.reason, tuple(entry.findings)) for entry in entries.values()}

@@ -1,0 +1,156 @@
+"""Decide which files `rlcanary init` writes into a repository. A file that is there is never written over."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from pathlib import Path
+
+from rlcanary.scaffold.survey import Survey, installed_release
+from rlcanary.scaffold.templates import (
+    ADAPTERS,
+    HOOK,
+    PRE_COMMIT,
+    PYTEST_SETTINGS,
+    WORKFLOW,
+    first_adapter,
+    framework_adapter,
+)
+from rlcanary.system.files import write_whole
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A file of the plan.
+
+    Attributes:
+        path: the file, relative to the repository.
+        text: what to write, or to append; None to leave the file as it is.
+        note: what it is for; or, for a file that is left, what to add to it by hand.
+        appends: whether the text goes behind what the file has.
+    """
+
+    path: str
+    text: str | None
+    note: str
+    appends: bool = False
+
+    def write(self, root: Path) -> None:
+        """Write or append the text.
+
+        Raises:
+            OSError: the file could not be written. An existing file is unchanged.
+        """
+        if self.text is None:
+            return
+        path = root / self.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, (path.read_text(encoding="utf-8") if self.appends else "") + self.text)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files of a repository that is checked.
+
+    Attributes:
+        found: the survey.
+        framework: the framework whose adapter is the start, None for a first adapter of the codebase's own.
+        only: the checks to run, as `rlcanary check --only` takes them; all if empty.
+    """
+
+    found: Survey
+    framework: str | None
+    only: tuple[str, ...] = ()
+
+    @property
+    def adapter(self) -> str:
+        """The adapter's file, relative to the repository."""
+        return f"{self.found.tests}/canary.py"
+
+    @property
+    def expected(self) -> str:
+        """The file of known failures, relative to the repository."""
+        return f"{self.found.tests}/canary_expected.txt"
+
+    @property
+    def arguments(self) -> str:
+        """The adapter and the choice of checks, as a command line."""
+        return shlex.join([self.adapter, *(part for prefix in self.only for part in ("--only", prefix))])
+
+    @property
+    def command(self) -> str:
+        """The command that CI runs."""
+        return f"rlcanary check {self.arguments} --expected {self.expected}"
+
+    def files(self) -> list[Planned]:
+        """List the files besides the one of known failures."""
+        return [self._adapter_file(), self._pytest_settings(), self._workflow(), self._hook()]
+
+    def _adapter_file(self) -> Planned:
+        if self.framework is None:
+            text, note = first_adapter("Canary"), "textbook code: put a call of your own function in place of each body"
+        else:
+            text = framework_adapter(self.framework, self.found.name)
+            note = f"{ADAPTERS[self.framework].title}'s own code; its comments say where your settings and functions go"
+        return self._new(self.adapter, text, note, "")
+
+    def _pytest_settings(self) -> Planned:
+        file = self.found.pytest_file
+        if file is not None:
+            name = os.path.relpath(file, self.found.root)
+            value = f'["{self.expected}"]' if file.suffix == ".toml" else self.expected
+            missing = "canary_expected" not in file.read_text(encoding="utf-8")
+            return Planned(name, None, f"add to pytest's settings: canary_expected = {value}" if missing else "")
+        note = f"the known failures of pytest --canary={self.adapter}"
+        is_there = (self.found.root / "pyproject.toml").is_file()
+        text = PYTEST_SETTINGS.format(expected=self.expected)
+        return Planned("pyproject.toml", text if is_there else text.lstrip(), note, appends=is_there)
+
+    def _workflow(self) -> Planned:
+        text = WORKFLOW.format(
+            python=f"{sys.version_info.major}.{sys.version_info.minor}",
+            install=" ".join(self._requirements()),
+            command=self.command,
+        )
+        return self._new(".github/workflows/rlcanary.yml", text, "runs the checks on each pull request, on a CPU", "")
+
+    def _hook(self) -> Planned:
+        hook = HOOK.format(command=self.command)
+        by_hand = f"add to its repos:\n{PRE_COMMIT.format(hook=hook).partition(chr(10))[2]}".rstrip()
+        note = "runs them before each push, and stops it for a wrong update"
+        return self._new(".pre-commit-config.yaml", PRE_COMMIT.format(hook=hook), note, by_hand)
+
+    def _new(self, path: str, text: str, note: str, by_hand: str) -> Planned:
+        file = self.found.root / path
+        if not file.exists():
+            return Planned(path, text, note)
+        has_it = "rlcanary" in file.read_text(encoding="utf-8", errors="replace")
+        return Planned(path, None, "" if has_it else by_hand)
+
+    def _requirements(self) -> list[str]:
+        """List what CI installs: the repository, the framework where no dependency file names it, and rlcanary."""
+        wanted = ["-e ."] if self.found.is_package else []
+        wanted += [f"-r {self.found.requirements}"] if self.found.requirements else []
+        if self.framework is not None and self.framework not in self.found.named:
+            release = installed_release(self.framework)
+            wanted.append(f"{self.framework}=={release}" if release else self.framework)
+        return [*wanted, shlex.quote(own_requirement())]
+
+
+def own_requirement() -> str:
+    """Return the requirement that installs this rlcanary elsewhere, as far as its installation says where it is from."""
+    origin = json.loads(distribution("rlcanary").read_text("direct_url.json") or "{}")
+    source = origin.get("vcs_info")
+    if source:
+        return f"rlcanary[torch] @ {source['vcs']}+{origin['url']}@{source['commit_id']}"
+    return "rlcanary[torch]"
+
+
+def is_from_a_folder() -> bool:
+    """Tell whether this rlcanary was installed from a folder or a file, from which no other machine can install it."""
+    origin = json.loads(distribution("rlcanary").read_text("direct_url.json") or "{}")
+    return "vcs_info" not in origin and str(origin.get("url", "")).startswith("file:")

@@ -1,0 +1,84 @@
+"""`rlcanary init`: one command, and CI is green with an honest list of what fails."""
+
+from pathlib import Path
+
+from command_line import rlcanary
+
+WORKFLOW = ".github/workflows/rlcanary.yml"
+
+
+def contents(root: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(root)): path.read_text()
+        for path in root.rglob("*")
+        if path.suffix != ".pyc" and path.is_file()
+    }
+
+
+def uses(root: Path, package: str) -> Path:
+    (root / "pyproject.toml").write_text(f'[project]\nname = "mine"\nversion = "1"\ndependencies = ["{package}"]\n')
+    return root
+
+
+def test_repository_of_no_framework_gets_a_first_adapter(tmp_path: Path) -> None:
+    done = rlcanary("init", "--only", "advantage,mask,loss", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "class Canary(Adapter)" in (tmp_path / "tests/canary.py").read_text()
+    command = "check tests/canary.py --only advantage,mask,loss --expected tests/canary_expected.txt"
+    assert command in (tmp_path / WORKFLOW).read_text()
+    assert rlcanary(*command.split(), cwd=tmp_path).returncode == 0
+
+
+def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/canary.py").write_text((Path(__file__).parents[2] / "support/plain_loss.py").read_text())
+    own = {
+        "pytest.ini": "[pytest]\ntestpaths = tests\n",
+        ".pre-commit-config.yaml": "repos: []\n",
+        "tests/canary_expected.txt": "",
+    }
+    for name, text in own.items():
+        (tmp_path / name).write_text(text)
+    before = contents(tmp_path)
+    done = rlcanary("init", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert after.keys() - before.keys() == {WORKFLOW}
+    assert "canary_expected = tests/canary_expected.txt" in done.stdout
+    assert "- id: rlcanary" in done.stdout
+    again = rlcanary("init", cwd=tmp_path)
+    assert (again.returncode, contents(tmp_path)) == (0, after)
+
+
+def test_pyproject_keeps_every_line_and_gets_the_setting_once(tmp_path: Path) -> None:
+    text = uses(tmp_path, "numpy").joinpath("pyproject.toml").read_text()
+    for _ in range(2):
+        assert rlcanary("init", "--only", "mask", cwd=tmp_path).returncode == 0
+        setting = '\n[tool.pytest.ini_options]\ncanary_expected = ["tests/canary_expected.txt"]\n'
+        assert (tmp_path / "pyproject.toml").read_text() == text + setting
+
+
+def test_dry_run_names_the_files_and_writes_none(tmp_path: Path) -> None:
+    done = rlcanary("init", "--dry-run", cwd=uses(tmp_path, "trl"))
+    assert done.returncode == 0
+    assert [name in done.stdout for name in ("tests/canary.py", WORKFLOW, "tests/canary_expected.txt")] == [True] * 3
+    assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
+
+
+def test_framework_that_is_not_installed_is_said_and_leaves_the_rest(tmp_path: Path) -> None:
+    done = rlcanary("init", cwd=uses(tmp_path, "openrlhf"))
+    assert done.returncode == 2
+    assert "openrlhf is not installed" in done.stderr
+    assert "--update-expected tests/canary_expected.txt" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert (tmp_path / "tests/canary.py").is_file()
+    assert not (tmp_path / "tests/canary_expected.txt").exists()
+
+
+def test_folder_that_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / ".github").write_text("")
+    done = rlcanary("init", cwd=tmp_path)
+    assert done.returncode == 2
+    assert ".github" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [".github"]

@@ -1,0 +1,70 @@
+"""A survey of a repository: which framework it uses, and where that is said."""
+
+from pathlib import Path
+
+import pytest
+
+from rlcanary.errors import UserError
+from rlcanary.scaffold.plan import Plan
+from rlcanary.scaffold.survey import survey
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pyproject.toml", '[project]\nname = "mine"\ndependencies = ["TRL[vllm]>=1.16"]\n'),
+        ("pyproject.toml", '[project]\nname = "mine"\noptional-dependencies = {train = ["trl"]}\n'),
+        ("pyproject.toml", '[project]\nname = "trl"\n'),
+        ("pyproject.toml", '[dependency-groups]\ntrain = ["trl ~= 1.16", {include-group = "dev"}]\n'),
+        ("pyproject.toml", '[tool.poetry.dependencies]\ntrl = "^1.16"\n'),
+        ("requirements.txt", "torch\ntrl==1.16.0 # pinned\n"),
+        ("requirements/train.txt", "trl @ git+https://example.org/trl\n"),
+        ("setup.py", 'setup(name="mine", install_requires=["torch", "trl>=1"])\n'),
+        ("environment.yml", "dependencies:\n  - pip:\n    - trl\n"),
+        ("src/train.py", "def main():\n    from trl.trainer import GRPOTrainer\n"),
+    ],
+)
+def test_framework_is_found_where_a_repository_says_it(tmp_path: Path, file: str, text: str) -> None:
+    found = survey(write(tmp_path, {file: text}))
+    assert found.frameworks == ["trl"]
+    assert found.evidence["trl"] == [file]
+
+
+def test_other_packages_and_comments_are_no_framework(tmp_path: Path) -> None:
+    files = {
+        "requirements.txt": "# trl\ntrl-tools\nmy.verl\n-r verl.txt\n",
+        "pyproject.toml": '[project]\nname = "mine"\nkeywords = ["trl"]\n[tool.ruff]\nextend-exclude = ["verl"]\n',
+        "train.py": "# import trl\nfrom trlx import train\ntext = 'import verl'\n",
+        ".venv/lib/trainer.py": "import trl\n",
+        "build/lib/train.py": "import verl\n",
+    }
+    assert survey(write(tmp_path, files)).evidence == {}
+
+
+def test_named_dependency_comes_before_an_import(tmp_path: Path) -> None:
+    files = {"a.py": "import trl\n", "b.py": "import trl\nimport ray\n", "requirements.txt": "verl\nvllm>=0.10\n"}
+    found = survey(write(tmp_path, files))
+    assert found.frameworks == ["verl", "trl"]
+    assert found.evidence["ray"] == ["b.py"]
+    assert found.evidence["vllm"] == ["requirements.txt"]
+
+
+def test_skyrls_parts_are_skyrl(tmp_path: Path) -> None:
+    assert survey(write(tmp_path, {"requirements.txt": "skyrl-train[vllm]\n"})).frameworks == ["skyrl"]
+
+
+def test_existing_test_folder_takes_the_adapter(tmp_path: Path) -> None:
+    found = survey(write(tmp_path, {"test/test_loss.py": ""}))
+    assert Plan(found, None).adapter == "test/canary.py"
+
+
+def test_unreadable_pyproject_is_a_mistake_to_mend(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"pyproject\.toml"):
+        survey(write(tmp_path, {"pyproject.toml": "[project\n"}))
