@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -92,6 +92,7 @@ class Found:
     Attributes:
         severity: the effect on the update.
         compared: the tensor that the code gave and the one expected, if that is what differs.
+        frames: the file and the line of each call on the way to an exception, the innermost last.
     """
 
     fingerprint: Fingerprint
@@ -100,6 +101,7 @@ class Found:
     is_error: bool
     compared: tuple[Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
     severity: Severity = "update"
+    frames: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass
@@ -156,7 +158,8 @@ class Tally:
         except Finding as finding:
             self.note(finding)
         except Exception as error:  # noqa: BLE001 - the adapter is foreign code; any exception is a result
-            frame = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            frame = frames[-1]
             where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
             message = f": {error}" if str(error) else ""
             if "same device" in message:
@@ -166,8 +169,9 @@ class Tally:
             called = (
                 f"after {self.calling}: " if self.has_returned else f"{self.calling} raised " if self.calling else ""
             )
+            told = f"{called}{type(error).__name__}{message} ({where})"
             self.stopped(
-                f"raises {type(error).__name__}", f"{called}{type(error).__name__}{message} ({where})", program()
+                f"raises {type(error).__name__}", told, program(), [(f.filename, f.lineno or 1) for f in frames]
             )
         finally:
             self._labels.pop()
@@ -178,10 +182,11 @@ class Tally:
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
         self.found.append(Found(fingerprint, self._told(finding.message), self._program(), False, finding.compared))
 
-    def stopped(self, what: str, message: str, snippet: str = "") -> None:
+    def stopped(self, what: str, message: str, snippet: str = "", frames: Iterable[tuple[str, int]] = ()) -> None:
         """Add the exception that ended the current case early."""
         hint = " (an adapter that does not take such a model raises NotProvided)" if self._model else ""
-        self.found.append(Found(Fingerprint(self._case, what), self._told(message) + hint, snippet, is_error=True))
+        told = self._told(message) + hint
+        self.found.append(Found(Fingerprint(self._case, what), told, snippet, is_error=True, frames=tuple(frames)))
 
     def _told(self, message: str) -> str:
         return f"on the model {self._model}: {message}" if self._model else message

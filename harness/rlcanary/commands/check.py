@@ -55,6 +55,11 @@ from rlcanary.system.files import require_writable, write_whole
     help="Also write the program of each failure as DIR/CHECK.py, so that it runs without rlcanary.",
 )
 @click.option("--markdown", type=click.Path(path_type=Path), help="Also write a summary here, as Markdown.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Also write the results here, as JUnit's XML.")
+@click.option("--sarif", type=click.Path(path_type=Path), help="Also write the failures here, as SARIF 2.1.0.")
+@click.option(
+    "--github", is_flag=True, help="Also print the failures as GitHub annotations, at the lines of your code."
+)
 @click.option(
     "--expected",
     "expected_path",
@@ -94,13 +99,16 @@ def check(
     json_path: Path | None,
     programs: Path | None,
     markdown: Path | None,
+    junit: Path | None,
+    sarif: Path | None,
+    github: bool,
     expected_path: Path | None,
     updated_path: Path | None,
     timeout: float,
 ) -> None:
     if expected_path is not None and updated_path is not None:
         raise UserError("--expected reads the file that --update-expected writes: give one of them")
-    for path in (json_path, markdown, updated_path):
+    for path in (json_path, markdown, junit, sarif, updated_path):
         if path is not None:
             require_writable(path)
     if programs is not None:
@@ -111,9 +119,13 @@ def check(
 
     from rlcanary.bugs.causes import causes_of
     from rlcanary.checks import checks_of
+    from rlcanary.checks.findings.annotations import to_annotations
     from rlcanary.checks.findings.diagnosis import Diagnosis
     from rlcanary.checks.findings.expected import NO_REASON, changes, compare, read_expected, update_expected
+    from rlcanary.checks.findings.junit import to_junit
+    from rlcanary.checks.findings.locations import repository_root
     from rlcanary.checks.findings.report import show, to_json, to_markdown
+    from rlcanary.checks.findings.sarif import to_sarif
     from rlcanary.checks.programs.standalone import standalone
     from rlcanary.checks.worlds.models import chosen
 
@@ -144,7 +156,15 @@ def check(
             write_whole(programs / f"{result.id}.py", standalone(result.snippet, implementation, adapter))
     if markdown is not None:
         write_whole(markdown, to_markdown(implementation.name, checks, results, comparison, causes, fail_on))
+    root = repository_root()
+    if junit is not None:
+        write_whole(junit, to_junit(implementation, checks, results, comparison, expected, fail_on, root))
+    if sarif is not None:
+        write_whole(sarif, to_sarif(implementation, checks, comparison, expected, causes, root))
     show(report_console(), implementation.name, checks, results, comparison, causes)
+    if github:
+        given = (implementation, checks, results, comparison, causes, fail_on, root, expected_path)
+        click.echo("".join(f"{line}\n" for line in to_annotations(*given)), nl=False)
     if programs is not None:
         click.echo(f"rlcanary: programs written to {programs}: {len(written)}", err=True)
     if str(diagnosis):

@@ -132,7 +132,7 @@ jobs:
       - run: pip install {install}
       - run: >-
           {command}
-          --markdown "$GITHUB_STEP_SUMMARY"
+          --github --markdown "$GITHUB_STEP_SUMMARY"
 """
 
 PRE_COMMIT = """\

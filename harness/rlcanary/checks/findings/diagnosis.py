@@ -329,7 +329,7 @@ class _Against(Tally):
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
         self._match(Found(fingerprint, self._told(finding.message), "", False, finding.compared))
 
-    def stopped(self, what: str, message: str, snippet: str = "") -> None:
+    def stopped(self, what: str, message: str, snippet: str = "", frames: Iterable[tuple[str, int]] = ()) -> None:
         self._match(Found(Fingerprint(self._case, what), message, snippet, is_error=True))
 
     def _match(self, found: Found) -> None:
