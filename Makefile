@@ -7,7 +7,7 @@ PYTHON312 ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/
 	"$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$python" && break; done)
 BIN312 := .venv312/bin
 
-.PHONY: help venv venv312 demo test test312 styles lint bench curve docs clean
+.PHONY: help venv venv312 demo test test312 styles lint bench curve docs release clean
 
 help:
 	@echo "make demo    from a planted silent bug to the commit that planted it, in about two minutes"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench   the benchmarks, each against a peer in the same run"
 	@echo "make curve   train examples/arithmetic.yaml and draw its curve for the README, in some minutes"
 	@echo "make docs    write the generated pages and counts anew and build the site in build/site"
+	@echo "make release build sdist and wheel in dist/, install them into bare environments of each Python, play the demo from them"
 	@echo "make venv    only set up .venv"
 
 venv: .venv/ready
@@ -76,6 +77,12 @@ curve: venv
 docs: venv
 	$(BIN)/python tools/write_docs.py
 	$(BIN)/python -m mkdocs build --strict --quiet
+
+# Bare environments of each Python that is here; the tests check contents and metadata alone.
+RELEASE_PYTHONS ?= $(wildcard $(foreach minor,11 12 13,$(firstword $(wildcard $(HOME)/.pyenv/versions/3.$(minor).*/bin/python))))
+
+release: venv
+	$(BIN)/python tools/release.py $(foreach python,$(RELEASE_PYTHONS),--install $(python)) --torch
 
 clean:
 	rm -rf .venv .venv312 build dist

@@ -5,7 +5,6 @@ The names of the adapter contract and of the checks can be imported from here; t
 
 import importlib
 import sys
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.system.old_names import OldNames
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.state import Item
     from rlcanary.errors import UserError
 
-__version__ = version("rlcanary")
+    __version__: str
 
 HOMES = {
     "rlcanary.adapters.load": ("load_adapter",),
@@ -152,6 +151,8 @@ sys.meta_path.append(OldNames())
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # to find it takes longer than everything else here
+        return importlib.import_module("importlib.metadata").version("rlcanary")
     for module, names in HOMES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)

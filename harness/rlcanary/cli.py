@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from rlcanary import __version__, commands
+from rlcanary import commands
 from rlcanary.errors import UserError
 
 
@@ -44,7 +44,7 @@ class CommandsFolder(click.Group):
 
 
 @click.group(cls=CommandsFolder, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="rlcanary")
+@click.version_option(package_name="rlcanary", prog_name="rlcanary")
 def cli() -> None:
     """Catch RL-on-LLM training that runs without an error and learns the wrong thing, and find the commit that did it.
 
