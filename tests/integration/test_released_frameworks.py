@@ -12,6 +12,7 @@ import torch
 import yaml
 from command_line import rlcanary
 from programs import run_without_rlcanary
+from readme_commands import play
 
 from rlcanary.adapters import load_adapter
 from rlcanary.checks import all_checks, run_check
@@ -134,3 +135,22 @@ def test_settings_in_the_comments_reach_the_framework(
     assert (changed.clip_high, changed.aggregation) != (declared.clip_high, declared.aggregation)
     again = adapter.configured(epochs_per_rollout=2).conventions
     assert (again.clip_high, again.aggregation) == (changed.clip_high, changed.aggregation)
+
+
+def test_checks_of_a_custom_reward_in_trl_see_an_answer_that_is_searched(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    right = "return bool(given) and number(given[-1]) is not None and number(given[-1]) == number(answer)"
+    edit = ("rewards.py", right, "return bool(given) and answer in given[-1]")
+    checked, trained, broken = play("trl_custom_reward", tmp_path / "example", edit)
+    assert "FAIL" not in checked
+    assert "trained 2 steps" in trained
+    assert "FAIL verifying.wrong_answer" in broken
+
+
+def test_checks_of_a_custom_loss_in_verl_see_a_mean_over_its_own_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("verl")
+    right = "return agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info), {}"
+    edit = ("loss.py", right, "return (losses * response_mask).sum() / response_mask.sum(), {}")
+    checked, broken = play("verl_custom_loss", tmp_path / "example", edit)
+    assert "failed as expected" in checked
+    assert "FAIL split.micro_batches" in broken

@@ -6,7 +6,7 @@ import rlcanary
 
 
 def test_every_promised_line_still_holds() -> None:
-    """A line that is gone breaks somebody's adapter or script: if on purpose, say so in CHANGELOG.md and write the file anew."""
+    """A line that is gone breaks somebody's adapter or script: if on purpose, say so in CHANGELOG.md and write the file."""
     offered = set(public_face())
     gone = [line for line in PROMISED.read_text().splitlines() if line not in offered]
     assert gone == []

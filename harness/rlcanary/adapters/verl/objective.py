@@ -11,6 +11,7 @@ from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.configured import Configured
 from rlcanary.adapters.verl.credit import OF_ROWS, estimated, token_rewards, value_loss
 from rlcanary.adapters.verl.engine import given_outputs, jagged, new_engine, on_ranks, sequences, tensordict
+from rlcanary.adapters.verl.options import LOSS_MODES
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.records.credit import Credit
@@ -233,11 +234,10 @@ class Objective(Configured):
 
     def _named(self, logged: Mapping[str, float]) -> dict[str, float]:
         """Rename metrics to ours; those aggregated like the loss are means over tokens under one aggregation only."""
-        metrics = {
-            "clip_fraction": logged["actor/pg_clipfrac"] + logged["actor/pg_clipfrac_lower"],
-            "policy_loss": logged["actor/pg_loss"],
-            "approx_kl": logged["actor/ppo_kl"],
-        }
+        metrics = {"policy_loss": logged["actor/pg_loss"]}
+        if self._actor_config.policy_loss.loss_mode in LOSS_MODES:  # a loss of the user's logs what it likes
+            metrics["clip_fraction"] = logged["actor/pg_clipfrac"] + logged["actor/pg_clipfrac_lower"]
+            metrics["approx_kl"] = logged["actor/ppo_kl"]
         if self.conventions.aggregation == "token_mean":
             names = {"kl_loss": "kl", "actor/kl_loss": "kl", "actor/entropy_loss": "entropy"}
             metrics |= {ours: logged[theirs] for theirs, ours in names.items() if theirs in logged}

@@ -49,7 +49,7 @@ def require_words(actor: Any) -> None:
         UserError: it has a setting that the conventions cannot express.
     """
     loss_mode, aggregation = actor.policy_loss.loss_mode, actor.loss_agg_mode
-    if loss_mode not in LOSS_MODES:
+    if loss_mode not in LOSS_MODES and not is_of_the_user(loss_mode):
         raise UserError(f"policy_loss.loss_mode={loss_mode!r}: this adapter knows {', '.join(LOSS_MODES)}")
     if aggregation not in AGGREGATIONS:
         raise UserError(f"loss_agg_mode={aggregation!r}: this adapter knows {', '.join(AGGREGATIONS)}")
@@ -65,12 +65,21 @@ def require_words(actor: Any) -> None:
         )
 
 
+def is_of_the_user(loss_mode: str) -> bool:
+    """Tell whether a loss mode is one that code outside of verl has registered with `register_policy_loss`."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    loss = POLICY_LOSS_REGISTRY.get(loss_mode)
+    return loss is not None and not loss.__module__.startswith("verl.")
+
+
 def conventions_of(
     actor: Any, algorithm: Any, critic: Mapping[str, Any], temperature: float, train_batch_size: int
 ) -> Conventions:
     """Translate an `ActorConfig`, an `AlgoConfig`, fields of a `CriticConfig`, settings of the rollouts and the data."""
     loss_mode = actor.policy_loss.loss_mode
-    objective, ratio_level = LOSS_MODES[loss_mode]
+    # A loss of the user's is declared by the adapter that names it, or left to the laws.
+    objective, ratio_level = LOSS_MODES.get(loss_mode, ("custom", "token"))
     low_bound = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
     high_bound = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
     if loss_mode == "geo_mean":
@@ -88,7 +97,7 @@ def conventions_of(
         clip_low=low_bound,
         clip_high=high_bound,
         dual_clip=actor.clip_ratio_c if loss_mode == "vanilla" else None,
-        log_ratio_clamp=None if loss_mode in ("gspo", "geo_mean") else 20.0,
+        log_ratio_clamp=20.0 if loss_mode in ("vanilla", "cispo", "sapo") else None,
         sapo_temperature_positive=actor.tau_pos,
         sapo_temperature_negative=actor.tau_neg,
         aggregation=AGGREGATIONS[actor.loss_agg_mode],
