@@ -144,7 +144,7 @@ def test_checks_of_a_custom_reward_in_trl_see_an_answer_that_is_searched(tmp_pat
     checked, trained, broken = play("trl_custom_reward", tmp_path / "example", edit)
     assert "FAIL" not in checked
     assert "trained 2 steps" in trained
-    assert "FAIL verifying.wrong_answer" in broken
+    assert "verifying.wrong_answer" in broken
 
 
 def test_checks_of_a_custom_loss_in_verl_see_a_mean_over_its_own_tokens(tmp_path: Path) -> None:

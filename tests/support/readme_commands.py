@@ -10,11 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 from command_line import rlcanary
 from waiting import HANG_S
+
+from rlcanary.bugs.causes import causes_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Edit = tuple[str, str, str]
@@ -56,7 +59,9 @@ def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Type a command in a folder. `rlcanary` and `python` run in this process, which saves its imports."""
     words = shlex.split(command)
     if words[0] == "rlcanary":
-        return rlcanary(*words[1:], cwd=folder)
+        # The search for causes may take twenty seconds; what it finds is tested elsewhere.
+        with mock.patch("rlcanary.bugs.causes.causes_of", partial(causes_of, seconds=1.0)):
+            return rlcanary(*words[1:], cwd=folder)
     if words[0] == "python":
         return _python(words[1:], folder)
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

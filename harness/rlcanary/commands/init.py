@@ -136,8 +136,11 @@ def _show_files(
     if is_from_a_folder():
         told = "rlcanary is installed from a folder here, which CI cannot reach"
         console.print(Text(f"\n{told}: say in the workflow where it installs {own_requirement()!r} from."))
-    if not dry_run and not has_problem:
-        console.print(Text(f"\nCI runs: {plan.command}"), soft_wrap=True)
-        console.print(
-            Text(f"See the failures: rlcanary check {plan.arguments}; give each line of the file its reason.")
-        )
+    if dry_run or has_problem:
+        return
+    console.print(Text(f"\nCI runs: {plan.command}"), soft_wrap=True)
+    if plan.framework is None and files[0].text is not None:
+        told = f"{plan.adapter} holds textbook code: CI checks nothing of yours until its methods call your functions."
+    else:
+        told = f"See what fails: rlcanary check {plan.arguments}; then give each line of {plan.expected} its reason."
+    console.print(Text(told), soft_wrap=True)

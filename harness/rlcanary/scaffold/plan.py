@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 from rlcanary.scaffold.survey import Survey, installed_release
 from rlcanary.scaffold.templates import (
@@ -142,15 +143,20 @@ class Plan:
 
 
 def own_requirement() -> str:
-    """Return the requirement that installs this rlcanary elsewhere, as far as its installation says where it is from."""
-    origin = json.loads(distribution("rlcanary").read_text("direct_url.json") or "{}")
-    source = origin.get("vcs_info")
-    if source:
-        return f"rlcanary[torch] @ {source['vcs']}+{origin['url']}@{source['commit_id']}"
-    return "rlcanary[torch]"
+    """Return the requirement that installs this rlcanary elsewhere: the commit that it was installed from, else its name."""
+    origin = _origin()
+    if is_from_a_folder() or "vcs_info" not in origin:
+        return "rlcanary[torch]"
+    source = origin["vcs_info"]
+    return f"rlcanary[torch] @ {source['vcs']}+{origin['url']}@{source['commit_id']}"
 
 
 def is_from_a_folder() -> bool:
-    """Tell whether this rlcanary was installed from a folder or a file, from which no other machine can install it."""
-    origin = json.loads(distribution("rlcanary").read_text("direct_url.json") or "{}")
-    return "vcs_info" not in origin and str(origin.get("url", "")).startswith("file:")
+    """Tell whether this rlcanary was installed from a folder or a file, which no other machine can reach."""
+    return str(_origin().get("url", "")).startswith("file:")
+
+
+def _origin() -> dict[str, Any]:
+    """Read where pip installed rlcanary from (PEP 610); empty for a release of an index."""
+    origin: dict[str, Any] = json.loads(distribution("rlcanary").read_text("direct_url.json") or "{}")
+    return origin

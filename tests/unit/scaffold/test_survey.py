@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlcanary.errors import UserError
-from rlcanary.scaffold.plan import Plan
+from rlcanary.scaffold.plan import Plan, is_from_a_folder, own_requirement
 from rlcanary.scaffold.survey import survey
 
 
@@ -68,3 +68,26 @@ def test_existing_test_folder_takes_the_adapter(tmp_path: Path) -> None:
 def test_unreadable_pyproject_is_a_mistake_to_mend(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"pyproject\.toml"):
         survey(write(tmp_path, {"pyproject.toml": "[project\n"}))
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement", "is_here"),
+    [
+        (None, "rlcanary[torch]", False),
+        ('{"url": "file:///home/me/rlcanary", "dir_info": {"editable": true}}', "rlcanary[torch]", True),
+        ('{"url": "file:///r", "vcs_info": {"vcs": "git", "commit_id": "abc"}}', "rlcanary[torch]", True),
+        (
+            '{"url": "https://example.org/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
+            "rlcanary[torch] @ git+https://example.org/r.git@abc",
+            False,
+        ),
+    ],
+)
+def test_workflow_installs_rlcanary_from_where_it_came(
+    origin: str | None, requirement: str, is_here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"METADATA": "Metadata-Version: 2.4\nName: rlcanary\nVersion: 9\n"}
+    files |= {"direct_url.json": origin} if origin else {}
+    write(tmp_path, {f"rlcanary-9.dist-info/{name}": text for name, text in files.items()})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert (own_requirement(), is_from_a_folder()) == (requirement, is_here)
