@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -75,6 +76,8 @@ def init(dry_run: bool, framework: str | None, only: tuple[str, ...]) -> None:
 
 def _write_expected(plan: Plan) -> str:
     """Run the checks, write those that fail to the file of known failures, and count them."""
+    if find_spec("torch") is None:
+        raise UserError("the checks need torch: pip install 'rlcanary[torch]'")
     sys.path.insert(0, str(Path.cwd()))
     adapter = load_adapter(plan.adapter)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlcanary.adapters.verl.credit import WORDS, estimator_for, words_of
 from rlcanary.contract.adapter import NotProvided
-from rlcanary.contract.conventions import Aggregation, Conventions, KlEstimator, Objective, RatioLevel
+from rlcanary.contract.conventions import Aggregation, Conventions, Custom, KlEstimator, Objective, RatioLevel
 from rlcanary.errors import UserError
 
 # The trainer divides sequence losses by ppo_mini_batch_size, so rows without a trained token count.
@@ -79,7 +79,8 @@ def conventions_of(
     """Translate an `ActorConfig`, an `AlgoConfig`, fields of a `CriticConfig`, settings of the rollouts and the data."""
     loss_mode = actor.policy_loss.loss_mode
     # A loss of the user's is declared by the adapter that names it, or left to the laws.
-    objective, ratio_level = LOSS_MODES.get(loss_mode, ("custom", "token"))
+    custom: tuple[Custom, RatioLevel] = ("custom", "token")
+    objective, ratio_level = LOSS_MODES.get(loss_mode, custom)
     low_bound = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
     high_bound = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
     if loss_mode == "geo_mean":
