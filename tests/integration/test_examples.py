@@ -60,8 +60,9 @@ def test_commands_of_the_page_on_ci_work_in_the_teams_repository(tmp_path: Path)
     shutil.copytree(EXAMPLES / "team_ci", folder)
     page = (EXAMPLES.parent / "docs/ci.md").read_text()
     before = (folder / "tests/canary_expected.txt").read_text()
+    played = {command for command, _ in commands((folder / "README.md").read_text())}
     for command, _ in commands(page):
-        if command.startswith("pytest"):  # the example's own line has it
+        if command in played or command.startswith("pytest"):  # the example's own test has them
             continue
         expects_red = command == "rlcanary check tests/canary.py"
         done = typed(command, folder)
