@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlcanary.checks.closeness import close, deviation, share_of_entries, tolerance
 from rlcanary.checks.literal import clipped, short
-from rlcanary.checks.tally import Finding, NothingToCompare, Tally
+from rlcanary.checks.tally import Compared, Finding, NothingToCompare, Tally
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 
@@ -94,7 +94,8 @@ def assert_close(
     quantity = _numbered(quantity)
     if got.shape != expected.shape:
         told = f"{message}\n  got shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
-        raise Finding(told, quantity=f"{quantity} of shape {list(got.shape)}")
+        compared = Compared(got.tolist(), expected.tolist())
+        raise Finding(told, quantity=f"{quantity} of shape {list(got.shape)}", compared=compared)
     if expected.is_floating_point() and not got.is_floating_point():
         told = f"{message}\n  got numbers of {got.dtype}, expected fractions"
         raise Finding(told, quantity=f"{quantity} of {got.dtype}")
@@ -103,8 +104,8 @@ def assert_close(
     _count(int(counted.sum()))
     if not close(got[counted], expected[counted], rtol, atol):
         told = f"{message}\n  got:      {short(got, counted)}\n  expected: {short(expected.to(got.dtype), counted)}"
-        compared = got[counted], expected[counted]
-        raise Finding(told, quantity=quantity, magnitude=deviation(*compared), compared=compared)
+        magnitude = deviation(got[counted], expected[counted])
+        raise Finding(told, quantity=quantity, magnitude=magnitude, compared=Compared(got.clone(), expected, counted))
 
 
 def assert_equal(got: Any, expected: Any, message: str, *, quantity: str = "data") -> None:
@@ -117,7 +118,8 @@ def assert_equal(got: Any, expected: Any, message: str, *, quantity: str = "data
     quantity = _numbered(quantity)
     if got != expected:
         told = f"{message}\n  got:      {clipped(repr(got))}\n  expected: {clipped(repr(expected))}"
-        raise Finding(told, quantity=quantity, magnitude=share_of_entries(got, expected))
+        magnitude = share_of_entries(got, expected)
+        raise Finding(told, quantity=quantity, magnitude=magnitude, compared=Compared(got, expected))
 
 
 def assert_true(

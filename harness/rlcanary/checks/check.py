@@ -279,7 +279,7 @@ def _run_cases(
         # What is declared already needs no setting, which the adapter may not have.
         case.changes = {name: value for name, value in case.changes.items() if getattr(declared, name) != value}
         for each in _on_each_model(case, check, adapter, spec):
-            with tally.case(each.label, partial(written, each), each.world), tallied(tally):
+            with tally.case(each.label, partial(written, each), each.world, each.inputs), tallied(tally):
                 inputs = {name: _fresh(value) for name, value in each.inputs.items()}
                 check.run(observed.configured(**each.changes), **inputs)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +19,28 @@ MARGIN = 1.5
 """How much larger than the expected one a deviation may be: other processors round otherwise."""
 
 
+@dataclass(frozen=True)
+class Compared:
+    """The two sides of a comparison.
+
+    Attributes:
+        got: what the code gave: a tensor, a number, a text, or containers of them.
+        expected: what the property demands.
+        where: bool, of the shape of the two tensors; only these entries count. None where all do.
+    """
+
+    got: Any
+    expected: Any
+    where: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """The entries of two tensors that count, None where other values or shapes were compared."""
+        if self.where is None:
+            return None
+        return self.got[self.where], self.expected[self.where]
+
+
 class Finding(AssertionError):
     """A property that does not hold.
 
@@ -25,7 +48,7 @@ class Finding(AssertionError):
         message: the actual and the expected value.
         quantity: the quantity that is off, such as "gradient".
         magnitude: the size of the deviation; see `Fingerprint`.
-        compared: the tensor that the code gave and the one expected, if that is what differs.
+        compared: what differs, None for a condition.
     """
 
     def __init__(
@@ -33,7 +56,7 @@ class Finding(AssertionError):
         message: str,
         quantity: str = "property",
         magnitude: float | None = None,
-        compared: tuple[Tensor, Tensor] | None = None,
+        compared: Compared | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -90,18 +113,25 @@ class Found:
     """A finding in a case of a check, or an exception that ended the case.
 
     Attributes:
+        compared: what differs, None for a condition or an exception.
         severity: the effect on the update.
-        compared: the tensor that the code gave and the one expected, if that is what differs.
         frames: the file and the line of each call on the way to an exception, the innermost last.
+        inputs: the inputs of the case, by the names that the check's body gives them.
     """
 
     fingerprint: Fingerprint
     message: str
     snippet: str
     is_error: bool
-    compared: tuple[Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
+    compared: Compared | None = field(default=None, compare=False, repr=False)
     severity: Severity = "update"
     frames: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
+    inputs: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """The entries of the code's tensor and of the expected one that count, None if it compared no tensors."""
+        return self.compared.tensors if self.compared else None
 
 
 @dataclass
@@ -132,23 +162,27 @@ class Tally:
     _case: str = ""
     _program: Callable[[], str] = str
     _model: str = ""
+    _inputs: Mapping[str, Any] = field(default_factory=dict)
     _labels: list[str] = field(default_factory=list)
     _seen: Counter[str] = field(default_factory=Counter)
     _expected: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @contextmanager
-    def case(self, label: str, program: Callable[[], str] = str, model: str = "") -> Iterator[None]:
+    def case(
+        self, label: str, program: Callable[[], str] = str, model: str = "", inputs: Mapping[str, Any] | None = None
+    ) -> Iterator[None]:
         """Record the outcome of the block; exceptions stop here.
 
         Args:
             label: identifies the case, "" for none.
             program: writes the program that shows a finding of the block again.
             model: the name of its model, for messages; empty for the one that every check runs on.
+            inputs: the inputs of the body, which a finding shows.
         """
-        around = self._case, self._program, self._model
+        around = self._case, self._program, self._model, self._inputs
         self._labels.append(label)
         self._case, self._program = _numbered("; ".join(filter(None, self._labels)), self._seen), program
-        self._model = model
+        self._model, self._inputs = model, inputs or {}
         try:
             yield
         except NotProvided as reason:
@@ -175,18 +209,20 @@ class Tally:
             )
         finally:
             self._labels.pop()
-            self._case, self._program, self._model = around
+            self._case, self._program, self._model, self._inputs = around
 
     def note(self, finding: Finding) -> None:
         """Add a finding to the current case."""
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
-        self.found.append(Found(fingerprint, self._told(finding.message), self._program(), False, finding.compared))
+        told, snippet = self._told(finding.message), self._program()
+        self.found.append(Found(fingerprint, told, snippet, False, finding.compared, inputs=self._inputs))
 
     def stopped(self, what: str, message: str, snippet: str = "", frames: Iterable[tuple[str, int]] = ()) -> None:
         """Add the exception that ended the current case early."""
         hint = " (an adapter that does not take such a model raises NotProvided)" if self._model else ""
         told = self._told(message) + hint
-        self.found.append(Found(Fingerprint(self._case, what), told, snippet, is_error=True, frames=tuple(frames)))
+        reason, given = Fingerprint(self._case, what), tuple(frames)
+        self.found.append(Found(reason, told, snippet, is_error=True, frames=given, inputs=self._inputs))
 
     def _told(self, message: str) -> str:
         return f"on the model {self._model}: {message}" if self._model else message

@@ -12,6 +12,7 @@ from rlcanary.adapters.load import BUNDLED, load_adapter, misspelt, outdated
 from rlcanary.commands.parts.suite import run_suite
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
+from rlcanary.html.check_page import check_page
 from rlcanary.system.files import require_writable, write_whole
 
 
@@ -48,6 +49,7 @@ from rlcanary.system.files import require_writable, write_whole
     help="Run every check that has a model on these models too, such as router,lora; docs/worlds.md lists them.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write the results here, as a page with pictures.")
 @click.option(
     "--programs",
     type=click.Path(path_type=Path),
@@ -97,6 +99,7 @@ def check(
     worlds: str,
     fail_on: Literal["update", "dashboard", "hardening"],
     json_path: Path | None,
+    html: Path | None,
     programs: Path | None,
     markdown: Path | None,
     junit: Path | None,
@@ -108,7 +111,7 @@ def check(
 ) -> None:
     if expected_path is not None and updated_path is not None:
         raise UserError("--expected reads the file that --update-expected writes: give one of them")
-    for path in (json_path, markdown, junit, sarif, updated_path):
+    for path in (json_path, html, markdown, junit, sarif, updated_path):
         if path is not None:
             require_writable(path)
     if programs is not None:
@@ -121,6 +124,7 @@ def check(
     from rlcanary.checks import checks_of
     from rlcanary.checks.findings.annotations import to_annotations
     from rlcanary.checks.findings.diagnosis import Diagnosis
+    from rlcanary.checks.findings.document import to_document
     from rlcanary.checks.findings.expected import NO_REASON, changes, compare, read_expected, update_expected
     from rlcanary.checks.findings.junit import to_junit
     from rlcanary.checks.findings.locations import repository_root
@@ -147,9 +151,11 @@ def check(
         with progress_bar() as progress:
             progress.add_task("searching for causes", total=None)
             diagnosis = causes_of(checks, results, implementation, seed, timeout)
-    causes = diagnosis.causes
+    causes, known = diagnosis.causes, [result.id for result in comparison.known]
     if json_path is not None:
-        write_whole(json_path, to_json(implementation.name, results, diagnosis))
+        write_whole(json_path, to_json(implementation.name, results, diagnosis, checks, known))
+    if html is not None:
+        write_whole(html, check_page(to_document(implementation.name, results, diagnosis, checks, known)))
     written = [result for result in comparison.unexpected if result.snippet]
     if programs is not None:
         for result in written:

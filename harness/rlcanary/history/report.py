@@ -12,6 +12,7 @@ from rlcanary.history.directions import Direction
 from rlcanary.history.history import History, Series
 from rlcanary.history.regressions import is_worse
 from rlcanary.history.trends import Trend, relative_size, step_size
+from rlcanary.html.frame import fill, theme
 
 RESOLUTION = 5000  # heights that a plotted value can have; the page is not to be larger than what it shows
 
@@ -79,4 +80,4 @@ def fill_page(document: dict[str, Any]) -> str:
     template = resources.files("rlcanary.history").joinpath("report.html").read_text(encoding="utf-8")
     # No name of a test may end the script element that holds the data.
     data = json.dumps(document, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return template.replace("/*DATA*/", data)
+    return fill(template, THEME=theme(), DATA=data)

@@ -5,13 +5,13 @@ import torch
 from rlcanary.checks import Check, Result
 from rlcanary.checks.case import Case
 from rlcanary.checks.findings.grouping import factor_of, grouped
-from rlcanary.checks.tally import Fingerprint, Found
+from rlcanary.checks.tally import Compared, Fingerprint, Found
 
 
 def ran(name: str, needs: tuple[str, ...], factor: float | None = None, passed: bool = False) -> tuple[Check, Result]:
     """Make a check that calls these capabilities, and its result: a gradient off by this factor."""
     expected = torch.tensor([1.0, -2.0])
-    compared = None if factor is None else (expected * factor, expected)
+    compared = None if factor is None else Compared(expected * factor, expected, torch.tensor([True, True]))
     found = Found(Fingerprint("", "gradient", 1.0), "the gradient is another one", "", False, compared)
     check = Check(name, needs, lambda: None, lambda: [Case()], lambda _: None, lambda _: ())
     status = "pass" if passed else "fail"
@@ -62,5 +62,6 @@ def test_single_failure_stands_alone() -> None:
 
 
 def test_number_where_zero_is_expected_is_no_factor() -> None:
-    found = Found(Fingerprint("", "gradient"), "", "", False, (torch.tensor([2.0, 1.0]), torch.tensor([1.0, 0.0])))
+    compared = Compared(torch.tensor([2.0, 1.0]), torch.tensor([1.0, 0.0]), torch.tensor([True, True]))
+    found = Found(Fingerprint("", "gradient"), "", "", False, compared)
     assert factor_of(found) is None

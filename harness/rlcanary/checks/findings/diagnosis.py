@@ -312,8 +312,10 @@ class _Against(Tally):
         return replace(check, run=run)
 
     @contextmanager
-    def case(self, label: str, program: Callable[[], str] = str, model: str = "") -> Iterator[None]:
-        with super().case(label, program, model):
+    def case(
+        self, label: str, program: Callable[[], str] = str, model: str = "", inputs: Mapping[str, Any] | None = None
+    ) -> Iterator[None]:
+        with super().case(label, program, model, inputs):
             case = self._case
             yield
         if self._wanted is not None and case not in self._wanted:
@@ -351,8 +353,8 @@ def _agree(mine: Found, theirs: Found) -> bool:
     """Tell whether two findings of the same quantity show the same wrong numbers."""
     if mine.is_error or theirs.is_error:
         return mine.is_error and theirs.is_error
-    if mine.compared and theirs.compared:
-        return _is_same(mine.compared[0], theirs.compared[0])
+    if mine.tensors and theirs.tensors:
+        return _is_same(mine.tensors[0], theirs.tensors[0])
     magnitudes = mine.fingerprint.magnitude, theirs.fingerprint.magnitude
     # The message of a metric has six digits, of which the last may be rounded otherwise.
     if mine.fingerprint.quantity.startswith("metric ") and None not in magnitudes:

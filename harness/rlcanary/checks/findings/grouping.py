@@ -37,7 +37,7 @@ class Fold:
         """Say which quantities are off by one factor in several checks, and by no other one in any."""
         told = []
         pairs = [(member.id, found) for member in self.members for found in member.findings]
-        quantities = dict.fromkeys(_quantity(found) for _, found in pairs if found.compared is not None)
+        quantities = dict.fromkeys(_quantity(found) for _, found in pairs if found.tensors is not None)
         for quantity in quantities:
             those = [(check_id, factor_of(found)) for check_id, found in pairs if _quantity(found) == quantity]
             factors = [factor for _, factor in those]
@@ -79,9 +79,9 @@ def grouped(failures: Sequence[Result], checks: Sequence[Check], results: Sequen
 
 def factor_of(found: Found) -> float | None:
     """Return the number by which all entries of a finding are multiplied, None if there is no such number."""
-    if found.compared is None or found.compared[0].shape != found.compared[1].shape:
+    if found.tensors is None:
         return None
-    got, expected = (each.double() for each in found.compared)
+    got, expected = (each.double() for each in found.tensors)
     ratios = (got / expected)[expected != 0]
     if not ratios.numel() or not ratios.isfinite().all() or bool((got[expected == 0] != 0).any()):
         return None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
 from itertools import groupby
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,12 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcanary.checks.check import Check, Result
-from rlcanary.checks.findings.coverage import Coverage, coverage
 from rlcanary.checks.findings.diagnosis import Cause, Diagnosis
+from rlcanary.checks.findings.document import coverage_of, to_document
 from rlcanary.checks.findings.expected import Comparison
 from rlcanary.checks.findings.grouping import grouped
 from rlcanary.checks.severity import EFFECTS, Severity
-from rlcanary.checks.tally import Found
 
 STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-compared": "yellow", "not-provided": "dim"}
 WIDE = 100
@@ -36,50 +33,15 @@ LABELS = {
 }
 
 
-def coverage_of(results: Iterable[Result]) -> Coverage:
-    """Count which of these checks ran."""
-    results = list(results)
-    missing = {result.id: result.missing for result in results if result.status == "not-provided"}
-    return coverage([result.id for result in results], missing)
-
-
-def to_json(adapter: str, results: Sequence[Result], diagnosis: Diagnosis) -> str:
-    """Write the results as JSON.
-
-    The keys are `adapter`, `checks`, `causes` (with `cause`, `findings`, `checks`), `causes_cut_after` (the limit in seconds
-    that ended the search for causes, null if none did) and `coverage` (with the fields of `Coverage`). A check has `id`,
-    `area`, `status`, `severity` (the worst of its findings), `message`, `snippet`, `seconds` and `findings`; a finding has
-    `fingerprint`, `message`, `snippet`, `severity` and `cause`, null where none is known.
-    """
-
-    def finding(result: Result, found: Found) -> dict[str, Any]:
-        words = [cause.words for cause in diagnosis.causes if cause.covers(result.id, found)]
-        told = {"fingerprint": str(found.fingerprint), "message": found.message, "snippet": found.snippet}
-        return {**told, "severity": found.severity, "cause": words[0] if words else None}
-
-    document: dict[str, Any] = {
-        "adapter": adapter,
-        "checks": [
-            {
-                "id": result.id,
-                "area": result.area,
-                "status": result.status,
-                "severity": result.severity,
-                "message": result.message,
-                "snippet": result.snippet,
-                "seconds": result.seconds,
-                "findings": [finding(result, found) for found in result.findings],
-            }
-            for result in results
-        ],
-        "causes": [
-            {"cause": cause.words, "findings": cause.count, "checks": list(cause.explained)}
-            for cause in diagnosis.causes
-        ],
-        "causes_cut_after": diagnosis.cut_after,
-        "coverage": asdict(coverage_of(results)),
-    }
-    return json.dumps(document, indent=2) + "\n"
+def to_json(
+    adapter: str,
+    results: Sequence[Result],
+    diagnosis: Diagnosis,
+    checks: Sequence[Check] = (),
+    known: Collection[str] = (),
+) -> str:
+    """Write the results as JSON, with the keys of `to_document`."""
+    return json.dumps(to_document(adapter, results, diagnosis, checks, known), indent=2, allow_nan=False) + "\n"
 
 
 def show(
