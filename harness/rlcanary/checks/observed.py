@@ -47,11 +47,14 @@ class Observed:
         if name not in CAPABILITIES:
             return attribute
 
+        _, *names = contract_of(name).parameters
+
         @functools.wraps(attribute)
         def call(*arguments: Any, **keywords: Any) -> Any:
             _require_new_arguments(name, attribute, arguments, keywords)
             shapes = [str(list(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in arguments]
             self._tally.calling = f"{name}({', '.join(shapes)})"
+            self._tally.given = dict(zip(names, arguments, strict=False)) | keywords
             self._tally.has_returned = False
             output = attribute(*arguments, **keywords)
             self._tally.has_returned = True

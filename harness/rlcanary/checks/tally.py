@@ -116,7 +116,7 @@ class Found:
         compared: what differs, None for a condition or an exception.
         severity: the effect on the update.
         frames: the file and the line of each call on the way to an exception, the innermost last.
-        inputs: the inputs of the case, by the names that the check's body gives them.
+        seen: the arguments of the last call of the code, and the inputs of the case, by name.
     """
 
     fingerprint: Fingerprint
@@ -126,7 +126,7 @@ class Found:
     compared: Compared | None = field(default=None, compare=False, repr=False)
     severity: Severity = "update"
     frames: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
-    inputs: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    seen: tuple[Mapping[str, Any], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
@@ -145,6 +145,7 @@ class Tally:
         empty: reasons why a case left nothing to compare.
         found: findings and exceptions, in the order of the cases.
         calling: the capability that was called last, with its arguments.
+        given: its arguments by name.
         has_returned: whether that call has ended without an exception.
         is_elsewhere: whether a call has returned tensors on another device than the CPU.
         judged: the label of the case and the name of the quantity of each comparison.
@@ -156,6 +157,7 @@ class Tally:
     empty: list[str] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
     calling: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict)
     has_returned: bool = False
     is_elsewhere: bool = False
     judged: set[tuple[str, str]] = field(default_factory=set)
@@ -215,14 +217,14 @@ class Tally:
         """Add a finding to the current case."""
         fingerprint = Fingerprint(self._case, finding.quantity, finding.magnitude)
         told, snippet = self._told(finding.message), self._program()
-        self.found.append(Found(fingerprint, told, snippet, False, finding.compared, inputs=self._inputs))
+        self.found.append(Found(fingerprint, told, snippet, False, finding.compared, seen=(self.given, self._inputs)))
 
     def stopped(self, what: str, message: str, snippet: str = "", frames: Iterable[tuple[str, int]] = ()) -> None:
         """Add the exception that ended the current case early."""
         hint = " (an adapter that does not take such a model raises NotProvided)" if self._model else ""
         told = self._told(message) + hint
-        reason, given = Fingerprint(self._case, what), tuple(frames)
-        self.found.append(Found(reason, told, snippet, is_error=True, frames=given, inputs=self._inputs))
+        reason, seen = Fingerprint(self._case, what), (self.given, self._inputs)
+        self.found.append(Found(reason, told, snippet, is_error=True, frames=tuple(frames), seen=seen))
 
     def _told(self, message: str) -> str:
         return f"on the model {self._model}: {message}" if self._model else message

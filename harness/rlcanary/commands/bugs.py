@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
-from rlcanary.system.files import require_writable, write_whole
+from rlcanary.system.files import make_folder, require_writable, write_whole
 
 if TYPE_CHECKING:
     from rlcanary.checks import Result
@@ -23,26 +23,43 @@ from rlcanary.bugs.detection import Detection, detect, false_alarms
     epilog="Exit codes: 0 every bug caught and no correct code accused, 1 otherwise, 2 usage error, 3 internal error."
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the matrix here, as JSON.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Also write a page per bug here: what it does to a batch, and what catches it.",
+)
+@click.option(
+    "--curves",
+    is_flag=True,
+    help="With --html, also train with and without each bug that a run reaches: some seconds each.",
+)
 @click.option("--only", multiple=True, metavar="ID", help="Plant only these bugs; repeatable.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the checks' random cases.")
 @click.pass_context
-def bugs(ctx: click.Context, json_path: Path | None, only: tuple[str, ...], seed: int) -> None:
+def bugs(
+    ctx: click.Context, json_path: Path | None, html: Path | None, curves: bool, only: tuple[str, ...], seed: int
+) -> None:
     """Plant every bug of the museum in the reference and show which checks catch it."""
     from rlcanary.bugs import all_bugs
     from rlcanary.contract.presets import PRESETS
 
     if json_path is not None:
         require_writable(json_path)
-    exhibits = [bug for bug in all_bugs() if not only or bug.id in only]
-    unknown = set(only) - {bug.id for bug in exhibits}
+    if curves and html is None:
+        raise UserError("--curves draws on the pages of --html: give a folder for them")
+    if html is not None:
+        make_folder(html)
+    planted = [bug for bug in all_bugs() if not only or bug.id in only]
+    unknown = set(only) - {bug.id for bug in planted}
     if unknown:
         raise UserError(f"no bug {', '.join(sorted(unknown))} in the museum; `rlcanary bugs` lists them all")
     presets = {} if only else PRESETS
 
     with progress_bar() as progress:
-        task = progress.add_task("planting", total=len(exhibits) + len(presets))
+        task = progress.add_task("planting", total=len(planted) + len(presets))
         detections = []
-        for bug in exhibits:
+        for bug in planted:
             progress.update(task, description=f"planting {bug.id}")
             detections.append(detect(bug, seed))
             progress.advance(task)
@@ -54,9 +71,27 @@ def bugs(ctx: click.Context, json_path: Path | None, only: tuple[str, ...], seed
 
     if json_path is not None:
         write_whole(json_path, to_json(detections, alarms))
+    if html is not None:
+        _write_pages(html, detections, curves)
     _show(report_console(), detections, alarms)
     missed = [detection for detection in detections if not detection.caught_by]
     ctx.exit(1 if missed or any(alarms.values()) else 0)
+
+
+def _write_pages(folder: Path, detections: list[Detection], with_runs: bool) -> None:
+    from rlcanary.bugs.exhibits import exhibits
+    from rlcanary.html.museum_page import museum_pages
+
+    found = []
+    with progress_bar() as progress:
+        task = progress.add_task("drawing", total=len(detections))
+        for exhibit in exhibits(detections, with_runs):
+            progress.update(task, description=f"drawing {exhibit.id}")
+            found.append(exhibit)
+            progress.advance(task)
+    for name, text in museum_pages(found).items():
+        write_whole(folder / name, text)
+    click.echo(f"rlcanary: pages written to {folder / 'index.html'}", err=True)
 
 
 def to_json(detections: list[Detection], alarms: dict[str, list[Result]]) -> str:

@@ -13,7 +13,7 @@ from rlcanary.commands.parts.suite import run_suite
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
 from rlcanary.html.check_page import check_page
-from rlcanary.system.files import require_writable, write_whole
+from rlcanary.system.files import make_folder, require_writable, write_whole
 
 
 @click.command(
@@ -115,7 +115,7 @@ def check(
         if path is not None:
             require_writable(path)
     if programs is not None:
-        _make_folder(programs)
+        make_folder(programs)
     # The console script does not put the current folder, with the user's package, on the path.
     sys.path.insert(0, str(Path.cwd()))
     implementation = load_adapter(adapter)
@@ -183,10 +183,3 @@ def check(
             why = f"{implementation.name} provides nothing that these checks need"
         raise UserError(f"nothing was checked: {why}")
     ctx.exit(1 if comparison.is_red_from(fail_on) else 0)
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {path}: {error.strerror}") from error

@@ -70,8 +70,9 @@ def _findings(report: Report) -> list[str]:
     left = {check["id"]: check for check in failed(report)}
     if not left:
         return []
+    order = [check["id"] for check in report["checks"]]
     parts = [f"<section>\n<h2>Findings</h2>\n{LEGEND}\n</section>"]
-    groups = [(f"Cause: {cause['cause']}", "", cause["checks"]) for cause in report["causes"]]
+    groups = [(f"Cause: {cause['cause']}", "", sorted(cause["checks"], key=order.index)) for cause in report["causes"]]
     groups += [
         (f"No known cause, all call {fold['capability']}", fold["told"], fold["checks"]) for fold in report["folds"]
     ]

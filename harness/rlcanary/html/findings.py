@@ -42,7 +42,7 @@ def article(check: Report, report: Report, anchor: str, note: str = "") -> str:
     parts = [f'<article id="{escaped(anchor)}">\n<h3>{escaped(check["id"])}{tags}</h3>']
     parts += [f"<p class=muted>{escaped(note)}</p>"] if note else []
     parts.append(_message(check["message"], findings))
-    parts += [drawing(findings[0].get("picture", {}))] if findings else []
+    parts += [drawing(each.get("picture", {})) for each in _first(findings)]
     if explanation := report.get("explanations", {}).get(check["id"]):
         paragraphs = "".join(f"<p>{escaped(each)}</p>" for each in explanation.split("\n\n"))
         parts.append(_fold("The property, why breaking it is silent, where to look", paragraphs))
@@ -62,6 +62,20 @@ def article(check: Report, report: Report, anchor: str, note: str = "") -> str:
 def failed(report: Report) -> list[Report]:
     """Return the entries of the checks that failed or raised."""
     return [check for check in report["checks"] if check["status"] in ("fail", "error")]
+
+
+def _first(findings: Sequence[Report]) -> Sequence[Report]:
+    """Return the first finding; where it is of a single number, also the first one of tokens in its case."""
+
+    def size(finding: Report) -> int:
+        compared = finding.get("picture", {}).get("compared")
+        return 0 if compared is None else compared["shape"][0] * compared["shape"][1]
+
+    def case(finding: Report) -> str:
+        return str(finding["fingerprint"]).rpartition(": ")[0]
+
+    alike = [each for each in findings[1:] if case(each) == case(findings[0]) and size(each) > 1]
+    return [*findings[:1], *(alike[:1] if size(findings[0]) == 1 else [])]
 
 
 def _message(message: str, findings: Sequence[Report]) -> str:

@@ -102,7 +102,8 @@ def _cell(report: Report, area: str, number: int) -> str:
     red = sum(check["status"] in ("fail", "error") for check in checks)
     ran = red + sum(check["status"] == "pass" for check in checks)
     if red:
-        return f'<td class="failing h{min(3, 1 + 5 * red // (2 * ran))}"><a href="#{_anchor(number, area)}">✗ {red} of {ran}</a>'
+        heat = min(3, 1 + 5 * red // (2 * ran))
+        return f'<td class="failing h{heat}"><a href="#{_anchor(number, area)}">✗ {red} of {ran}</a>'
     return f"<td class=passing><span>✓ {ran}</span>" if ran else "<td>none"
 
 

@@ -41,6 +41,18 @@ def require_writable(path: Path) -> None:
         raise UserError(f"cannot write {path}: its folder does not exist or is not writable")
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, if they are missing.
+
+    Raises:
+        UserError: It cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path}: {error.strerror}") from error
+
+
 def read_end(file: Path, limit: int) -> str:
     """Read the last `limit` bytes of an output file. Empty if there is none."""
     if not file.is_file():

@@ -22,6 +22,7 @@ WORDS = {
     "completion_ids": "id",
     "token_ids": "id",
     "input_ids": "id",
+    "ids": "id",
     "rewards": "reward",
     "group_ids": "group",
     "advantages": "advantage",
@@ -29,6 +30,7 @@ WORDS = {
 """The inputs that are shown beside a comparison of their shape, or in front of its rows."""
 
 Grid = dict[str, Any]
+Named = Sequence[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,12 @@ def picture(found: Found) -> dict[str, Grid]:
     Its keys are `compared`, with the strips "expected" and "got", and `batch`, with the weight or the id of each token of
     the case's batch. Each is missing where there is no such thing; `batch` also where the comparison is of its tokens.
     """
-    inputs, drawn = dict(_tensors(found.inputs)), {}
-    if found.compared is not None and (rows := _sides(found.compared, inputs)):
+    seen, drawn = [pair for given in found.seen for pair in _tensors(given)], {}
+    if found.compared is not None and (rows := _sides(found.compared, seen)):
         drawn["compared"] = grid(rows)
     if not any(row["trained"] for row in drawn.get("compared", {"rows": []})["rows"]):
-        drawn |= {"batch": grid(rows)} if (rows := list(_batch(found.inputs, inputs))) else {}
+        batches = (list(_batch(given)) for given in reversed(found.seen))
+        drawn |= {"batch": grid(rows) for rows in list(filter(None, batches))[:1]}
     return drawn
 
 
@@ -97,7 +100,11 @@ def grid(rows: Sequence[Row]) -> Grid:
 
 
 def tensor_rows(
-    strips: Mapping[str, Tensor], mask: Tensor, labels: Sequence[str], off: Tensor | None = None
+    strips: Mapping[str, Tensor],
+    mask: Tensor,
+    labels: Sequence[str],
+    off: Tensor | None = None,
+    there: Tensor | None = None,
 ) -> list[Row]:
     """Return tensors of one shape, [B, T], as rows of strips.
 
@@ -105,30 +112,34 @@ def tensor_rows(
         strips: word to tensor.
         mask: bool, true on the tokens that are trained.
         labels: one per row.
-        off: bool, true where the strips differ.
+        off: bool, true where the strips differ; None if they do nowhere.
+        there: bool, false on padding, which stays empty; None if all is shown.
     """
-    differing = torch.zeros_like(mask) if off is None else off
+    off = torch.zeros_like(mask) if off is None else off
+    there = torch.ones_like(mask) if there is None else there | off
+
+    def cells(values_T: Tensor, row: int) -> list[Any]:
+        return [value if shown else None for value, shown in zip(values_T.tolist(), there[row].tolist(), strict=True)]
+
     return [
         Row(
-            label,
-            {word: each[row].tolist() for word, each in strips.items()},
-            differing[row].tolist(),
-            mask[row].tolist(),
+            label, {word: cells(each[row], row) for word, each in strips.items()}, off[row].tolist(), mask[row].tolist()
         )
         for row, label in enumerate(labels)
     ]
 
 
-def _sides(compared: Compared, inputs: Mapping[str, Tensor]) -> list[Row]:
-    """Return both sides of a comparison as rows, with the inputs of their shape; none if the values are no table."""
+def _sides(compared: Compared, seen: Named) -> list[Row]:
+    """Return both sides of a comparison as rows, with what the code saw of their shape; none if they are no table."""
     if compared.where is None:
         return _listed(compared.got, compared.expected)
     got, expected, where = compared.got.detach().cpu(), compared.expected.cpu(), compared.where.cpu()
+    expected = expected.to(got.dtype)
     if not got.numel():
         return []
-    rtol, atol = tolerance(got, expected)
+    rtol, atol = tolerance(got, expected) if got.is_floating_point() else (0.0, 0.0)
     off = where & ~torch.isclose(got.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True)
-    alike = {name: each for name, each in inputs.items() if each.shape == got.shape and got.ndim}
+    alike = _first([(name, each) for name, each in seen if each.shape == got.shape and got.ndim])
     strips = {WORDS[name]: each for name, each in alike.items() if name in WORDS} | {"expected": expected, "got": got}
     cells = {word: _last_dimension(each) for word, each in strips.items()}
     counted, differing = _last_dimension(where), _last_dimension(off)
@@ -140,7 +151,7 @@ def _sides(compared: Compared, inputs: Mapping[str, Tensor]) -> list[Row]:
     masks = [_last_dimension(each) for name, each in alike.items() if _is_mask(name, each)]
     return [
         Row(label, {word: rows[row] for word, rows in cells.items()}, differing[row], masks[0][row] if masks else None)
-        for row, label in enumerate(_labels(got.shape, inputs))
+        for row, label in enumerate(_labels(got.shape, seen))
     ]
 
 
@@ -169,28 +180,30 @@ def _listed(got: Any, expected: Any) -> list[Row]:
     ]
 
 
-def _batch(given: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Iterator[Row]:
-    """Yield the rows of the batch among the inputs of a case."""
+def _batch(given: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the rows of the batch among the inputs of a case, or the arguments of a call."""
+    seen = list(_tensors(given))
     for value in given.values():
         groups = [value] if isinstance(value, Group) else value
         if isinstance(groups, list) and groups and all(isinstance(each, Group) for each in groups):
             yield from _groups(groups)
             return
         if isinstance(value, CollatedBatch):
-            mask_BS = _where_trained(value)
-            yield from tensor_rows({"id": value.input_ids}, mask_BS, _labels(mask_BS.shape, inputs))
+            labels = _labels(value.input_ids.shape, seen)
+            yield from tensor_rows({"id": value.input_ids}, where_trained(value), labels, there=value.attention_mask)
             return
-    masks = [each for name, each in inputs.items() if _is_mask(name, each) and each.numel()]
+    masks = [each for name, each in seen if _is_mask(name, each) and each.numel()]
     if masks:
         (mask, *_) = masks
-        strips = {WORDS[name]: each for name, each in inputs.items() if name in WORDS and each.shape == mask.shape}
-        advantages = inputs.get("advantages")
+        alike = _first([(name, each) for name, each in seen if each.shape == mask.shape])
+        strips = {WORDS[name]: each for name, each in alike.items() if name in WORDS}
+        advantages = _first(seen).get("advantages")
         if advantages is not None and advantages.shape == mask.shape[:1]:
             strips["advantage"] = advantages.unsqueeze(1).expand(mask.shape)
-        yield from tensor_rows(strips or {"trained": mask}, mask, _labels(mask.shape, inputs))
+        yield from tensor_rows(strips or {"trained": mask}, mask, _labels(mask.shape, seen))
 
 
-def _where_trained(batch: CollatedBatch) -> Tensor:
+def where_trained(batch: CollatedBatch) -> Tensor:
     """Lay the completion mask, [B, T], on the positions of whole rows, [B, S]."""
     mask_BS = torch.zeros_like(batch.input_ids, dtype=torch.bool)
     for row, start in enumerate(batch.completion_starts.tolist()):
@@ -217,6 +230,11 @@ def _tensors(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors({field.name: getattr(value, field.name) for field in fields(value)})
 
 
+def _first(named: Named) -> dict[str, Tensor]:
+    """Return the first tensor of each name."""
+    return dict(reversed(named))
+
+
 def _is_mask(name: str, value: Tensor) -> bool:
     return name.endswith("mask") and name != "attention_mask" and value.dtype == torch.bool and value.ndim == 2
 
@@ -227,8 +245,8 @@ def _last_dimension(tensor: Tensor) -> list[list[Any]]:
     return rows
 
 
-def _labels(shape: Sequence[int], inputs: Mapping[str, Tensor]) -> list[str]:
-    """Name rows by their place; those of [B, T] also by what the inputs say of them."""
+def _labels(shape: Sequence[int], seen: Named) -> list[str]:
+    """Name rows by their place; those of [B, T] also by what the code saw of them."""
     if len(shape) < 2:
         return [""]
     places: list[list[int]] = [[]]
@@ -236,9 +254,8 @@ def _labels(shape: Sequence[int], inputs: Mapping[str, Tensor]) -> list[str]:
         places = [[*place, index] for place in places for index in range(size)]
     facts = {}
     if len(shape) == 2:
-        facts = {
-            WORDS[name]: each.tolist() for name, each in inputs.items() if name in WORDS and each.shape == shape[:1]
-        }
+        alike = _first([(name, each) for name, each in seen if each.shape == shape[:1]])
+        facts = {WORDS[name]: each.tolist() for name, each in alike.items() if name in WORDS}
     return [
         ", ".join(
             [f"row {' '.join(map(str, place))}", *(f"{word} {values[place[0]]:.3g}" for word, values in facts.items())]
