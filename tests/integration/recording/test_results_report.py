@@ -1,20 +1,17 @@
-"""`rlcanary report`, opened in a real browser. The apt package is `chromium`."""
+"""`rlcanary report`, opened in a real browser."""
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from chromium import browse, needs_browser
 from PIL import Image
-from waiting import HANG_S
 
 RUNS = 60
 HOSTILE = "test_x::test_[</script><script>document.body.remove()</script>&amp;]"
-browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_browser = pytest.mark.skipif(browser is None, reason="no Chromium is installed")
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +38,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.stdout.startswith(str(path))
     assert not list(results.glob("*.html"))
     return path
-
-
-def browse(page: Path, *options: str, fragment: str = "", size: str = "1400,4000") -> str:
-    """What the browser prints; it finds no host, and an error on the page's console fails the test."""
-    assert browser is not None
-    command = [
-        *(browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-        *("--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--virtual-time-budget=5000"),
-        *(f"--user-data-dir={page.parent / 'profile'}", f"--window-size={size}", *options),
-        f"{page.as_uri()}{fragment}",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_S)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    return done.stdout
 
 
 def cards(document: str) -> dict[str, str]:

@@ -59,9 +59,9 @@ def picture(found: Found) -> dict[str, Grid]:
     seen, drawn = [pair for given in found.seen for pair in _tensors(given)], {}
     if found.compared is not None and (rows := _sides(found.compared, seen)):
         drawn["compared"] = grid(rows)
-    if not any(row["trained"] for row in drawn.get("compared", {"rows": []})["rows"]):
-        batches = (list(_batch(given)) for given in reversed(found.seen))
-        drawn |= {"batch": grid(rows) for rows in list(filter(None, batches))[:1]}
+    batches = [rows for given in reversed(found.seen) if (rows := list(_batch(given)))]
+    if batches and not any(row["trained"] for row in drawn.get("compared", {"rows": []})["rows"]):
+        drawn["batch"] = grid(batches[0])
     return drawn
 
 
