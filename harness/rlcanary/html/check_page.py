@@ -49,9 +49,12 @@ def _head(report: Report, title: str) -> str:
 
 
 def _areas(report: Report) -> str:
+    """Write a tile for each area of which a check ran; the head names the others."""
     tiles = []
     for area, members in groupby(report["checks"], key=lambda check: check["area"]):
         checks = list(members)
+        if all(check["status"] == "not-provided" for check in checks):
+            continue
         counts = Counter(check["status"] for check in checks)
         told = [
             f"<span class={style}>{counts[status]} {words}</span>"

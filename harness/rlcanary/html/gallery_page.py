@@ -40,13 +40,13 @@ def gallery_page(columns: Sequence[Column]) -> str:
 
 
 def since(check_id: str, releases: Sequence[Column]) -> str:
-    """Say since which release a check fails, "" where there is one report only.
+    """Say since which release a check fails, "" where there is one only.
 
     Args:
         check_id: the check.
         releases: the reports of one framework, the oldest first.
     """
-    if len(releases) < 2:
+    if len({version_of(release.report) for release in releases}) < 2:
         return ""
     statuses = [_status(check_id, release.report) for release in releases]
     red = [status in ("fail", "error") for status in statuses]
@@ -87,14 +87,21 @@ def _status(check_id: str, report: Report) -> str:
 def _heat(columns: Sequence[Column], names: Sequence[str], areas: Sequence[str]) -> str:
     heads = "".join(f"<th scope=col>{escaped(column.label)}" for column in columns)
     lines = [f"<thead><tr><th scope=col>area{heads}</thead><tbody>"]
-    for area in areas:
+    reached = [area for area in areas if any(_reaches(column.report, area) for column in columns)]
+    left = [area for area in areas if area not in reached]
+    for area in reached:
         cells = "".join(_cell(column.report, area, names.index(column.report["adapter"])) for column in columns)
         lines.append(f"<tr><th scope=row>{escaped(area)}{cells}")
     lines.append("</tbody>")
     return (
         '<div class=scroll tabindex=0 role=region aria-label="Areas by frameworks"><table class=heat>'
         f"{''.join(lines)}</table></div>"
+        + (f"<p class=muted>Not reached: {escaped(', '.join(left))}.</p>" if left else "")
     )
+
+
+def _reaches(report: Report, area: str) -> bool:
+    return any(check["area"] == area and check["status"] != "not-provided" for check in report["checks"])
 
 
 def _cell(report: Report, area: str, number: int) -> str:

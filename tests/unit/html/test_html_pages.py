@@ -2,6 +2,7 @@
 
 import re
 from html.parser import HTMLParser
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -160,6 +161,38 @@ def test_red_cell_of_the_gallery_links_to_the_findings_of_its_area() -> None:
     section = text[text.index(f'id="{link[1:]}"') :]
     assert "loss.b" in section
     assert [len(outline.named("td", kind)) for kind in ("failing", "passing")] == [1, 0]
+
+
+def colours(css: str) -> list[dict[str, str]]:
+    """Return the colour variables of a style, light and dark."""
+    light, _, dark = css.partition("@media (prefers-color-scheme: dark)")
+    named = [dict(re.findall(r"--([\w-]+): (#\w{6})", part.partition("\n}")[0])) for part in (light, dark)]
+    return [named[0], named[0] | named[1]]
+
+
+def brightness(colour: str) -> float:
+    """Return the relative luminance of a colour (WCAG 2)."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("dark", [0, 1])
+def test_text_has_contrast_on_every_colour(dark: int) -> None:
+    html = resources.files("rlcanary.html")
+    shared, own = (colours(html.joinpath(name).read_text())[dark] for name in ("theme.css", "findings.css"))
+    of = shared | own
+    pairs = [("on-weak", ground) for ground in ("n1", "n2", "p1", "p2", "code")]
+    pairs += [("on-strong", ground) for ground in ("n3", "n4", "p3", "p4")]
+    pairs += [("text", ground) for ground in ("h1", "h2", "h3", "passing", "card", "page")]
+    pairs += [(text, ground) for text in ("muted", "fail", "pass", "line") for ground in ("card", "page")]
+    pairs += [("fail", "code")]
+    low = []
+    for text, ground in pairs:
+        darker, lighter = sorted((brightness(of[text]), brightness(of[ground])))
+        if (lighter + 0.05) / (darker + 0.05) < 4.5:
+            low.append((text, ground, (lighter + 0.05) / (darker + 0.05)))
+    assert low == []
 
 
 def releases(*statuses: str) -> list[Column]:
