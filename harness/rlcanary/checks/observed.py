@@ -13,6 +13,7 @@ from torch import Tensor
 from rlcanary.checks.devices import is_elsewhere, on_cpu
 from rlcanary.checks.tally import Tally
 from rlcanary.contract.adapter import CAPABILITIES, Adapter, NotProvided, contract_of, newer_arguments, written
+from rlcanary.contract.batch import Batch
 from rlcanary.contract.conventions import Conventions
 
 
@@ -54,7 +55,9 @@ class Observed:
             _require_new_arguments(name, attribute, arguments, keywords)
             shapes = [str(list(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in arguments]
             self._tally.calling = f"{name}({', '.join(shapes)})"
-            self._tally.given = dict(zip(names, arguments, strict=False)) | keywords
+            # Findings keep it: no engine or state may outlive the check in one.
+            given = dict(zip(names, arguments, strict=False)) | keywords
+            self._tally.given = {key: value for key, value in given.items() if isinstance(value, Tensor | Batch | list)}
             self._tally.has_returned = False
             output = attribute(*arguments, **keywords)
             self._tally.has_returned = True

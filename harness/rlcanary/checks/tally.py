@@ -145,7 +145,7 @@ class Tally:
         empty: reasons why a case left nothing to compare.
         found: findings and exceptions, in the order of the cases.
         calling: the capability that was called last, with its arguments.
-        given: its arguments by name.
+        given: its tensors, batches and lists, by the names of the contract.
         has_returned: whether that call has ended without an exception.
         is_elsewhere: whether a call has returned tensors on another device than the CPU.
         judged: the label of the case and the name of the quantity of each comparison.

@@ -77,7 +77,7 @@ def _findings(report: Report) -> list[str]:
     parts = [f"<section>\n<h2>Findings</h2>\n{LEGEND}\n</section>"]
     groups = [(f"Cause: {cause['cause']}", "", sorted(cause["checks"], key=order.index)) for cause in report["causes"]]
     groups += [
-        (f"No known cause, all call {fold['capability']}", fold["told"], fold["checks"]) for fold in report["folds"]
+        (f"No known cause: checks of {fold['capability']}", fold["told"], fold["checks"]) for fold in report["folds"]
     ]
     groups.append(("Others", "", list(left)))
     for title, told, names in groups:

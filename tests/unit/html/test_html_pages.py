@@ -165,7 +165,7 @@ def test_red_cell_of_the_gallery_links_to_the_findings_of_its_area() -> None:
 
 def colours(css: str) -> list[dict[str, str]]:
     """Return the colour variables of a style, light and dark."""
-    light, _, dark = css.partition("@media (prefers-color-scheme: dark)")
+    light, _, dark = css.partition("@media screen and (prefers-color-scheme: dark)")
     named = [dict(re.findall(r"--([\w-]+): (#\w{6})", part.partition("\n}")[0])) for part in (light, dark)]
     return [named[0], named[0] | named[1]]
 
