@@ -1,8 +1,10 @@
 """What is drawn of a finding is what its check compared."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from rlcanary.adapters.reference import ReferenceAdapter
@@ -13,6 +15,8 @@ from rlcanary.checks.findings.diagnosis import Diagnosis
 from rlcanary.checks.findings.document import to_document
 from rlcanary.checks.findings.picture import COLUMNS, ROWS, Row, grid, picture
 from rlcanary.checks.tally import Compared, Fingerprint, Found
+from rlcanary.contract.batch import Completion, Group
+from rlcanary.reference import make_batch
 
 
 def first(check_id: str, adapter: ReferenceAdapter) -> dict[str, Any]:
@@ -65,6 +69,16 @@ def test_lists_of_different_lengths_are_drawn_place_by_place() -> None:
 def test_values_that_are_no_table_are_not_drawn() -> None:
     assert drawn(Compared({"a": 1}, {"a": 2})) == {}
     assert drawn(Compared([], [])) == {}
+
+
+@pytest.mark.parametrize(
+    "change", [{"completion_starts": torch.tensor([9, -4])}, {"completion_mask": torch.ones(1, 3)}]
+)
+def test_batch_that_the_code_made_wrongly_breaks_no_picture(change: dict[str, torch.Tensor]) -> None:
+    group = Group([5, 6], [Completion([8, 9, 2]), Completion([10])], [1.0, 0.0])
+    batch = replace(make_batch([group], 0)[0], **change)
+    drawn = picture(Found(Fingerprint("", "rows"), "", "", False, seen=({"batch": batch}, {})))
+    json.dumps(drawn, allow_nan=False)
 
 
 def test_large_tensors_are_cut_around_what_differs() -> None:

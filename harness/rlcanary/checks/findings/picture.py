@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.checks.closeness import tolerance
+from rlcanary.checks.literal import clipped
 from rlcanary.checks.tally import Compared, Found
 from rlcanary.contract.batch import CollatedBatch, Group
 
@@ -188,7 +189,7 @@ def _batch(given: Mapping[str, Any]) -> Iterator[Row]:
         if isinstance(groups, list) and groups and all(isinstance(each, Group) for each in groups):
             yield from _groups(groups)
             return
-        if isinstance(value, CollatedBatch):
+        if isinstance(value, CollatedBatch) and _is_whole(value):
             labels = _labels(value.input_ids.shape, seen)
             yield from tensor_rows({"id": value.input_ids}, where_trained(value), labels, there=value.attention_mask)
             return
@@ -203,11 +204,18 @@ def _batch(given: Mapping[str, Any]) -> Iterator[Row]:
         yield from tensor_rows(strips or {"trained": mask}, mask, _labels(mask.shape, seen))
 
 
+def _is_whole(batch: CollatedBatch) -> bool:
+    """Tell whether the rows of a batch, which the code under test may have made, belong together."""
+    rows = batch.input_ids.shape[:1]
+    shapes = batch.attention_mask.shape, batch.completion_mask.shape[:1], batch.completion_starts.shape
+    return batch.completion_mask.ndim == 2 and shapes == (batch.input_ids.shape, rows, rows)
+
+
 def where_trained(batch: CollatedBatch) -> Tensor:
     """Lay the completion mask, [B, T], on the positions of whole rows, [B, S]."""
     mask_BS = torch.zeros_like(batch.input_ids, dtype=torch.bool)
     for row, start in enumerate(batch.completion_starts.tolist()):
-        width = min(batch.completion_mask.shape[1], mask_BS.shape[1] - start)
+        width = max(0, min(batch.completion_mask.shape[1], mask_BS.shape[1] - start))
         mask_BS[row, start : start + width] = batch.completion_mask[row, :width]
     return mask_BS
 
@@ -266,6 +274,6 @@ def _labels(shape: Sequence[int], seen: Named) -> list[str]:
 
 def _cell(value: Any) -> Any:
     if not isinstance(value, float):
-        return value
+        return clipped(value) if isinstance(value, str) else value
     # JSON has neither NaN nor infinities.
     return float(f"{value:.6g}") if math.isfinite(value) else str(value)
