@@ -6,6 +6,7 @@ owns pytest-testmon's database saves the records there after each test. Without 
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -27,6 +28,7 @@ FOLDER = pytest.StashKey[Path]()
 RECORDER = pytest.StashKey["Recorder"]()
 ENVIRONMENT = pytest.StashKey[dict[str, str | None]]()
 SAID = pytest.StashKey[list[str]]()
+VARIABLES = pytest.StashKey[dict[str, str]]()  # of the environment, before a conftest.py changed any
 
 
 def is_wanted(options: Any) -> bool:
@@ -41,6 +43,15 @@ def is_controller(options: Any) -> bool:
     return bool(getattr(options, "numprocesses", None)) or getattr(options, "dist", "no") != "no"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(
+        "rlcanary_selection_environment",
+        "with --testmon: names or patterns of environment variables on whose values every test depends",
+        type="args",
+        default=[],
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # a conftest imports the project's modules
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     options = early_config.known_args_namespace
@@ -51,6 +62,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
     if process.recorder() is not None:
         return  # a session inside a recorded session, in one process
+    early_config.stash[VARIABLES] = dict(os.environ)
     root = early_config.rootpath
     if is_worker():
         folder = Path(os.environ.pop(RUN))
@@ -93,7 +105,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
     # testmon looks at the option of the cacheprovider plugin even where that is switched off.
     config.option.lf = getattr(config.option, "lf", False)
     with ExitStack() as stack:
-        stack.enter_context(testmon_data.own_source_tree())
+        stack.enter_context(testmon_data.own_source_tree(config.stash.get(VARIABLES, None)))
         config.stash[SAID] = [] if is_worker_config(config) else prepare_database(config, stack)
         return (yield)
 
@@ -162,8 +174,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from rlcanary.selection.recording import Recording
         from rlcanary.selection.source_map import SourceMap
 
-        recording = Recording(folder, SourceMap(config.rootpath, sys.path))
-        unwatched = nullcontext if recorder is None else recorder.backend.resting_here
+        recording = Recording(folder, SourceMap(config.rootpath, sys.path), config.stash.get(VARIABLES, None))
+        unwatched = nullcontext if recorder is None else recorder.unwatched
         manager.register(SavedTests(config, collect, recording, unwatched), "rlcanary-selection-saver")
 
 
@@ -210,11 +222,35 @@ class RecordedTests:
     """Hooks of a process that runs tests: they tell the recorder which test it works for."""
 
     def __init__(self, config: pytest.Config, recorder: Recorder) -> None:
+        from rlcanary.selection.native import NativeOpens
+
         self.config, self.recorder = config, recorder
         self.worker = os.environ.get("PYTEST_XDIST_WORKER", "")
         self.session = recorder.default
         self.number = 0
         self.fixtures: dict[Any, str] = {}
+        self.native = NativeOpens(recorder)
+        recorder.at_handover = self.native.report
+        self.execute = pytest.FixtureDef.execute
+        pytest.FixtureDef.execute = self.executing()  # type: ignore[method-assign]
+
+    def executing(self) -> Callable[..., Any]:
+        """Record each use of a shared fixture, also one that another fixture asks for when it is set up already."""
+        execute = self.execute
+
+        @functools.wraps(execute)
+        def executed(fixturedef: pytest.FixtureDef[Any], request: Any) -> Any:
+            value = execute(fixturedef, request)
+            if (context := self.fixtures.get(fixturedef)) is not None:
+                self.recorder.uses(context)
+            return value
+
+        return executed
+
+    def pytest_unconfigure(self) -> None:
+        pytest.FixtureDef.execute = self.execute  # type: ignore[method-assign]
+        self.recorder.at_handover = lambda: None
+        self.native.close()
 
     def relative(self, path: Path) -> str | None:
         return self.recorder.relative(str(path))
@@ -240,6 +276,8 @@ class RecordedTests:
         for folder in (item.path.parent, *item.path.parent.parents):
             if (folder / "conftest.py").is_file() and (file := self.relative(folder / "conftest.py")) is not None:
                 recorder.uses(f"m:{file}")
+        if (code := getattr(getattr(item, "function", None), "__code__", None)) is not None:
+            recorder.note(context, code)  # also where it is skipped: its parameters are in its block
         if recorder.blind:
             recorder.write("a", context)
         return (yield)
@@ -260,6 +298,10 @@ class RecordedTests:
                 return (yield)
         finally:
             fixturedef.addfinalizer(lambda: tear_down.enter_context(recorder.within(context, used=False)))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        self.recorder.switch(f"{self.session} end")  # no test uses what runs from here on
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:

@@ -76,3 +76,12 @@ def write_project(folder: Path, files: Mapping[str, str]) -> Path:
         path.write_text(text)
     (folder / "pytest.ini").touch()
     return folder
+
+
+def stored_tests(project: Path) -> set[str]:
+    """The ids of the tests that the database knows."""
+    connection = testmon_data.connect(testmon_data.datafile(project))
+    try:
+        return {row[0] for row in connection.execute("SELECT DISTINCT test_name FROM test_execution")}
+    finally:
+        connection.close()

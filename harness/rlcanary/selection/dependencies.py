@@ -5,14 +5,22 @@ from __future__ import annotations
 import glob
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
+from rlcanary.selection import questions
 from rlcanary.selection.injected.rlcanary_recorder.core import ANYTHING, MODULE_PREFIX, UNKNOWN, UPLOADED
+from rlcanary.selection.injected.rlcanary_recorder.files import EXISTS, UNKNOWN_CONTENT, content, signature
+from rlcanary.selection.injected.rlcanary_recorder.variables import ENVIRONMENT
+from rlcanary.selection.memoised import Fact, Memoised
+from rlcanary.selection.source_file import Block
 from rlcanary.selection.source_map import SourceMap
 
 IMPORT = "import"
+READ = "its value"
+FILLED = "what an earlier test filled"
 # Siblings of a model's or tokenizer's configuration are read by native code, which no hook of Python sees.
 MODEL_CONFIGURATIONS = ("config.json", "tokenizer_config.json", "generation_config.json")
 MODEL_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab")
@@ -26,6 +34,14 @@ class Code(NamedTuple):
     name: str
 
 
+class Question(NamedTuple):
+    """Something that code asked about the project's folders or the environment, and the answer it got."""
+
+    kind: str
+    about: str
+    answer: str
+
+
 @dataclass
 class Context:
     """The facts recorded about one context (see `rlcanary_recorder.core`)."""
@@ -34,6 +50,7 @@ class Context:
     text: str = ""
     code: dict[Code, set[str]] = field(default_factory=dict)  # and the processes in which it ran
     data: set[str] = field(default_factory=set)
+    asked: set[Question] = field(default_factory=set)
     uses: set[str] = field(default_factory=set)
     sent: dict[str, tuple[str, ...]] = field(default_factory=dict)
     arrived: set[str] = field(default_factory=set)
@@ -48,12 +65,18 @@ class Dependencies:
     Attributes:
         lines: file to the lines at which pytest-testmon's blocks of the code begin; 1 for a data file.
         through: (file, name of the function, or "" for data) to the ways in which it was reached.
+        answers: to the questions that code asked; see `questions`.
+        changed: files that changed after they were read, so that no fingerprint of them is known.
+        blocks: the code that was reached, by file and name.
         unrecorded: calls that left no record, for which the files that they import are counted.
         contexts: all contexts that were reached.
     """
 
     lines: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     through: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    answers: dict[str, str] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+    blocks: dict[tuple[str, str], Block] = field(default_factory=dict)
     unrecorded: set[str] = field(default_factory=set)
     contexts: set[str] = field(default_factory=set)
 
@@ -61,10 +84,14 @@ class Dependencies:
 class Run:
     """All contexts of a run, and the present files of the project."""
 
-    def __init__(self, sources: SourceMap) -> None:
+    def __init__(self, sources: SourceMap, environment: Mapping[str, str] | None = None) -> None:
         self.sources = sources
+        self.environment = dict(os.environ if environment is None else environment)
         self.contexts: defaultdict[str, Context] = defaultdict(Context)
-        self.written: set[str] = set()
+        self.written: defaultdict[str, set[str]] = defaultdict(set)
+        self.versions: defaultdict[str, set[str]] = defaultdict(set)
+        self.memoised = Memoised(self)
+        self.known_blocks: dict[Code, list[tuple[str, Block]]] = {}
         self.problems: list[str] = []
         self.tests: dict[str, list[str]] = {}
         self.lines_read = 0
@@ -75,14 +102,26 @@ class Run:
         for process, (kind, *fields) in lines:
             self.lines_read += 1
             match kind, fields:
-                case "c", [context, file, line, name]:
-                    self.of(context).code.setdefault(Code(file, int(line), name), set()).add(process)
-                case "d", [context, file]:
+                case "c", [context, file, line, name, *caller]:
+                    code = Code(file, int(line), name)
+                    self.of(context).code.setdefault(code, set()).add(process)
+                    self.memoised.add_code(context, code)
+                    self.add_fact(caller, "c", code)
+                case "d", [context, file, *more]:
                     self.of(context).data.add(file)
-                case "w", [file]:
-                    self.written.add(file)
-                case "u", [context, used]:
+                    self.versions[file].update(more[:1])
+                    self.add_fact(more[1:], "d", file)
+                case "q", [context, asked, file, answer, *caller]:
+                    question = Question(asked, file, answer)
+                    self.of(context).asked.add(question)
+                    self.add_fact(caller, "q", question)
+                case "v", [file, version]:
+                    self.versions[file].add(version)
+                case "w", [file, *before]:
+                    self.written[file].update(before or [UNKNOWN_CONTENT])
+                case "u", [context, used, *caller]:
                     self.of(context).uses.add(used)
+                    self.add_fact(caller, "u", used)
                 case "l", [context, text, label]:
                     self.of(context).kind, self.of(context).text = text, label
                     if text == "test":
@@ -96,6 +135,11 @@ class Run:
                 case "p", [text]:
                     if text not in self.problems:
                         self.problems.append(text)
+
+    def add_fact(self, caller: list[str], kind: str, what: object) -> None:
+        match caller:
+            case [file, line] if file:
+                self.memoised.add_fact(file, line, Fact(kind, what))
 
     def of(self, context: str) -> Context:
         found = self.contexts[context]
@@ -114,6 +158,18 @@ class Run:
         """Collect the dependencies reached from these contexts."""
         found = Dependencies()
         waiting = [(context, "") for context in [*roots, UNKNOWN]]
+        done: set[tuple[str, str]] = set()
+        seen: set[Fact] = set()
+        while waiting:
+            self.follow(found, waiting)
+            waiting = self.add_filled(found, done, seen)
+        self.add_constants(found)
+        self.add_questions_of_imports(found)
+        found.changed.update(file for file in found.lines if self.is_changed(file))
+        return found
+
+    def follow(self, found: Dependencies, waiting: list[tuple[str, str]]) -> None:
+        """Add what these contexts recorded, and the contexts that they use."""
         reached = found.contexts
         while waiting:
             name, way = waiting.pop()
@@ -130,10 +186,81 @@ class Run:
                 waiting.extend((f"m:{file}", way) for file in self.add_code(found, code, ways))
             for file in context.data:
                 self.add_data(found, file, way)
+            for question in context.asked:
+                self.add_question(found, question)
             self.add_unrecorded(found, context)
             if context.depends_on_everything:
                 self.add_everything(found)
-        return found
+
+    def add_filled(self, found: Dependencies, done: set[tuple[str, str]], seen: set[Fact]) -> list[tuple[str, str]]:
+        """Add what earlier tests did for this one; return the contexts in which it was done."""
+        used: set[str] = set()
+        names = {name for block in found.blocks.values() for name in block.names}
+        new = [(place[0], block) for place, block in found.blocks.items() if place not in done]
+        done.update(found.blocks)
+        facts = set(self.memoised.filled(new, names)) - seen
+        while facts:
+            fact = facts.pop()
+            seen.add(fact)
+            match fact.what:
+                case Code() as code:
+                    used.update(f"m:{file}" for file in self.add_code(found, code, {FILLED}))
+                    for file, block in self.blocks_of(code):
+                        facts.update(fact for fact in self.memoised.done_by(file, block) if fact not in seen)
+                case Question() as question:
+                    self.add_question(found, question)
+                case str() as text if fact.kind == "d":
+                    self.add_data(found, text, FILLED)
+                case str() as context:
+                    used.add(context)
+        return [(context, FILLED) for context in used - found.contexts]
+
+    def add_constants(self, found: Dependencies) -> None:
+        """Add the constants that the code which was reached reads."""
+        names = {name for block in found.blocks.values() for name in block.names}
+        dynamic = any(block.dynamic for block in found.blocks.values())
+        for file in list(found.lines):
+            source = self.sources.file(file)
+            for constant in source.constants if source is not None else ():
+                if dynamic or constant.last_name in names:
+                    found.lines[file].add(constant.start)
+                    found.through[file, constant.name].add(READ)
+
+    def add_questions_of_imports(self, found: Dependencies) -> None:
+        """Ask which modules of the project could take the place of those that are imported."""
+        for (file, _), block in found.blocks.items():
+            for place, name in self.sources.candidates(file, block):
+                found.answers[questions.named(questions.MODULE, (Path(place) / name).as_posix())] = ""
+
+    def blocks_of(self, code: Code) -> list[tuple[str, Block]]:
+        """List the blocks of the project that a code object can be, with their files."""
+        if code not in self.known_blocks:
+            sources = [(file, self.sources.file(file)) for file in self.places(code.file)]
+            self.known_blocks[code] = [
+                (file, block)
+                for file, source in sources
+                if source is not None
+                for block in source.blocks_at(code.first_line, code.name)
+            ]
+        return self.known_blocks[code]
+
+    def is_written(self, file: str) -> bool:
+        """Tell if the run changed a file: it opened it for writing, and the content is another than before."""
+        before = self.written.get(file)
+        if before is None:
+            return False
+        known = before - {UNKNOWN_CONTENT}
+        return not known or known != {content(str(self.sources.root / file))}
+
+    def is_changed(self, file: str) -> bool:
+        """Tell if a file was changed by something else than the run, after the run had read it."""
+        if file in self.written:
+            return False
+        versions = self.versions.get(file, set()) | {self.sources.signatures.get(file, "")} - {""}
+        try:
+            return bool(versions - {"", signature((self.sources.root / file).stat())})
+        except OSError:
+            return True
 
     def way(self, name: str, context: Context, before: str) -> str:
         """Name a context for a person: the nearest process, fixture or call, imports counted to their importer."""
@@ -154,6 +281,7 @@ class Run:
                 continue
             module = source.blocks[0]
             found.lines[file].add(module.start)
+            found.blocks[file, module.name] = module
             found.through[file, module.name].add(way)
             imported |= self.sources.imported_by(file, module)
             imported.update(self.sources.files_of_module(file))
@@ -169,12 +297,9 @@ class Run:
 
     def add_code(self, found: Dependencies, code: Code, ways: set[str]) -> set[str]:
         imported: set[str] = set()
-        for file in self.places(code.file):
-            source = self.sources.file(file)
-            if source is None:
-                continue
-            block = source.block_at(code.first_line, code.name)
+        for file, block in self.blocks_of(code):
             found.lines[file].add(block.start)
+            found.blocks[file, block.name] = block
             found.through[file, block.name] |= ways
             imported |= self.sources.imported_by(file, block) | {file}
         return imported
@@ -182,16 +307,32 @@ class Run:
     def add_data(self, found: Dependencies, path: str, way: str) -> None:
         for file in self.places(path):
             absolute = self.sources.root / file
-            if file in self.written or not absolute.is_file():
+            if self.is_written(file) or not absolute.is_file():
                 continue
             siblings = [absolute]
             if absolute.name in MODEL_CONFIGURATIONS:
                 siblings += [other for other in absolute.parent.iterdir() if other.name.endswith(MODEL_FILES)]
             for each in siblings:
                 relative = each.relative_to(self.sources.root).as_posix()
-                if relative not in self.written:
-                    found.lines[relative].add(1)
-                    found.through[relative, ""].add(way or "the test process")
+                if not self.is_written(relative):
+                    self.add_content(found, relative, way)
+
+    def add_content(self, found: Dependencies, file: str, way: str) -> None:
+        """Add a data file, which is one block, or a file of code that is read as data: all of its blocks."""
+        if file.endswith(".py"):
+            self.add_whole(found, [file], way)
+            return
+        found.lines[file].add(1)
+        found.through[file, ""].add(way or "the test process")
+
+    def add_question(self, found: Dependencies, question: Question) -> None:
+        """Add a question, with the answer of now, unless something else than the run changed it since it was asked."""
+        for file in self.places(question.about):
+            if question.kind == ENVIRONMENT:
+                if question.answer == questions.of_variable(self.environment, file):
+                    found.answers[questions.named(question.kind, file)] = ""
+            elif not (question.kind == EXISTS and self.is_written(file)):
+                found.answers[questions.named(question.kind, file)] = question.answer
 
     def add_unrecorded(self, found: Dependencies, context: Context) -> None:
         for callee, files in context.sent.items():
@@ -213,7 +354,7 @@ class Run:
     def add_whole(self, found: Dependencies, files: Iterable[str], way: str) -> None:
         for file in files:
             source = self.sources.file(file)
-            for block in source.blocks if source is not None else ():
+            for block in [*source.blocks, *source.constants] if source is not None else ():
                 found.lines[file].add(block.start)
                 found.through[file, block.name].add(way)
 

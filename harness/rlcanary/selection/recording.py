@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -46,9 +47,9 @@ def is_running(folder: Path) -> bool:
 class Recording:
     """The records of a run so far, by test."""
 
-    def __init__(self, folder: Path, sources: SourceMap) -> None:
+    def __init__(self, folder: Path, sources: SourceMap, environment: Mapping[str, str] | None = None) -> None:
         self.journals = Journals(folder)
-        self.run = Run(sources)
+        self.run = Run(sources, environment)
 
     def read(self) -> None:
         self.run.add(self.journals.new_lines())

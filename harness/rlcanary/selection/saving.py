@@ -27,7 +27,10 @@ class Saver:
         self.recording.read()
         lines = self.recording.run.lines_read
         found = {test: self.recording.dependencies(test) for test in tests}
-        executions = {test: self.fingerprints.of_test(test, found[test], tests[test]) for test in tests}
+        executions = {
+            test: self.fingerprints.of_test(test, found[test], tests[test], self.recording.run.written)
+            for test in tests
+        }
         testmon_data.save(self.data, executions, found)
         self.saved.update((test, (dependencies, lines)) for test, dependencies in found.items())
 

@@ -1,121 +1,14 @@
-"""Map Python files without running them: the places of their functions, and the project files that they import."""
+"""Map the Python files of a project: which files their import statements name."""
 
 from __future__ import annotations
 
-import ast
 import os
+import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-MODULE = 0
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True)
-class Import:
-    """An import statement.
-
-    Attributes:
-        module: the name as written.
-        level: number of leading dots.
-        names: the names that `from … import` takes, or nothing.
-    """
-
-    module: str
-    level: int
-    names: tuple[str, ...]
-
-
-@dataclass
-class Block:
-    """The body of a function or, at line 0, of the module.
-
-    Attributes:
-        first: the line at which the code begins, decorators included, as `co_firstlineno` has it.
-        start: the line of the first statement of the body, which is where pytest-testmon's block begins.
-        end: the last line.
-    """
-
-    name: str
-    first: int
-    start: int
-    end: int
-    imports: list[Import]
-
-
-class SourceFile:
-    """The blocks of one file. A file that cannot be parsed has only the module's block, and imports nothing."""
-
-    def __init__(self, text: bytes) -> None:
-        self.blocks = [Block("<module>", MODULE, 1, 2**31, [])]
-        self.imports_by_name = any(name in text for name in (b"import_module", b"__import__", b"importorskip"))
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError):
-            return
-        if tree.body:
-            self.blocks[0].start = tree.body[0].lineno
-        self.visit(tree, self.blocks[0], "")
-
-    def visit(self, node: ast.AST, block: Block, prefix: str) -> None:
-        """Visit statements only: expressions are most of a tree, and hold no functions except lambdas."""
-        for child in statements_in(node):
-            if isinstance(child, Function):
-                first = min((decorator.lineno for decorator in child.decorator_list), default=child.lineno)
-                inner = Block(prefix + child.name, first, child.body[0].lineno, child.end_lineno or child.lineno, [])
-                self.blocks.append(inner)
-                self.visit(child, inner, f"{prefix}{child.name}.")
-                continue
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                self.visit(ast.Module(child.orelse, []), block, prefix)
-                continue
-            if isinstance(child, ast.Import | ast.ImportFrom):
-                block.imports.extend(imports_of(child))
-            elif self.imports_by_name and not has_statements(child):
-                for expression in ast.walk(child):
-                    block.imports.extend(imports_of(expression))
-            self.visit(child, block, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
-
-    @cached_property
-    def by_first_line(self) -> dict[int, Block]:
-        return {block.first: block for block in reversed(self.blocks)}
-
-    def block_at(self, first_line: int, name: str) -> Block:
-        """Find the block of a code object: its own, or for a lambda, a comprehension or a class the one around it."""
-        if name == "<module>":
-            return self.blocks[0]
-        own = self.by_first_line.get(first_line)
-        if own is not None and own.name.rpartition(".")[2] == name.rpartition(".")[2]:
-            return own
-        around = [block for block in self.blocks if block.start <= first_line <= block.end]
-        return max(around, key=lambda block: block.start, default=self.blocks[0])
-
-
-def statements_in(node: ast.AST) -> Iterator[ast.stmt]:
-    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-        for child in getattr(node, name, ()) if not isinstance(node, ast.expr) else ():
-            if isinstance(child, ast.stmt):
-                yield child
-            else:
-                yield from statements_in(child)
-
-
-def has_statements(node: ast.stmt) -> bool:
-    return any(isinstance(getattr(node, name, None), list) for name in ("body", "handlers", "cases"))
-
-
-def imports_of(node: ast.AST) -> Iterator[Import]:
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            yield Import(alias.name, 0, ())
-    elif isinstance(node, ast.ImportFrom):
-        yield Import(node.module or "", node.level, tuple(alias.name for alias in node.names))
-    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if called in ("import_module", "__import__", "importorskip") and isinstance(node.args[0].value, str):
-            yield Import(node.args[0].value, 0, ())
+from rlcanary.selection.injected.rlcanary_recorder.files import signature
+from rlcanary.selection.source_file import Block, Import, SourceFile
 
 
 class SourceMap:
@@ -134,12 +27,14 @@ class SourceMap:
         self.search = list(dict.fromkeys(["", *("" if path == "." else path for path in relative)]))
         self.present: dict[str, bool] = {}
         self.files: dict[str, SourceFile | None] = {}
+        self.signatures: dict[str, str] = {}
         self.resolved: dict[tuple[str, Import], frozenset[str]] = {}
 
     def file(self, path: str) -> SourceFile | None:
         """Return the file at this path in the project; None if there is none."""
         if path not in self.files:
             try:
+                self.signatures[path] = signature(os.stat(self.root / path))
                 self.files[path] = SourceFile((self.root / path).read_bytes())
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self.files[path] = None
@@ -170,6 +65,35 @@ class SourceMap:
             folder = os.path.join(place, *parts)
             for name in statement.names:
                 yield from self.module_files(os.path.join(folder, name))
+
+    def candidates(self, path: str, block: Block) -> Iterator[tuple[str, str]]:
+        """Yield the folders of the project, and the names in them, at which an import of this block is looked up."""
+        for statement in block.imports:
+            parts = statement.module.split(".") if statement.module else []
+            if statement.level:
+                here = os.path.dirname(path)
+                for _ in range(statement.level - 1):
+                    here = os.path.dirname(here)
+                places = [here]
+            else:
+                places = list(dict.fromkeys([*self.search, os.path.dirname(path)]))
+            for place in places:
+                if parts and parts[0] in sys.builtin_module_names:
+                    continue
+                for number, part in enumerate(parts):
+                    folder = os.path.join(place, *parts[:number])
+                    if number and not self.is_folder(folder):
+                        break
+                    yield folder, part
+                inner = os.path.join(place, *parts)
+                if self.is_folder(inner):
+                    yield from ((inner, name) for name in statement.names if name != "*")
+
+    def is_folder(self, path: str) -> bool:
+        key = f"{path}/"
+        if key not in self.present:
+            self.present[key] = os.path.isdir(os.path.join(self.real_root, path))
+        return self.present[key]
 
     def files_called(self, module: str) -> list[str]:
         """List the project files that a module of this name can be."""

@@ -8,52 +8,62 @@ recorded without it, and a new format of the records makes testmon run every tes
 
 from __future__ import annotations
 
-import ast
-import hashlib
+import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from testmon import testmon_core
 from testmon.process_code import Block, Module, create_fingerprint, methods_to_checksums
 
+from rlcanary.selection import questions
 from rlcanary.selection.dependencies import Dependencies
+from rlcanary.selection.injected.rlcanary_recorder.files import EXISTS, LISTING, content, digest
+from rlcanary.selection.source_file import SourceFile
 from rlcanary.selection.stored import TABLE, packed
 
 RECORDED = "rlcanary.recorded"
-FORMAT = "1"
-# Hashing more than this at every start would cost more than it saves; size and time of change stand for the content.
-HASHED_BYTES = 64 * 2**20
-EMPTY = "0:nothing"
+FORMAT = "2"
+AGAIN = (f"{questions.MARK}{EXISTS}", f"{questions.MARK}{LISTING}")  # questions whose answer a run changes
 
 
 class PythonFile(Module):  # type: ignore[misc]
-    """A Python file in which even an empty body can change."""
+    """A Python file whose blocks are those of `source_file`."""
+
+    _blocks: list[Any] | None
 
     @property
     def blocks(self) -> list[Any]:
-        blocks: list[Any] = super().blocks
-        if not blocks and has_no_statement(self.source_code):
-            blocks.append(Block(1, 2**31, EMPTY))
-        return blocks
-
-
-def has_no_statement(text: str) -> bool:
-    try:
-        return not ast.parse(text).body
-    except SyntaxError:
-        return False
+        if self._blocks is None:
+            source = SourceFile(self.source_code.encode())
+            found = [*source.blocks, *source.constants] if source.is_valid else []
+            self._blocks = [Block(block.start, block.end, block.code, block.name) for block in found]
+        return self._blocks
 
 
 class SourceTree(testmon_core.SourceTree):  # type: ignore[misc]
-    """The file view of testmon, with data files of any kind and name."""
+    """The file view of testmon, with data files of any kind and name, and with questions.
+
+    Args:
+        rootdir: the project.
+        installed: the installed packages with their releases, as testmon lists them; looked up if it has not yet.
+        environment: the variables with which the session began.
+    """
+
+    def __init__(self, rootdir: str, *, installed: list[str], environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(rootdir)
+        self.installed = installed
+        self.environment = dict(os.environ if environment is None else environment)
 
     def get_file(self, filename: str) -> Any:
         if filename not in self.cache:
             if filename == RECORDED:
                 self.cache[filename] = whole_file(filename, FORMAT, 0.0)
+            elif questions.is_question(filename):
+                self.cache[filename] = whole_file(filename, self.answer(filename), 0.0)
             elif filename.endswith(".py"):
                 module = super().get_file(filename)
                 if module is not None:
@@ -62,18 +72,16 @@ class SourceTree(testmon_core.SourceTree):  # type: ignore[misc]
                 self.cache[filename] = data_file(Path(self.rootdir), filename)
         return self.cache[filename]
 
+    def answer(self, filename: str) -> str:
+        if filename == questions.PACKAGES:
+            return digest((self.installed[-1] if self.installed else testmon_core.get_system_packages()).encode())
+        return questions.answer(Path(self.rootdir), filename, self.environment)
+
 
 def data_file(root: Path, filename: str) -> Any:
     path = root / filename
-    try:
-        stat = path.stat()
-        if stat.st_size > HASHED_BYTES:
-            content = f"{stat.st_size} {stat.st_mtime_ns}"
-        else:
-            content = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-    return whole_file(filename, content, stat.st_mtime)
+    found = content(str(path))
+    return whole_file(filename, found, path.stat().st_mtime) if found else None
 
 
 def whole_file(filename: str, content: str, mtime: float) -> Any:
@@ -102,17 +110,50 @@ class Fingerprints:
             }
         return self.known[file, lines]
 
-    def of_test(self, test: str, dependencies: Dependencies, reports: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the rows that testmon stores of one execution of a test."""
-        lines = {**dependencies.lines, RECORDED: {1}}
+    def of_answer(self, question: str, asked: str) -> dict[str, Any]:
+        """Take the answer that code got, or the present one if none was recorded."""
+        tree = self.data.source_tree
+        if question.endswith(AGAIN) and not asked:
+            asked = tree.answer(question)
+        answer = asked or tree.get_file(question).fs_fsha
+        return {"filename": question, "mtime": 0.0, "fsha": answer, "method_checksums": methods_to_checksums([answer])}
+
+    def is_outdated(self, file: str) -> bool:
+        """Tell if testmon read a file before it got its present content."""
+        module = self.data.source_tree.get_file(file)
+        try:
+            return module is not None and module.mtime != (Path(self.data.rootdir) / file).stat().st_mtime
+        except OSError:
+            return True
+
+    def of_test(
+        self, test: str, dependencies: Dependencies, reports: Mapping[str, Any], written: Container[str] = ()
+    ) -> dict[str, Any]:
+        """Build the rows that testmon stores of one execution of a test.
+
+        A file that changed while the run used it gets a fingerprint that matches nothing.
+        """
+        lines: dict[str, set[int]] = dict(dependencies.lines)
         lines.setdefault(testmon_core.home_file(test), {1})
-        files = (self.of_file(file, frozenset(at)) for file, at in sorted(lines.items()))
+        rows = [self.of_file(RECORDED, frozenset({1}))]
+        for file, at in sorted(lines.items()):
+            if file in dependencies.changed or (file not in written and self.is_outdated(file)):
+                rows.append(nothing_like(file))
+            else:
+                rows.append(self.of_file(file, frozenset(at)))
+        answers = {questions.PYTEST_OPTIONS: "", questions.PACKAGES: "", **dependencies.answers}
+        rows += [self.of_answer(question, asked) for question, asked in sorted(answers.items())]
         forced = test in self.data.stable_test_names and test not in self.data.failing_tests
         return {
-            "deps": [file for file in files if file is not None],
+            "deps": [row for row in rows if row is not None],
             "forced": forced,
             **testmon_core.process_result(reports),
         }
+
+
+def nothing_like(file: str) -> dict[str, Any]:
+    """Return a fingerprint that matches nothing, as testmon gives to tests that it has not seen yet."""
+    return {"filename": file, "method_checksums": methods_to_checksums(["0match"]), "mtime": None, "fsha": None}
 
 
 def save(data: Any, executions: Mapping[str, dict[str, Any]], dependencies: Mapping[str, Dependencies]) -> None:
@@ -149,20 +190,8 @@ def recorded_without_us(data: Any) -> list[str]:
 
 
 def invalidate(data: Any, tests: Iterable[str]) -> None:
-    """Give tests a fingerprint that matches nothing, as testmon does with tests that it has not seen yet."""
-    executions = {
-        test: {
-            "deps": [
-                {
-                    "filename": testmon_core.home_file(test),
-                    "method_checksums": methods_to_checksums(["0match"]),
-                    "mtime": None,
-                    "fsha": None,
-                }
-            ]
-        }
-        for test in tests
-    }
+    """Make testmon select these tests, whatever their files hold."""
+    executions = {test: {"deps": [nothing_like(testmon_core.home_file(test))]} for test in tests}
     if executions:
         data.save_test_execution_file_fps(executions)
 
@@ -217,11 +246,18 @@ class NoCollector:
 
 
 @contextmanager
-def own_source_tree() -> Iterator[None]:
-    """Make testmon see data files as `SourceTree` does while entered."""
-    original = testmon_core.SourceTree
-    testmon_core.SourceTree = SourceTree
+def own_source_tree(environment: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Make testmon see files as `SourceTree` does while entered. It leaves out patch releases of packages by itself."""
+    tree, drop = testmon_core.SourceTree, testmon_core.drop_patch_version
+    installed: list[str] = []
+
+    def noted(packages: str) -> Any:
+        installed.append(packages)
+        return drop(packages)
+
+    testmon_core.SourceTree = partial(SourceTree, installed=installed, environment=environment)
+    testmon_core.drop_patch_version = noted
     try:
         yield
     finally:
-        testmon_core.SourceTree = original
+        testmon_core.SourceTree, testmon_core.drop_patch_version = tree, drop

@@ -16,7 +16,7 @@ USES_COUNTER = (
 
 USES_CLUSTER = (
     f"{USES_COUNTER} test_task test_task_again test_async test_async_other test_threaded test_background_thread "
-    "test_stream_actor test_stream_task test_subprocess_in_actor test_shell_in_actor"
+    "test_lazy_first test_lazy_again test_error test_stream_actor test_stream_task test_subprocess_in_actor test_shell_in_actor"
 )
 
 
@@ -82,7 +82,15 @@ EDITS = [
     edit("multiprocessing pool", "pkg/processes.py", *returns("pooled(x)", "x * 2"), "test_pool"),
     edit("process pool executor", "pkg/processes.py", *returns("executed(x)", "x * 5"), "test_process_pool_executor"),
     edit("thread of the test", "pkg/processes.py", *returns("threaded()", "7"), "test_thread"),
-    edit("constant of a module that everyone imports", "pkg/constants.py", "RATE = 4", "RATE = 4 + 0", EVERY_TEST),
+    edit("value of a constant", "pkg/constants.py", "RATE = 4", "RATE = 5", "test_task test_task_again"),
+    edit("expression in a module that everyone imports", "pkg/constants.py", "RATE = 4", "RATE = 4 + 0", EVERY_TEST),
+    edit(
+        "function of a shared actor's first call",
+        "pkg/workers.py",
+        *returns("make_model()", "model_size()"),
+        "test_lazy_first test_lazy_again",
+    ),
+    edit("function behind that", "pkg/workers.py", *returns("model_size()", "1"), "test_lazy_first test_lazy_again"),
     edit("constant imported inside a test", "pkg/late.py", "1", "2", "test_import_inside test_import_inside_again"),
     edit(
         "function that ran while a module was imported",

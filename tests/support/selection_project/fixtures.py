@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import ray
-from pkg.workers import Async, Counter
+from pkg.workers import Async, Counter, Lazy
 
 from rlcanary.cleanup.ray_start import start_ray
 
@@ -37,6 +37,11 @@ def shared_async(cluster):
     actor = Async.remote()
     ray.get(actor.__ray_ready__.remote())
     return actor
+
+
+@pytest.fixture(scope="session")
+def lazy(cluster):
+    return Lazy.remote()
 
 
 def start_value():

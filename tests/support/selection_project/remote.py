@@ -44,6 +44,20 @@ def test_async_other(shared_async):
     assert ray.get(shared_async.n.remote()) == 3
 
 
+def test_lazy_first(lazy):
+    assert ray.get(lazy.predict.remote(1)) == 2
+
+
+def test_lazy_again(lazy):
+    assert ray.get(lazy.predict.remote(2)) == 3
+
+
+def test_error(lazy):
+    with pytest.raises(ValueError, match="wrong") as error:
+        ray.get(lazy.fail.remote())
+    assert "rlc" not in str(error.value) + repr(vars(error.value))
+
+
 def test_threaded(cluster):
     actor = Threaded.remote()
     assert ray.get([actor.work.remote(i) for i in range(4)]) == [0, 1, 2, 3]

@@ -127,6 +127,28 @@ def stream_task(n):
 
 
 @ray.remote
+class Lazy:
+    def __init__(self):
+        self.model = None
+
+    def predict(self, x):
+        if self.model is None:
+            self.model = make_model()
+        return self.model + x
+
+    def fail(self):
+        raise ValueError("wrong")
+
+
+def make_model():
+    return model_size()
+
+
+def model_size():
+    return 1
+
+
+@ray.remote
 class Spawner:
     def shell(self):
         return os.system(f"{sys.executable} -m pkg.shell_script")

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.machinery import PathFinder
 from types import CodeType, FrameType, ModuleType
@@ -66,11 +66,13 @@ class Monitoring:
         monitoring, events, recorder = self.monitoring, self.monitoring.events, self.recorder
         is_project_file, is_project, not_again = recorder.is_project_file, recorder.is_project, monitoring.DISABLE
 
-        def find(code: CodeType, offset: int) -> Any:
+        def find(code: CodeType, _offset: int) -> Any:
             known = is_project_file.get(code.co_filename)
             if known or (known is None and is_project(code.co_filename)):
-                monitoring.set_local_events(WATCHER, code, self.watched)
-                watch(code, offset)
+                if recorder.hit(code):
+                    self.resting.append(code)
+                else:
+                    monitoring.set_local_events(WATCHER, code, self.watched)
             return not_again
 
         def watch(code: CodeType, _offset: int) -> None:
@@ -201,9 +203,8 @@ class CTracer(Hook):
         # A tracer that is collected switches tracing off in whatever thread that happens.
         self.tracers: list[Any] = []
         self._coverage_plugin = self
-
-    def dynamic_source_filename(self, filename: str, frame: FrameType) -> None:
-        self.recorder.hit(frame.f_code)
+        self.resting: set[tuple[str, int]] = set()
+        self.dynamic_source_filename = looking(recorder, self.resting)
 
     def disposition(self, filename: str, frame: FrameType) -> Any:
         is_project = self.recorder.is_project(filename)
@@ -212,6 +213,10 @@ class CTracer(Hook):
         found.trace = found.has_dynamic_filename = is_project
         found.reason, found.file_tracer = "", self if is_project else None
         return found
+
+    def rearm(self) -> None:
+        self.resting.clear()
+        super().rearm()
 
     def new_tracer(self) -> Any:
         tracer = self.module.CTracer()
@@ -238,6 +243,21 @@ class CTracer(Hook):
 
     def remove_here(self) -> None:
         sys.settrace(None)
+
+
+def looking(recorder: Noticing, resting: set[tuple[str, int]]) -> Callable[[str, FrameType], None]:
+    """Make the function that the tracer calls at every call: what it does for resting code is what recording costs.
+
+    Code is told apart by its line, because Python calls all audit hooks where `f_code` is read. A lambda that begins on
+    the line of a function counts as that function (`SourceFile.blocks_at`).
+    """
+    hit = recorder.hit
+
+    def look(filename: str, frame: FrameType) -> None:
+        if (filename, frame.f_lineno) not in resting and hit(frame.f_code):
+            resting.add((filename, frame.f_lineno))
+
+    return look
 
 
 def c_tracer() -> ModuleType | None:

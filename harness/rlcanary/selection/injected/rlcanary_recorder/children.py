@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import Any
 
 from .core import ANYTHING, CONTEXT, Recorder
+from .files import signature
 
 START = "start"
+POOLS = ("multiprocessing.pool", "concurrent.futures.process")  # tell by themselves who hands them work
 
 
 def child_context(recorder: Recorder, kind: str, text: str) -> str:
@@ -35,6 +37,7 @@ def patch_subprocess(recorder: Recorder, subprocess: ModuleType) -> None:
         }
         options["env"] = environment | recorder.environment(context, environment.get("PYTHONPATH", ""))
         initialise(process, args, **options)
+        recorder.outlasting(context, process.pid, pipe=not process.stdin is process.stdout is None)
 
     subprocess.Popen.__init__ = started
 
@@ -60,7 +63,7 @@ def report_command(recorder: Recorder, context: str, command: list[str], folder:
         if file.endswith(".py"):
             scripts.append(file)
         else:
-            recorder.say("d", context, file)
+            recorder.say("d", context, file, signature(os.stat(path)))
     if not scripts and os.path.basename(command[0] if command else "").startswith("python") and "-c" in command:
         scripts = [ANYTHING]
     if scripts:
@@ -83,6 +86,8 @@ def patch_multiprocessing(recorder: Recorder, process: ModuleType) -> None:
         os.environ[CONTEXT] = context
         try:
             start(child)
+            if getattr(target, "__module__", "") not in POOLS:
+                recorder.outlasting(context, child.pid, pipe=True)
         finally:
             os.environ.pop(CONTEXT) if outer is None else os.environ.update({CONTEXT: outer})
 

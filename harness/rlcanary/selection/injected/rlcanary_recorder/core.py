@@ -6,10 +6,14 @@ Every fact is appended to the process's journal the moment it is known, so that 
 has the form of `rlcanary.system.journal`, which a recorded process may not have installed. Its records are
 `{"fields": [...]}`:
 
-    c context file line name     a function, or a module's body, began to run or was resumed
-    d context file               a data file was opened for reading
-    w file                       a file was opened for writing, or replaced
-    u context context            the first used the second
+    c context file line name caller at    a function, or a module's body, began to run or was resumed; it was called from
+                                 line `at` of the file `caller`, or from no code of the project
+    d context file signature caller at    a file was opened for reading; its time of change and size
+    q context kind path answer caller at  a path was looked at: whether it exists, or the names in a
+                                 folder; or the value of an environment variable
+    v file signature             a module was imported from a file with this time of change and size
+    w file content               a file was opened for writing or replaced; a text that stands for its content before
+    u context context caller at  the first used the second
     l context kind text          a context's kind and name
     s context callee file…       a call into another process was sent, to code in these files; `module:NAME` where only
                                  the name is known, * for any
@@ -35,6 +39,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from .backends import choose_backend
+from .files import Files, callers, signature
 
 PACKAGE = "rlcanary_recorder"
 SETTINGS = "RLCANARY_SELECTION"
@@ -45,13 +50,13 @@ MODULE_PREFIX = "module:"  # of a callee's file, where only the name of the modu
 ANYTHING = "*"  # as a callee's file: any code of the project
 # A test that closes and reopens files could put another file at a low descriptor.
 JOURNAL_DESCRIPTOR = 400
-KIND, VERSION = "selection", 1
+KIND, VERSION = "selection", 2
 HEADER = f'{{"journal": "{KIND}", "version": {VERSION}}}\n'.encode()
 TORN = b" (torn)\n"  # ends a half line, as in rlcanary.system.journal
 LOST = ".lost"  # suffix of the file that stands for records which could not be written
 NOT_PROJECT = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
+TEST = "t:"  # begins the context of a test
 UPLOADED = "/_ray_pkg_"  # where Ray unpacks a working_dir and py_modules
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 current: contextvars.ContextVar[str | None] = contextvars.ContextVar("rlcanary_context", default=None)
 
@@ -79,6 +84,11 @@ class Recorder:
         self.blind = False  # where calls into other processes cannot be followed
         self.children = itertools.count()
         self.running: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()  # those of them that came from other processes
+        self.started: dict[tuple[str, int], str] = {}  # processes that are handed work, also by later tests
+        self.connectable: list[tuple[str, int]] = []  # processes that are, once this one connects to something
+        self.at_handover: Callable[[], None] = nothing
+        self.files = Files(self, SESSION)
         self.is_project_file: dict[str, bool] = {}
         self.codes: dict[int, CodeType] = {}  # keeps them alive, so that an id stays a name
         self.seen: dict[str, set[int]] = {}
@@ -135,8 +145,22 @@ class Recorder:
         return current.get() or self.default
 
     def uses(self, context: str) -> None:
-        if (user := self.context()) != context:
-            self.say("u", user, context)
+        if (user := self.context()) != context and ("u", user, context) not in self.said:
+            self.said.add(("u", user, context))
+            self.write("u", user, context, *self.place(sys._getframe(1)))
+
+    def uses_module(self, name: str) -> None:
+        """Note that code got hold of a module, or a class in it, that may have been imported long before."""
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path is not None and self.is_project(path) and not self.context().startswith(SESSION):
+            self.uses(f"m:{self.relative(path)}")
+
+    def place(self, frame: FrameType | None) -> tuple[str, str]:
+        """Return the file and the line of the nearest code of the project."""
+        for each in callers(frame, 100):
+            if self.is_project(each.f_code.co_filename):
+                return self.relative(each.f_code.co_filename) or "", str(each.f_lineno)
+        return "", "0"
 
     def is_project(self, filename: str) -> bool:
         known = self.is_project_file.get(filename)
@@ -159,12 +183,23 @@ class Recorder:
             return UPLOADED + path.split(UPLOADED, 1)[1]
         for root in self.roots:
             if path.startswith(root):
-                return path[len(root) :]
-        return None
+                return path[len(root) :] or "."
+        return "." if path + "/" in self.roots else None
 
     def hit(self, code: CodeType) -> bool:
         """Record a code object of the project; return true if it can be ignored until work changes hands."""
         context = current.get() or self.default
+        self.note(context, code)
+        if context != self.default and context.startswith(TEST):
+            if self.default.startswith(TEST):
+                self.note(self.default, code)  # an earlier test began this, and the present one may have handed it work
+            elif context not in self.calls:
+                self.note(self.default, code)  # it outlives its call, so that every user of this process may need it
+        if context not in self.running and context != self.default:
+            self.always = True  # something that an earlier test began is still running
+        return not self.always and len(self.running) == 1 and context in self.running
+
+    def note(self, context: str, code: CodeType) -> None:
         seen = self.seen.get(context)
         if seen is None:
             seen = self.seen[context] = set()
@@ -173,10 +208,8 @@ class Recorder:
             seen.add(id(code))
             file = self.relative(code.co_filename)
             if file is not None:
-                self.write("c", context, file, str(code.co_firstlineno), code.co_qualname)
-        if context not in self.running and context != self.default:
-            self.always = True  # something that an earlier test began is still running
-        return not self.always and len(self.running) == 1 and context in self.running
+                caller = self.place(sys._getframe(3).f_back)  # over `hit` and the backend's function
+                self.write("c", context, file, str(code.co_firstlineno), code.co_qualname, *caller)
 
     def lose_sight(self) -> None:
         """Note that the hook which shows running code was removed."""
@@ -192,8 +225,39 @@ class Recorder:
             del self.running[context]
         self.backend.rearm()
 
+    def begin_call(self, context: str) -> None:
+        self.calls[context] += 1
+        self.begin(context)
+
+    def end_call(self, context: str) -> None:
+        if self.started:
+            self.use_active()
+        self.calls[context] -= 1
+        if self.calls[context] <= 0:
+            del self.calls[context]
+        self.end(context)
+
+    def outlasting(self, context: str, pid: int, pipe: bool) -> None:
+        """Note a process that a test started, and that a later test may hand work, through a pipe or a connection."""
+        if self.context().startswith(TEST):
+            if pipe:
+                self.started[context, pid] = ""
+            else:
+                self.connectable.append((context, pid))
+
+    def use_active(self) -> None:
+        """Note that the present work used the processes, started by earlier work, that did anything since the last call."""
+        for child, before in list(self.started.items()):
+            now = self.started[child] = switches(child[1])
+            if now != before or now == "":
+                self.uses(child[0])
+            if not is_running(child[1]):
+                del self.started[child]
+
     def switch(self, context: str) -> None:
         """Switch this process to work for another test."""
+        self.at_handover()
+        self.use_active()
         self.running.pop(self.default, None)
         self.default = context
         current.set(None)
@@ -205,12 +269,14 @@ class Recorder:
         """Record this thread's work under another context, which the present one uses unless told otherwise."""
         if used:
             self.uses(context)
+        self.at_handover()
         outer = current.get()
         current.set(context)
         self.begin(context)
         try:
             yield
         finally:
+            self.at_handover()
             self.end(context)
             current.set(outer)
 
@@ -222,6 +288,7 @@ class Recorder:
             if self.is_project(path):
                 # Which tests a conftest.py belongs to follows from its folder, not from when it was loaded.
                 used = not (path.endswith("/conftest.py") and self.context().startswith(SESSION))
+                self.version(path)
                 with self.within(f"m:{self.relative(path)}", used):
                     execute(loader, module)
             else:
@@ -232,12 +299,20 @@ class Recorder:
 
         return exec_module
 
+    def version(self, path: str) -> None:
+        """Note which version of a module's file is about to be imported."""
+        try:
+            self.say("v", self.relative(path) or "", signature(self.files.stat(path)))
+        except OSError:  # imported from a zip file, or removed just now
+            return
+
     def start(self, patches: dict[str, Callable[[Recorder, Any], None]]) -> None:
         """Begin to record. `patches` are applied to modules of the given names, now or when they are imported."""
         self.patches = patches
         os.register_at_fork(after_in_child=self.after_fork)
         SourceFileLoader.exec_module = self.importing(SourceFileLoader.exec_module)  # type: ignore[assignment, method-assign]
-        sys.addaudithook(self.audit)
+        self.files.start()
+        sys.addaudithook(auditing({**self.files.audited(), **self.audited()}))
         for name, patch in patches.items():
             module = sys.modules.get(name)
             if module is not None and not getattr(module.__spec__, "_initializing", False):
@@ -246,6 +321,7 @@ class Recorder:
 
     def after_fork(self) -> None:
         self.running.clear()
+        self.calls.clear()
         self.backend.rearm()
 
     def move(self, folder: str, root: str, context: str) -> None:
@@ -256,6 +332,8 @@ class Recorder:
         self.is_project_file.clear()
         self.seen.clear()
         self.said.clear()
+        self.files.asked.clear()
+        self.files.written.clear()
         self.default = context
         self.torn = False
         self.open_journal()
@@ -268,26 +346,27 @@ class Recorder:
         self.running.clear()
         self.backend.rearm()
 
-    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, mode, flags = arguments
-            if isinstance(path, str | bytes) and len(path) > 1:
-                writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(flags & WRITING)
-                self.file_opened(os.fsdecode(path), writes)
-        elif event == "os.rename" and isinstance(arguments[1], str | bytes):
-            self.file_opened(os.fsdecode(arguments[1]), True)
+    def audited(self) -> dict[str, Callable[..., None]]:
+        return {
+            "pickle.find_class": lambda module, _name: self.uses_module(str(module)),
+            "socket.connect": lambda *_: self.use_connected(),
+        }
 
-    def file_opened(self, path: str, writes: bool) -> None:
-        if path.endswith((".py", ".pyc", ".pyo", ".pyi", ".so", ".pth")):
-            return
-        file = self.relative(path)
-        if file is None or "/." in "/" + os.path.dirname(file) or os.path.basename(file).startswith(".testmondata"):
-            return
-        context = self.context()
-        if writes:
-            self.say("w", file)
-        elif not (context.startswith(SESSION) or ("d", context, file) in self.said or is_uploading()):
-            self.say("d", context, file)
+    def use_connected(self) -> None:
+        """Note that this process talks to something, which may be any process that it started."""
+        for context, pid in self.connectable:
+            if is_running(pid):
+                self.started[context, pid] = ""
+        self.connectable.clear()
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Record nothing of what this thread does."""
+        self.at_handover()
+        self.use_active()
+        with self.backend.resting_here(), self.files.pausing():
+            yield
+            self.at_handover()
 
     def environment(self, context: str, python_path: str = "") -> dict[str, str]:
         """Return variables with which a child, otherwise given this PYTHONPATH, records its work under `context`."""
@@ -301,14 +380,36 @@ class Recorder:
         }
 
 
-def is_uploading() -> bool:
-    """Tell if Ray is packing a working_dir: that reads every file, and does not show which of them are used."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "ray._private.runtime_env.packaging":
-            return True
-        frame = frame.f_back
-    return False
+def auditing(functions: dict[str, Callable[..., None]]) -> Callable[[str, tuple[Any, ...]], None]:
+    """Make an audit hook: there is one, as each slows down all that Python audits."""
+    find = functions.get
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        function = find(event)
+        if function is not None:
+            function(*arguments)
+
+    return hook
+
+
+def nothing() -> None: ...
+
+
+def switches(pid: int) -> str:
+    """Return a text that changes whenever a waiting process wakes up; empty where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8") as status:
+            return "".join(line for line in status if "ctxt_switches" in line)
+    except OSError:
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    """Tell if a child process has not ended, without waiting for it in its owner's place."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def injected_folder() -> str | None:

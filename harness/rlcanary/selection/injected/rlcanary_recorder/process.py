@@ -10,11 +10,15 @@ from .children import PATCHES as CHILD_PATCHES
 from .children import START
 from .core import CONTEXT, PACKAGE, SETTINGS, Recorder
 from .threads import PATCHES as THREAD_PATCHES
+from .variables import PATCHES as VARIABLE_PATCHES
 
 RAY_MODULES = (
     "ray.actor",
     "ray.remote_function",
     "ray._private.function_manager",
+    "ray._private.serialization",
+    "ray._private.worker",
+    "ray.util.state.api",
     "ray.runtime_context",
     "ray.dag.compiled_dag_node",
 )
@@ -38,7 +42,7 @@ def start(
     package = __name__.rpartition(".")[0]
     for name in [module for module in sys.modules if module == package or module.startswith(f"{package}.")]:
         sys.modules.setdefault(PACKAGE + name.removeprefix(package), sys.modules[name])
-    active.start(CHILD_PATCHES | THREAD_PATCHES | dict.fromkeys(RAY_MODULES, patch_ray))
+    active.start(CHILD_PATCHES | THREAD_PATCHES | VARIABLE_PATCHES | dict.fromkeys(RAY_MODULES, patch_ray))
     return active
 
 

@@ -18,10 +18,11 @@ from types import ModuleType
 from typing import Any
 
 from .core import MODULE_PREFIX, PACKAGE, UNKNOWN, Recorder, current
+from .ray_texts import PATCHES as TEXT_PATCHES
+from .ray_texts import context_in, tagged
 
-TAG = " rlc:"
 START = "start"
-MODULES = ("backends", "core", "children", "threads", "ray_calls", "process")
+MODULES = ("backends", "files", "core", "children", "threads", "variables", "ray_texts", "ray_calls", "process")
 
 # Evaluated where a function or class is unpickled, with nothing of ours installed there.
 UNPICKLE = "exec(bootstrap) or received"
@@ -112,11 +113,11 @@ def recorded(recorder: Recorder, run: Callable[..., Any], source: Any, callee: s
             recorder.say("r", context, callee)
         outer = current.get()
         current.set(context)
-        recorder.begin(context)
+        recorder.begin_call(context)
         try:
             yield
         finally:
-            recorder.end(context)
+            recorder.end_call(context)
             current.set(outer)
 
     kind: Callable[..., Any]
@@ -158,12 +159,7 @@ def caller() -> str:
     """Return the context that made the call which this worker runs now."""
     from ray._private.worker import global_worker
 
-    name = global_worker.core_worker.get_current_task_name() or ""
-    return name.rpartition(TAG)[2] if TAG in name else UNKNOWN
-
-
-def tagged(recorder: Recorder, name: str) -> str:
-    return name.partition(TAG)[0] + TAG + recorder.context()
+    return context_in(global_worker.core_worker.get_current_task_name() or "")
 
 
 def project_file(recorder: Recorder, module_name: str, code: Any = None) -> list[str]:
@@ -185,8 +181,8 @@ def patch_actors(recorder: Recorder, actor: ModuleType) -> None:
         if not handle._ray_is_cross_language:
             made_by = handle._ray_actor_creation_function_descriptor
             own = made_by.class_name.split(".")[-1]
-            options["name"] = tagged(recorder, options.get("name") or f"{own}.{method_name}")
             context = recorder.context()
+            options["name"] = tagged(options.get("name") or f"{own}.{method_name}", context)
             callee = f"actor:{handle._ray_actor_id.hex()}"
             recorder.say("u", context, callee)
             if ("s", context, callee) not in recorder.said:
@@ -216,8 +212,8 @@ def patch_tasks(recorder: Recorder, remote_function: ModuleType) -> None:
     def submitted(function: Any, *arguments: Any, **options: Any) -> Any:
         if not function._is_cross_language:
             original = function._function
-            options["name"] = tagged(recorder, options.get("name") or function._function_name.split(".")[-1])
             context, callee = recorder.context(), f"task:{name_of(original)}"
+            options["name"] = tagged(options.get("name") or function._function_name.split(".")[-1], context)
             if ("s", context, callee) not in recorder.said:
                 recorder.said.add(("s", context, callee))
                 code = getattr(inspect.unwrap(original), "__code__", None)
@@ -328,18 +324,6 @@ def patch_compiled_graphs(recorder: Recorder, compiled_dag_node: ModuleType) -> 
     graph.execute, graph.execute_async = using(graph.execute), using(graph.execute_async)
 
 
-def patch_names(_recorder: Recorder, runtime_context: ModuleType) -> None:
-    """Hide the context from code that asks for the name of its task."""
-    context_class = runtime_context.RuntimeContext
-    read: Callable[[Any], str | None] = context_class.get_task_name
-
-    def get_task_name(this: Any) -> str | None:
-        name = read(this)
-        return None if name is None else name.partition(TAG)[0]
-
-    context_class.get_task_name = functools.update_wrapper(get_task_name, read)
-
-
 def guarded(patch: Callable[[Recorder, Any], None]) -> Callable[[Recorder, Any], None]:
     """Apply a patch; if Ray moved something it needs, count all code as used, since calls cannot be followed."""
 
@@ -360,6 +344,6 @@ PATCHES: dict[str, Callable[[Recorder, Any], None]] = {
     "ray.actor": guarded(patch_actors),
     "ray.remote_function": guarded(patch_tasks),
     "ray._private.function_manager": guarded(patch_functions),
-    "ray.runtime_context": guarded(patch_names),
+    **{name: guarded(patch) for name, patch in TEXT_PATCHES.items()},
     "ray.dag.compiled_dag_node": guarded(patch_compiled_graphs),
 }

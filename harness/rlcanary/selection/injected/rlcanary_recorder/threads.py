@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
+import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -58,7 +61,69 @@ def patch_thread_pool(recorder: Recorder, module: Any) -> None:
     module.ThreadPoolExecutor.submit = submit_in_context
 
 
+def patch_bare_threads(recorder: Recorder, _module: Any) -> None:
+    begin: Callable[..., int] = _thread.start_new_thread
+
+    def start_new_thread(function: Callable[..., Any], *arguments: Any) -> int:
+        context = recorder.context()
+
+        def run_in_context(*given: Any, **named: Any) -> Any:
+            current.set(context)
+            recorder.begin(context)
+            try:
+                return function(*given, **named)
+            finally:
+                recorder.end(context)
+
+        return begin(run_in_context, *arguments)
+
+    _thread.start_new_thread = functools.update_wrapper(start_new_thread, begin)
+
+
+def patch_callbacks(recorder: Recorder, ctypes: Any) -> None:
+    """Watch the callbacks of threads that no Python code started: before Python 3.12, each thread sets its own hook."""
+    if sys.version_info >= (3, 12):
+        return
+
+    def watching(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*types: Any, **options: Any) -> Any:
+            kind = make(*types, **options)
+            if "__new__" not in vars(kind):
+                kind.__new__ = new
+            return kind
+
+        return functools.update_wrapper(made, make)
+
+    def new(kind: Any, *arguments: Any) -> Any:
+        if arguments and callable(arguments[0]):
+            arguments = (watched(arguments[0]), *arguments[1:])
+        return super(kind, kind).__new__(kind, *arguments)
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            recorder.backend.rearm()
+            return function(*arguments)
+
+        return call
+
+    ctypes.CFUNCTYPE, ctypes.PYFUNCTYPE = watching(ctypes.CFUNCTYPE), watching(ctypes.PYFUNCTYPE)
+
+
+def patch_imports_by_name(recorder: Recorder, importlib: Any) -> None:
+    find: Callable[..., Any] = importlib.import_module
+
+    def import_module(name: str, package: str | None = None) -> Any:
+        module = find(name, package)
+        recorder.uses_module(module.__name__)
+        return module
+
+    importlib.import_module = functools.update_wrapper(import_module, find)
+
+
 PATCHES: dict[str, Callable[[Recorder, Any], None]] = {
     "threading": patch_threading,
+    "_thread": patch_bare_threads,
+    "ctypes": patch_callbacks,
+    "importlib": patch_imports_by_name,
     "concurrent.futures.thread": patch_thread_pool,
 }

@@ -1,0 +1,77 @@
+"""Find what a test reads that an earlier test filled: caches, singletons, what an actor makes when first asked.
+
+A function that keeps what it finds does its work for the first caller only. Every test that runs such a function, or code
+which names one with a caching decorator, depends on all that was done in it for any test of the run: the calls that were
+recorded from those lines, and the code of the same contexts which they name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlcanary.selection.source_file import Block
+
+if TYPE_CHECKING:
+    from rlcanary.selection.dependencies import Code, Run
+
+Place = tuple[str, str]  # file and name of a block
+
+
+class Fact(NamedTuple):
+    """What a line of the project did: called code, or opened, asked about or used something."""
+
+    kind: str
+    what: object
+
+
+class Memoised:
+    """An index over the records of a run, extended as the run goes on."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.facts: defaultdict[Place, set[tuple[int, Fact]]] = defaultdict(set)
+        self.named: defaultdict[str, set[Code]] = defaultdict(set)
+        self.contexts: defaultdict[Place, set[str]] = defaultdict(set)
+        self.caches: defaultdict[str, set[Code]] = defaultdict(set)
+
+    def add_code(self, context: str, code: Code) -> None:
+        for file, block in self.run.blocks_of(code):
+            self.contexts[file, block.name].add(context)
+            owner, _, name = block.name.rpartition(".")
+            self.named[name].add(code)
+            if name.startswith("__") and owner:
+                self.named[owner.rpartition(".")[2]].add(code)
+            if block.caches:
+                self.caches[name].add(code)
+
+    def add_fact(self, caller: str, at: str, fact: Fact) -> None:
+        for file in self.run.places(caller):
+            source = self.run.sources.file(file)
+            if source is not None:
+                line = int(at)
+                self.facts[file, source.block_around(line).name].add((line, fact))
+
+    def filled(self, blocks: Iterable[tuple[str, Block]], names: set[str]) -> Iterator[Fact]:
+        """Yield what was done where these blocks fill what others read, and in the caches with these names."""
+        for file, block in blocks:
+            for each in block.fills:
+                yield from self.between(file, block, each.first, each.last)
+                yield from self.named_in(file, block, each.names)
+        for name in names & self.caches.keys():
+            yield from (Fact("c", code) for code in self.caches[name])
+
+    def done_by(self, file: str, block: Block) -> Iterator[Fact]:
+        yield from self.between(file, block, 0, 2**31)
+        yield from self.named_in(file, block, block.names)
+
+    def between(self, file: str, block: Block, first: int, last: int) -> Iterator[Fact]:
+        yield from (fact for line, fact in self.facts.get((file, block.name), ()) if first <= line <= last)
+
+    def named_in(self, file: str, block: Block, names: Iterable[str]) -> Iterator[Fact]:
+        here = self.contexts.get((file, block.name), set())
+        for name in names:
+            for code in self.named.get(name, ()):
+                if any(not here.isdisjoint(self.contexts[other, b.name]) for other, b in self.run.blocks_of(code)):
+                    yield Fact("c", code)

@@ -1,0 +1,97 @@
+"""Ask again what the code under test asked: whether a path exists, what a folder holds, what a variable is set to.
+
+A question is a file in testmon's terms, with a name that no file has and the answer as its content, so that another answer
+is a change of that file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from configparser import ConfigParser
+from configparser import Error as ConfigError
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from rlcanary.selection.injected.rlcanary_recorder.files import EXISTS, LISTING, digest, kind_of, listing
+from rlcanary.selection.injected.rlcanary_recorder.variables import ENVIRONMENT
+
+MODULE = "module"
+OPTIONS = "options"
+CHOSEN_VARIABLES = "rlcanary_selection_environment"
+MARK = "?"
+PYTEST_OPTIONS = f"pytest{MARK}{OPTIONS}"
+PACKAGES = f"installed{MARK}packages"
+CONFIGURATIONS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+
+
+def named(kind: str, about: str) -> str:
+    return f"{about}{MARK}{kind}"
+
+
+def is_question(filename: str) -> bool:
+    return (
+        filename.rpartition(MARK)[2] in (EXISTS, LISTING, ENVIRONMENT, MODULE, OPTIONS, "packages") and MARK in filename
+    )
+
+
+def answer(root: Path, filename: str, environment: Mapping[str, str]) -> str:
+    """Return the present answer to a question."""
+    about, _, kind = filename.rpartition(MARK)
+    path = str(root / about)
+    if kind == EXISTS:
+        return kind_of(path)
+    if kind == LISTING:
+        return listing(path)
+    if kind == ENVIRONMENT:
+        return of_variable(environment, about)
+    if kind == MODULE:
+        return " ".join(kind_of(path + suffix) for suffix in ("", "/__init__.py", ".py"))
+    return of_pytest(root, environment)
+
+
+def of_variable(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name)
+    return "" if value is None else digest(value.encode(errors="surrogateescape"))
+
+
+def of_pytest(root: Path, environment: Mapping[str, str]) -> str:
+    """Return a text that changes with pytest's options in its configuration file, and the variables named there."""
+    options = pytest_options(root)
+    chosen = options.get(CHOSEN_VARIABLES, [])
+    patterns = chosen.split() if isinstance(chosen, str) else list(map(str, chosen))
+    variables = {
+        name: value for name, value in environment.items() if any(fnmatch(name, pattern) for pattern in patterns)
+    }
+    return digest(repr((sorted(options.items()), sorted(variables.items()))).encode())
+
+
+def pytest_options(root: Path) -> dict[str, Any]:
+    """Read pytest's section of the configuration file that it takes in this folder; empty if it has none."""
+    for name in CONFIGURATIONS:
+        path = root / name
+        if not path.is_file():
+            continue
+        try:
+            section = section_of(path)
+        except (tomllib.TOMLDecodeError, ConfigError, UnicodeDecodeError):
+            continue  # pytest itself refuses it, with a better message
+        if section is not None:
+            return section
+    return {}
+
+
+def section_of(path: Path) -> dict[str, Any] | None:
+    if path.suffix == ".toml":
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.name != "pyproject.toml":
+            return dict(content.get("pytest", {}))
+        pytest = content.get("tool", {}).get("pytest")
+        return None if pytest is None else {**pytest.get("ini_options", {}), **pytest}
+    parser = ConfigParser(interpolation=None, strict=False, allow_no_value=True)
+    parser.read(path, encoding="utf-8")
+    section = "tool:pytest" if path.name == "setup.cfg" else "pytest"
+    if parser.has_section(section):
+        return dict(parser.items(section))
+    return {} if path.name.endswith("pytest.ini") else None

@@ -1,0 +1,418 @@
+"""Read a Python file without running it: its functions, what each reads, and the parts of its body that are only read.
+
+A module's body is one block, as pytest-testmon has it, without its *constants*: names bound once to a literal, at the top
+level or in a class without bases and decorators. A constant cannot fail and has no effect, so only tests that run code
+which reads its name depend on it. Likewise a function's parameters belong to the function's block, unless it is decorated.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+MODULE = 0
+BEHIND = 2**31  # all lines of a file
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Scope = Function | ast.ClassDef | ast.Module
+NEW = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp | ast.Call
+IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+CACHING = re.compile(r"cache|memo|once|singleton|lazy", re.IGNORECASE)
+# Code that reads names which it does not spell.
+DYNAMIC = frozenset(
+    {"vars", "globals", "locals", "dir", "eval", "exec", "asdict", "astuple", "fields", "getmembers"}
+) | {
+    "attrgetter",
+    "import_module",
+    "__import__",
+    "__dict__",
+}
+# Names in a module that pytest and Python look for.
+LOOKED_FOR = re.compile(r"__\w+__|pytest\w*|collect_ignore\w*|setup\w*|teardown\w*")
+LONGEST_NAME_IN_TEXT = 200
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import statement.
+
+    Attributes:
+        module: the name as written.
+        level: number of leading dots.
+        names: the names that `from … import` takes, or nothing.
+    """
+
+    module: str
+    level: int
+    names: tuple[str, ...]
+
+
+@dataclass
+class Fill:
+    """Lines of a function that run once for many callers, because they keep what they find."""
+
+    first: int
+    last: int
+    names: frozenset[str]
+
+
+@dataclass
+class Block:
+    """The body of a function or, at line 0, of the module, or a constant.
+
+    Attributes:
+        first: the line at which the code begins, decorators included, as `co_firstlineno` has it.
+        start: the line of the first statement of the body, which is where pytest-testmon's block begins.
+        end: the last line.
+        names: the names that it reads, the identifiers in its texts among them.
+        dynamic: it reads names that it does not spell.
+        fills: where it fills what later calls read.
+        caches: its decorator keeps what it returns.
+        code: a text that changes with the block's meaning.
+    """
+
+    name: str
+    first: int
+    start: int
+    end: int
+    imports: list[Import] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    dynamic: bool = False
+    fills: list[Fill] = field(default_factory=list)
+    caches: bool = False
+    nodes: list[ast.AST] = field(default_factory=list, repr=False)
+    hidden: frozenset[int] = frozenset()
+
+    @property
+    def last_name(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    @cached_property
+    def code(self) -> str:
+        return f"{self.name}:{', '.join(dumped(node, self.hidden) for node in self.nodes)}"
+
+
+class SourceFile:
+    """The blocks of one file. A file that cannot be parsed has only the module's block, and imports nothing."""
+
+    def __init__(self, text: bytes) -> None:
+        self.blocks = [Block("<module>", MODULE, 1, 2 * BEHIND)]
+        self.constants: list[Block] = []
+        self.imports_by_name = any(name in text for name in (b"import_module", b"__import__", b"importorskip"))
+        self.is_valid = False
+        self.renamed: dict[str, str] = {}
+        try:
+            self.tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            return
+        self.is_valid = True
+        module = self.blocks[0]
+        if self.tree.body:
+            module.start = self.tree.body[0].lineno
+        module.nodes = [self.tree]
+        self.hidden: set[int] = set()
+        self.bound = Counter(bindings(self.tree))
+        self.find_constants(self.tree, "")
+        self.visit(self.tree, module, "")
+        hidden = frozenset(self.hidden)
+        seen: Counter[str] = Counter()
+        for block in self.blocks:
+            block.hidden = hidden
+            seen[block.name] += 1
+            if seen[block.name] > 1:
+                block.name += f"#{seen[block.name]}"
+            block.names |= {self.renamed[name] for name in block.names & self.renamed.keys()}
+
+    def find_constants(self, scope: ast.Module | ast.ClassDef, prefix: str) -> None:
+        bound = self.bound if isinstance(scope, ast.Module) else Counter(bindings(scope))
+        for statement in scope.body:
+            if isinstance(statement, ast.ClassDef) and not prefix and is_plain(statement):
+                self.find_constants(statement, f"{statement.name}.")
+            names, value = constant(statement)
+            if value is None or any(bound[name] > 1 or LOOKED_FOR.fullmatch(name) for name in names):
+                continue
+            self.hidden.add(id(value))
+            for name in names:
+                line = BEHIND + len(self.constants)  # a line of its own: other code can be on the statement's
+                place = Block(prefix + name, statement.lineno, line, line)
+                place.nodes = [value]
+                self.constants.append(place)
+
+    def visit(self, node: ast.AST, block: Block, prefix: str) -> None:
+        """Visit the statements of a block; those of functions in it are blocks of their own."""
+        for child in statements_in(node):
+            if isinstance(child, Function):
+                self.visit_function(child, block, prefix)
+                continue
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                self.visit(ast.Module(child.orelse, []), block, prefix)
+                continue
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                block.imports.extend(imports_of(child))
+                renamed = {each.asname: each.name.rpartition(".")[2] for each in child.names if each.asname}
+                self.renamed.update(renamed)
+                if block.first != MODULE:
+                    block.names.update(each.name for each in child.names)
+            elif self.imports_by_name and not has_statements(child):
+                for expression in ast.walk(child):
+                    block.imports.extend(imports_of(expression))
+            for part in expressions_of(child):
+                self.read_names(part, block)
+            self.visit(child, block, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
+
+    def visit_function(self, child: Function, block: Block, prefix: str) -> None:
+        first = min((decorator.lineno for decorator in child.decorator_list), default=child.lineno)
+        inner = Block(prefix + child.name, first, child.body[0].lineno, child.end_lineno or child.lineno)
+        inner.nodes = [*child.body]
+        defaults = [each for each in (*child.args.defaults, *child.args.kw_defaults) if each is not None]
+        for each in (*child.decorator_list, *defaults, *annotations_of(child)):
+            self.read_names(each, block)
+        if not child.decorator_list and all(is_literal(each) for each in defaults):
+            self.hidden.add(id(child.args))
+            inner.nodes.append(child.args)
+        inner.caches = any(CACHING.search(ast.unparse(decorator)) for decorator in child.decorator_list)
+        inner.fills = list(fills_in(child))
+        self.blocks.append(inner)
+        self.visit(child, inner, f"{prefix}{child.name}.")
+
+    def read_names(self, node: ast.AST, block: Block) -> None:
+        if id(node) in self.hidden:
+            return
+        for each in ast.walk(node):
+            names = names_in(each)
+            block.names.update(names)
+            block.dynamic = block.dynamic or not DYNAMIC.isdisjoint(names) or is_dynamic_getattr(each)
+
+    @cached_property
+    def by_first_line(self) -> dict[int, Block]:
+        return {block.first: block for block in reversed(self.blocks)}
+
+    @cached_property
+    def innermost(self) -> list[Block]:
+        return sorted(self.blocks, key=lambda block: (block.start, -block.end), reverse=True)
+
+    def block_at(self, first_line: int, name: str) -> Block:
+        """Find the block of a code object: its own, or for a lambda, a comprehension or a class the one around it."""
+        return self.blocks_at(first_line, name)[-1]
+
+    def blocks_at(self, first_line: int, name: str) -> list[Block]:
+        """Find the blocks that may have begun to run where this code object did; the last is its own.
+
+        A lambda in a function's header begins on the same line as the function, and may hide that the function ran.
+        """
+        if name == "<module>":
+            return [self.blocks[0]]
+        own = self.by_first_line.get(first_line)
+        if own is not None and own.last_name.partition("#")[0] == name.rpartition(".")[2]:
+            return [own]
+        return [*([own] if own is not None and own.first != MODULE else []), self.block_around(first_line)]
+
+    def block_around(self, line: int) -> Block:
+        """Find the innermost block with this line."""
+        return next((block for block in self.innermost if block.start <= line <= block.end), self.blocks[0])
+
+
+def names_in(node: ast.AST) -> Iterator[str] | tuple[str, ...] | list[str]:
+    if isinstance(node, ast.AugAssign):
+        node = node.target
+    elif isinstance(getattr(node, "ctx", None), ast.Store):
+        return ()
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute):
+        return (node.attr,)
+    if isinstance(node, ast.keyword) and node.arg:
+        return (node.arg,)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) <= LONGEST_NAME_IN_TEXT:
+        return IDENTIFIER.findall(node.value)
+    return ()
+
+
+def is_dynamic_getattr(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("getattr", "hasattr")
+        and len(node.args) > 1
+        and not isinstance(node.args[1], ast.Constant)
+    )
+
+
+def is_plain(node: ast.ClassDef) -> bool:
+    """Tell if nothing looks at a class while it is made."""
+    return not (node.decorator_list or node.keywords or node.bases)
+
+
+def constant(statement: ast.stmt) -> tuple[list[str], ast.expr | None]:
+    """Return the names that a statement binds to a literal, and the literal; None if it does something else."""
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, ast.AnnAssign):
+        targets = [statement.target]
+    value = getattr(statement, "value", None)
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    if not targets or len(names) != len(targets) or value is None or not is_literal(value):
+        return [], None
+    return names, value
+
+
+def is_literal(node: ast.expr) -> bool:
+    """Tell if evaluating this cannot fail, has no effect and reads nothing."""
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def bindings(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
+    """Yield the names that the statements of a scope bind, each as often as it is bound."""
+    waiting: list[ast.AST] = list(scope.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Function | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (each.asname or each.name.partition(".")[0] for each in node.names)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif not isinstance(node, ast.Lambda):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def annotations_of(function: Function) -> list[ast.expr]:
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    found = [each.annotation for each in every if each is not None and each.annotation is not None]
+    return [*found, *([function.returns] if function.returns is not None else [])]
+
+
+def fills_in(function: Function) -> Iterator[Fill]:
+    """Find the lines under a condition that store something beyond the function's own variables."""
+    kept = {name for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    made = {
+        target.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.value, NEW)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def stores(node: ast.AST) -> bool:
+        return any(is_kept(each, kept, made - kept) for each in ast.walk(node))
+
+    def search(statements: list[ast.stmt], conditional: bool) -> Iterator[Fill]:
+        for number, statement in enumerate(statements):
+            rest = statements[number:]
+            if conditional and any(stores(each) for each in rest):
+                yield fill(rest)
+                return
+            if isinstance(statement, Function | ast.ClassDef):
+                continue
+            bodies = [
+                body
+                for holder in (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))
+                for body in (getattr(holder, "body", []), getattr(holder, "orelse", []))
+                if body
+            ]
+            branches = isinstance(statement, ast.If | ast.While | ast.Try | ast.Match)
+            if not bodies and stores(statement) and is_choice(statement):
+                yield fill([statement])
+            for body in bodies:
+                yield from search(body, branches)
+            if isinstance(statement, ast.If | ast.Try | ast.Match) and leaves(statement):
+                conditional = True
+
+    yield from search(function.body, False)
+
+
+def fill(statements: list[ast.stmt]) -> Fill:
+    names = {name for statement in statements for node in ast.walk(statement) for name in names_in(node)}
+    return Fill(statements[0].lineno, statements[-1].end_lineno or statements[-1].lineno, frozenset(names))
+
+
+def is_kept(node: ast.AST, kept: set[str], made: set[str]) -> bool:
+    """Tell if a node stores in a global, an attribute or an item of something that outlives the call."""
+    if isinstance(node, ast.Call):
+        called = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+        return called in ("setattr", "setdefault", "set")
+    if isinstance(node, ast.Name):
+        return isinstance(node.ctx, ast.Store) and node.id in kept
+    if not isinstance(node, ast.Attribute | ast.Subscript) or not isinstance(node.ctx, ast.Store):
+        return False
+    base: ast.expr = node
+    while isinstance(base, ast.Attribute | ast.Subscript | ast.Call):
+        base = base.func if isinstance(base, ast.Call) else base.value
+    return not (isinstance(base, ast.Name) and base.id in made and isinstance(node, ast.Subscript))
+
+
+def is_choice(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.BoolOp | ast.IfExp) for node in ast.walk(statement)) or any(
+        getattr(node, "attr", "") == "setdefault" for node in ast.walk(statement)
+    )
+
+
+def leaves(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Return | ast.Raise | ast.Continue) for node in ast.walk(statement))
+
+
+def dumped(node: object, hidden: frozenset[int]) -> str:
+    """Write a tree as text, without the bodies of its functions and without hidden nodes, which are in other blocks."""
+    if isinstance(node, ast.AST):
+        if id(node) in hidden and not isinstance(node, ast.arguments):
+            return "constant"
+        values = []
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(node, Function) and name == "body":
+                values.append("body")
+            elif isinstance(node, Function) and name == "args" and id(value) in hidden:
+                values.append(", ".join(dumped(each, hidden) for each in annotations_of(node)))
+            else:
+                values.append(dumped(value, hidden))
+        return f"{type(node).__name__}({', '.join(values)})"
+    if isinstance(node, list):
+        return f"[{', '.join(dumped(each, hidden) for each in node)}]"
+    return repr(node)
+
+
+def statements_in(node: ast.AST) -> Iterator[ast.stmt]:
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, name, ()) if not isinstance(node, ast.expr) else ():
+            if isinstance(child, ast.stmt):
+                yield child
+            else:
+                yield from statements_in(child)
+
+
+def expressions_of(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the parts of a statement that are not statements of blocks within."""
+    waiting: list[ast.AST] = [statement]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(child, ast.expr | ast.keyword | ast.pattern):
+                yield child
+            elif not isinstance(child, ast.stmt):
+                waiting.append(child)
+    if isinstance(statement, ast.AugAssign):
+        yield statement
+
+
+def has_statements(node: ast.stmt) -> bool:
+    return any(isinstance(getattr(node, name, None), list) for name in ("body", "handlers", "cases"))
+
+
+def imports_of(node: ast.AST) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name, 0, ())
+    elif isinstance(node, ast.ImportFrom):
+        yield Import(node.module or "", node.level, tuple(alias.name for alias in node.names))
+    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in ("import_module", "__import__", "importorskip") and isinstance(node.args[0].value, str):
+            yield Import(node.args[0].value, 0, ())
