@@ -26,7 +26,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from generated_project import Edit, Project, edits, generate
+from generated_project import edits, generate
+from generated_project.holes import Edit, Holes
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -36,19 +37,35 @@ from rlcanary.selection import testmon_data
 from rlcanary.selection.source_map import SourceMap
 
 START_MS = 25  # a start takes 20 to 1000 ms, and a runtime_env would add 500 to 850
+PARTS = ("local", "ray", "costs")
 PYTHON_312 = Path(".venv312/bin/python")
 
 
 @contextmanager
 def made(folder: Path, edit: Edit) -> Iterator[None]:
+    if edit.path == "$":
+        os.environ[edit.old] = edit.new
+        try:
+            yield
+        finally:
+            del os.environ[edit.old]
+        return
     path = folder / edit.path
-    before = path.read_text()
+    exists, had_folder = path.exists(), path.parent.exists()
+    assert exists == bool(edit.old), edit
+    before = path.read_text() if exists else ""
     assert edit.old in before, edit
-    path.write_text(before.replace(edit.old, edit.new, 1))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(before.replace(edit.old, edit.new, 1) if exists else edit.new)
     try:
         yield
     finally:
-        path.write_text(before)
+        if exists:
+            path.write_text(before)
+        else:
+            path.unlink()
+        if not had_folder:
+            path.parent.rmdir()
 
 
 def environment(folder: str, **more: str) -> dict[str, str]:
@@ -87,10 +104,11 @@ def by_testmon(folder: Path, _edit: Edit) -> set[str]:
     return unstable(folder, ".testmondata-plain")
 
 
-def by_import_map(project: Project) -> Callable[[Path, Edit], set[str]]:
+def by_import_map(tests: list[str]) -> Callable[[Path, Edit], set[str]]:
     def choose(folder: Path, edit: Edit) -> set[str]:
         sources = SourceMap(folder, [str(folder)])
-        return {t.id for t in project.tests if edit.path in sources.closure([t.id.partition("::")[0]])}
+        by_file = {file: edit.path in sources.closure([file]) for file in {test.partition("::")[0] for test in tests}}
+        return {test for test in tests if by_file[test.partition("::")[0]]}
 
     return choose
 
@@ -109,18 +127,27 @@ class Score:
         self.incomplete += not exact <= chosen
 
 
-def compare(folder: Path, project: Project, made_edits: list[Edit]) -> dict[str, dict[str, Score]]:
-    tools = {"rlcanary": by_rlcanary, "pytest-testmon": by_testmon, "import map": by_import_map(project)}
-    scores: dict[str, dict[str, Score]] = {tool: {} for tool in tools}
+Scores = dict[str, dict[str, Score]]
+
+
+def compare(folder: Path, tests: list[str], made_edits: list[Edit], scores: Scores) -> None:
+    """Add what each tool chooses after each edit to the scores, which are by tool and kind of edit."""
+    tools = {"rlcanary": by_rlcanary, "pytest-testmon": by_testmon, "import map": by_import_map(tests)}
     for edit in track(made_edits, "edits", disable=not sys.stderr.isatty()):
         with made(folder, edit):
             for tool, choose in tools.items():
                 chosen = choose(folder, edit)
                 for what in ("all", edit.what):
-                    scores[tool].setdefault(what, Score()).add(edit.exact, chosen)
+                    scores.setdefault(tool, {}).setdefault(what, Score()).add(edit.exact, chosen)
                 if tool == "rlcanary" and (missed := edit.exact - chosen):
                     print(f"missed after an edit of {edit.what} in {edit.path}: {', '.join(sorted(missed)[:5])}")
-    return scores
+
+
+def record(folder: Path, console: Console) -> None:
+    """Run the project once with each tool."""
+    ours = run_pytest(folder, "--testmon", TESTMON_DATAFILE=".testmondata-ours")
+    plain = run_pytest(folder, "--testmon", "-p", "no:rlcanary-selection", TESTMON_DATAFILE=".testmondata-plain")
+    console.print(f"a run took {ours:.0f} s when rlcanary recorded it, {plain:.0f} s with testmon alone")
 
 
 CALLS = """
@@ -169,6 +196,14 @@ def test_calls(cluster):
         for i in range(20):
             ray.get(actor.call.remote(i))
         note("20 calls", time.perf_counter() - began)
+
+def test_calls_in_flight(cluster):
+    actor = Actor.remote()
+    ray.get([actor.call.remote(i) for i in range(100)])
+    for _ in range(30):
+        began = time.perf_counter()
+        ray.get([actor.call.remote(i) for i in range(100)])
+        note("100 calls in flight", time.perf_counter() - began)
 
 def test_compute_in_an_actor(cluster):
     actor = Actor.remote()
@@ -226,6 +261,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3, help="sessions of each mode for the costs of recording")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     parser.add_argument("--quick", action="store_true", help="40 edits, and one round of the costs of recording")
     arguments = parser.parse_args()
     if PYTHON_312.exists() and sys.version_info < (3, 12):
@@ -235,16 +271,20 @@ def main() -> int:
     version = platform.python_version()
     console.print(f"Python {version}, seed {arguments.seed}")
     with tempfile.TemporaryDirectory(prefix="rlcanary-selection-") as name:
-        folder = Path(name) / "project"
-        project = generate(arguments.seed)
-        project.write(folder)
-        ours = run_pytest(folder, "--testmon", TESTMON_DATAFILE=".testmondata-ours")
-        plain = run_pytest(folder, "--testmon", "-p", "no:rlcanary-selection", TESTMON_DATAFILE=".testmondata-plain")
-        console.print(
-            f"the project's run took {ours:.0f} s when rlcanary recorded it, {plain:.0f} s with testmon alone"
-        )
-        scores = compare(folder, project, list(edits(project, number, arguments.seed)))
-        costs = overheads(Path(name) / "costs", rounds)
+        folder, scores = Path(name), Scores()
+        if "local" in arguments.parts:
+            holes = Holes(groups=4, seed=arguments.seed)
+            holes.write(folder / "local")
+            record(folder / "local", console)
+            tests = [test for by_kind in holes.users.values() for each in by_kind.values() for test, _ in each]
+            compare(folder / "local", tests, list(holes.edits(number, arguments.seed + 1)), scores)
+        if "ray" in arguments.parts:
+            project = generate(arguments.seed)
+            project.write(folder / "ray")
+            record(folder / "ray", console)
+            tests = [test.id for test in project.tests]
+            compare(folder / "ray", tests, list(edits(project, number, arguments.seed)), scores)
+        costs = overheads(folder / "costs", rounds) if "costs" in arguments.parts else {}
     kept = report(console, scores, costs)
     if arguments.json:
         arguments.json.write_text(json.dumps({"python": version, "promises": kept, "costs": costs}, indent=1) + "\n")
@@ -252,7 +292,7 @@ def main() -> int:
 
 
 def report(
-    console: Console, scores: dict[str, dict[str, Score]], costs: dict[str, dict[str, float]]
+    console: Console, scores: Scores, costs: dict[str, dict[str, float]]
 ) -> list[dict[str, object]]:
     table = Table(
         "Tool", "Edits", "Recall", "Edits that miss a test", "Chosen / exact", title="which tests an edit runs"
@@ -263,26 +303,36 @@ def report(
             ratio = f"{score.chosen / score.exact:.2f}" if score.exact else f"{score.chosen} / 0"
             table.add_row(tool if what == "all" else "", what, recall, str(score.incomplete), ratio)
     console.print(table)
+    kept: list[dict[str, object]] = []
+    if scores:
+        every = scores["rlcanary"]["all"]
+        kept += [
+            promise("recall", every.found / every.exact, 1.0, least=True),
+            promise("chosen / exact", every.chosen / every.exact, 2.0),
+        ]
+    if costs:
+        kept += report_costs(console, costs)
+    for line in kept:
+        word = "[green]kept  [/]" if line["kept"] else "[red]missed[/]"
+        console.print(f"{word} {line['promise']}: {line['value']:.3f} (bound {line['bound']})")
+    return kept
+
+
+def report_costs(console: Console, costs: dict[str, dict[str, float]]) -> list[dict[str, object]]:
     seconds = Table("", "without", "recorded", "ratio", "pytest-testmon", title="what recording costs (ms)")
     for name in costs["without"]:
         before, after, peer = (costs[mode][name] * 1000 for mode in ("without", "recording", "pytest-testmon"))
         seconds.add_row(name, f"{before:.1f}", f"{after:.1f}", f"{after / before:.2f}", f"{peer:.1f}")
     console.print(seconds)
-    every = scores["rlcanary"]["all"]
     ratio = {name: costs["recording"][name] / costs["without"][name] for name in costs["without"]}
     start = (costs["recording"]["start of an actor"] - costs["without"]["start of an actor"]) * 1000
-    kept = [
-        promise("recall", every.found / every.exact, 1.0, least=True),
-        promise("chosen / exact", every.chosen / every.exact, 1.3),
+    return [
         promise("Ray calls, recorded / not", ratio["20 calls"], 1.15),
+        promise("Ray calls in flight, recorded / not", ratio["100 calls in flight"], 1.3),
         promise("compute in an actor, recorded / not", ratio["compute in an actor"], 1.3),
         promise("compute in the test, recorded / not", ratio["compute in the test"], 1.3),
         promise("start of an actor, ms more", start, START_MS),
     ]
-    for line in kept:
-        word = "[green]kept  [/]" if line["kept"] else "[red]missed[/]"
-        console.print(f"{word} {line['promise']}: {line['value']:.3f} (bound {line['bound']})")
-    return kept
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .holes import Edit
+
 MODULES = 60
 TESTS = 200
 FILES = 20
@@ -240,15 +242,6 @@ def generate(seed: int) -> Project:
         file = entered.index(module) % FILES
         project.tests.append(Test(f"test_{number:03}", module, chance.randrange(FUNCTIONS), file))
     return project
-
-
-@dataclass
-class Edit:
-    what: str
-    path: str
-    old: str
-    new: str
-    exact: set[str]
 
 
 def edits(project: Project, number: int, seed: int) -> Iterator[Edit]:

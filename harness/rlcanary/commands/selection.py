@@ -66,7 +66,8 @@ def why(file: str, function: str | None) -> None:
     console = report_console()
     if not users:
         what = f"{relative} {function}" if function else relative
-        console.print(f"no test depends on {what}: none of the {len(found)} recorded tests used it", markup=False)
+        reason = never_recorded(Path(file), relative) or f"none of the {len(found)} recorded tests used it"
+        console.print(f"no test depends on {what}: {reason}", markup=False)
         return
     table = new_table("Function", "Test", "Through", title=relative)
     for name, tests in sorted(users.items()):
@@ -146,6 +147,22 @@ def inside(root: Path, file: str) -> str:
     if not absolute.is_relative_to(root.resolve()):
         raise UserError(f"{file} is not below {root}, where the recorded tests are")
     return absolute.relative_to(root.resolve()).as_posix()
+
+
+def never_recorded(path: Path, relative: str) -> str | None:
+    """Explain why no test can ever depend on a file; None if one can."""
+    from rlcanary.selection.injected.rlcanary_recorder.files import NEVER, TOOLS, is_recordable
+
+    if not is_recordable(relative):
+        folders = [name.strip("/") for name in NEVER]
+        return f"what lies in {', '.join(sorted({*TOOLS, *folders}))} is never recorded"
+    if path.is_dir():
+        return "it is a folder, of which only the names in it are recorded, for tests that list them"
+    if path.suffix in (".pyc", ".pyo", ".pyi"):
+        return f"{path.suffix} files are never recorded"
+    if not path.exists():
+        return "there is no such file; the tests that looked for it run when it appears"
+    return None
 
 
 def shown(function: str) -> str:

@@ -254,8 +254,8 @@ class Run:
 
     def is_changed(self, file: str) -> bool:
         """Tell if a file was changed by something else than the run, after the run had read it."""
-        if file in self.written:
-            return False
+        if file in self.written and not self.is_written(file):
+            return False  # the run wrote what was there
         versions = self.versions.get(file, set()) | {self.sources.signatures.get(file, "")} - {""}
         try:
             return bool(versions - {"", signature((self.sources.root / file).stat())})

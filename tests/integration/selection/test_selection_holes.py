@@ -4,7 +4,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from selection_session import edited, run_testmon, selected, stored_tests, write_project
+
+from rlcanary.commands.selection import selection
 
 FILES = {
     "work/__init__.py": "",
@@ -436,3 +439,73 @@ def test_pytests_options_select_every_test(project: Path) -> None:
     every = {test.partition("::")[2] for test in stored_tests(project)}
     with edited(project, "pytest.ini", "", "[pytest]\nfilterwarnings = error\n"):
         assert selected(project) == every
+
+
+MODULE = "def used(x):\n    return x\n"
+
+
+def test_a_file_edited_while_it_is_used_selects_the_test(tmp_path: Path) -> None:
+    """The edit is made by a program that is not Python, as an editor is."""
+    project = write_project(
+        tmp_path,
+        {
+            "module.py": MODULE,
+            "data.json": "1",
+            "test_it.py": "import subprocess\nfrom pathlib import Path\nfrom module import used\n"
+            "def test_code():\n    used(1)\n    subprocess.run('printf \"def used(x): return 2\" > module.py', shell=True)\n"
+            "def test_data():\n    Path('data.json').read_text()\n    subprocess.run('cp data.json new && mv new data.json', shell=True)\n"
+            "def test_neither(): pass\n",
+        },
+    )
+    assert run_testmon(project, "-q").returncode == 0
+    assert {"test_code", "test_data"} <= selected(project)
+    assert "test_neither" in {test.partition("::")[2] for test in stored_tests(project)}
+
+
+def test_a_file_that_a_warm_cache_stands_for_stays_a_dependency(tmp_path: Path) -> None:
+    """As `datasets` does, the loader reads the file once, and later compares its time of change only."""
+    project = write_project(
+        tmp_path,
+        {
+            "data/train.jsonl": "{}",
+            "loader.py": "import os, pathlib, pickle\nCACHE = pathlib.Path(os.environ['CACHE'])\ndef load(path):\n"
+            "    key = os.stat(path).st_mtime_ns\n"
+            "    if CACHE.exists() and pickle.loads(CACHE.read_bytes())[0] == key:\n"
+            "        return pickle.loads(CACHE.read_bytes())[1]\n"
+            "    text = pathlib.Path(path).read_text()\n    CACHE.write_bytes(pickle.dumps((key, text)))\n    return text\n",
+            "test_it.py": "from loader import load\ndef test_one():\n    assert load('data/train.jsonl')\n",
+        },
+    )
+    cache = str(tmp_path.parent / f"{tmp_path.name}-cache")
+    for turn in range(2):
+        assert run_testmon(project, "-q", CACHE=cache).returncode == 0
+        with edited(project, "data/train.jsonl", "{}", "{ }"):
+            assert selected(project) == {"test_one"}
+        (project / "test_it.py").write_text((project / "test_it.py").read_text() + f"    assert {turn + 1}\n")
+
+
+def test_a_new_conftest_selects_the_tests_beside_it(tmp_path: Path) -> None:
+    project = write_project(tmp_path, {"a/test_a.py": "def test_a(): pass\n", "b/test_b.py": "def test_b(): pass\n"})
+    assert run_testmon(project, "-q").returncode == 0
+    (project / "a/conftest.py").write_text("import pytest\n@pytest.fixture(autouse=True)\ndef strict(): assert 0\n")
+    assert selected(project) == {"test_a"}
+
+
+def test_a_patch_release_of_a_package_runs_every_test(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    release = "Metadata-Version: 2.1\nName: wheeled\nVersion: 1.2.{}\n"
+    project = write_project(tmp_path / "project", {"test_a.py": "def test_a(): pass\n"})
+    write_project(packages, {"wheeled-1.2.3.dist-info/METADATA": release.format(3)})
+    assert "1 passed" in run_testmon(project, "-q", PYTHONPATH=str(packages)).stdout
+    assert "no tests ran" in run_testmon(project, "-q", PYTHONPATH=str(packages)).stdout
+    (packages / "wheeled-1.2.3.dist-info/METADATA").write_text(release.format(4))
+    assert "1 passed" in run_testmon(project, "-q", PYTHONPATH=str(packages)).stdout
+
+
+def test_the_command_says_what_can_never_be_recorded(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    (project / ".git").mkdir()
+    (project / ".git/HEAD").write_text("")
+    for file, words in ((".git/HEAD", "never recorded"), ("data", "is a folder"), ("nothing.json", "no such file")):
+        shown = CliRunner().invoke(selection, ["why", file], catch_exceptions=False)
+        assert words in " ".join(shown.output.split())

@@ -55,7 +55,7 @@ def test_lazy_again(lazy):
 def test_error(lazy):
     with pytest.raises(ValueError, match="wrong") as error:
         ray.get(lazy.fail.remote())
-    assert "rlc" not in str(error.value) + repr(vars(error.value))
+    assert "rlc" not in str(error.value) + repr(error.value.args)
 
 
 def test_threaded(cluster):

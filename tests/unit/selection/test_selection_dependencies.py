@@ -56,7 +56,9 @@ def test_contexts_may_use_one_another(project: Path) -> None:
 def test_a_call_without_a_record_counts_all_that_is_imported_there(project: Path) -> None:
     run = run_of(project, "s t:1 task:module.first module.py")
     found = run.dependencies(["t:1"])
-    assert dict(found.lines) == {"module.py": {1, 5, 9}, "imported.py": {1}}
+    assert set(found.lines) == {"module.py", "imported.py"}
+    assert found.lines["module.py"] == {1, 5, 9}
+    assert ("imported.py", "X") in found.through
     assert found.unrecorded == {"task:module.first module.py"}
     run.add([("p:2", ["r", "t:1", "task:module.first"])])
     assert lines_of(run, "t:1") == {}

@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from .core import UNKNOWN, Recorder
+from .core import PACKAGE, UNKNOWN, Recorder
 
 TAG = " rlc:"
 TAGGED = re.compile(re.escape(TAG) + r"[^\s()'\",\[\]]*")
+FRAMES = re.compile(r'  File "[^"\n]*rlcanary_recorder[^"\n]*", line .*\n(?:    .*\n?)*')
 SPECIAL = re.compile(r"[^\w.:/-]")
 
 
@@ -27,9 +28,10 @@ def context_in(name: str) -> str:
 
 
 def without_tags(value: Any) -> Any:
-    """Return a text, or a container of texts, without contexts."""
+    """Return a text, or a container of texts, without contexts and without the recorder's lines of a traceback."""
     if isinstance(value, str):
-        return TAGGED.sub("", value) if TAG in value else value
+        value = TAGGED.sub("", value) if TAG in value else value
+        return FRAMES.sub("", value) if PACKAGE in value else value
     if isinstance(value, dict):
         return {without_tags(name): without_tags(each) for name, each in value.items()}
     if type(value) in (list, tuple):
