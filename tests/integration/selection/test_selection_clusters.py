@@ -74,7 +74,7 @@ def project(folder: Path, **tests: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster that some other program started, which knows nothing of rlcanary."""
     folder = Path(
         f"/tmp/rlc-{tmp_path_factory.getbasetemp().parent.name[-6:]}-{tmp_path_factory.getbasetemp().name[-6:]}"
@@ -89,6 +89,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.communicate("")
+
+
+@pytest.fixture
+def address(cluster: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The cluster's address, in a variable that the project reads, and on which its tests therefore depend."""
+    monkeypatch.setenv("ADDRESS", cluster)
+    return cluster
 
 
 def test_a_cluster_that_was_there_before_pytest(tmp_path: Path, address: str) -> None:
@@ -150,8 +157,9 @@ def python_without_rlcanary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_workers_of_an_environment_without_rlcanary(
-    tmp_path: Path, address: str, python_without_rlcanary: Path
+    tmp_path: Path, address: str, python_without_rlcanary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OTHER_PYTHON", str(python_without_rlcanary))
     folder = project(
         tmp_path,
         one="""
