@@ -291,9 +291,7 @@ def main() -> int:
     return 0 if all(line["kept"] for line in kept) else 1
 
 
-def report(
-    console: Console, scores: Scores, costs: dict[str, dict[str, float]]
-) -> list[dict[str, object]]:
+def report(console: Console, scores: Scores, costs: dict[str, dict[str, float]]) -> list[dict[str, object]]:
     table = Table(
         "Tool", "Edits", "Recall", "Edits that miss a test", "Chosen / exact", title="which tests an edit runs"
     )

@@ -261,7 +261,9 @@ def edits(project: Project, number: int, seed: int) -> Iterator[Edit]:
             exact = {test for test, found in by_function.items() if (module.name, "__init__") in found}
             yield Edit(what, path, "self.base = prepare()", "self.base = prepare() + 0", exact)
         elif what == "constant":
-            yield Edit(what, path, "CONSTANT = 1", "CONSTANT = 2", importing)
+            readers = {(module.name, f"f{number}") for number in range(FUNCTIONS)}
+            exact = {test for test, found in by_function.items() if found & readers}
+            yield Edit(what, path, "CONSTANT = 1", "CONSTANT = 2", exact)
         elif what == "import":
             yield Edit(what, path, "import asyncio\n", "import asyncio\nimport string\n", importing)
         elif what == "data file":

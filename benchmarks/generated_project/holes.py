@@ -255,6 +255,7 @@ EDITS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "parameter": ("values.py", "taken(x)", "taken(x, y=0)", ("parameter",)),
     "expression in a module": ("values.py", '"x" + "y"', '"x" + "z"', ("every",)),
     "import": ("values.py", "from pathlib", "import string\nfrom pathlib", ("every",)),
+    "new function": ("values.py", "def taken", "def unused(x):\n    return x\n\ndef taken", ()),
     "comment": ("values.py", "return RATE", "return RATE  # read", ()),
     "checkpoint": ("data/model.pth", "weights", "other", ("pth",)),
     "code read as data": ("data/program.py", "X = 1", "X = 2", ("program",)),
@@ -310,7 +311,9 @@ class Holes:
             for user in chance.sample(range(USERS), 1 if kind == "callback" else chance.randint(2, USERS))
         ]
         chance.shuffle(tests)
-        self.users[group] = {kind: [] for kind in BODIES} | {"nested": [(f"{group}/tests/test_nested_{group}.py::test_it", 0)]}
+        self.users[group] = {kind: [] for kind in BODIES} | {
+            "nested": [(f"{group}/tests/test_nested_{group}.py::test_it", 0)]
+        }
         self.texts[f"{group}/tests/test_nested_{group}.py"] = "def test_it():\n    pass\n"
         half = len(tests) // 2
         for part, chosen in enumerate((tests[:half], tests[half:])):
@@ -320,7 +323,9 @@ class Holes:
                 name = f"test_{kind}_{user}"
                 self.users[group][kind].append((f"{file}::{name}", user))
                 asked = kind if kind in ("early", "late") else ""
-                mark = "@pytest.mark.skipif(not (HERE / 'weights').exists(), reason='none')\n" if kind == "skipped" else ""
+                mark = (
+                    "@pytest.mark.skipif(not (HERE / 'weights').exists(), reason='none')\n" if kind == "skipped" else ""
+                )
                 body = textwrap.indent(filled(BODIES[kind], group=group, user=str(user)).strip(), "    ")
                 lines += f"\n\n{mark}def {name}({asked}):\n{body}\n"
             self.texts[file] = lines

@@ -217,12 +217,15 @@ class Run:
 
     def add_constants(self, found: Dependencies) -> None:
         """Add the constants that the code which was reached reads."""
-        names = {name for block in found.blocks.values() for name in block.names}
+        names = {name for block in found.blocks.values() for name in block.elsewhere}
+        own: defaultdict[str, set[str]] = defaultdict(set)
+        for (file, _), block in found.blocks.items():
+            own[file] |= block.names
         dynamic = any(block.dynamic for block in found.blocks.values())
         for file in list(found.lines):
             source = self.sources.file(file)
             for constant in source.constants if source is not None else ():
-                if dynamic or constant.last_name in names:
+                if dynamic or constant.last_name in names or constant.last_name in own[file]:
                     found.lines[file].add(constant.start)
                     found.through[file, constant.name].add(READ)
 

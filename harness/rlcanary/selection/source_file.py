@@ -68,6 +68,7 @@ class Block:
         start: the line of the first statement of the body, which is where pytest-testmon's block begins.
         end: the last line.
         names: the names that it reads, the identifiers in its texts among them.
+        elsewhere: those of them that need not be the file's own, such as names of attributes.
         dynamic: it reads names that it does not spell.
         fills: where it fills what later calls read.
         caches: its decorator keeps what it returns.
@@ -80,6 +81,7 @@ class Block:
     end: int
     imports: list[Import] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    elsewhere: set[str] = field(default_factory=set)
     dynamic: bool = False
     fills: list[Fill] = field(default_factory=list)
     caches: bool = False
@@ -119,12 +121,14 @@ class SourceFile:
         self.visit(self.tree, module, "")
         hidden = frozenset(self.hidden)
         seen: Counter[str] = Counter()
+        own = {place.name for place in self.constants}
         for block in self.blocks:
             block.hidden = hidden
             seen[block.name] += 1
             if seen[block.name] > 1:
                 block.name += f"#{seen[block.name]}"
             block.names |= {self.renamed[name] for name in block.names & self.renamed.keys()}
+            block.elsewhere |= block.names - own
 
     def find_constants(self, scope: ast.Module | ast.ClassDef, prefix: str) -> None:
         bound = self.bound if isinstance(scope, ast.Module) else Counter(bindings(scope))
@@ -184,6 +188,8 @@ class SourceFile:
         for each in ast.walk(node):
             names = names_in(each)
             block.names.update(names)
+            if not isinstance(each, ast.Name):
+                block.elsewhere.update(names)
             block.dynamic = block.dynamic or not DYNAMIC.isdisjoint(names) or is_dynamic_getattr(each)
 
     @cached_property

@@ -33,6 +33,9 @@ class Backend(Protocol):
     def rearm(self) -> None:
         """Watch all code again when work changes hands."""
 
+    def check(self) -> None:
+        """Make sure that this thread is watched."""
+
     def resting_here(self) -> AbstractContextManager[None]:
         """Stop watching while a module from elsewhere is imported: much of its code is not the project's."""
 
@@ -89,6 +92,8 @@ class Monitoring:
 
     def resting_here(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def check(self) -> None: ...
 
     def rearm(self) -> None:
         if self.resting:
@@ -150,6 +155,9 @@ class Hook:
                 self.start_here()
 
     def rearm(self) -> None:
+        self.check()
+
+    def check(self) -> None:
         if self.is_set():
             return
         if self.is_taken() or getattr(self.here, "started", False):

@@ -84,6 +84,7 @@ class Recorder:
         self.blind = False  # where calls into other processes cannot be followed
         self.children = itertools.count()
         self.running: Counter[str] = Counter()
+        self.resting_for: str | None = None  # the context for which code that was seen is not watched
         self.calls: Counter[str] = Counter()  # those of them that came from other processes
         self.started: dict[tuple[str, int], str] = {}  # processes that are handed work, also by later tests
         self.connectable: list[tuple[str, int]] = []  # processes that are, once this one connects to something
@@ -217,12 +218,25 @@ class Recorder:
 
     def begin(self, context: str) -> None:
         self.running[context] += 1
-        self.backend.rearm()
+        self.hand_over()
 
     def end(self, context: str) -> None:
         self.running[context] -= 1
         if self.running[context] <= 0:
             del self.running[context]
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Watch all code again, unless the only work is for the context whose code rests already, or there is none."""
+        only = next(iter(self.running), self.resting_for) if len(self.running) < 2 else None
+        if only is not None and only == self.resting_for:
+            self.backend.check()
+        else:
+            self.resting_for = only
+            self.backend.rearm()
+
+    def watch_again(self) -> None:
+        self.resting_for = None
         self.backend.rearm()
 
     def begin_call(self, context: str) -> None:
@@ -322,7 +336,7 @@ class Recorder:
     def after_fork(self) -> None:
         self.running.clear()
         self.calls.clear()
-        self.backend.rearm()
+        self.watch_again()
 
     def move(self, folder: str, root: str, context: str) -> None:
         """Continue in the folder of another run: a recorded test started this process, and it is a recorded run itself."""
@@ -337,14 +351,14 @@ class Recorder:
         self.default = context
         self.torn = False
         self.open_journal()
-        self.backend.rearm()
+        self.watch_again()
 
     def become(self, context: str) -> None:
         """Assign this process's work from here on to `context`, for which it was started."""
         current.set(None)
         self.default = context
         self.running.clear()
-        self.backend.rearm()
+        self.watch_again()
 
     def audited(self) -> dict[str, Callable[..., None]]:
         return {

@@ -12,8 +12,7 @@ import marshal
 import os
 import pickle
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
 from types import ModuleType
 from typing import Any
 
@@ -103,53 +102,68 @@ def receive(recorder: Recorder, callee: str, pickled: bytes) -> Any:
 def recorded(recorder: Recorder, run: Callable[..., Any], source: Any, callee: str, *uses: str) -> Callable[..., Any]:
     """Wrap `run`, with code in `source`, to record each call under its context and its arrival as `callee`."""
 
-    @contextmanager
-    def call() -> Iterator[None]:
+    known: set[str] = set()
+
+    def arrive() -> tuple[str, str | None]:
         context = caller()
-        recorder.say("u", context, recorder.process)
-        for used in uses:
-            recorder.say("u", context, used)
-        if callee:
-            recorder.say("r", context, callee)
+        if context not in known:
+            known.add(context)
+            recorder.say("u", context, recorder.process)
+            for used in uses:
+                recorder.say("u", context, used)
+            if callee:
+                recorder.say("r", context, callee)
         outer = current.get()
         current.set(context)
         recorder.begin_call(context)
-        try:
-            yield
-        finally:
-            recorder.end_call(context)
-            current.set(outer)
+        return context, outer
+
+    def leave(context: str, outer: str | None) -> None:
+        recorder.end_call(context)
+        current.set(outer)
 
     kind: Callable[..., Any]
     if inspect.iscoroutinefunction(source):
 
         async def coroutine(*arguments: Any, **options: Any) -> Any:
             recorder.always = True  # work that it leaves running goes on beside the next call
-            with call():
+            here = arrive()
+            try:
                 return await run(*arguments, **options)
+            finally:
+                leave(*here)
 
         kind = coroutine
     elif inspect.isasyncgenfunction(source):
 
         async def generate(*arguments: Any, **options: Any) -> AsyncGenerator[Any]:
             recorder.always = True
-            with call():
+            here = arrive()
+            try:
                 async for item in run(*arguments, **options):
                     yield item
+            finally:
+                leave(*here)
 
         kind = generate
     elif inspect.isgeneratorfunction(source):
 
         def iterate(*arguments: Any, **options: Any) -> Generator[Any, Any, Any]:
-            with call():
+            here = arrive()
+            try:
                 return (yield from run(*arguments, **options))
+            finally:
+                leave(*here)
 
         kind = iterate
     else:
 
         def plain(*arguments: Any, **options: Any) -> Any:
-            with call():
+            here = arrive()
+            try:
                 return run(*arguments, **options)
+            finally:
+                leave(*here)
 
         kind = plain
     return functools.update_wrapper(kind, run)
@@ -177,17 +191,23 @@ def patch_actors(recorder: Recorder, actor: ModuleType) -> None:
     if "name" not in inspect.signature(call).parameters:
         raise AttributeError("ActorHandle._actor_method_call takes no name")
 
+    names: dict[tuple[Any, ...], str] = {}
+
     def called(handle: Any, method_name: str, *arguments: Any, **options: Any) -> Any:
         if not handle._ray_is_cross_language:
-            made_by = handle._ray_actor_creation_function_descriptor
-            own = made_by.class_name.split(".")[-1]
-            context = recorder.context()
-            options["name"] = tagged(options.get("name") or f"{own}.{method_name}", context)
-            callee = f"actor:{handle._ray_actor_id.hex()}"
-            recorder.say("u", context, callee)
-            if ("s", context, callee) not in recorder.said:
-                recorder.said.add(("s", context, callee))
-                recorder.write("s", context, callee, *project_file(recorder, made_by.module_name))
+            context, given = recorder.context(), options.get("name")
+            key = (handle._ray_actor_id, method_name, given, context)
+            name = names.get(key)
+            if name is None:
+                made_by = handle._ray_actor_creation_function_descriptor
+                own = made_by.class_name.split(".")[-1]
+                name = names[key] = tagged(given or f"{own}.{method_name}", context)
+                callee = f"actor:{handle._ray_actor_id.hex()}"
+                recorder.say("u", context, callee)
+                if ("s", context, callee) not in recorder.said:
+                    recorder.said.add(("s", context, callee))
+                    recorder.write("s", context, callee, *project_file(recorder, made_by.module_name))
+            options["name"] = name
         return call(handle, method_name, *arguments, **options)
 
     def created(actor_class: Any, *arguments: Any, **options: Any) -> Any:
