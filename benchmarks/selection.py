@@ -89,6 +89,8 @@ def run_pytest(folder: Path, *options: str, **more: str) -> float:
 def unstable(folder: Path, datafile: str) -> set[str]:
     os.environ["TESTMON_DATAFILE"] = datafile
     data = testmon_core.TestmonData.for_worker(rootdir=str(folder), exec_id=1)
+    if isinstance(data.source_tree, testmon_data.SourceTree):
+        testmon_data.share_packages(data)
     data.files_of_interest = data.db.all_filenames()
     data.determine_stable()
     data.db.con.close()

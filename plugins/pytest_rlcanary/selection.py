@@ -151,8 +151,11 @@ def restore(environment: dict[str, str | None]) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not is_wanted(config.option) or not hasattr(config, "testmon_data"):
         return
+    from rlcanary.selection import testmon_data
+
     data: Any = config.testmon_data
     manager = config.pluginmanager
+    testmon_data.share_packages(data)
     if not is_worker_config(config):
         config.stash[SAID] += distrust(config, data)
     select = manager.getplugin("TestmonSelect")
@@ -165,9 +168,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     recorder = config.stash.get(RECORDER, None)
     if recorder is not None:
-        from rlcanary.selection.testmon_data import NoCollector
-
-        collect.testmon = NoCollector()
+        collect.testmon = testmon_data.NoCollector()
         manager.register(RecordedTests(config, recorder), "rlcanary-selection-tests")
     folder = config.stash.get(FOLDER, None)
     if folder is not None:

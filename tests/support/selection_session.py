@@ -42,6 +42,7 @@ def selected(project: Path) -> set[str]:
     """The tests that testmon would run now, without the file; those that are new or failed are not among them."""
     with testmon_data.own_source_tree():
         data = testmon_core.TestmonData.for_worker(rootdir=str(project), exec_id=environment_of(project))
+        testmon_data.share_packages(data)
         data.files_of_interest = data.db.all_filenames()
         data.determine_stable()
         data.db.con.close()

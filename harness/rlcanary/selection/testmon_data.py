@@ -49,7 +49,7 @@ class SourceTree(testmon_core.SourceTree):  # type: ignore[misc]
 
     Args:
         rootdir: the project.
-        installed: the installed packages with their releases, as testmon lists them; looked up if it has not yet.
+        installed: the installed packages with their releases; empty until they are known.
         environment: the variables with which the session began.
     """
 
@@ -74,7 +74,7 @@ class SourceTree(testmon_core.SourceTree):  # type: ignore[misc]
 
     def answer(self, filename: str) -> str:
         if filename == questions.PACKAGES:
-            return digest((self.installed[-1] if self.installed else testmon_core.get_system_packages()).encode())
+            return digest("".join(self.installed[-1:]).encode())
         return questions.answer(Path(self.rootdir), filename, self.environment)
 
 
@@ -230,6 +230,17 @@ def remove(path: Path) -> list[Path]:
             each.unlink()
             removed.append(each)
     return removed
+
+
+def share_packages(data: Any) -> None:
+    """Let all processes of a run go by the packages that the process which listed them found."""
+    tree = data.source_tree
+    known = data.db.fetch_attribute(questions.PACKAGES, default="")
+    if not tree.installed:
+        tree.installed.append(known)
+    elif tree.installed[-1] != known:
+        data.db.write_attribute(questions.PACKAGES, tree.installed[-1])
+    tree.cache.pop(questions.PACKAGES, None)
 
 
 class NoCollector:

@@ -373,7 +373,6 @@ def test_nothing_is_selected_without_an_edit(project: Path) -> None:
             "served_first(x):\n    return x + 0",
             "queue_first queue_second bare_thread",
         ),
-        ("work/echo.py", "line.title()", "line.title() + ''", "server_first server_second"),
         ("data/vocabulary.json", "[1]", "[1 ]", "cache_first cache_second"),
         ("work/memory.py", "return json", "return 0 or json", "cache_first cache_second"),
         ("work/memory.py", '{"a": 1}', '{"a": 1, "b": 2}', "property_first property_second"),
@@ -395,6 +394,14 @@ def test_nothing_is_selected_without_an_edit(project: Path) -> None:
 def test_an_edit_selects(project: Path, file: str, old: str, new: str, expected: str) -> None:
     with edited(project, file, old, new):
         assert selected(project) == ids(expected)
+
+
+def test_an_edit_of_a_process_that_an_earlier_test_started_selects_its_users(project: Path) -> None:
+    """And perhaps the tests during which it was not yet waiting again."""
+    with edited(project, "work/echo.py", "line.title()", "line.title() + ''"):
+        found = selected(project)
+    assert ids("server_first server_second") <= found
+    assert not ids("queue_first variable") & found
 
 
 @pytest.mark.parametrize(
