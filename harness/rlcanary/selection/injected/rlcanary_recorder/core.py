@@ -55,6 +55,7 @@ HEADER = f'{{"journal": "{KIND}", "version": {VERSION}}}\n'.encode()
 TORN = b" (torn)\n"  # ends a half line, as in rlcanary.system.journal
 LOST = ".lost"  # suffix of the file that stands for records which could not be written
 NOT_PROJECT = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
+OWN = __name__.rpartition(".")[0] + "."
 TEST = "t:"  # begins the context of a test
 UPLOADED = "/_ray_pkg_"  # where Ray unpacks a working_dir and py_modules
 
@@ -159,7 +160,8 @@ class Recorder:
     def place(self, frame: FrameType | None) -> tuple[str, str]:
         """Return the file and the line of the nearest code of the project."""
         for each in callers(frame, 100):
-            if self.is_project(each.f_code.co_filename):
+            own = (each.f_globals.get("__name__") or "").startswith(OWN)  # in a run of rlcanary's own tests
+            if not own and self.is_project(each.f_code.co_filename):
                 return self.relative(each.f_code.co_filename) or "", str(each.f_lineno)
         return "", "0"
 

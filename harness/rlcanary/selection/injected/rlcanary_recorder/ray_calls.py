@@ -101,7 +101,6 @@ def receive(recorder: Recorder, callee: str, pickled: bytes) -> Any:
 
 def recorded(recorder: Recorder, run: Callable[..., Any], source: Any, callee: str, *uses: str) -> Callable[..., Any]:
     """Wrap `run`, with code in `source`, to record each call under its context and its arrival as `callee`."""
-
     known: set[str] = set()
 
     def arrive() -> tuple[str, str | None]:
