@@ -1,12 +1,18 @@
 """Test selection: recall and over-selection beside plain pytest-testmon and an import map, and what recording costs.
 
-    python benchmarks/selection.py [--edits 300] [--seed 0] [--json FILE] [--quick]
+    python benchmarks/selection.py [--parts local ray costs] [--edits 300] [--seed 0] [--json FILE] [--quick]
 
-A generated project of 200 tests and 60 modules uses every kind of remote code: own and shared actors, async, threaded and
-nested ones, generators, tasks, work that nobody waits for, subprocesses, multiprocessing. Its generator knows which
-functions, constants and files each test reaches, so that the exact set of tests of an edit is known without running any.
-Each tool records the project once; then every edit is made, the tool's choice is read, and the edit is taken back. An edit
-of a module's body (a constant, an import) concerns every test that imports the module, in whatever process.
+local: four packages with a module of each kind of code that selectors miss (`generated_project.holes`): work handed to
+threads and processes that an earlier test started, state that is filled once, files that are absent, native or data, the
+environment; and 32 kinds of edits of them.
+
+ray: a project of 60 modules uses every kind of remote code: own and shared actors, async, threaded and nested ones,
+generators, tasks, work that nobody waits for, subprocesses, multiprocessing.
+
+The generators know which functions, constants and files each test reaches, so that the exact set of tests of an edit is
+known without running any. Each tool records a project once; then every edit is made, the tool's choice is read, and the edit
+is taken back. An edit of a module's statements (an import, an expression) concerns every test that imports the module, in
+whatever process; one of a constant, those that read it.
 
 Recording costs: the same suite with and without `--testmon`, in turns. Other work on the machine makes single times long,
 never short, so the fastest tenth of the short stretches counts, timed inside the tests. The promises are for Python 3.12:
@@ -261,12 +267,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--edits", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tests", type=int, default=200, help="tests of the project on Ray")
+    parser.add_argument("--here", action="store_true", help="measure this Python, also where there is a .venv312")
     parser.add_argument("--rounds", type=int, default=3, help="sessions of each mode for the costs of recording")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     parser.add_argument("--quick", action="store_true", help="40 edits, and one round of the costs of recording")
     arguments = parser.parse_args()
-    if PYTHON_312.exists() and sys.version_info < (3, 12):
+    if not arguments.here and PYTHON_312.exists() and sys.version_info < (3, 12):
         os.execv(PYTHON_312.absolute(), [str(PYTHON_312), __file__, *sys.argv[1:]])
     number, rounds = (40, 1) if arguments.quick else (arguments.edits, arguments.rounds)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -281,7 +289,7 @@ def main() -> int:
             tests = [test for by_kind in holes.users.values() for each in by_kind.values() for test, _ in each]
             compare(folder / "local", tests, list(holes.edits(number, arguments.seed + 1)), scores)
         if "ray" in arguments.parts:
-            project = generate(arguments.seed)
+            project = generate(arguments.seed, arguments.tests)
             project.write(folder / "ray")
             record(folder / "ray", console)
             tests = [test.id for test in project.tests]

@@ -224,7 +224,7 @@ def in_process(method, function, argument):
 """
 
 
-def generate(seed: int) -> Project:
+def generate(seed: int, tests: int = TESTS) -> Project:
     """Leaves first: a third of the modules are helpers that the others call."""
     chance = random.Random(seed)
     project = Project()
@@ -236,7 +236,7 @@ def generate(seed: int) -> Project:
         reads = [chance.random() < 0.3 for _ in range(FUNCTIONS)]
         project.modules.append(Module(f"m{number:02}", kind, below, calls, reads))
     entered = project.modules[MODULES // 3 :] + project.modules[: MODULES // 6]
-    for number in range(TESTS):
+    for number in range(tests):
         module = entered[number % len(entered)]
         # Tests of a module are in one file, as people have them.
         file = entered.index(module) % FILES

@@ -16,7 +16,8 @@ USES_COUNTER = (
 
 USES_CLUSTER = (
     f"{USES_COUNTER} test_task test_task_again test_async test_async_other test_threaded test_background_thread "
-    "test_lazy_first test_lazy_again test_error test_stream_actor test_stream_task test_subprocess_in_actor test_shell_in_actor"
+    "test_lazy_first test_lazy_again test_error test_stream_actor test_stream_task test_subprocess_in_actor "
+    "test_shell_in_actor"
 )
 
 

@@ -460,7 +460,8 @@ def test_a_file_edited_while_it_is_used_selects_the_test(tmp_path: Path) -> None
             "data.json": "1",
             "test_it.py": "import subprocess\nfrom pathlib import Path\nfrom module import used\n"
             "def test_code():\n    used(1)\n    subprocess.run('printf \"def used(x): return 2\" > module.py', shell=True)\n"
-            "def test_data():\n    Path('data.json').read_text()\n    subprocess.run('cp data.json new && mv new data.json', shell=True)\n"
+            "def test_data():\n    Path('data.json').read_text()\n"
+            "    subprocess.run('cp data.json new && mv new data.json', shell=True)\n"
             "def test_neither(): pass\n",
         },
     )
@@ -495,6 +496,16 @@ def test_a_new_conftest_selects_the_tests_beside_it(tmp_path: Path) -> None:
     project = write_project(tmp_path, {"a/test_a.py": "def test_a(): pass\n", "b/test_b.py": "def test_b(): pass\n"})
     assert run_testmon(project, "-q").returncode == 0
     (project / "a/conftest.py").write_text("import pytest\n@pytest.fixture(autouse=True)\ndef strict(): assert 0\n")
+    assert selected(project) == {"test_a"}
+
+
+def test_chosen_variables_select_every_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = write_project(tmp_path, {"test_a.py": "def test_a(): pass\n"})
+    (project / "pytest.ini").write_text("[pytest]\nrlcanary_selection_environment = CHOSEN_* OTHER\n")
+    assert run_testmon(project, "-q").returncode == 0
+    monkeypatch.setenv("NOT_CHOSEN", "1")
+    assert selected(project) == set()
+    monkeypatch.setenv("CHOSEN_MODE", "1")
     assert selected(project) == {"test_a"}
 
 
