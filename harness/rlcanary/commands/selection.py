@@ -158,8 +158,6 @@ def never_recorded(path: Path, relative: str) -> str | None:
         return f"what lies in {', '.join(sorted({*TOOLS, *folders}))} is never recorded"
     if path.is_dir():
         return "it is a folder, of which only the names in it are recorded, for tests that list them"
-    if path.suffix in (".pyc", ".pyo", ".pyi"):
-        return f"{path.suffix} files are never recorded"
     if not path.exists():
         return "there is no such file; the tests that looked for it run when it appears"
     return None

@@ -7,7 +7,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from rlcanary.selection import questions
@@ -85,7 +84,7 @@ class Run:
     """All contexts of a run, and the present files of the project."""
 
     def __init__(self, sources: SourceMap, environment: Mapping[str, str] | None = None) -> None:
-        self.sources = sources
+        self.sources, self.root = sources, str(sources.root)
         self.environment = dict(os.environ if environment is None else environment)
         self.contexts: defaultdict[str, Context] = defaultdict(Context)
         self.written: defaultdict[str, set[str]] = defaultdict(set)
@@ -233,7 +232,7 @@ class Run:
         """Ask which modules of the project could take the place of those that are imported."""
         for (file, _), block in found.blocks.items():
             for place, name in self.sources.candidates(file, block):
-                found.answers[questions.named(questions.MODULE, (Path(place) / name).as_posix())] = ""
+                found.answers[questions.named(questions.MODULE, f"{place}/{name}" if place else name)] = ""
 
     def blocks_of(self, code: Code) -> list[tuple[str, Block]]:
         """List the blocks of the project that a code object can be, with their files."""
@@ -253,7 +252,7 @@ class Run:
         if before is None:
             return False
         known = before - {UNKNOWN_CONTENT}
-        return not known or known != {content(str(self.sources.root / file))}
+        return not known or known != {content(f"{self.root}/{file}")}
 
     def is_changed(self, file: str) -> bool:
         """Tell if a file was changed by something else than the run, after the run had read it."""
@@ -261,7 +260,7 @@ class Run:
             return False  # the run wrote what was there
         versions = self.versions.get(file, set()) | {self.sources.signatures.get(file, "")} - {""}
         try:
-            return bool(versions - {"", signature((self.sources.root / file).stat())})
+            return bool(versions - {"", signature(os.stat(f"{self.root}/{file}"))})
         except OSError:
             return True
 
@@ -321,10 +320,9 @@ class Run:
                     self.add_content(found, relative, way)
 
     def add_content(self, found: Dependencies, file: str, way: str) -> None:
-        """Add a data file, which is one block, or a file of code that is read as data: all of its blocks."""
+        """Add a data file, which is one block; one of code that is read as data counts with its comments."""
         if file.endswith(".py"):
-            self.add_whole(found, [file], way)
-            return
+            found.answers[questions.named(questions.CONTENT, file)] = ""
         found.lines[file].add(1)
         found.through[file, ""].add(way or "the test process")
 

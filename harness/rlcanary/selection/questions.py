@@ -15,15 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from rlcanary.selection.injected.rlcanary_recorder.files import EXISTS, LISTING, digest, kind_of, listing
+from rlcanary.selection.injected.rlcanary_recorder.files import content as content_of
 from rlcanary.selection.injected.rlcanary_recorder.variables import ENVIRONMENT
 
 MODULE = "module"
 OPTIONS = "options"
 CHOSEN_VARIABLES = "rlcanary_selection_environment"
+CONTENT = "content"  # of a file of code that is read as data, comments included
 MARK = "?"
 PYTEST_OPTIONS = f"pytest{MARK}{OPTIONS}"
 PACKAGES = f"installed{MARK}packages"
 CONFIGURATIONS = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+
+
+KINDS = (EXISTS, LISTING, ENVIRONMENT, MODULE, CONTENT, OPTIONS, "packages")
 
 
 def named(kind: str, about: str) -> str:
@@ -31,9 +36,7 @@ def named(kind: str, about: str) -> str:
 
 
 def is_question(filename: str) -> bool:
-    return (
-        filename.rpartition(MARK)[2] in (EXISTS, LISTING, ENVIRONMENT, MODULE, OPTIONS, "packages") and MARK in filename
-    )
+    return filename.rpartition(MARK)[2] in KINDS and MARK in filename
 
 
 def answer(root: Path, filename: str, environment: Mapping[str, str]) -> str:
@@ -42,6 +45,8 @@ def answer(root: Path, filename: str, environment: Mapping[str, str]) -> str:
     path = str(root / about)
     if kind == EXISTS:
         return kind_of(path)
+    if kind == CONTENT:
+        return content_of(path)
     if kind == LISTING:
         return listing(path)
     if kind == ENVIRONMENT:

@@ -122,7 +122,7 @@ class Fingerprints:
         """Tell if testmon read a file before it got its present content."""
         module = self.data.source_tree.get_file(file)
         try:
-            return module is not None and module.mtime != (Path(self.data.rootdir) / file).stat().st_mtime
+            return module is not None and module.mtime != os.stat(f"{self.data.rootdir}/{file}").st_mtime
         except OSError:
             return True
 

@@ -383,7 +383,7 @@ def test_nothing_is_selected_without_an_edit(project: Path) -> None:
         ("work/constants.py", "longest = 10", "longest = 11", "longest"),
         ("work/constants.py", "scaled(x, by=2)", "scaled(x, by=3)", "scaled"),
         ("data/model.pth", "weights", "other", "checkpoint"),
-        ("data/program.py", "X = 1", "X = 2", "program_as_data"),
+        ("data/program.py", "X = 1", "X = 1  # one", "program_as_data"),
         ("data/log.txt", "before", "after", "opened_for_update"),
         ("data/native", "1", "2", "native_reader"),
         (".hidden/settings.json", "{}", "{ }", "hidden"),
