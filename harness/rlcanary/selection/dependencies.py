@@ -197,7 +197,7 @@ class Run:
         names = {name for block in found.blocks.values() for name in block.names}
         new = [(place[0], block) for place, block in found.blocks.items() if place not in done]
         done.update(found.blocks)
-        facts = set(self.memoised.filled(new, names)) - seen
+        facts = set(self.memoised.filled(new, names, found.lines)) - seen
         while facts:
             fact = facts.pop()
             seen.add(fact)

@@ -8,7 +8,7 @@ recorded from those lines, and the code of the same contexts which they name.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlcanary.selection.source_file import Block
@@ -53,14 +53,16 @@ class Memoised:
                 line = int(at)
                 self.facts[file, source.block_around(line).name].add((line, fact))
 
-    def filled(self, blocks: Iterable[tuple[str, Block]], names: set[str]) -> Iterator[Fact]:
-        """Yield what was done where these blocks fill what others read, and in the caches with these names."""
+    def filled(self, blocks: Iterable[tuple[str, Block]], names: set[str], files: Container[str]) -> Iterator[Fact]:
+        """Yield what was done where these blocks fill what others read, and in the caches of these names in these files."""
         for file, block in blocks:
             for each in block.fills:
                 yield from self.between(file, block, each.first, each.last)
                 yield from self.named_in(file, block, each.names)
         for name in names & self.caches.keys():
-            yield from (Fact("c", code) for code in self.caches[name])
+            for code in self.caches[name]:
+                if any(file in files for file in self.run.places(code.file)):
+                    yield Fact("c", code)
 
     def done_by(self, file: str, block: Block) -> Iterator[Fact]:
         yield from self.between(file, block, 0, 2**31)
