@@ -13,7 +13,7 @@ from rlcanary.selection import questions
 from rlcanary.selection.injected.rlcanary_recorder.core import ANYTHING, MODULE_PREFIX, UNKNOWN, UPLOADED
 from rlcanary.selection.injected.rlcanary_recorder.files import EXISTS, UNKNOWN_CONTENT, content, signature
 from rlcanary.selection.injected.rlcanary_recorder.variables import ENVIRONMENT
-from rlcanary.selection.memoised import Fact, Memoised
+from rlcanary.selection.memoised import Code, Fact, Memoised
 from rlcanary.selection.source_file import Block
 from rlcanary.selection.source_map import SourceMap
 
@@ -23,14 +23,6 @@ FILLED = "what an earlier test filled"
 # Siblings of a model's or tokenizer's configuration are read by native code, which no hook of Python sees.
 MODEL_CONFIGURATIONS = ("config.json", "tokenizer_config.json", "generation_config.json")
 MODEL_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab")
-
-
-class Code(NamedTuple):
-    """A code object's place: file, line and name, in Python's terms."""
-
-    file: str
-    first_line: int
-    name: str
 
 
 class Question(NamedTuple):

@@ -9,14 +9,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from rlcanary.selection.source_file import Block
-
-if TYPE_CHECKING:
-    from rlcanary.selection.dependencies import Code, Run
+from rlcanary.selection.source_map import SourceMap
 
 Place = tuple[str, str]  # file and name of a block
+
+
+class Code(NamedTuple):
+    """A code object's place: file, line and name, in Python's terms."""
+
+    file: str
+    first_line: int
+    name: str
+
+
+class Project(Protocol):
+    """What is asked about recorded paths and code."""
+
+    sources: SourceMap
+
+    def places(self, path: str) -> list[str]: ...
+
+    def blocks_of(self, code: Code) -> list[tuple[str, Block]]: ...
 
 
 class Fact(NamedTuple):
@@ -29,7 +45,7 @@ class Fact(NamedTuple):
 class Memoised:
     """An index over the records of a run, extended as the run goes on."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Project) -> None:
         self.run = run
         self.facts: defaultdict[Place, set[tuple[int, Fact]]] = defaultdict(set)
         self.named: defaultdict[str, set[Code]] = defaultdict(set)
