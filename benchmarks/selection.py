@@ -1,6 +1,6 @@
 """Test selection: recall and over-selection beside plain pytest-testmon and an import map, and what recording costs.
 
-    python benchmarks/selection.py [--parts local ray costs] [--edits 300] [--seed 0] [--json FILE] [--quick]
+    python benchmarks/selection.py [--parts local ray compute costs] [--edits 300] [--seed 0] [--json FILE] [--quick]
 
 local: four packages with a module of each kind of code that selectors miss (`generated_project.holes`): work handed to
 threads and processes that an earlier test started, state that is filled once, files that are absent, native or data, the
@@ -43,7 +43,7 @@ from rlcanary.selection import testmon_data
 from rlcanary.selection.source_map import SourceMap
 
 START_MS = 25  # a start takes 20 to 1000 ms, and a runtime_env would add 500 to 850
-PARTS = ("local", "ray", "costs")
+PARTS = ("local", "ray", "compute", "costs")
 PYTHON_312 = Path(".venv312/bin/python")
 
 
@@ -235,11 +235,36 @@ def test_start(cluster):
 """
 
 
-def overheads(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
+COMPUTE = """
+import json, os, time
+
+def token(i, state):
+    return state + i
+
+def small_functions(n):
+    state = 0
+    for i in range(n):
+        state = token(i, state)
+    return state
+
+def generator(n):
+    return sum(x * 2 for x in range(n))
+
+def test_compute():
+    for _ in range(30):
+        for name, work in (("20,000 small functions", small_functions), ("generator of 20,000", generator)):
+            began = time.perf_counter()
+            work(20000)
+            with open(os.environ["TIMES"], "a") as stream:
+                stream.write(json.dumps([name, time.perf_counter() - began]) + "\\n")
+"""
+
+
+def overheads(folder: Path, rounds: int, text: str) -> dict[str, dict[str, float]]:
     """Seconds of each kind of work, with and without recording: a tenth of the times is shorter."""
     folder.mkdir()
     (folder / "pytest.ini").touch()
-    (folder / "test_cost.py").write_text(CALLS)
+    (folder / "test_cost.py").write_text(text)
     times: dict[str, dict[str, list[float]]] = {"without": {}, "recording": {}, "pytest-testmon": {}}
     options = {
         "without": ("-p", "no:testmon", "-p", "no:rlcanary-selection"),
@@ -294,7 +319,10 @@ def main() -> int:
             record(folder / "ray", console)
             tests = [test.id for test in project.tests]
             compare(folder / "ray", tests, list(edits(project, number, arguments.seed)), scores)
-        costs = overheads(folder / "costs", rounds) if "costs" in arguments.parts else {}
+        costs = overheads(folder / "compute", rounds, COMPUTE) if "compute" in arguments.parts else {}
+        if "costs" in arguments.parts:
+            for mode, found in overheads(folder / "costs", rounds, CALLS).items():
+                costs.setdefault(mode, {}).update(found)
     kept = report(console, scores, costs)
     if arguments.json:
         arguments.json.write_text(json.dumps({"python": version, "promises": kept, "costs": costs}, indent=1) + "\n")
@@ -332,6 +360,8 @@ def report_costs(console: Console, costs: dict[str, dict[str, float]]) -> list[d
         before, after, peer = (costs[mode][name] * 1000 for mode in ("without", "recording", "pytest-testmon"))
         seconds.add_row(name, f"{before:.1f}", f"{after:.1f}", f"{after / before:.2f}", f"{peer:.1f}")
     console.print(seconds)
+    if "20 calls" not in costs["without"]:
+        return []
     ratio = {name: costs["recording"][name] / costs["without"][name] for name in costs["without"]}
     start = (costs["recording"]["start of an actor"] - costs["without"]["start of an actor"]) * 1000
     return [
