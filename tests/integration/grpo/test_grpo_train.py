@@ -54,6 +54,30 @@ def test_each_step_is_logged_and_moves_the_policy_version(tmp_path: Path) -> Non
     assert all(abs(line[name] - 1) < 1e-4 for line in log for name in ("ratio_min", "ratio_max"))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"scratch": {"characters": "0123456789+="}, "dtype": "bfloat16"}},
+        {"sampling": {"max_new_tokens": 3, "temperature": 0.7, "stop_sequences": ["1"]}},
+        {"sampling": {"max_new_tokens": 3, "logprobs": "raw"}, "lora": {"rank": 2}},
+        {
+            "schedule": {
+                "prompts_per_step": 4,
+                "group_size": 4,
+                "epochs_per_step": 2,
+                "sync_every": 2,
+                "max_staleness": 7,
+            }
+        },
+        {"environment": {"max_turns": 1}, "data": {"datasets": [{"name": "arithmetic", "count": 12, "largest": 4}]}},
+    ],
+    ids=["bfloat16", "another temperature", "raw logprobs and adapters", "stale rows", "conversations"],
+)
+def test_a_healthy_run_is_never_stopped(tmp_path: Path, changes: dict[str, Any]) -> None:
+    train(a_plan(tmp_path, **changes, optimizer={"learning_rate": 0.01}))
+    assert len(log_of(tmp_path)) == 4
+
+
 def test_the_same_plan_gives_the_same_numbers(tmp_path: Path) -> None:
     for name in ("one", "two"):
         train(a_plan(tmp_path / name))

@@ -66,7 +66,9 @@ def _vllm(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path) -> It
         yield policy, policy
     finally:
         # By id and at once: vLLM's own shutdown waits several seconds before it kills a busy engine.
-        processes.end(processes.children() - before)
+        started = processes.children() - before
+        # Without the tracker of its named memory, this process would start another, which knows none of the names.
+        processes.end({each for each in started if not processes.is_kept(each.pid)})
 
 
 def _in_a_line(error: Exception) -> str:

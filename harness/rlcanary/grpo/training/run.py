@@ -232,9 +232,10 @@ def check_plan(plan: Plan) -> tuple[Any, Any]:
         target_layers(model, plan.lora)
     pad_id(tokenizer)
     for items, environment in _data(plan, tokenizer, verifiers):
-        for item in items.items.values() if environment is None else ():
+        for item in items.items.values():
+            prompt_ids = environment.prompt_ids(environment.reset(item)) if environment else item.prompt_ids
             try:
-                require_room(len(item.prompt_ids), item.id, plan.schedule)
+                require_room(len(prompt_ids), item.id, plan.schedule)
             except ValueError as error:
                 raise UserError(str(error)) from error
     return model, tokenizer

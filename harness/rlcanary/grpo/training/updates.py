@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -15,7 +16,8 @@ from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.grpo.training.critic import frozen_values, update_critic
 from rlcanary.grpo.training.trainer import UpdateBatch, accumulate_gradients, descend, policy_data, score
 
-# Rounding, and engines in lower precision, move the mean ratio of a step by some thousandths.
+# Rounding, and engines in lower precision, move the mean ratio of a step, and the exponential of its mean logarithm, by
+# some thousandths.
 FURTHEST_RATIO = 1.25
 
 
@@ -86,7 +88,7 @@ def take_updates(
                     watch = None if watched is None else watched.watch
                     output = accumulate_gradients(state, chosen, judged, conventions, schedule, watch)
                 if is_on_policy and not updates and not conventions.training_dropout:
-                    _require_ratio_of_one(output.metrics.get("ratio_mean", 1.0))
+                    _require_one_distribution(output.metrics)
                 with span("step"):
                     moved = descend(state, conventions)
                 if watched is not None:
@@ -126,10 +128,17 @@ def _watched(
     )
 
 
-def _require_ratio_of_one(ratio: float) -> None:
-    if not 1 / FURTHEST_RATIO <= ratio <= FURTHEST_RATIO:
+def _require_one_distribution(metrics: Mapping[str, float]) -> None:
+    """Check that the trainer scores the samples as their sampler did, but for rounding.
+
+    The mean of the ratio alone is near 1 for samples of any other policy, if that reports its own logprobs. What grows
+    with the distance of the two is the mean of its logarithm, `approx_kl`.
+    """
+    ratio, distance = metrics.get("ratio_mean", 1.0), metrics.get("approx_kl", 0.0)
+    if not (1 / FURTHEST_RATIO <= ratio <= FURTHEST_RATIO and distance <= math.log(FURTHEST_RATIO)):
         raise NotOnPolicy(
-            f"on the samples of the present weights the ratio of trainer to sampler is {ratio:.3g} in the mean, and has to "
-            "be 1: the two score different distributions (weights that were not synced, another temperature, top-k or "
-            "top-p, other ids); no update was taken"
+            f"on samples of the present weights the ratio of trainer to sampler is {ratio:.3g} in the mean, which has to be "
+            f"1, and their KL divergence {distance:.3g} nats per token, which has to be 0: the two score different "
+            "distributions (weights that were not synced, another temperature, top-k or top-p, other ids); no update was "
+            "taken"
         )

@@ -152,6 +152,10 @@ def test_what_can_learn_is_not_refused(changes: dict[str, Any]) -> None:
     [
         ({"model__scratch": {"characters": "0123456+= "}}, r"data\.datasets: the prompt of .* has .*'[789]'"),
         ({"schedule__seq_len_buckets": [2, 4]}, r"schedule\.seq_len_buckets end at 4, which the prompt of"),
+        (
+            {"schedule__seq_len_buckets": [4], "environment": {}},
+            r"schedule\.seq_len_buckets end at 4, which the prompt of",
+        ),
     ],
 )
 def test_prompts_of_which_nothing_can_be_learned_are_refused(changes: dict[str, Any], said: str) -> None:

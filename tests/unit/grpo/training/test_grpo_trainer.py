@@ -182,3 +182,24 @@ def test_no_update_is_taken_where_sampler_and_trainer_disagree_about_the_same_we
     given.old_logprobs = own_BT
     (metrics,) = take_updates(state, given, GRPO, numbers, is_on_policy=True)
     assert metrics["ratio_mean"] == pytest.approx(1)
+
+
+def test_no_update_is_taken_on_samples_of_another_policy_whose_mean_ratio_is_one() -> None:
+    state, given = new_state(tiny_llama(), OptimizerSettings()), batch()
+    with torch.no_grad():
+        own_BT = completion_logprobs(state.model, given, temperature=1.0)
+    ratios_N = torch.tensor([1.9, 0.1]).repeat(own_BT.numel())[: int(given.completion_mask.sum())]
+    given.old_logprobs = own_BT.masked_scatter(
+        given.completion_mask.bool(), own_BT[given.completion_mask.bool()] - ratios_N.log()
+    )
+    with pytest.raises(NotOnPolicy, match="KL divergence"):
+        take_updates(state, given, GRPO, schedule(4), is_on_policy=True)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_logprobs_rounded_as_in_half_precision_stop_no_run(seed: int) -> None:
+    state, given = new_state(tiny_llama(), OptimizerSettings()), batch()
+    with torch.no_grad():
+        own_BT = completion_logprobs(state.model, given, temperature=1.0)
+    given.old_logprobs = own_BT + 0.1 * torch.randn(own_BT.shape, generator=torch.Generator().manual_seed(seed))
+    assert take_updates(state, given, GRPO, schedule(4), is_on_policy=True)
