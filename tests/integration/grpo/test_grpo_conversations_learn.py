@@ -15,7 +15,7 @@ from rlcanary.grpo.rewards.verifier import Score
 from rlcanary.grpo.rollout.chat import render_chats
 from rlcanary.grpo.rollout.environment import ChatEnvironment, Conversation, trajectory
 from rlcanary.grpo.rollout.group_assembler import GroupAssembler
-from rlcanary.reference import policy_loss
+from rlcanary.reference import advantages, policy_loss
 from rlcanary.tiny_models import tiny_chat_tokenizer, tiny_llama
 
 GROUP, STEPS = 8, 35
@@ -63,11 +63,12 @@ def test_reward_of_the_last_turn_is_learned_and_only_sampled_tokens_are_trained(
         chats = render_chats([each.messages for each in conversations], tokenizer)
         masks: Masks = chats.masks
         scored = policy.logprobs(chats.tokens, masks, "assistant")
-        advantages = [torch.tensor(row) for group in groups for row in group.advantages]
+        per_row = [advantages(torch.tensor(group.rewards), torch.zeros(GROUP), GRPO) for group in groups]
+        per_token = [value.repeat(len(row)) for value, row in zip(torch.cat(per_row), scored.response, strict=True)]
         batch = PolicyBatch(
             padded(list(scored.response), torch.nan),
             padded(list(chats.logprobs.response), torch.nan),
-            padded(advantages, 0.0),
+            padded(per_token, 0.0),
             masks.padded()[1],
         )
         output = policy_loss(batch, GRPO)

@@ -174,7 +174,7 @@ class Runtime:
 
     kind: Literal["local", "ray"] = "local"
     address: str | None = None
-    transport: Literal["copy", "file", "bytes", "ray", "gloo", "nccl"] | None = None
+    transport: Literal["copy", "file", "bytes", "ray"] | None = None
     start_timeout_s: float = 300.0
     sync_timeout_s: float = 120.0
 

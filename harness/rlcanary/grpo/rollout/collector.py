@@ -133,7 +133,7 @@ class Collector:
                 if not self._one_by_one:
                     yield group
                 elif assembled := assembler.add(Trajectory.of(group, self.items.epoch)):
-                    yield assembled.group
+                    yield assembled
 
     async def _group(self, item: Item, index: int) -> Group:
         return await self._sample(item, self._sampling["n"], self.items.attempt(item.id), index)

@@ -177,7 +177,7 @@ class ChatEnvironment:
         assembler = GroupAssembler(len(conversations))
         assembled = [assembler.add(trajectory(each, self._tokenizer, epoch)) for each in conversations][-1]
         assert assembled is not None
-        return assembled.group
+        return assembled
 
     def _ended(
         self, conversation: Conversation, why: Literal["answered", "truncated", "turns"], answer: str

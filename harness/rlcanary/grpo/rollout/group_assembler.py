@@ -1,4 +1,4 @@
-"""Assemble trajectories that end one by one into groups, and compute their Monte-Carlo advantages.
+"""Assemble trajectories that end one by one into groups.
 
 A group is the set of samples of one item in one epoch. Two items with the same prompt are two groups, as two epochs
 are.
@@ -8,16 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
-
-import torch
+from typing import Self
 
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.presets import GRPO
-from rlcanary.reference.objective.advantages import advantages
-
-Level = Literal["trajectory", "step"]
 
 
 @dataclass(frozen=True)
@@ -69,47 +62,30 @@ class Trajectory:
         return self.step_lengths or (len(self.completion.token_ids),)
 
 
-@dataclass(frozen=True)
-class AssembledGroup:
-    """A complete group.
-
-    Attributes:
-        group: its rewards are the sums over each trajectory's steps.
-        advantages: per completion, one advantage for each of its tokens.
-        epoch: the epoch in which it was sampled.
-    """
-
-    group: Group
-    advantages: list[list[float]]
-    epoch: int
-
-
 class GroupAssembler:
     """Keeps trajectories until their group is complete. One thread at a time."""
 
-    def __init__(self, group_size: int, conventions: Conventions = GRPO, level: Level = "trajectory") -> None:
+    def __init__(self, group_size: int) -> None:
         """Start empty.
 
         Args:
             group_size: completions per item and epoch.
-            conventions: the conventions of advantages.
-            level: "trajectory" compares the sums over the steps of each trajectory, and all its tokens get one advantage;
-                "step" compares all steps of the group with each other, and a step's tokens get the step's.
 
         Raises:
-            ValueError: the size is below 1, or the level is neither of the two.
+            ValueError: the size is below 1.
         """
-        if group_size < 1 or level not in ("trajectory", "step"):
-            raise ValueError(f"group_size={group_size} has to be at least 1, level={level!r} 'trajectory' or 'step'")
-        self._size, self._conventions, self._level = group_size, conventions, level
+        if group_size < 1:
+            raise ValueError(f"group_size={group_size} has to be at least 1")
+        self._size = group_size
         self._waiting: dict[tuple[Hashable, int], list[Trajectory]] = {}
 
-    def add(self, trajectory: Trajectory) -> AssembledGroup | None:
+    def add(self, trajectory: Trajectory) -> Group | None:
         """Add a trajectory -> the group that it completes, rows in order of arrival; None while others are missing.
 
+        A reward of the group is the sum over the steps of a trajectory.
+
         Raises:
-            ValueError: earlier trajectories of this item and epoch had another prompt; or as for
-                `rlcanary.reference.objective.advantages`.
+            ValueError: earlier trajectories of this item and epoch had another prompt.
         """
         key = (trajectory.item_id, trajectory.epoch)
         members = self._waiting.setdefault(key, [])
@@ -118,9 +94,16 @@ class GroupAssembler:
         members.append(trajectory)
         if len(members) < self._size:
             return None
-        # Taken out before anything can fail, so that a group that cannot be compared does not come back with the next.
         del self._waiting[key]
-        return self._assemble(members)
+        first = members[0]
+        return Group(
+            first.prompt_ids,
+            [member.completion for member in members],
+            [float(sum(member.step_rewards)) for member in members],
+            item_id=first.item_id,
+            policy_version=min(member.policy_version for member in members),
+            dataset=first.dataset,
+        )
 
     def waiting(self) -> dict[tuple[Hashable, int], int]:
         """Count the waiting trajectories by item and epoch."""
@@ -131,23 +114,3 @@ class GroupAssembler:
         left = [trajectory for members in self._waiting.values() for trajectory in members]
         self._waiting.clear()
         return left
-
-    def _assemble(self, members: Sequence[Trajectory]) -> AssembledGroup:
-        first = members[0]
-        returns = [float(sum(member.step_rewards)) for member in members]
-        compared = [reward for member in members for reward in member.step_rewards]
-        values = torch.tensor(returns if self._level == "trajectory" else compared, dtype=torch.float64)
-        per_value = iter(advantages(values, torch.zeros(len(values), dtype=torch.long), self._conventions).tolist())
-        per_token = []
-        for member in members:
-            lengths = [len(member.completion.token_ids)] if self._level == "trajectory" else member.lengths
-            per_token.append([value for length in lengths for value in [next(per_value)] * length])
-        group = Group(
-            first.prompt_ids,
-            [member.completion for member in members],
-            returns,
-            item_id=first.item_id,
-            policy_version=min(member.policy_version for member in members),
-            dataset=first.dataset,
-        )
-        return AssembledGroup(group, per_token, first.epoch)

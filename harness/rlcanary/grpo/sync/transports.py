@@ -94,7 +94,7 @@ def transport_of(kind: str, folder: Path) -> Transport:
     """Create the transport of this name.
 
     Raises:
-        UserError: there is none, or this machine cannot use it.
+        UserError: there is none.
     """
     match kind:
         case "copy":
@@ -105,15 +105,7 @@ def transport_of(kind: str, folder: Path) -> Transport:
             return FileTransport(folder.absolute())
         case "ray":
             return RayTransport()
-        case "nccl" | "gloo":
-            import torch
-
-            from rlcanary.grpo.sync.broadcast import BroadcastTransport
-
-            if kind == "nccl" and not torch.cuda.is_available():
-                raise UserError("runtime.transport is nccl, which needs a GPU; gloo does the same without one")
-            return BroadcastTransport("nccl" if kind == "nccl" else "gloo")
-    raise UserError(f"runtime.transport is {kind!r}, there are copy, bytes, file, ray, gloo and nccl")
+    raise UserError(f"runtime.transport is {kind!r}, there are copy, bytes, file and ray")
 
 
 def pack(name: str, weight: Tensor) -> Packed:

@@ -33,13 +33,7 @@ def weights_are_equal(model: Any, engine: InProcessEngine) -> bool:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "copy",
-        "bytes",
-        "file",
-        "gloo",
-        pytest.param("nccl", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")),
-    ],
+    ["copy", "bytes", "file"],
 )
 def test_every_transport_brings_every_bit(engine: InProcessEngine, tmp_path: Path, kind: str) -> None:
     trainer = tiny_llama(seed=1)
@@ -168,12 +162,6 @@ def test_a_fingerprint_tells_dtype_shape_and_bits_apart() -> None:
     others = [zero.t(), zero.bfloat16(), zero.flatten(), -zero]
     assert len({fingerprint(tensor) for tensor in [zero, *others]}) == 5
     assert fingerprint(zero.t().contiguous().t()) == fingerprint(zero)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_nccl_without_a_gpu_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nccl, .* needs a GPU"):
-        transport_of("nccl", tmp_path)
 
 
 def test_an_unknown_transport_is_refused(tmp_path: Path) -> None:
