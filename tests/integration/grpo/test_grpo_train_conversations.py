@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from chat_families import FAMILIES, family_tokenizer
 from test_grpo_ahead import require_balance
 from test_grpo_train import log_of, stop_at
 
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.errors import UserError
 from rlcanary.grpo import train as loop
+from rlcanary.grpo.data.templates import prompt_ids
 from rlcanary.grpo.plan.models import ScratchSettings, character_tokenizer, save_model, scratch_model
 from rlcanary.grpo.plan.plan import Plan, read_plan
 from rlcanary.grpo.train import train
 from rlcanary.reference import lengths_to_mask
+from rlcanary.tiny_models import tiny_qwen2
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -111,6 +114,43 @@ def test_conversations_are_sampled_ahead(taught: Path, tmp_path: Path) -> None:
     outcome = train(the_plan(taught, tmp_path / "run", "schedule.max_staleness=1"))
     assert require_balance(tmp_path / "run", outcome)["used"] == 9
     assert max(line["staleness"] for line in log_of(tmp_path / "run")) <= 1
+
+
+@pytest.mark.parametrize("name", ["ChatML on <|endoftext|>", "Gemma", "Qwen3"])
+def test_answers_of_a_chat_model_end_with_their_turn(tmp_path: Path, name: str) -> None:
+    family = FAMILIES[name]
+    tokenizer = family_tokenizer(family)
+    model = tiny_qwen2(vocabulary=len(tokenizer))
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    asked = [prompt_ids([{"role": "user", "content": each}], tokenizer) for each in SUMS]
+    rows = torch.tensor([[*each, *tokenizer.encode(f"4{family.end}", add_special_tokens=False)] for each in asked])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(40):
+        logits = model(input_ids=rows).logits[:, -3:-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, -2:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    save_model(model, tokenizer, tmp_path / "model")
+    (tmp_path / "sums.jsonl").write_text(
+        "".join(json.dumps({"id": each, "prompt": each, "target": "4", "verifier": "gsm8k"}) + "\n" for each in SUMS)
+    )
+    for folder, environment in (("answers", "null"), ("conversations", "{max_turns: 1}")):
+        changes = [
+            f"run.folder={tmp_path / folder}",
+            f"environment={environment}",
+            f"model={{path: {tmp_path / 'model'}}}",
+        ]
+        changes += [
+            f"data.datasets=[{{name: {tmp_path / 'sums.jsonl'}}}]",
+            "roles.verifier.options={gsm8k: {mode: any}}",
+        ]
+        changes += ["run.steps=1", "schedule.prompts_per_step=3", "sampling.max_new_tokens=8"]
+        train(read_plan(EXAMPLE, changes))
+        (line,) = log_of(tmp_path / folder)
+        assert line["truncated"] < 0.2
+        assert line["reward"] > 0.8
+        assert abs(line["ratio_mean"] - 1) < 1e-3
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from rlcanary.errors import UserError
 from rlcanary.grpo.data import datasets
 from rlcanary.grpo.data.datasets import Row
 from rlcanary.grpo.data.items import ItemIterator
+from rlcanary.grpo.data.templates import prompt_ids, require_roles
 from rlcanary.grpo.plan.plan import DataSettings, EvaluationSettings
 from rlcanary.grpo.rewards.verifier import Verifier
 
@@ -88,6 +89,12 @@ def _items(
     as_rows: bool,
 ) -> Sequence[Any]:
     encode = _encoder(data, tokenizer)
+    if data.chat_template:
+        roles = {message["role"] for row in rows for message in row.messages(data.system_prompt)}
+        try:
+            require_roles(tokenizer, roles & {"system"})
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from error
     for row in rows:
         if row.verifier not in verifiers:
             raise UserError(
@@ -121,9 +128,7 @@ def _encoder(settings: DataSettings, tokenizer: Any) -> Any:
             "data.chat_template is true, but the tokenizer has no chat template: give it one, or set data.chat_template to "
             "false to encode the bare text of the prompts"
         )
-    return lambda row: tokenizer.apply_chat_template(
-        row.messages(settings.system_prompt), add_generation_prompt=True, return_dict=False
-    )
+    return lambda row: prompt_ids(row.messages(settings.system_prompt), tokenizer)
 
 
 def _plain(row: Row, settings: DataSettings) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.sampling import Options, Sampling
+from rlcanary.grpo.data.templates import end_of_turn
 from rlcanary.grpo.engines.batching import Batcher
 from rlcanary.grpo.engines.containers import LogProbs, Masks, MaskStrategy, Tokens
 
@@ -89,9 +90,10 @@ def check_ids(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
 
 
 def eos_ids(configured: int | Sequence[int] | None, tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids that end a completion: those of a model's generation config and that of its tokenizer, if any."""
+    """Return the ids that end a completion: of a model's generation config, of its tokenizer and of the chat template."""
     ids = [configured] if isinstance(configured, int) else list(configured or ())
-    return tuple(dict.fromkeys([*ids, *([] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)])]))
+    own = (tokenizer.eos_token_id, end_of_turn(tokenizer))
+    return tuple(dict.fromkeys([*ids, *(int(each) for each in own if each is not None)]))
 
 
 def ends_of(given: Sequence[int] | None, configured: int | Sequence[int] | None, tokenizer: Any) -> tuple[int, ...]:

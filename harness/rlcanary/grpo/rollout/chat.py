@@ -1,4 +1,4 @@
-"""Encode conversations as ids: the next prompt of the policy and exactly the tokens it wrote, over any number of turns.
+"""Encode conversations as ids: exactly the tokens that the policy wrote, over any number of turns.
 
 Sampled tokens are never decoded and encoded again: sampled messages carry their ids, and these stand in every later
 prompt.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rlcanary.contract.batch import Completion
-from rlcanary.errors import UserError
+from rlcanary.grpo.data.templates import require_chat_template
 from rlcanary.grpo.engines.containers import LogProbs, Masks, Messages, Tokens
 from rlcanary.reference.data import rendering
 
@@ -31,17 +31,6 @@ class RenderedChats:
     tokens: Tokens
     masks: Masks
     logprobs: LogProbs
-
-
-def require_chat_template(tokenizer: Any) -> None:
-    """Check that conversations can be rendered at all.
-
-    Raises:
-        UserError: the tokenizer has no chat template.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-        raise UserError(f"the tokenizer {name} has no chat template, which conversations are written by: give it one")
 
 
 def sampled_message(completion: Completion) -> dict[str, Any]:
@@ -62,24 +51,6 @@ def sampled_message(completion: Completion) -> dict[str, Any]:
         "logprobs": None if completion.logprobs is None else list(completion.logprobs),
         "token_versions": None if completion.token_versions is None else list(completion.token_versions),
     }
-
-
-def prompt_ids(messages: Messages, tokenizer: Any) -> list[int]:
-    """Encode the policy's next prompt: the conversation so far and the header of the assistant's turn.
-
-    Args:
-        messages: messages of any role; sampled ones as `sampled_message` makes them.
-        tokenizer: with a chat template.
-
-    Returns:
-        The ids. They begin with those of every earlier prompt and its completion.
-
-    Raises:
-        UserError: the tokenizer has no chat template.
-        ValueError: the template writes the conversation differently once a turn follows.
-    """
-    require_chat_template(tokenizer)
-    return rendering.prompt_ids(messages, tokenizer)
 
 
 def render_chats(conversations: Sequence[Messages], tokenizer: Any) -> RenderedChats:

@@ -16,8 +16,9 @@ from rlcanary.contract.batch import Completion, Group
 from rlcanary.errors import UserError
 from rlcanary.grpo.data import datasets
 from rlcanary.grpo.data.datasets import Row
+from rlcanary.grpo.data.templates import end_of_turn, prompt_ids, require_chat_template, require_roles
 from rlcanary.grpo.rewards.verifier import Score, Verifier, judge
-from rlcanary.grpo.rollout.chat import prompt_ids, render_chats, require_chat_template, sampled_message
+from rlcanary.grpo.rollout.chat import render_chats, sampled_message
 from rlcanary.grpo.rollout.group_assembler import GroupAssembler, Trajectory
 from rlcanary.reference.rollout import AsyncEngine
 
@@ -100,9 +101,13 @@ class ChatEnvironment:
             tool_role: role of the tools' messages; some chat templates know only "user".
 
         Raises:
-            UserError: the tokenizer has no chat template, a verifier is missing, or tools have no turn left to be read in.
+            UserError: the tokenizer has no chat template, or one that ends no answer or leaves out the messages of tools; a
+                verifier is missing, or tools have no turn left to be read in.
         """
         require_chat_template(tokenizer)
+        if end_of_turn(tokenizer) is None:
+            raise UserError("the chat template ends answers with no special token: where a turn ends cannot be told")
+        require_roles(tokenizer, [tool_role] if tools else [])
         if missing := sorted({row.verifier for row in rows} - set(verifiers)):
             raise UserError(
                 f"rows ask for the verifier {', '.join(missing)}; there are {', '.join(sorted(verifiers)) or 'none'}"

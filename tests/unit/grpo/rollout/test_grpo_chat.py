@@ -9,7 +9,8 @@ import torch
 from rlcanary.contract.batch import Completion, PolicyBatch
 from rlcanary.contract.presets import GRPO
 from rlcanary.errors import UserError
-from rlcanary.grpo.rollout.chat import prompt_ids, render_chats, require_chat_template, sampled_message
+from rlcanary.grpo.data.templates import prompt_ids, require_chat_template
+from rlcanary.grpo.rollout.chat import render_chats, sampled_message
 from rlcanary.reference import policy_loss
 from rlcanary.tiny_models import EOS_ID, tiny_chat_tokenizer, tiny_tokenizer
 
@@ -103,12 +104,3 @@ def test_tokenizer_without_a_template_is_refused() -> None:
         with pytest.raises(UserError, match="has no chat template"):
             call()
     require_chat_template(tiny_chat_tokenizer())
-
-
-def test_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.role }}{% if loop.last and not add_generation_prompt %}!{% endif %}"
-        "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
-    )
-    with pytest.raises(ValueError, match="conversation differently"):
-        prompt_ids([ASKED], tokenizer)
