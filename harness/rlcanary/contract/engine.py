@@ -7,6 +7,7 @@ stay cached after a weight change until the cache is reset, logprobs are raw or 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -112,10 +113,17 @@ class InProcessEngine:
             ValueError: a field's value is out of range, or a prompt is empty.
         """
         accepted = self.accepted(prompts, sampling)
+        return self.generate_seeded(prompts, accepted, [accepted.seed] * len(prompts))
+
+    def generate_seeded(
+        self, prompts: Sequence[Sequence[int]], accepted: Sampling, seeds: Sequence[int | None]
+    ) -> list[list[Completion]]:
+        """Sample as `generate` does, with a seed per prompt in the place of the parameters' own."""
         at_once = max(1, self._max_batch_size // accepted.n)
         groups = []
         for first in range(0, len(prompts), at_once):
-            batch = _Batch(self, prompts[first : first + at_once], accepted)
+            chosen = slice(first, first + at_once)
+            batch = _Batch(self, prompts[chosen], accepted, seeds[chosen])
             while not batch.is_done:
                 batch.step()
             groups += batch.completions()
@@ -123,7 +131,8 @@ class InProcessEngine:
 
     async def agenerate(self, prompt: Sequence[int], sampling: Options) -> list[Completion]:
         """Sample the completions of one prompt. Other requests and weight syncs run between any two tokens."""
-        batch = _Batch(self, [prompt], self.accepted([prompt], sampling))
+        accepted = self.accepted([prompt], sampling)
+        batch = _Batch(self, [prompt], accepted, [accepted.seed])
         while not batch.is_done:
             batch.step()
             await asyncio.sleep(0)
@@ -242,9 +251,15 @@ class InProcessEngine:
 class _Batch:
     """Prompts with their n completions each under way. Shapes: N unfinished rows, V vocabulary entries."""
 
-    def __init__(self, engine: InProcessEngine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
+    def __init__(
+        self,
+        engine: InProcessEngine,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int | None],
+    ) -> None:
         self.engine, self.prompts, self.sampling = engine, prompts, sampling
-        self.random = [engine.generator(sampling.seed) for _ in prompts]
+        self.random = [engine.generator(seed) for seed in seeds]
         n_rows = len(prompts) * sampling.n
         self.token_ids: list[list[int]] = [[] for _ in range(n_rows)]
         self.logprobs: list[list[float]] = [[] for _ in range(n_rows)]
@@ -253,6 +268,8 @@ class _Batch:
         self.unfinished = list(range(n_rows))
         self.cache: Any = None
         self.padding_N1: Tensor | None = None
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+        self.is_penalised = any(getattr(sampling, name) != getattr(Sampling, name) for name in names)
         self.window = TOKENS_PER_CHARACTER * max((len(stop) + 1 for stop in sampling.stop_sequences), default=0)
 
     @property
@@ -334,17 +351,24 @@ class _Batch:
             self.versions[row].append(self.engine.version)
 
     def _penalised(self, logits_NV: Tensor) -> Tensor:
-        """Make the tokens that a row has seen, in its prompt or since, less likely."""
+        """Make tokens that a row has seen less likely, and ends impossible in a row that is too short for one."""
         import torch
 
-        penalty = float(self.sampling.repetition_penalty)
-        if penalty == 1:
+        if not self.is_penalised:
             return logits_NV
+        wanted = self.sampling
         penalised_NV = logits_NV.clone()
         for index, row in enumerate(self.unfinished):
-            seen = self._row(row)
-            logits = logits_NV[index, seen]
-            penalised_NV[index, seen] = torch.where(logits < 0, logits * penalty, logits / penalty)
+            own = self.token_ids[row]
+            if wanted.repetition_penalty != 1:
+                seen = self._row(row)
+                logits = logits_NV[index, seen]
+                factor = float(wanted.repetition_penalty)
+                penalised_NV[index, seen] = torch.where(logits < 0, logits * factor, logits / factor)
+            for token, count in Counter(own).items() if wanted.presence_penalty or wanted.frequency_penalty else ():
+                penalised_NV[index, token] -= wanted.presence_penalty + wanted.frequency_penalty * count
+            if len(own) < wanted.min_tokens:
+                penalised_NV[index, list(wanted.ends)] = -torch.inf
         return penalised_NV
 
     def _row(self, row: int) -> list[int]:
@@ -355,6 +379,7 @@ class _Batch:
         # Of a stop sequence that began in the prompt only the rest is here.
         text = self.engine.text(token_ids[-self.window :], False) if stops else ""
         self.has_stopped[row] = token_ids[-1] in self.sampling.ends or any(stop in text for stop in stops)
+        self.has_stopped[row] &= len(token_ids) >= self.sampling.min_tokens
         return self.has_stopped[row] or len(token_ids) == self.sampling.max_new_tokens
 
 
@@ -367,11 +392,11 @@ def _joined(parts_1HLD: Sequence[Tensor]) -> Tensor:
 
 
 def processed_logprobs(logits_NV: Tensor, sampling: Sampling) -> Tensor:
-    """Logprobs after temperature (above 0), then top_k, then top_p; -inf marks tokens that cannot be drawn.
+    """Logprobs after temperature (above 0), then min_p, then top_k, then top_p; -inf marks tokens that cannot be drawn.
 
     Args:
         logits_NV: [N, V].
-        sampling: its temperature, top_k and top_p are used.
+        sampling: its temperature, min_p, top_k and top_p are used.
 
     Returns:
         [N, V], normalised.
@@ -379,6 +404,9 @@ def processed_logprobs(logits_NV: Tensor, sampling: Sampling) -> Tensor:
     import torch
 
     scores_NV = logits_NV / sampling.temperature
+    if sampling.min_p:
+        least_N1 = scores_NV.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
+        scores_NV = scores_NV.masked_fill(scores_NV < least_N1, -torch.inf)
     if 0 < sampling.top_k < scores_NV.shape[-1]:
         smallest_N1 = scores_NV.topk(sampling.top_k, dim=-1).values[:, -1:]
         scores_NV = scores_NV.masked_fill(scores_NV < smallest_N1, -torch.inf)

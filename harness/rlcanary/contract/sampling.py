@@ -21,9 +21,18 @@ SPELLINGS = {
     "stop_strings": "stop_sequences",
     "eos_token_id": "eos_token_ids",
     "stop_token_ids": "eos_token_ids",
+    "ignore_eos": "eos_token_ids",
+    "min_new_tokens": "min_tokens",
 }
 BEAMS = "beam search draws nothing from the policy, so that its completions cannot be trained on"
-REFUSED = {"num_beams": BEAMS, "length_penalty": BEAMS, "early_stopping": BEAMS, "num_beam_groups": BEAMS}
+SCORED = "score the prompt itself with the policy's `logprobs`, under the strategy attention"
+REFUSED = {
+    "prompt_logprobs": SCORED,
+    "num_beams": BEAMS,
+    "length_penalty": BEAMS,
+    "early_stopping": BEAMS,
+    "num_beam_groups": BEAMS,
+}
 
 
 @dataclass(frozen=True)
@@ -34,13 +43,17 @@ class Sampling:
         temperature: 0 is greedy.
         top_k: only the k likeliest tokens can be drawn; 0 is off.
         top_p: only the likeliest tokens that hold this probability together can be drawn; 1 is off.
+        min_p: only tokens of at least this share of the likeliest one's probability can be drawn; 0 is off.
         max_new_tokens: a completion of this length without an end is truncated, with finish reason "length".
+        min_tokens: no completion ends before it has so many tokens.
         n: completions per prompt.
         seed: makes the request repeatable; None draws anew each time.
         eos_token_ids: each of them ends a completion and is part of it; None means those of the engine, () none at all.
         logprobs: "raw" are those of the model at temperature 1, "processed" those of the distribution that was drawn from,
             None leaves them out. A greedy request has raw ones.
         repetition_penalty: divides the positive logits of tokens that were seen, and multiplies negative ones; 1 is off.
+        presence_penalty: is taken from the logits of tokens that the completion has; 0 is off.
+        frequency_penalty: is taken from them once for each time that the completion has them; 0 is off.
         stop_sequences: texts that end a completion; they stay part of it.
         skip_special_tokens: the completion's text leaves out special tokens.
     """
@@ -56,12 +69,19 @@ class Sampling:
     repetition_penalty: float = 1.0
     stop_sequences: Sequence[str] = ()
     skip_special_tokens: bool = True
+    min_p: float = 0.0
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         _require(self, "temperature", _is_finite(self.temperature) and self.temperature >= 0, "0 or more")
         _require(self, "top_k", _is_int(self.top_k) and self.top_k >= 0, "above 0, or 0 or -1 for off")
         _require(self, "top_p", _is_finite(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1")
+        _require(self, "min_p", _is_finite(self.min_p) and 0 <= self.min_p <= 1, "between 0 and 1")
         _require(self, "max_new_tokens", _is_int(self.max_new_tokens) and self.max_new_tokens > 0, "above 0")
+        is_least = _is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_new_tokens
+        _require(self, "min_tokens", is_least, f"0 or more, and at most max_new_tokens={self.max_new_tokens}")
         _require(self, "n", _is_int(self.n) and self.n > 0, "above 0")
         _require(self, "seed", self.seed is None or (_is_int(self.seed) and self.seed >= 0), "0 or more, or None")
         are_ids = self.eos_token_ids is None or all(_is_int(end) and end >= 0 for end in self.eos_token_ids)
@@ -69,6 +89,9 @@ class Sampling:
         _require(self, "logprobs", self.logprobs in ("raw", "processed", None), "'raw', 'processed' or None")
         penalty = self.repetition_penalty
         _require(self, "repetition_penalty", _is_finite(penalty) and penalty > 0, "above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            penalty = getattr(self, name)
+            _require(self, name, _is_finite(penalty) and -2 <= penalty <= 2, "between -2 and 2")
         stops = self.stop_sequences
         are_texts = isinstance(stops, list | tuple) and all(isinstance(stop, str) and stop for stop in stops)
         _require(self, "stop_sequences", are_texts, "a list of texts that are not empty")
@@ -79,7 +102,8 @@ class Sampling:
 
         Args:
             options: the fields of this class or other spellings of them (`SPELLINGS`), and `do_sample`. Without a
-                temperature `do_sample=False` is temperature 0. `top_k=-1` is 0, `logprobs=True` is "processed".
+                temperature `do_sample=False` is temperature 0. `top_k=-1` is 0, `logprobs=True` is "processed", and
+                `ignore_eos=True` is no end at all, `eos_token_ids=()`.
 
         Raises:
             ValueError: a name is unknown or not supported by all engines, a parameter is given in two spellings, options
@@ -97,6 +121,10 @@ class Sampling:
                     "give one of them"
                 )
             given[name], spelled[name] = value, spelling
+        if spelled.get("eos_token_ids") == "ignore_eos":
+            if not isinstance(given["eos_token_ids"], bool):
+                raise ValueError(f"ignore_eos={given['eos_token_ids']!r} has to be True or False")
+            given["eos_token_ids"] = () if given["eos_token_ids"] else None
         do_sample = given.pop("do_sample", None)
         _refuse_unknown(given)
         if do_sample is not None:

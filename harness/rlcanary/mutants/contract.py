@@ -130,7 +130,10 @@ UNREAD |= {
 }
 
 # Sampling parameters that the contract promises to no capability.
-NOT_GIVEN = ("logprobs", "repetition_penalty", "stop_sequences", "skip_special_tokens")
+NOT_GIVEN = (
+    *("logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop_sequences"),
+    *("skip_special_tokens", "min_p", "min_tokens"),
+)
 
 NEXT = "is the next one's"
 

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rlcanary.errors import UserError
 from rlcanary.grpo import train as loop
+from rlcanary.grpo.engines.transformers_policy import TransformersPolicy
 from rlcanary.grpo.plan.models import ScratchSettings, character_tokenizer, save_model, scratch_model
 from rlcanary.grpo.plan.plan import Plan, plan_of
 from rlcanary.grpo.sync.sync import sync_weights
@@ -82,6 +83,22 @@ def test_the_same_plan_gives_the_same_numbers(tmp_path: Path) -> None:
     for name in ("one", "two"):
         train(a_plan(tmp_path / name))
     assert log_of(tmp_path / "one") == log_of(tmp_path / "two")
+
+
+def test_requests_share_batches_in_the_trainers_process(tmp_path: Path) -> None:
+    role = {"sampler": {"options": {"min_batch_size": 4, "batching_timeout": 60.0}}}
+    batches: list[int] = []
+    generate = TransformersPolicy.generate_seeded
+
+    def counted(self: Any, prompts: Any, *rest: Any) -> Any:
+        batches.append(len(prompts))
+        return generate(self, prompts, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TransformersPolicy, "generate_seeded", counted)
+        train(a_plan(tmp_path, steps=2, roles=role))
+    assert batches == [4, 4]
+    assert all(abs(line["ratio_mean"] - 1) < 1e-4 for line in log_of(tmp_path))
 
 
 def test_groups_of_completions_requested_one_by_one_are_trained_on(tmp_path: Path) -> None:

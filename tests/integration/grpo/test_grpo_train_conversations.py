@@ -70,7 +70,9 @@ def the_plan(taught: Path, folder: Path, *overrides: str) -> Plan:
     return read_plan(EXAMPLE, [*changes, *overrides])
 
 
-@pytest.mark.parametrize("engine", ["in_process", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.nightly])])
+@pytest.mark.parametrize(
+    "engine", ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.nightly])]
+)
 def test_the_example_is_trained_on_turns_and_not_on_the_replies_of_the_tool(
     taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:

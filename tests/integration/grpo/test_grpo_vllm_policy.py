@@ -68,8 +68,28 @@ def test_ends_are_those_of_the_model(policy: VllmPolicy, local: TransformersPoli
         {"do_sample": False, "max_tokens": 8, "eos_token_ids": list(range(0, 200, 4))},
         {"temperature": 0, "max_new_tokens": 8, "eos_token_ids": [], "repetition_penalty": 1.5, "logprobs": False},
         {"temperature": 0, "max_new_tokens": 12, "eos_token_ids": [], "skip_special_tokens": False},
+        {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True, "presence_penalty": 2.0, "logprobs": False},
+        {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True, "frequency_penalty": 1.0, "logprobs": False},
+        {
+            "temperature": 0,
+            "max_tokens": 8,
+            "min_tokens": 5,
+            "stop_token_ids": list(range(0, 200, 2)),
+            "logprobs": False,
+        },
+        {"min_p": 1.0, "max_new_tokens": 8, "ignore_eos": True},
     ],
-    ids=["plain", "no ends", "many ends", "repetition penalty", "special tokens"],
+    ids=[
+        "plain",
+        "no ends",
+        "many ends",
+        "repetition penalty",
+        "special tokens",
+        "presence",
+        "frequency",
+        "least",
+        "min_p",
+    ],
 )
 def test_one_request_object_gets_the_same_completions_from_both_backends(
     policy: VllmPolicy, local: TransformersPolicy, request_: dict[str, Any]

@@ -23,6 +23,10 @@ ALL = {
     "seed": 4,
     "logprobs": "raw",
     "skip_special_tokens": False,
+    "min_p": 0.05,
+    "min_tokens": 2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.25,
 }
 
 
@@ -35,6 +39,7 @@ ALL = {
         ("stop_sequences", "stop_strings", "a"),
         ("eos_token_ids", "eos_token_id", 2),
         ("eos_token_ids", "stop_token_ids", [2]),
+        ("min_tokens", "min_new_tokens", 1),
     ],
 )
 def test_other_spellings_are_understood_and_two_at_once_refused(name: str, spelling: str, value: Any) -> None:
@@ -56,7 +61,7 @@ def test_top_k_of_0_or_minus_1_is_off(off: int) -> None:
     ("options", "message"),
     [
         ({"max_new_token": 5}, "did you mean max_new_tokens"),
-        ({"presence_of_mind": 1}, "known are temperature"),
+        ({"sense_of_humour": 1}, "known are temperature"),
         ({"num_beams": 4}, "beam search"),
         ({"temperature": -0.1}, "temperature=-0.1"),
         ({"temperature": math.nan}, "temperature=nan"),
@@ -71,6 +76,13 @@ def test_top_k_of_0_or_minus_1_is_off(off: int) -> None:
         ({"stop": [""]}, "stop_sequences"),
         ({"eos_token_ids": [-1]}, "eos_token_ids"),
         ({"seed": -1}, "seed=-1"),
+        ({"min_p": 1.5}, r"min_p=1\.5"),
+        ({"min_tokens": 17}, "min_tokens=17 .*max_new_tokens=16"),
+        ({"presence_penalty": 3}, "presence_penalty=3"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty=nan"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs is not taken: .*logprobs"),
+        ({"ignore_eos": True, "stop_token_ids": [2]}, "two spellings"),
+        ({"ignore_eos": 1}, "ignore_eos=1"),
         ({"logprobs": "all"}, "logprobs='all'"),
         ({"do_sample": False, "temperature": 0.7}, "contradict each other"),
         ({"do_sample": True, "temperature": 0}, "contradict each other"),
@@ -90,6 +102,11 @@ def test_do_sample_false_is_temperature_0() -> None:
     assert Sampling.of({"do_sample": True}) == Sampling()
 
 
+def test_ignoring_the_end_is_having_none() -> None:
+    assert Sampling.of({"ignore_eos": True}).eos_token_ids == ()
+    assert Sampling.of({"ignore_eos": False}) == Sampling()
+
+
 def test_logprobs_flag_is_those_of_the_distribution_drawn_from() -> None:
     assert Sampling.of({"logprobs": True}).logprobs == "processed"
     assert Sampling.of({"logprobs": False}).logprobs is None
@@ -107,6 +124,7 @@ def test_vllm_takes_every_parameter_as_it_is_meant() -> None:
     taken = vllm.SamplingParams(**arguments(Sampling.of(ALL)))
     assert (taken.n, taken.max_tokens, taken.seed, taken.logprobs) == (3, 7, 4, 0)
     assert (taken.temperature, taken.top_p, taken.top_k, taken.repetition_penalty) == (0.6, 0.9, 5, 1.3)
+    assert (taken.min_p, taken.min_tokens, taken.presence_penalty, taken.frequency_penalty) == (0.05, 2, 0.5, 0.25)
     assert (taken.stop, taken.stop_token_ids, taken.ignore_eos) == (["###"], [2, 3], True)
     assert vllm.SamplingParams(**arguments(Sampling(eos_token_ids=()))).top_k in (0, -1)
 

@@ -49,7 +49,7 @@ def problems_of(suites: Path, script: str) -> Iterable[str]:
     plan = yaml.safe_load((suites / "llm" / "plans" / f"{Path(script).stem}.yaml").read_text())
     if plan["conventions"]["preset"] != name["algorithm"] or name["algorithm"] not in PRESETS:
         yield f"{script} is named for {name['algorithm']} and trains with {plan['conventions']['preset']}"
-    engine = plan.get("roles", {}).get("sampler", {}).get("engine", "in_process").replace("in_process", "transformers")
+    engine = plan.get("roles", {}).get("sampler", {}).get("engine", "transformers")
     if engine != name["engine"]:
         yield f"{script} is named for {name['engine']} and samples with {engine}"
     try:
@@ -91,7 +91,7 @@ def test_nightly_keeps_its_budget() -> None:
             "preset: dapo",
             "and trains with dapo",
         ),
-        ("llm/plans/grpo-sums-1n0g-vllm.yaml", "engine: vllm", "engine: in_process", "samples with transformers"),
+        ("llm/plans/grpo-sums-1n0g-vllm.yaml", "engine: vllm", "engine: transformers", "samples with transformers"),
         ("llm/plans/grpo-sums-1n0g-vllm.yaml", "steps: 20", "steps: 21", "takes 20 steps, its plan 21"),
         ("llm/grpo-sums-1n0g-vllm.sh", "GPUS_PER_NODE=0", "GPUS_PER_NODE=8", "asks for 1 nodes with 8 GPUs"),
         ("llm/grpo-sums-1n0g-vllm.sh", "GPUS_PER_NODE=0", "", "GPUS_PER_NODE is 'missing'"),

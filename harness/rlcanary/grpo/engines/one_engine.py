@@ -39,7 +39,7 @@ def start_engine(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
-    engine = TransformersPolicy(model, tokenizer, eos_token_ids=sampling.eos_token_ids, copies=True)
+    engine = TransformersPolicy(model, tokenizer, eos_token_ids=sampling.eos_token_ids, copies=True, **role.options)
     yield engine, InProcessEndpoint(engine)
 
 

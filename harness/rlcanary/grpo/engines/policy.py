@@ -60,15 +60,20 @@ class Policy(ABC):
         Raises:
             ValueError: masks do not fit the tokens, or the temperature is not supported here.
         """
-        masks = Masks.of(tokens) if masks is None else masks
-        masks.check_like(tokens)
-        selected = masks.select(strategy)
+        selected = self.selected(tokens, masks, strategy)
         rows = [
             row.masked_fill(~mask, math.nan)
             for row, mask in zip(self.score(tokens.full, temperature), selected, strict=True)
         ]
         pairs = list(zip(rows, tokens.lengths, strict=True))
         return LogProbs([row[:prompt] for row, (prompt, _) in pairs], [row[prompt:] for row, (prompt, _) in pairs])
+
+    @staticmethod
+    def selected(tokens: Tokens, masks: Masks | None, strategy: MaskStrategy | Sequence[Tensor]) -> list[Tensor]:
+        """Select tokens as `logprobs` does: B tensors [P_i + R_i] bool."""
+        masks = Masks.of(tokens) if masks is None else masks
+        masks.check_like(tokens)
+        return masks.select(strategy)
 
     @abstractmethod
     def score(self, rows: Sequence[Tensor], temperature: float) -> list[Tensor]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 
@@ -89,19 +87,6 @@ class LoadAwareRouter:
             if place.done() and not place.cancelled() and place.exception() is None:
                 self.release(place.result())
             raise
-
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[Slot]:
-        """Hold a slot, released at the end whatever happens.
-
-        Raises:
-            NoReplicas: as `acquire_slot`.
-        """
-        slot = await self.acquire_slot()
-        try:
-            yield slot
-        finally:
-            self.release(slot)
 
     def release(self, slot: Slot) -> bool:
         """Free a slot -> true if it was still held; a second release, or one after a reset, does nothing."""

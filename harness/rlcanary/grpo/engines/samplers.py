@@ -62,6 +62,6 @@ def start_samplers(
         with start_on_ray(role, runtime, sampling, dtype, folder / MODEL) as (engines, endpoints):
             yield Samplers(engines, endpoints, transport_of(runtime.transport or "ray", folder))
         return
-    default = "copy" if role.engine == "in_process" else "bytes"
+    default = "copy" if role.engine == "transformers" else "bytes"
     with start_engine(role, sampling, dtype, folder / MODEL) as (engine, endpoint):
         yield Samplers([engine], [endpoint], transport_of(runtime.transport or default, folder))

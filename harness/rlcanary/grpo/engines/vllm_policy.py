@@ -26,6 +26,7 @@ from rlcanary.grpo.sync.transports import Transport, pack
 if TYPE_CHECKING:
     from torch import Tensor
 
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 WORKER = "rlcanary.grpo.engines.vllm_worker.WeightReceiver"
 
 
@@ -57,7 +58,8 @@ def arguments(sampling: Sampling) -> dict[str, Any]:
         "temperature": float(sampling.temperature),
         "top_p": float(sampling.top_p),
         "top_k": sampling.top_k or -1,
-        "repetition_penalty": float(sampling.repetition_penalty),
+        **{name: float(getattr(sampling, name)) for name in ("min_p", *PENALTIES)},
+        "min_tokens": sampling.min_tokens,
         "stop": list(sampling.stop_sequences),
         "include_stop_str_in_output": True,
         # The model's own end would otherwise be added to those of the request.
@@ -104,9 +106,17 @@ class VllmPolicy(Policy):
         self.eos_token_ids = ends_of(eos_token_ids, configured, self.tokenizer)
         self._vocabulary = int(llm.llm_engine.model_config.get_vocab_size())
         self._lock = threading.RLock()
+        self._settings: dict[str, Any] = {"eos_token_ids": self.eos_token_ids, "min_batch_size": min_batch_size}
+        self._settings |= {"batching_timeout": batching_timeout}
         self.batcher: Batcher[Request, list[Completion]] = Batcher(
             self._answer, min_batch_size=min_batch_size, timeout=batching_timeout
         )
+
+    def get_new_version(self, **settings: Any) -> VllmPolicy:
+        """Make another policy on the same engine, with some settings of the constructor changed."""
+        other = VllmPolicy(self.llm, **{**self._settings, **settings})
+        other._lock, other.version = self._lock, self.version
+        return other
 
     def accepted(self, prompts: Sequence[Sequence[int]], sampling: Options) -> Sampling:
         """Check a request as `Policy.accepted` does.
@@ -117,8 +127,10 @@ class VllmPolicy(Policy):
         """
         check_ids(prompts, self._vocabulary)
         parameters = Sampling.of(sampling).with_ends(self.eos_token_ids)
-        is_unfiltered = (parameters.temperature, parameters.top_p, parameters.top_k) == (1, 1, 0)
-        is_raw = parameters.repetition_penalty == 1 and (is_unfiltered or not parameters.do_sample)
+        filters = ("temperature", "top_p", "top_k", "min_p")
+        is_unfiltered = all(getattr(parameters, name) == getattr(Sampling, name) for name in filters)
+        is_unchanged = all(getattr(parameters, name) == getattr(Sampling, name) for name in ("min_tokens", *PENALTIES))
+        is_raw = is_unchanged and (is_unfiltered or not parameters.do_sample)
         mode = self.llm.llm_engine.model_config.logprobs_mode
         # An enumeration before 0.11.
         mode = getattr(mode, "value", mode)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlcanary.contract.sampling import Sampling
+
 if TYPE_CHECKING:
     from rlcanary.contract.conventions import Conventions
-    from rlcanary.contract.sampling import Sampling
     from rlcanary.grpo.plan.schedule import Schedule
 
 
@@ -18,9 +19,9 @@ def require_one_distribution(sampling: Sampling, conventions: Conventions) -> No
     """
     if sampling.temperature == 0:
         raise ValueError("sampling.temperature is 0: a greedy group has one completion and nothing to learn from")
-    if sampling.repetition_penalty != 1:
-        penalty = sampling.repetition_penalty
-        raise ValueError(f"sampling.repetition_penalty is {penalty}, but the trainer scores without one: leave it out")
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        if (penalty := getattr(sampling, name)) != getattr(Sampling, name):
+            raise ValueError(f"sampling.{name} is {penalty}, but the trainer scores without one: leave it out")
     if conventions.old_logprobs == "sampler":
         reader = "old_logprobs"
     elif conventions.importance_level != "none":
@@ -35,10 +36,10 @@ def require_one_distribution(sampling: Sampling, conventions: Conventions) -> No
             f"sampling.logprobs is raw, which is at temperature 1, but {taken} and the trainer scores at "
             f"{sampling.temperature}: leave logprobs out"
         )
-    for name, is_on in (("top_k", sampling.top_k != 0), ("top_p", sampling.top_p != 1)):
-        if is_on and sampling.logprobs == "processed":
+    for name in ("top_k", "top_p", "min_p", "min_tokens"):
+        if (value := getattr(sampling, name)) != getattr(Sampling, name) and sampling.logprobs == "processed":
             raise ValueError(
-                f"sampling.{name} is {getattr(sampling, name)}, but {taken}, which are those of the tokens that it leaves, "
+                f"sampling.{name} is {value}, but {taken}, which are those of the tokens that it leaves, "
                 "while the trainer scores among all: leave it out, or set sampling.logprobs to raw at temperature 1"
             )
 

@@ -34,6 +34,8 @@ def _named(dataset: Mapping[str, Any]) -> Mapping[str, Any]:
     return dataset
 
 
+# Options of a transformers engine.
+BATCHING = {"max_batch_size": int, "min_batch_size": int, "batching_timeout": int | float}
 Datasets = Annotated[tuple[Annotated[Mapping[str, Any], AfterValidator(_named)], ...], Field(min_length=1)]
 
 
@@ -117,23 +119,32 @@ class SamplerRole:
     """The engines that sample.
 
     Attributes:
-        engine: "in_process" samples in a copy of the model with transformers, "vllm" in vLLM.
+        engine: "transformers" samples in a copy of the model, "vllm" in vLLM.
         replicas: engines beside each other; more than one needs the runtime "ray".
         cpus: CPUs that Ray sets aside for each.
         slots: requests that a replica takes at once.
         requests: "group" asks for all completions of a prompt at once; "completion" for each alone, so that replicas share
             a group. Conversations are always sampled each alone.
         request_timeout_s: a request that takes longer has failed and is tried again; None waits for ever.
-        options: passed to vLLM's engine as they are.
+        options: passed to vLLM's engine as they are; of a transformers engine `max_batch_size`, rows of a forward pass, and
+            `min_batch_size` and `batching_timeout`: requests that share a batch, and the seconds that they wait for others.
     """
 
-    engine: Literal["in_process", "vllm"] = "in_process"
+    engine: Literal["transformers", "vllm"] = "transformers"
     replicas: Positive = 1
     cpus: Annotated[float, Field(ge=0)] = 1.0
     slots: Positive = 64
     requests: Literal["group", "completion"] = "group"
     request_timeout_s: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.engine == "transformers":
+            for name, value in self.options.items():
+                if name not in BATCHING:
+                    raise ValueError(f"options of a transformers engine are {', '.join(BATCHING)}, not {name!r}")
+                if not isinstance(value, BATCHING[name]) or value < (name != "batching_timeout"):
+                    raise ValueError(f"options: {name} is {value!r}, it has to be a number, and of rows at least 1")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -247,8 +258,8 @@ class Plan:
         local = self.runtime.kind == "local"
         if local and transport == "ray":
             raise ValueError("runtime.transport is ray, which needs runtime.kind ray")
-        if transport == "copy" and not (local and sampler.engine == "in_process"):
-            raise ValueError("runtime.transport is copy, which needs runtime.kind local and an in_process engine")
+        if transport == "copy" and not (local and sampler.engine == "transformers"):
+            raise ValueError("runtime.transport is copy, which needs runtime.kind local and a transformers engine")
         if local and sampler.replicas > 1:
             raise ValueError(f"roles.sampler.replicas is {sampler.replicas}, which needs runtime.kind ray")
         if self.environment and not self.data.chat_template:

@@ -29,7 +29,7 @@ class FateRecord:
         number: unique number of the group, in the order in which groups were put or settled.
         item_id: the item that it came from.
         version: the policy version that sampled it.
-        fate: "used" for training at least once; "stale" when its turn came; "dropped" by a reset; the others never entered.
+        fate: "used" for training; "stale" when its turn came; "dropped" by a reset; the others never entered.
     """
 
     number: int
@@ -44,13 +44,15 @@ class Account:
 
     Attributes:
         entered: groups that were put, or settled without being put.
-        waiting: groups in the buffer that were not read yet.
+        waiting: groups in the buffer.
+        waiting_by_version: the same for each policy version that sampled.
         fates: number of groups by end.
         by_version: the same for each policy version that sampled.
     """
 
     entered: int
     waiting: int
+    waiting_by_version: dict[int, int]
     fates: dict[Fate, int]
     by_version: dict[int, dict[Fate, int]]
 
@@ -73,7 +75,6 @@ class _Entry:
     number: int
     group: Group
     ages: Group
-    reads: int = 0
 
 
 class GroupBuffer:
@@ -82,25 +83,21 @@ class GroupBuffer:
     All methods belong to one event loop: that of the process, or of the actor that `start_buffer` makes.
     """
 
-    def __init__(
-        self, capacity: int, max_staleness: int, reads: int = 1, state: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, capacity: int, max_staleness: int, state: Mapping[str, Any] | None = None) -> None:
         """Start empty.
 
         Args:
             capacity: groups that it holds; `put` waits while it is full.
             max_staleness: policy versions that a token may be older than the trainer (`is_stale`).
-            reads: number of times a group is trained on; it goes to the back of the line in between.
             state: the account of an earlier buffer, see `state`, to continue. Groups that waited there are dropped.
 
         Raises:
             ValueError: a number out of range.
         """
-        if capacity < 1 or max_staleness < 0 or reads < 1:
-            raise ValueError(f"capacity={capacity}, max_staleness={max_staleness}, reads={reads}: out of range")
+        if capacity < 1 or max_staleness < 0:
+            raise ValueError(f"capacity={capacity}, max_staleness={max_staleness}: out of range")
         self.capacity = capacity
         self.max_staleness = max_staleness
-        self.reads = reads
         self._entries: deque[_Entry] = deque()
         self._changed = asyncio.Condition()
         self._is_closed = False
@@ -158,11 +155,7 @@ class GroupBuffer:
             self._require_open()
             entries = [self._entries.popleft() for _ in range(count)] if len(self._entries) >= count else []
             for entry in entries:
-                entry.reads += 1
-                if entry.reads == 1:
-                    self._settle(entry, "used")
-                if entry.reads < self.reads:
-                    self._entries.append(entry)
+                self._settle(entry, "used")
             stale, self._stale = self._stale, []
             self._changed.notify_all()
             return Taken([entry.group for entry in entries], stale)
@@ -179,13 +172,12 @@ class GroupBuffer:
         self._entered += 1
 
     async def reset(self) -> list[Group]:
-        """Drop everything -> the groups that were never read, whose items should be sampled again."""
+        """Drop everything -> the groups that were not taken, whose items should be sampled again."""
         async with self._changed:
-            unread = [entry for entry in self._entries if not entry.reads]
-            self._entries.clear()
-            for entry in unread:
+            for entry in self._entries:
                 self._settle(entry, "dropped")
-            returned, self._stale = [*self._stale, *(entry.group for entry in unread)], []
+            returned, self._stale = [*self._stale, *(entry.group for entry in self._entries)], []
+            self._entries.clear()
             self._changed.notify_all()
             return returned
 
@@ -200,7 +192,8 @@ class GroupBuffer:
         fates: Counter[Fate] = sum(self._by_version.values(), Counter())
         return Account(
             entered=self._entered,
-            waiting=sum(not entry.reads for entry in self._entries),
+            waiting=len(self._entries),
+            waiting_by_version=dict(sorted(Counter(entry.group.policy_version for entry in self._entries).items())),
             fates={fate: fates[fate] for fate in FATES},
             by_version={version: dict(counts) for version, counts in sorted(self._by_version.items())},
         )
@@ -213,22 +206,19 @@ class GroupBuffer:
     async def state(self) -> dict[str, Any]:
         """Return the account, with the records not drained yet, for a checkpoint; JSON if the ids are."""
         counts = sorted(self._by_version.items())
-        unread = [entry for entry in self._entries if not entry.reads]
         return {
             "entered": self._entered,
             "fates": [[version, fate, count] for version, fates in counts for fate, count in fates.items()],
             "records": [list(astuple(record)) for record in self._records],
-            "waiting": [[entry.number, entry.group.item_id, entry.group.policy_version] for entry in unread],
+            "waiting": [[entry.number, entry.group.item_id, entry.group.policy_version] for entry in self._entries],
         }
 
     def _evict(self, trainer_version: int) -> None:
-        """Evict stale groups; a group that was trained on before keeps its fate and is not sampled again."""
         stale = [entry for entry in self._entries if is_stale(entry.ages, trainer_version, self.max_staleness)]
         for entry in stale:
             self._entries.remove(entry)
-            if not entry.reads:
-                self._settle(entry, "stale")
-                self._stale.append(entry.group)
+            self._settle(entry, "stale")
+            self._stale.append(entry.group)
         if stale:
             self._changed.notify_all()
 
@@ -281,7 +271,6 @@ class RemoteBuffer:
 def start_buffer(
     capacity: int,
     max_staleness: int,
-    reads: int = 1,
     state: Mapping[str, Any] | None = None,
     *,
     name: str | None = None,
@@ -296,6 +285,6 @@ def start_buffer(
     """
     import ray
 
-    GroupBuffer(capacity, max_staleness, reads, state)  # refuses here arguments that would only kill the actor
+    GroupBuffer(capacity, max_staleness, state)  # refuses here arguments that would only kill the actor
     actor = ray.remote(GroupBuffer).options(num_cpus=0, name=name)
-    return actor.remote(capacity, max_staleness, reads, state)
+    return actor.remote(capacity, max_staleness, state)

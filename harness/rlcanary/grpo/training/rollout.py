@@ -69,13 +69,19 @@ class Rollout:
         return groups
 
     async def report(self, step: int) -> dict[str, float]:
-        """Log the ends of groups since the last call -> number of groups by end."""
+        """Log the ends of groups since the last call -> number of groups by end, and of those that wait."""
         for item_id, failure in self._collector.take_lost():
             await self.buffer.settle(item_id, failure.version, failure.fate)
         records = await self.buffer.drain_records()
         self._log.log_groups(step, records)
         counts = Counter(record.fate for record in records)
-        return {f"groups/{fate}": counts[fate] for fate in FATES}
+        account: Account = await self.buffer.account()
+        waiting = account.waiting_by_version
+        return {
+            **{f"groups/{fate}": counts[fate] for fate in FATES},
+            "groups/waiting": account.waiting,
+            **({"groups/oldest_waiting_version": min(waiting)} if waiting else {}),
+        }
 
     async def close(self, step: int) -> Account:
         """Stop sampling and log the groups left in the buffer as dropped -> the account of the run's groups.

@@ -206,7 +206,7 @@ def _buffer(schedule: Schedule, is_remote: bool, state: dict[str, Any] | None) -
 
     It lives in this process, or in an actor if groups are sampled ahead on Ray.
     """
-    settings = (max(schedule.prompts_per_step, schedule.prompts_ahead), schedule.versions_ahead, 1, state)
+    settings = (max(schedule.prompts_per_step, schedule.prompts_ahead), schedule.versions_ahead, state)
     if not is_remote or not schedule.versions_ahead:
         yield GroupBuffer(*settings)
         return

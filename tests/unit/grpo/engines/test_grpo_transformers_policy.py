@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -85,6 +86,79 @@ def test_draws_follow_the_distribution_that_was_asked_for(
     for completion in group[:20]:
         probability = expected_V[completion.token_ids[0]]
         assert completion.logprobs[0] == pytest.approx(float(probability.log()), abs=1e-4)
+
+
+def test_tokens_below_min_p_are_not_drawn_and_the_others_in_proportion(policy: TransformersPolicy, model: Any) -> None:
+    plain_V = distribution(model, SHORT)
+    kept_V = plain_V * (plain_V >= 0.4 * plain_V.max())
+    (group,) = policy.generate([SHORT], {**DRAWS, "n": 2000, "min_p": 0.4})
+    assert 1 < int((kept_V > 0).sum()) < 20
+    assert p_value([completion.token_ids[0] for completion in group], kept_V / kept_V.sum()) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+def test_penalties_are_taken_for_tokens_of_the_completion_alone(
+    policy: TransformersPolicy, model: Any, name: str
+) -> None:
+    request = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True, name: 2.0}
+    ((completion,),) = policy.generate([LONG], request)
+    ids = list(completion.token_ids)
+    scores_TV = scored(model, LONG, ids)
+    for place, token in enumerate(ids):
+        counts = Counter(ids[:place])
+        penalty_V = torch.zeros(64, dtype=torch.float64)
+        for seen, count in counts.items():
+            penalty_V[seen] = 2.0 * (count if name == "frequency_penalty" else 1)
+        best = (scores_TV[place] - penalty_V).amax()
+        assert float(best - (scores_TV[place] - penalty_V)[token]) < 1e-4
+    assert Counter(ids).most_common(1)[0][1] < 24
+
+
+def test_no_completion_ends_before_its_least_tokens(policy: TransformersPolicy) -> None:
+    request = {"n": 16, "max_new_tokens": 8, "min_tokens": 4, "seed": 0, "eos_token_ids": list(range(0, 64, 2))}
+    (group,) = policy.generate([SHORT], request)
+    lengths = {len(completion.token_ids) for completion in group}
+    assert min(lengths) == 5
+    assert all(completion.token_ids[place] % 2 for completion in group for place in range(4))
+
+
+def test_requests_of_other_seeds_share_a_batch_and_draw_what_they_would_draw_alone(model: Any) -> None:
+    batching = TransformersPolicy(model, tiny_tokenizer(), min_batch_size=3, batching_timeout=60.0)
+    requests = [{"max_new_tokens": 6, "eos_token_ids": [], "seed": seed} for seed in range(3)]
+
+    async def asked() -> list[Any]:
+        return await asyncio.gather(*(batching.agenerate(SHORT, request) for request in requests))
+
+    together = asyncio.run(asked())
+    assert batching.batcher.state().batches == 1
+    alone = [TransformersPolicy(model, tiny_tokenizer()).generate([SHORT], request)[0] for request in requests]
+    assert [each.token_ids for (each,) in together] == [each.token_ids for (each,) in alone]
+
+
+def test_a_new_version_has_the_same_model_and_other_settings(policy: TransformersPolicy) -> None:
+    other = policy.get_new_version(eos_token_ids=[7])
+    assert (other.model, other.tokenizer) == (policy.model, policy.tokenizer)
+    assert (policy.eos_token_ids, other.eos_token_ids) == ((2,), (7,))
+
+
+@pytest.mark.parametrize("strategy", ["response", "assistant", "attention", "own"])
+def test_distributions_are_those_that_the_selected_tokens_are_scored_by(
+    policy: TransformersPolicy, strategy: Any
+) -> None:
+    tokens = Tokens.of([SHORT, LONG], [[7, 8, 9], [10]])
+    masks = Masks(
+        [torch.zeros(len(row), dtype=torch.bool) for row in tokens.prompt],
+        [torch.tensor([True, False, True]), torch.tensor([True])],
+    )
+    if strategy == "own":
+        strategy = [torch.arange(len(row)) % 2 == 1 for row in tokens.full]
+    chosen = masks.select(strategy)
+    found = policy.distributions(tokens, masks, strategy, temperature=0.7)
+    expected = policy.logprobs(tokens, masks, strategy, temperature=0.7).full
+    for row, mask, distribution_K, scored_S in zip(tokens.full, chosen, found, expected, strict=True):
+        mask[0] = False
+        assert distribution_K.log_prob(row[mask]).tolist() == pytest.approx(scored_S[mask].tolist(), abs=1e-4)
+        assert distribution_K.logits.requires_grad
 
 
 def test_settings_of_the_model_do_not_leak_into_requests(model: Any) -> None:

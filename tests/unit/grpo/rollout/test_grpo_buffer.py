@@ -144,32 +144,21 @@ def test_who_waits_for_an_item_that_grew_stale_is_told():
     assert (taken.groups, ids(taken.stale)) == ([], ["a", "b"])
 
 
-def test_group_is_read_again_behind_the_others_and_counted_once():
+def test_what_waits_is_counted_by_version():
     async def scenario():
-        buffer = await filled("ab", reads=2)
-        order = [ids((await buffer.take(1, 0)).groups)[0] for _ in range(4)]
-        with pytest.raises(TimeoutError):
-            await buffer.take(1, 0, timeout_s=0.01)
-        assert (await balance(buffer)).fates["used"] == 2
-        return order
+        buffer = GroupBuffer(8, max_staleness=3)
+        for version in (2, 0, 2, 1):
+            await buffer.put(group_of(version, version))
+        before = (await balance(buffer)).waiting_by_version
+        await buffer.take(2, 2)
+        return before, (await balance(buffer)).waiting_by_version
 
-    assert run(scenario()) == ["a", "b", "a", "b"]
+    assert run(scenario()) == ({0: 1, 1: 1, 2: 2}, {1: 1, 2: 1})
 
 
-def test_group_that_grows_stale_after_its_first_read_was_used():
+def test_reset_gives_back_what_was_not_taken_and_accounts_for_it():
     async def scenario():
-        buffer = await filled("a", max_staleness=0, reads=2)
-        await buffer.take(1, 0)
-        await buffer.put(group_of("b", 1))
-        assert (await buffer.take(1, 1)).stale == []
-        return (await balance(buffer)).fates
-
-    assert {fate: count for fate, count in run(scenario()).items() if count} == {"used": 2}
-
-
-def test_reset_gives_back_what_nobody_read_and_accounts_for_it():
-    async def scenario():
-        buffer = await filled("abc", reads=2)
+        buffer = await filled("abc")
         await buffer.take(1, 0)
         assert sorted(ids(await buffer.reset())) == ["b", "c"]
         account = await balance(buffer)
@@ -242,7 +231,7 @@ def test_closing_wakes_everyone():
     run(scenario())
 
 
-@pytest.mark.parametrize("settings", [(0, 0, 1), (1, -1, 1), (1, 0, 0)])
+@pytest.mark.parametrize("settings", [(0, 0), (1, -1)])
 def test_impossible_buffer_is_refused(settings):
     with pytest.raises(ValueError, match="out of range"):
         GroupBuffer(*settings)
@@ -256,7 +245,7 @@ def test_taking_more_than_fits_would_wait_for_ever_and_is_refused():
 def test_every_group_has_one_fate_under_any_interleaving():
     async def scenario(seed):
         source = random.Random(seed)
-        buffer = GroupBuffer(5, max_staleness=1, reads=source.choice([1, 2]))
+        buffer = GroupBuffer(5, max_staleness=1)
         version, put, sent = 0, [], 0
         for _ in range(200):
             step = source.choice(["put", "put", "put", "take", "sync", "settle", "reset"])
