@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rlcanary.errors import UserError
 from rlcanary.grpo.data import datasets
 from rlcanary.grpo.data.datasets import Row
-from rlcanary.grpo.data.items import ItemIterator
+from rlcanary.grpo.data.items import ItemIterator, Order, fixed
 from rlcanary.grpo.data.templates import prompt_ids, require_roles
 from rlcanary.grpo.plan.plan import DataSettings, EvaluationSettings
 from rlcanary.grpo.rewards.verifier import Verifier
@@ -52,6 +55,8 @@ def item_iterator(
     rows = datasets.join(load_rows(data.datasets))
     items = _items(rows, "data.datasets", data, tokenizer, verifiers, as_rows)
     ids = datasets.ids_of(rows)
+    if data.order is not None:
+        return ItemIterator(items, _order(data.order, {row.id for row in rows}), most_in_flight=most_in_flight)
     try:
         if data.mixing == "weighted":
             order = datasets.weighted(ids, data.weights or dict.fromkeys(ids, 1.0), seed)
@@ -60,6 +65,19 @@ def item_iterator(
     except UserError as error:
         raise UserError(f"data.weights: {error}") from error
     return ItemIterator(items, order, most_in_flight=most_in_flight)
+
+
+def _order(path: Path, known: set[str]) -> Order:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"data.order: cannot read {path}: {error}") from error
+    ids = [line.strip() for line in lines if line.strip()]
+    if wrong := [id for id, count in Counter(ids).items() if count > 1 or id not in known]:
+        raise UserError(f"data.order: {path} repeats ids, or has some that no row has, such as {wrong[0]!r}")
+    if not ids:
+        raise UserError(f"data.order: {path} has no id")
+    return fixed(ids)
 
 
 def evaluation_iterator(
@@ -88,6 +106,7 @@ def _items(
     verifiers: Mapping[str, Verifier],
     as_rows: bool,
 ) -> Sequence[Any]:
+    rows = [replace(row, answer_prefix=data.answer_prefix) if row.answer_prefix is None else row for row in rows]
     encode = _encoder(data, tokenizer)
     if data.chat_template:
         roles = {message["role"] for row in rows for message in row.messages(data.system_prompt)}
@@ -128,10 +147,13 @@ def _encoder(settings: DataSettings, tokenizer: Any) -> Any:
             "data.chat_template is true, but the tokenizer has no chat template: give it one, or set data.chat_template to "
             "false to encode the bare text of the prompts"
         )
-    return lambda row: prompt_ids(row.messages(settings.system_prompt), tokenizer)
+    return lambda row: (
+        prompt_ids(row.messages(settings.system_prompt), tokenizer)
+        + tokenizer.encode(row.answer_prefix or "", add_special_tokens=False)
+    )
 
 
 def _plain(row: Row, settings: DataSettings) -> str:
     if not isinstance(row.prompt, str):
         raise UserError(f"{row.id} is a conversation, which needs data.chat_template")
-    return settings.system_prompt + row.prompt
+    return settings.system_prompt + row.prompt + (row.answer_prefix or "")

@@ -29,6 +29,7 @@ class Row:
         verifier: the type of verifier that understands the target.
         dataset: name of its dataset.
         system_prompt: system prompt of the row; None is the run's, "" is none at all.
+        answer_prefix: beginning of the answer, likewise, which the policy continues and the verifier sees too.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Row:
     verifier: str = "exact"
     dataset: str = "unknown"
     system_prompt: str | None = None
+    answer_prefix: str | None = None
 
     def messages(self, system_prompt: str = "") -> list[Message]:
         """Build the conversation, after the row's own system prompt or, if it has none, the run's."""
@@ -48,7 +50,7 @@ class Row:
 
 def to_item(row: Row, encode: Callable[[Row], Sequence[int]], verifier: Verifier) -> Item:
     """Build the sampler's item; its reward asks the verifier, with `row.target` unchanged."""
-    return Item(row.id, encode(row), Reward(verifier, row.target))
+    return Item(row.id, encode(row), Reward(verifier, row.target, row.answer_prefix or ""))
 
 
 def arithmetic(
@@ -121,7 +123,7 @@ def strings(
 
 
 def load_jsonl(path: Path, name: str | None = None) -> list[Row]:
-    """Load the rows of a file with one JSON object per line, which has the fields of `Row`.
+    """Load the rows of a file with one JSON object per line, which has the fields of `Row` or those of a published dataset.
 
     Raises:
         UserError: the file cannot be read or holds nothing; a line is not such an object, lacks id, prompt or target, or
@@ -134,7 +136,7 @@ def load_jsonl(path: Path, name: str | None = None) -> list[Row]:
     rows: dict[str, Row] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():
-            row = _parse(line, f"{path}, line {number}", name or path.stem)
+            row = _parse(line, number, f"{path}, line {number}", name or path.stem)
             if row.id in rows:
                 raise UserError(f"{path}, line {number}: the id {row.id!r} is taken by an earlier line")
             rows[row.id] = row
@@ -253,13 +255,31 @@ def _drawn(problem: Callable[[random.Random], tuple[str, str]], count: int, seed
     return rows
 
 
-def _parse(line: str, where: str, dataset: str) -> Row:
+def _as_published(values: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """Translate a row of GSM8K, IFEval or RLVR (allenai/RLVR-GSM, -MATH, -IFeval) with all its fields; others stay."""
+    names = set(values)
+    if names == {"question", "answer"}:
+        return {"id": number, "prompt": values["question"], "target": values["answer"], "verifier": "gsm8k"}
+    if names == {"key", "prompt", "instruction_id_list", "kwargs"}:
+        target = {name: values[name] for name in ("instruction_id_list", "kwargs")}
+        return {"id": values["key"], "prompt": values["prompt"], "target": target, "verifier": "ifeval"}
+    if {"messages", "ground_truth", "dataset"} <= names <= RLVR:
+        verifier = str(values["dataset"]).lower()
+        return {"id": number, "prompt": values["messages"], "target": values["ground_truth"], "verifier": verifier}
+    return values
+
+
+RLVR = {"messages", "ground_truth", "dataset", "constraint_type", "constraint"}
+
+
+def _parse(line: str, number: int, where: str, dataset: str) -> Row:
     try:
         values = json.loads(line)
     except ValueError as error:
         raise UserError(f"{where}: not JSON: {error}") from error
     if not isinstance(values, dict):
         raise UserError(f"{where}: a row is an object, not {line.strip()[:40]}")
+    values = _as_published(values, number)
     missing = [key for key in ("id", "prompt", "target") if values.get(key) in (None, "")]
     if missing:
         raise UserError(f"{where}: the row lacks {', '.join(missing)}")

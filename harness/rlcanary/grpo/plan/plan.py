@@ -75,14 +75,18 @@ class DataSettings:
         datasets: each has a `name`, "arithmetic", "strings" or a path that ends in .jsonl, and that dataset's options.
         mixing: "weighted" draws each next prompt from a dataset by weight, "sequence" takes one after the other.
         weights: by name of dataset; None weighs all alike.
+        order: a file with the ids that an epoch visits, one a line, in this order; it takes the place of a mixture.
         system_prompt: stands before every conversation that has none of its own.
+        answer_prefix: the beginning of each answer, which the policy continues.
         chat_template: render prompts with the tokenizer's template; false encodes their bare text.
     """
 
     datasets: Datasets
     mixing: Literal["weighted", "sequence"] = "weighted"
     weights: Mapping[str, Any] | None = None
+    order: Path | None = None
     system_prompt: str = ""
+    answer_prefix: str = ""
     chat_template: bool = True
 
 
@@ -264,6 +268,12 @@ class Plan:
             raise ValueError(f"roles.sampler.replicas is {sampler.replicas}, which needs runtime.kind ray")
         if self.environment and not self.data.chat_template:
             raise ValueError("environment is set, which needs data.chat_template: conversations are written by it")
+        if self.data.order and (self.data.weights or self.data.mixing != "weighted"):
+            raise ValueError("data.order says which ids an epoch visits: leave out data.mixing and data.weights")
+        if self.environment and self.data.answer_prefix:
+            raise ValueError(
+                "data.answer_prefix is set, but conversations of an environment begin no answer: leave it out"
+            )
         require_one_distribution(sampling, conventions)
         require_signal(self.schedule, conventions)
         if ahead and conventions.old_logprobs == "trainer" and conventions.importance_level == "none":

@@ -6,7 +6,7 @@ The language of a response is not among them: it takes a model to tell.
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlcanary.grpo.rewards.verifier import Score
@@ -118,6 +118,48 @@ CONSTRAINTS: dict[str, Callable[..., bool]] = {
 }
 
 
+def _quantity(count: int, bound: int, quantifier: str) -> bool:
+    """Compare as RLVR-IFeval does, where "around" is within a tenth."""
+    if quantifier not in ("at least", "at most", "around"):
+        raise TypeError(f"quantifier {quantifier!r} is none of 'at least', 'at most' and 'around'")
+    low, high = bound - max(round(bound / 10), 1), bound + max(round(bound / 10), 1)
+    return {"at least": count >= bound, "at most": count <= bound, "around": low <= count <= high}[quantifier]
+
+
+def _is(name: str, **spelled: str) -> Callable[..., bool]:
+    """Return a constraint of IFEval, of arguments with other names."""
+    return lambda text, **given: CONSTRAINTS[name](text, **{spelled.get(key, key): given[key] for key in given})
+
+
+# The functions of RLVR-IFeval's targets (allenai/RLVR-IFeval); the language of a response is not among them.
+FUNCTIONS: dict[str, Callable[..., bool]] = {
+    "verify_keywords": _is("keywords:existence", keyword_list="keywords"),
+    "verify_keyword_frequency": lambda text, word, N: _occurrences(word, text) == N,
+    "validate_forbidden_words": _is("keywords:forbidden_words"),
+    "verify_letter_frequency": lambda text, letter, N: text.count(letter) == N,
+    "verify_paragraph_count": lambda text, N: len(_paragraphs(text, r"\* \* \*")) == N,
+    "validate_word_count": lambda text, N, quantifier: _quantity(len(text.split()), N, quantifier),
+    "verify_sentence_constraint": lambda text, N, quantifier: _quantity(_sentences(text), N, quantifier),
+    "validate_paragraphs": lambda text, N, first_word, i: _has_first_word(text, N, i, first_word),
+    "verify_postscript": _is("detectable_content:postscript"),
+    "validate_placeholders": _is("detectable_content:number_placeholders", N="num_placeholders"),
+    "verify_bullet_points": _is("detectable_format:number_bullet_lists", N="num_bullets"),
+    "validate_title": _is("detectable_format:title"),
+    "validate_choice": lambda text, options: text.strip() in options,
+    "validate_highlighted_sections": _is("detectable_format:number_highlighted_sections", N="num_highlights"),
+    "validate_sections": lambda text, N, section_splitter: len(_paragraphs(text, re.escape(section_splitter))) == N,
+    "validate_json_format": _is("detectable_format:json_format"),
+    "validate_repeat_prompt": _is("combination:repeat_prompt", original_prompt="prompt_to_repeat"),
+    "validate_two_responses": _is("combination:two_responses"),
+    "validate_uppercase": _is("change_case:english_capital"),
+    "validate_lowercase": _is("change_case:english_lowercase"),
+    "validate_frequency_capital_words": lambda text, N, quantifier: _quantity(_capital_words(text), N, quantifier),
+    "validate_end": _is("startend:end_checker"),
+    "validate_quotation": _is("startend:quotation"),
+    "validate_no_commas": _is("punctuation:no_comma"),
+}
+
+
 class IFEvalVerifier:
     """Scores 1 if a completion keeps every constraint of its prompt, else 0; with `partial`, the share that it keeps."""
 
@@ -127,7 +169,9 @@ class IFEvalVerifier:
         self.partial = partial
 
     def verify(self, completion: str, target: Any) -> Score:
-        """Check the constraints of a target with `instruction_id_list` and `kwargs`, as a mapping or as its JSON.
+        """Check the constraints of a target, as a mapping or as its JSON.
+
+        It has `instruction_id_list` and `kwargs`, as in IFEval, or `func_name` and its arguments, as in RLVR-IFeval.
 
         Arguments that are None do not count, since the dataset writes every name for every constraint. Of a target with a
         constraint that is not known, or lacks an argument, nothing is judged.
@@ -143,17 +187,22 @@ class IFEvalVerifier:
 
 
 def _checks(target: Mapping[str, Any]) -> list[tuple[Callable[..., bool], dict[str, Any]]]:
-    if not isinstance(target, Mapping) or not {"instruction_id_list", "kwargs"} <= set(target):
-        raise ValueError(f"a target has instruction_id_list and kwargs, not {target!r}")
-    names, arguments = target["instruction_id_list"], target["kwargs"]
+    known = CONSTRAINTS
+    if isinstance(target, Mapping) and "func_name" in target:
+        known, names = FUNCTIONS, [target["func_name"]]
+        arguments: Sequence[Any] = [{key: value for key, value in target.items() if key != "func_name"}]
+    elif isinstance(target, Mapping) and {"instruction_id_list", "kwargs"} <= set(target):
+        names, arguments = target["instruction_id_list"], target["kwargs"]
+    else:
+        raise ValueError(f"a target has instruction_id_list and kwargs, or func_name, not {target!r}")
     if not names or len(names) != len(arguments):
         raise ValueError(f"{len(names)} constraints and {len(arguments)} sets of arguments")
-    unknown = sorted(set(names) - set(CONSTRAINTS))
+    unknown = sorted(set(names) - set(known))
     if unknown:
         raise ValueError(f"no such constraint: {', '.join(unknown)}")
     checks = []
     for name, values in zip(names, arguments, strict=True):
         given = {key: value for key, value in (values or {}).items() if value is not None}
-        inspect.signature(CONSTRAINTS[name]).bind("", **given)
-        checks.append((CONSTRAINTS[name], given))
+        inspect.signature(known[name]).bind("", **given)
+        checks.append((known[name], given))
     return checks

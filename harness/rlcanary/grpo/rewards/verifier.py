@@ -96,14 +96,13 @@ class Tally:
 
 
 class Reward:
-    """The reward function of `rlcanary.contract.adapter.Item`: a verifier and the target of one prompt."""
+    """The reward function of `rlcanary.contract.adapter.Item`: a verifier, with the target and the answer's prefix."""
 
-    def __init__(self, verifier: Verifier, target: Any) -> None:
-        self.verifier = verifier
-        self.target = target
+    def __init__(self, verifier: Verifier, target: Any, prefix: str = "") -> None:
+        self.verifier, self.target, self.prefix = verifier, target, prefix
 
     def __call__(self, completion: str) -> float | None:
-        return judge(self.verifier, completion, self.target).value
+        return judge(self.verifier, self.prefix + completion, self.target).value
 
 
 class Tallied:

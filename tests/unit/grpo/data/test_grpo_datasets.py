@@ -9,6 +9,7 @@ from rlcanary.errors import UserError
 from rlcanary.grpo.data import datasets
 from rlcanary.grpo.data.datasets import Row, ids_of, in_sequence, join, load, load_jsonl, to_item, weighted
 from rlcanary.grpo.data.items import ItemIterator
+from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.rewards.exact import ExactVerifier
 
 
@@ -177,3 +178,35 @@ def test_iterator_visits_a_mixture_epoch_by_epoch():
         while (row := iterator.next_item()) is not None:
             iterator.mark_done(row.id)
         assert iterator.counts()["done"] == 10
+
+
+def test_rows_are_taken_as_their_datasets_were_published(tmp_path):
+    solution = "She sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = 72.\n#### 72"
+    asked = [{"role": "user", "content": "Write without commas."}]
+    constraint = json.dumps({"func_name": "validate_no_commas", "N": None})
+    kwargs = [{"num_words": 2, "relation": "at least", "keywords": None}]
+    path = write(
+        tmp_path / "published.jsonl",
+        {"question": "How many clips?", "answer": solution},
+        {
+            "key": 1000,
+            "prompt": "Two words.",
+            "instruction_id_list": ["length_constraints:number_words"],
+            "kwargs": kwargs,
+        },
+        {"messages": asked, "ground_truth": constraint, "dataset": "ifeval", "constraint_type": "c", "constraint": "C"},
+        {"messages": asked, "ground_truth": "12", "dataset": "MATH"},
+    )
+    rows, verifiers = load_jsonl(path), VerifiersByName()
+    assert [row.id for row in rows] == ["1", "1000", "3", "4"]
+    assert [row.verifier for row in rows] == ["gsm8k", "ifeval", "ifeval", "math"]
+    answers = [("#### 72", "#### 24"), ("two words", "one"), ("no commas", "one, two")]
+    for row, (right, wrong) in zip(rows, answers, strict=False):
+        item = to_item(row, lambda row: [1], verifiers[row.verifier])
+        assert (item.reward(right), item.reward(wrong)) == (1.0, 0.0)
+
+
+def test_the_verifier_sees_the_beginning_of_an_answer_that_the_policy_continues():
+    row = Row("a", "3+4=", "7", verifier="gsm8k", answer_prefix="<answer>")
+    item = to_item(row, lambda row: [1], VerifiersByName()["gsm8k"])
+    assert (item.reward("7</answer>"), item.reward("8</answer>")) == (1.0, 0.0)

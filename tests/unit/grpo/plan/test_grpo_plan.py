@@ -7,7 +7,10 @@ import pytest
 
 from rlcanary.contract.presets import PRESETS
 from rlcanary.errors import UserError
+from rlcanary.grpo.data.data import item_iterator
+from rlcanary.grpo.plan.models import character_tokenizer
 from rlcanary.grpo.plan.plan import plan_of, read_plan
+from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.training.run import check_plan
 
 EXAMPLE = Path(__file__).parents[4] / "examples/arithmetic.yaml"
@@ -168,6 +171,42 @@ def test_what_can_learn_is_not_refused(changes: dict[str, Any]) -> None:
 def test_prompts_of_which_nothing_can_be_learned_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         check_plan(plan_of(given(**{"data__datasets": [{"name": "arithmetic", "count": 200}], **changes})))
+
+
+def test_an_order_file_says_what_each_epoch_visits(tmp_path: Path) -> None:
+    ids = ["arithmetic/arithmetic-3", "arithmetic/arithmetic-0"]
+    (tmp_path / "order.txt").write_text("".join(f"{id}\n" for id in ids))
+    plan = plan_of(given(data__order=str(tmp_path / "order.txt"), data__answer_prefix="1"))
+    tokenizer = character_tokenizer("0123456789+= ")
+    items = item_iterator(plan.data, tokenizer, VerifiersByName(), seed=0)
+    for _ in range(2):
+        items.start_epoch()
+        drawn = list(iter(items.next_item, None))
+        assert [item.id for item in drawn] == ids
+        assert all(tokenizer.decode(item.prompt_ids).endswith("=1") for item in drawn)
+        items.reclaim()
+        for item in iter(items.next_item, None):
+            items.mark_done(item.id)
+
+
+@pytest.mark.parametrize(
+    ("order", "changes", "said"),
+    [
+        ("arithmetic/arithmetic-0\narithmetic/nowhere\n", {}, r"data\.order: .*'arithmetic/nowhere'"),
+        ("arithmetic/arithmetic-0\narithmetic/arithmetic-0\n", {}, r"data\.order: .*repeats ids"),
+        ("", {}, r"data\.order: .*no id"),
+        (None, {}, r"data\.order: cannot read"),
+        ("", {"data__mixing": "sequence"}, r"data\.order says .* leave out data\.mixing"),
+        ("", {"data__order": None, "data__answer_prefix": "1", "environment": {}}, r"data\.answer_prefix is set"),
+    ],
+)
+def test_an_order_or_a_prefix_that_cannot_be_is_refused(
+    tmp_path: Path, order: str | None, changes: dict[str, Any], said: str
+) -> None:
+    if order is not None:
+        (tmp_path / "order.txt").write_text(order)
+    with pytest.raises(UserError, match=said):
+        check_plan(plan_of(given(**{"data__order": str(tmp_path / "order.txt"), **changes})))
 
 
 def test_ppo_is_a_preset_with_a_critic() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlcanary.grpo.rewards.ifeval import CONSTRAINTS, IFEvalVerifier
+from rlcanary.grpo.rewards.ifeval import CONSTRAINTS, FUNCTIONS, IFEvalVerifier
 from rlcanary.grpo.rewards.verifier import judge
 
 # name, arguments, a text that keeps the constraint, a text that breaks it
@@ -49,6 +49,36 @@ CASES = [
     ("change_case:english_capital", {}, "ALL OF IT.", "ALL of IT."),
     ("change_case:english_lowercase", {}, "all of it.", "All of it."),
     ("punctuation:no_comma", {}, "one two", "one, two"),
+]
+
+
+# The same for the functions of RLVR-IFeval.
+FUNCTION_CASES = [
+    ("verify_keywords", {"keyword_list": ["sea", "sky"]}, "The Sea meets the sky", "Seaside sky"),
+    ("verify_keyword_frequency", {"word": "a", "N": 2}, "a cat, a dog", "a, a, a"),
+    ("validate_forbidden_words", {"forbidden_words": ["no"]}, "I know", "No, I know"),
+    ("verify_letter_frequency", {"letter": "e", "N": 2}, "eeE", "eee"),
+    ("verify_paragraph_count", {"N": 2}, "one\n* * *\ntwo", "one\n***\ntwo"),
+    ("validate_word_count", {"N": 3, "quantifier": "at most"}, "one two three", "one two three four"),
+    ("validate_word_count", {"N": 20, "quantifier": "around"}, "a " * 22, "a " * 23),
+    ("verify_sentence_constraint", {"N": 2, "quantifier": "at least"}, "One. Two?", "One, two."),
+    ("validate_paragraphs", {"N": 2, "first_word": "then", "i": 2}, "First.\n\nThen that.", "Then.\n\nFirst."),
+    ("verify_postscript", {"postscript_marker": "P.S."}, "Bye\nP.S. hello", "Bye"),
+    ("validate_placeholders", {"N": 2}, "[name], [address]", "[name]"),
+    ("verify_bullet_points", {"N": 2}, "* one\n- two", "* one"),
+    ("validate_title", {}, "<<A poem>>\nroses", "roses"),
+    ("validate_choice", {"options": ["yes", "no"]}, "yes", "yes or no"),
+    ("validate_highlighted_sections", {"N": 2}, "*a* and *b*", "*a*"),
+    ("validate_sections", {"N": 2, "section_splitter": "Part"}, "Part 1 a Part 2 b", "Part 1 a"),
+    ("validate_json_format", {}, '{"a": 1}', '{"a": 1'),
+    ("validate_repeat_prompt", {"original_prompt": "Say it."}, "Say it. It.", "It."),
+    ("validate_two_responses", {}, "yes ****** no", "yes"),
+    ("validate_uppercase", {}, "ALL OF IT.", "ALL of IT."),
+    ("validate_lowercase", {}, "all of it.", "All of it."),
+    ("validate_frequency_capital_words", {"N": 1, "quantifier": "at most"}, "NO way", "NO WAY"),
+    ("validate_end", {"end_phrase": "The end."}, "It was the end. ", "The end. Or not?"),
+    ("validate_quotation", {}, ' "quoted" ', '"'),
+    ("validate_no_commas", {}, "one two", "one, two"),
 ]
 
 
@@ -105,3 +135,32 @@ def test_broken_target_is_no_wrong_answer(target, why):
     score = judge(IFEvalVerifier(), "text", target)
     assert (score.value, score.problem) == (None, "bad target")
     assert why in score.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "keeps", "breaks"), FUNCTION_CASES, ids=[case[0] for case in FUNCTION_CASES]
+)
+def test_functions_of_rlvr_tell_the_two_apart(name, arguments, keeps, breaks):
+    # Each target of the dataset has every name, those that it does not use as null.
+    everything = dict.fromkeys(("N", "quantifier", "keyword_list", "word", "letter", "options", "language"))
+    target = json.dumps({"func_name": name, **everything, **arguments})
+    assert judge(IFEvalVerifier(), keeps, target).value == 1.0
+    assert judge(IFEvalVerifier(), breaks, target).value == 0.0
+
+
+def test_every_function_of_rlvr_has_a_case():
+    assert {case[0] for case in FUNCTION_CASES} == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"func_name": "validate_response_language", "language": "en"},
+        {"func_name": "verify_bullet_points"},
+        {"func_name": "validate_word_count", "N": 3, "quantifier": "roughly"},
+        {"func_name": "validate_no_commas", "commas": 3},
+    ],
+)
+def test_functions_that_cannot_be_judged_give_no_reward(target):
+    score = judge(IFEvalVerifier(), "text", target)
+    assert (score.value, score.problem) == (None, "bad target")
