@@ -81,7 +81,7 @@ def take_updates(
     is_drawn_freely = not (schedule.dynamic_sampling or conventions.mask_truncated)
     updates: list[dict[str, float]] = []
     for _ in range(schedule.epochs_per_step):
-        for rows in torch.arange(len(batch.rewards)).split(schedule.update_rows):
+        for rows in torch.arange(len(batch.rewards), device=batch.rewards.device).split(schedule.update_rows):
             chosen, judged = batch.rows(rows), given.rows(rows)
             with _watched(audit, state, chosen, judged, None if updates else version, is_drawn_freely) as watched:
                 with span("loss"):

@@ -9,9 +9,10 @@ import torch
 from rlcanary.contract.adapter import TrainState
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.presets import GRPO, PAPERS
+from rlcanary.contract.presets import GRPO, PAPERS, PRESETS
 from rlcanary.grpo.plan.optimizer import OptimizerSettings
 from rlcanary.grpo.plan.schedule import Schedule
+from rlcanary.grpo.training.critic import new_critic
 from rlcanary.grpo.training.trainer import (
     accumulate_gradients,
     descend,
@@ -203,3 +204,27 @@ def test_logprobs_rounded_as_in_half_precision_stop_no_run(seed: int) -> None:
         own_BT = completion_logprobs(state.model, given, temperature=1.0)
     given.old_logprobs = own_BT + 0.1 * torch.randn(own_BT.shape, generator=torch.Generator().manual_seed(seed))
     assert take_updates(state, given, GRPO, schedule(4), is_on_policy=True)
+
+
+OPTIONS = {
+    "KL in the rewards": GRPO.replace(kl_coef=0.1, kl_placement="reward"),
+    "an entropy bonus": GRPO.replace(entropy_coef=0.01),
+    "weights of importance": GRPO.replace(old_logprobs="trainer", importance_level="token"),
+}
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *OPTIONS])
+def test_no_tensor_of_an_update_is_made_on_the_default_device(name: str) -> None:
+    conventions = {**PRESETS, **OPTIONS}[name]
+
+    def updated(default: str) -> list[dict[str, float]]:
+        state = new_state(tiny_llama(), OptimizerSettings())
+        state.critic = new_critic(state.model, OptimizerSettings()) if conventions.token_credit == "gae" else None
+        if conventions.kl_coef:
+            refresh_reference(state)
+        given = batch()
+        # What is made without a device has no values there, and nothing else can be computed with it.
+        with torch.device(default):
+            return take_updates(state, given, conventions, schedule(2, epochs_per_step=2, max_staleness=1))
+
+    assert updated("meta") == updated("cpu")
