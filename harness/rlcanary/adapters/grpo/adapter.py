@@ -227,7 +227,7 @@ class GrpoAdapter(ReferenceAdapter):
     def converse(
         self, engine: Any, tokenizer: Any, tasks: list[Task], environment: Environment, options: ConversationOptions
     ) -> list[list[Episode]]:
-        from rlcanary.adapters.grpo_conversations import converse
+        from rlcanary.adapters.grpo.conversations import converse
 
         return converse(engine, tokenizer, tasks, environment, options)
 
