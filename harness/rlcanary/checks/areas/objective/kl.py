@@ -40,6 +40,8 @@ def _logprobs(conventions: Conventions, rng: Generator) -> Iterator[Case]:
         yield Case(far.label, "far out", changes=changes, **far.inputs)
     for rows_and_width in ((70, 1), (1, 300)):
         given = _near(rng, *rows_and_width)
+        # Some of so many differences would lie on a clamp, where two gradients are correct.
+        given["ref_BT"] = given["ref_BT"] + 0.003
         yield Case(given["ref_BT"], **given, place="")
 
 
