@@ -45,6 +45,15 @@ def test_driver_names_the_culprit_of_a_hundred_commits_with_few_runs(history: Pa
     assert git(history, "symbolic-ref", "HEAD") == "refs/heads/main"
 
 
+def test_each_run_is_told_a_seed_of_its_own(history: Path, tmp_path: Path) -> None:
+    seeds = tmp_path / "seeds"
+    command = ("sh", "-c", f"echo $RLCANARY_BISECT_SEED >> '{seeds}'; test $(cat value) -lt 3")
+    found(bisect(history, "--good", "c1", "--bad", "c4", "--", *command))
+    told = seeds.read_text().split()
+    assert len(told) >= 5
+    assert len(set(told)) == len(told)
+
+
 def test_json_result_holds_the_commit_its_files_and_the_evidence(history: Path, tmp_path: Path) -> None:
     """B53"""
     found(bisect(history, "--good", "c1", "--bad", "c100", "--json", str(tmp_path / "result.json"), "--", *BUG))

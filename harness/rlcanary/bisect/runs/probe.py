@@ -23,6 +23,8 @@ from rlcanary.system.git import Commit, environment_without_repository
 from rlcanary.system.sessions import Call, Stop
 
 RUN_VARIABLE = "RLCANARY_BISECT_RUN"
+SEED_VARIABLE = "RLCANARY_BISECT_SEED"
+"""A number that differs from run to run, for commands that would repeat the same flake under a fixed seed."""
 DRIVER_VARIABLE = "RLCANARY_BISECT_DRIVER"
 READ_BYTES = 4_000_000
 Run = Callable[[Call, Stop], Ending]
@@ -80,8 +82,8 @@ class Probe:
         if not directory.is_dir():
             raise Untestable(f"the folder {self.directory} does not exist at this commit")
         mark = {**self.mark, RUN_VARIABLE: str(number)}
-        verdict = {VERDICT_VARIABLE: str(output.with_suffix(".verdict.json"))}
-        variables = {**self._variables(commit, place, directory, output, stop, mark), **verdict}
+        told = {VERDICT_VARIABLE: str(output.with_suffix(".verdict.json")), SEED_VARIABLE: str(number)}
+        variables = {**self._variables(commit, place, directory, output, stop, mark), **told}
         return Call(self.command.inside(place.path, self.toplevel), directory, variables, mark, output, self.timeout)
 
     def _run(self, call: Call, place: Place, stop: Stop) -> tuple[Reading, float, float | None]:
