@@ -1,8 +1,6 @@
 """Show which metrics became worse, since which commit."""
 
 import json
-import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,22 +9,18 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from rlcanary.commands.parts.history_options import Callback, history_options, open_history, warn, with_progress
+from rlcanary.commands.parts.current_regressions import Look, Notes, look
+from rlcanary.commands.parts.history_options import Callback, history_options, open_history, warn
 from rlcanary.console import PLAIN_WIDTH, report_console
 from rlcanary.errors import UserError
 from rlcanary.history.changepoints import MIN_RUNS
-from rlcanary.history.directions import Direction, Rule, direction_of, matches, parse_rules
-from rlcanary.history.history import History, counted, metric_name, nearest_names
-from rlcanary.history.regressions import Regression, Status, find_regression, too_short
-from rlcanary.history.repository import top_level
-from rlcanary.history.run_result import read_json
-from rlcanary.history.settings import Settings, pytest_settings
-from rlcanary.history.trends import commit_text, size_text
-from rlcanary.recording.keys import plain_key
-from rlcanary.recording.provenance import environment_change
+from rlcanary.history.directions import Direction, Rule, matches, parse_rules
+from rlcanary.history.history import counted, metric_name, nearest_names
+from rlcanary.history.regressions import Kind, Regression, Status
+from rlcanary.history.settings import pytest_settings
+from rlcanary.history.trends import commit_text, effects_text, size_text
 
-PROBE = "regress_probe.json"
-STYLES = {Status.WORSE: "bold red", Status.UNCONFIRMED: "yellow", Status.MOVED: "yellow"}
+STYLES = {Status.NEW: "bold red", Status.UNCONFIRMED: "yellow", Status.MOVED: "yellow", Status.KNOWN: "red"}
 BETTER = {Direction.LOWER: "lower", Direction.HIGHER: "higher", Direction.STABLE: "stable", None: "?"}
 
 
@@ -43,7 +37,7 @@ def direction_option(direction: Direction, summary: str) -> Callable[[Callback],
     default=30,
     show_default=True,
     metavar="RUNS",
-    help="Look for changes in this many of the newest runs.",
+    help="In a metric that is looked at for the first time, changes within this many of the newest runs are new.",
 )
 @click.option(
     "--least-change",
@@ -57,6 +51,8 @@ def direction_option(direction: Direction, summary: str) -> Callable[[Callback],
 @direction_option(Direction.HIGHER, "Higher is better for METRIC.")
 @direction_option(Direction.STABLE, "METRIC must not move.")
 @direction_option(Direction.IGNORE, "METRIC does not matter.")
+@click.option("--acknowledge", metavar="METRIC", help="Acknowledge what is known of METRIC: it is no longer listed.")
+@click.option("--note", default="", metavar="TEXT", help="Say why it is acknowledged.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def regress(
     patterns: tuple[str, ...],
@@ -64,48 +60,48 @@ def regress(
     any_project: bool,
     newest: int,
     least_change: float,
+    acknowledge: str | None,
+    note: str,
     as_json: bool,
     **declared: tuple[str, ...],
 ) -> int:
-    """Show which metrics became worse in the newest runs, since which commit, and the command that bisects it.
+    """Show which metrics became worse, since which commit, and the command that bisects it.
+
+    What is worse is announced once, and known from then on until it is mended. What noise might explain is to be
+    confirmed by further runs.
 
     METRIC limits this to some metrics; `*` stands for any text, here and in the options. Which way a metric is better is
     said by the options, else by `rlcanary_directions` in pytest's settings, else by the words of its name.
 
-    Exit codes: 0 nothing is worse, 1 something is, 2 usage error, 3 internal error.
+    Exit codes: 0 nothing is newly worse, 1 something is, 2 usage error, 3 internal error.
     """
     settings = pytest_settings(Path.cwd())
     options = [Rule(pattern, Direction(name)) for name, listed in declared.items() for pattern in listed]
     rules = options + parse_rules(settings.lines("rlcanary_directions"))
+    if note and acknowledge is None:
+        raise click.UsageError("--note says why something is acknowledged: give --acknowledge METRIC")
     with open_history(folder, any_project) as history:
         known = list(history.metrics())
         require_matches([*patterns, *(rule.pattern for rule in options)], known)
         pairs = [
             pair for pair in known if not patterns or any(matches(pattern, metric_name(*pair)) for pattern in patterns)
         ]
-        found, left_out, short, others = [], [], 0, 0
-        for pair in with_progress(pairs, "looking for changes", many=50):
-            series = history.numbers(*pair)
-            if series is None:
-                others += 1
-                continue
-            if series.left_out:
-                left_out.append(series.left_out)
-            short += too_short(series)
-            regression = find_regression(series, direction_of(*pair, rules), newest, least_change / 100)
-            if regression is not None:
-                found.append(regression)
-        found.sort(key=lambda regression: (list(Status).index(regression.status), regression.series.name))
-        notes = [notes_on(regression, history, settings) for regression in found]
-    warn(left_out)
+        seen = look(
+            history,
+            pairs,
+            rules,
+            settings,
+            least_change=least_change / 100,
+            recent=newest,
+            acknowledge=None if acknowledge is None else (acknowledge, note),
+        )
+        runs = counted(len(history.runs), "run")
+    warn(seen.left_out)
     if as_json:
-        click.echo(json.dumps([document(*entry) for entry in zip(found, notes, strict=True)], indent=2))
+        click.echo(json.dumps([document(*entry) for entry in zip(seen.found, seen.notes, strict=True)], indent=2))
     else:
-        runs = min(newest, len(history.runs))
-        judged = len(pairs) - short - others
-        extent = f"the newest {runs} of {counted(len(history.runs), 'run')}, {counted(judged, 'metric')}"
-        print_report(found, notes, extent, short, judged)
-    return int(any(regression.status is Status.WORSE for regression in found))
+        print_report(seen, f"{runs}, {counted(seen.judged, 'metric')}")
+    return int(any(regression.status is Status.NEW for regression in seen.found))
 
 
 def require_matches(patterns: list[str], known: list[tuple[str, str]]) -> None:
@@ -121,86 +117,25 @@ def require_matches(patterns: list[str], known: list[tuple[str, str]]) -> None:
             raise UserError(f"no metric matches {pattern!r}; {hint}")
 
 
-class Notes(dict[str, str]):
-    """Additional facts about a regression.
-
-    The keys are `command`, or `no_command` (the reason for its absence). `environment` and `tests` (the tests that
-    share the key) are present if there is something to report.
-    """
-
-
-def notes_on(regression: Regression, history: History, settings: Settings) -> Notes:
-    notes = Notes()
-    good, bad = regression.last_good.run, regression.first_bad.run
-    if good.environment and bad.environment and good.environment != bad.environment:
-        documents = [read_json(history.folder / run.file) for run in (good, bad)]
-        notes["environment"] = environment_change(*(getattr(read, "document", {}) for read in documents))
-    if len(regression.series.nodeids) > 1:
-        notes["tests"] = regression.series.mixed_tests
-    if not (good.git_commit and bad.git_commit):
-        notes["no_command"] = "no commit was recorded, so there is nothing to bisect"
-    elif good.git_commit == bad.git_commit:
-        notes["no_command"] = f"both runs are of commit {good.git_commit[:10]}: the change is not in the code" + (
-            ", unless in uncommitted files (+)" if good.dirty or bad.dirty else ""
-        )
-    elif not regression.series.nodeids:
-        notes["no_command"] = (
-            "no test is recorded for this metric; bisect with a command of your own between the two commits"
-        )
-    else:
-        notes["command"] = bisect_command(regression, settings.root)
-    return notes
-
-
-def bisect_command(regression: Regression, root: Path) -> str:
-    """Return a shell command that bisects the metric on its value, or on being finite if it no longer is."""
-    nodeid = list(regression.series.nodeids)[-1]
-    commits = [point.run.git_commit or "" for point in (regression.last_good, regression.first_bad)]
-    ends = f"rlcanary bisect --good {shlex.quote(commits[0][:12])} --bad {shlex.quote(commits[1][:12])}"
-    if regression.after is None:
-        value = f"data[{quoted('metrics')}][{quoted(plain_key(nodeid))}][{quoted(regression.series.metric)}]"
-        probe = (
-            f"pytest {shlex.quote(nodeid)} --rlcanary-results={PROBE}; [ $? -le 1 ] || exit 125; "
-            f"rlcanary check-metrics {PROBE} {shlex.quote(f'abs({value}) >= 0')}"  # True for finite values.
-        )
-        line = f"{ends} -- bash -c {shlex.quote(probe)}"
-    else:
-        worse = "higher" if regression.after > regression.before else "lower"
-        name = metric_name(plain_key(nodeid), regression.series.metric)
-        line = f"{ends} --metric {shlex.quote(name)} --worse {worse} -- pytest {shlex.quote(nodeid)}"
-    here = Path.cwd()
-    place = root if top_level(here) == top_level(root) else here
-    return line if place == here else f"cd {shlex.quote(os.path.relpath(place, here))} && {line}"
-
-
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def print_report(found: list[Regression], notes: list[Notes], extent: str, short: int, judged: int) -> None:
-    """Print the regressions and a summary.
-
-    Args:
-        found: The regressions.
-        notes: Their additional facts.
-        extent: The runs and metrics that were searched, in words.
-        short: The number of metrics with too few runs.
-        judged: The number of metrics with enough runs.
-    """
+def print_report(seen: Look, extent: str) -> None:
+    """Print the regressions and a summary. `extent` are the runs and metrics that were searched, in words."""
     console = report_console(highlight=False)
-    if not judged and not found:
+    shown = [pair for pair in zip(seen.found, seen.notes, strict=True) if pair[0].status is not Status.ACKNOWLEDGED]
+    if not seen.judged and not seen.found:
         console.print("Nothing was judged.")
-    elif not found:
+    elif not any(regression.status in (Status.NEW, Status.KNOWN) for regression, _ in shown):
         console.print(f"Nothing is worse in {extent}.")
-    else:
-        console.print(regression_table(found, f"Changes in {extent}", console.width))
-        for regression, note in zip(found, notes, strict=True):
+    if shown:
+        console.print(regression_table([regression for regression, _ in shown], f"Changes in {extent}", console.width))
+        for regression, notes in shown:
             console.print(Text(regression.series.name, style="bold"))
-            for line in note_lines(regression, note):
+            for line in note_lines(regression, notes):
                 console.print(f"  {line}", soft_wrap=True, markup=False)
-    if short:
-        have = "has" if short == 1 else "have"
-        console.print(f"{counted(short, 'metric')} {have} too few runs to judge a change (fewer than {MIN_RUNS}).")
+    if acknowledged := len(seen.found) - len(shown):
+        console.print(f"{counted(acknowledged, 'change')} that somebody has acknowledged: see --json.")
+    if seen.short:
+        have = "has" if seen.short == 1 else "have"
+        console.print(f"{counted(seen.short, 'metric')} {have} too few runs to judge a change (fewer than {MIN_RUNS}).")
 
 
 def regression_table(found: list[Regression], title: str, width: int) -> Table:
@@ -236,8 +171,13 @@ def note_lines(regression: Regression, notes: Notes) -> list[str]:
     lines = [f"the environment changed in between: {notes['environment']}"] if "environment" in notes else []
     if "tests" in notes:
         lines.append(notes["tests"])
-    if regression.status is Status.UNCONFIRMED:
+    if regression.kind is Kind.OUTLIERS:
         lines.append("only the newest runs are out of line; run the test again to tell a change from an outlier")
+    elif regression.status is Status.UNCONFIRMED:
+        lines.append("further runs will tell whether this lasts; run the test again to know sooner")
+    if regression.kind is Kind.DRIFT:
+        lines.append(f"it drifts by {regression.trend.slope:+.3g} from run to run; no single run stands out")
+    lines += [effects_text(*entry) for entry in regression.trend.effects.items()]
     if regression.status is Status.MOVED:
         lines.append(
             "whether lower or higher is better is unknown; set it with --lower, --higher, --stable or --ignore"
@@ -249,12 +189,15 @@ def document(regression: Regression, notes: Notes) -> dict[str, Any]:
     return {
         "metric": regression.series.name,
         "status": regression.status,
+        "kind": regression.kind,
+        "note": regression.note,
         "better": regression.direction,
         "before": regression.before,
         "after": regression.after,
         "relative_change": regression.relative,
         "noise": regression.noise,
         "noise_units": regression.noise_units,
+        "chance": regression.chance,
         **{
             name: {
                 "run_id": point.run.run_id,

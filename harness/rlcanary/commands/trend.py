@@ -53,7 +53,7 @@ def trend(
 
 
 def show_trend(history: History, name: str, as_json: bool, last: int) -> None:
-    from rlcanary.history.trends import Trend, describe_step, sparkline, trend_document, trend_table
+    from rlcanary.history.trends import Trend, describe_step, effects_text, sparkline, trend_document, trend_table
 
     trend = Trend(history.series(name))
     series = trend.series
@@ -67,6 +67,10 @@ def show_trend(history: History, name: str, as_json: bool, last: int) -> None:
     console = report_console()
     console.print(trend_table(trend, last))
     console.print(sparkline(series.values), highlight=False, markup=False, soft_wrap=True)
+    for covariate, effects in trend.effects.items():
+        console.print(effects_text(covariate, effects), highlight=False, markup=False)
+    if trend.slope is not None:
+        console.print(f"it drifts by {trend.slope:+.3g} from run to run", highlight=False)
     for index in sorted(trend.steps)[-STEPS_LISTED:]:
         step = trend.steps[index]
         before, after = (series.runs[place].git_commit or "no commit" for place in (step.earliest - 1, step.latest))

@@ -307,8 +307,10 @@ def winsorised(values: Floats) -> Floats:
 
 
 def moves_in_steps(values: Floats) -> bool:
-    """Tells if the series is flat except for a few moves, as the metric of a deterministic test is."""
-    return bool(np.count_nonzero(np.diff(values)) <= max(2, MOST_STEPS * len(values)))
+    """Tells if the series is flat except for a few moves, or stays at each value, as the metric of a deterministic test does."""
+    moves = 1 + np.flatnonzero(np.diff(values))
+    few = len(moves) <= max(2, MOST_STEPS * len(values))
+    return bool(few or np.diff([0, *moves, len(values)]).min() >= MIN_SEGMENT)
 
 
 def noise_and_correlation(values: Floats) -> tuple[float, float]:

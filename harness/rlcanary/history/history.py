@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, overload
 
 from rlcanary.errors import UserError
-from rlcanary.history.index import Index, Watch, open_index, unwatched
+from rlcanary.history.index import EVERY_FILE, Index, Watch, open_index, unwatched
 from rlcanary.history.settings import pytest_settings
 from rlcanary.recording.results_file import RESULTS_NAME, default_results_file, history_folder
 from rlcanary.system.printable import printable
@@ -25,6 +25,7 @@ class Run(NamedTuple):
     dirty: bool | None
     exit_status: int | None
     environment: str | None
+    host: str | None = None
 
     @property
     def start(self) -> datetime.datetime:
@@ -155,24 +156,27 @@ class History:
             raise UserError(f"{series.left_out}, and there is no other run, so it has no trend")
         return series
 
-    def numbers(self, key: str, metric: str) -> Series | None:
-        """Returns the series of a metric in the history, or None if it never was a number."""
+    def numbers(self, key: str, metric: str, newest: int = 0) -> Series | None:
+        """Returns the series of a metric in the `newest` runs (0: in all), or None if it never was a number."""
+        runs = self._numbers[-newest:]
+        within = (min(runs), max(runs)) if newest else EVERY_FILE
         number = self._index.metrics()[key, metric]
-        values = self._index.values(number)
-        others = self._index.others(number)
+        values = self._index.values(number, within)
+        others = self._index.others(number, within)
         left_out = []
-        if failed := self._index.not_passed(number):
+        if failed := self._index.not_passed(number, within):
             left_out.append(
-                f"{metric_name(key, metric)} is left out of {counted(failed, 'run')} in which its test did not pass"
+                f"{metric_name(key, metric)} is left out of {counted(failed, 'run')} in which its test did not pass at once "
+                "or which were cut short"
             )
         if others:
             if all(value is None for value in values.values()):
                 return None
             glimpse, file = others[0]
-            runs = counted(len(others), "run")
-            newest = f"the newest: {glimpse} in {printable(file)}"
-            left_out.append(f"{metric_name(key, metric)} was not a number in {runs}, left out here ({newest})")
-        measured = [run for run in self._numbers if run in values]
+            count = counted(len(others), "run")
+            example = f"the newest: {glimpse} in {printable(file)}"
+            left_out.append(f"{metric_name(key, metric)} was not a number in {count}, left out here ({example})")
+        measured = [run for run in runs if run in values]
         known = [values[run] for run in measured]
         return Series(key, metric, known, self.runs.only(measured), self._index.nodeids(number), "; ".join(left_out))
 

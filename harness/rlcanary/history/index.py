@@ -21,9 +21,10 @@ from rlcanary.system.printable import printable
 INDEX_NAME = ".index.sqlite"
 LOCK_NAME = ".index.lock"
 PATIENCE_S = 60.0
-VERSION = 3  # an index of another version is built anew
+VERSION = 4  # an index of another version is built anew
 GLIMPSE_CHARACTERS = 40
 LARGEST = 1e300
+EVERY_FILE = (0, 2**63 - 1)
 
 # A file is either a run or a problem. `inode` is text, because sqlite's integers are signed. `listing` holds the digest of
 # the folder's listing that was indexed.
@@ -31,7 +32,7 @@ TABLES = """
 CREATE TABLE files (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL, modified_ns INTEGER NOT NULL, bytes INTEGER NOT NULL, inode TEXT NOT NULL,
     problem TEXT, run_id TEXT, started_s REAL, git_commit TEXT, dirty INTEGER, exit_status INTEGER, environment TEXT,
-    copy_of TEXT
+    host TEXT, copy_of TEXT
 );
 CREATE INDEX runs ON files (started_s, run_id) WHERE problem IS NULL AND copy_of IS NULL;
 CREATE INDEX run_ids ON files (run_id);
@@ -63,6 +64,7 @@ class RunRow(NamedTuple):
     dirty: int | None
     exit_status: int | None
     environment: str | None
+    host: str | None
 
 
 class Index:
@@ -72,6 +74,7 @@ class Index:
         self.folder = folder
         self.problem = problem
         self._connection = connection
+        self._metrics: dict[tuple[str, str], int] | None = None
 
     def run_numbers(self) -> list[int]:
         """Lists the numbers of all runs, oldest first, without copies of a run."""
@@ -80,7 +83,7 @@ class Index:
 
     def runs(self, numbers: Sequence[int] | None = None) -> dict[int, RunRow]:
         """Returns runs by number; all of them without numbers."""
-        query = "SELECT id, name, run_id, started_s, git_commit, dirty, exit_status, environment FROM files"
+        query = "SELECT id, name, run_id, started_s, git_commit, dirty, exit_status, environment, host FROM files"
         if numbers is None:
             rows = self._ask(query)
         else:
@@ -96,8 +99,10 @@ class Index:
 
     def metrics(self) -> dict[tuple[str, str], int]:
         """Maps every (test key, metric) to its number in the index."""
-        rows = self._ask("SELECT key, metric, id FROM metrics ORDER BY key, metric")
-        return {(key, metric): number for key, metric, number in rows}
+        if self._metrics is None:
+            rows = self._ask("SELECT key, metric, id FROM metrics ORDER BY key, metric")
+            self._metrics = {(key, metric): number for key, metric, number in rows}
+        return self._metrics
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Counts the files of each (test key, metric)."""
@@ -108,25 +113,30 @@ class Index:
         )
         return {(key, metric): runs for key, metric, runs in rows}
 
-    def values(self, metric: int) -> dict[int, float | None]:
+    def values(self, metric: int, within: tuple[int, int] = EVERY_FILE) -> dict[int, float | None]:
         """Returns a metric by number of the run; None if it was not a finite number.
 
-        Runs in which it was not a number at all are left out, and those in which its test did not pass.
+        Runs in which it was not a number at all are left out, and those in which its test did not pass or which
+        were cut short. `within` are the first and last number of the files to look at.
         """
-        query = "SELECT file, value FROM measurements WHERE metric = ? AND other IS NULL AND passed"
-        return dict(self._ask(query, metric))
+        query = "SELECT file, value FROM measurements WHERE metric = ? AND file BETWEEN ? AND ? AND other IS NULL AND passed"
+        return dict(self._ask(query, metric, *within))
 
-    def not_passed(self, metric: int) -> int:
-        """Counts the runs in which the metric was measured by a test that did not pass."""
-        query = "SELECT count(*) FROM measurements JOIN files ON id = file WHERE metric = ? AND NOT passed"
-        return int(self._ask(f"{query} AND copy_of IS NULL", metric)[0][0])
+    def not_passed(self, metric: int, within: tuple[int, int] = EVERY_FILE) -> int:
+        """Counts the runs in which the metric was measured by a test that did not pass at once, or which were cut short."""
+        query = (
+            "SELECT count(*) FROM measurements JOIN files ON id = file "
+            "WHERE metric = ? AND file BETWEEN ? AND ? AND NOT passed AND copy_of IS NULL"
+        )
+        return int(self._ask(query, metric, *within)[0][0])
 
-    def others(self, metric: int) -> list[tuple[str, str]]:
+    def others(self, metric: int, within: tuple[int, int] = EVERY_FILE) -> list[tuple[str, str]]:
         """Returns a text of the metric per file in which it is not a number, and the file's name; newest first."""
         return self._ask(
-            "SELECT other, name FROM measurements JOIN files ON id = file WHERE metric = ? AND other IS NOT NULL AND passed "
-            "ORDER BY started_s DESC",
+            "SELECT other, name FROM measurements JOIN files ON id = file "
+            "WHERE metric = ? AND file BETWEEN ? AND ? AND other IS NOT NULL AND passed ORDER BY started_s DESC",
             metric,
+            *within,
         )
 
     def nodeids(self, metric: int) -> dict[str, int]:
@@ -295,7 +305,7 @@ class _Writer:
 
     def add(self, stamp: Stamp, read: RunResult | UnreadableFile) -> None:
         if isinstance(read, UnreadableFile):
-            self._add_file(*stamp, read.reason, None, None, None, None, None, None)
+            self._add_file(*stamp, read.reason, None, None, None, None, None, None, None)
             return
         file = self._add_file(
             *stamp,
@@ -306,10 +316,11 @@ class _Writer:
             read.dirty,
             read.exit_status,
             None if read.environment is None else printable(read.environment),
+            None if read.host is None else printable(read.host),
         )
         rows = []
         for key, values in read.metrics.items():
-            nodeid, passed = self._nodeid(read.nodeids.get(key)), read.has_passed(key)
+            nodeid, passed = self._nodeid(read.nodeids.get(key)), read.counts(key)
             rows += [
                 (self._metric(key, name), file, *number_or_glimpse(value), nodeid, passed)
                 for name, value in values.items()

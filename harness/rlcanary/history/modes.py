@@ -17,7 +17,9 @@ SEPARATION = 4.0  # deviations of the values within a mode between two modes
 LEAST_SHARE = 0.05  # of the runs in the rarer mode
 LEAST_SWITCHES = 4  # fewer are steps: a level that came, went, and came again
 SWITCH_COST = 1.0  # in squared deviations; a run belongs to the nearer mode unless that is nearly the same
-LEAST_GAIN = 0.8  # of the variance around the steps; where the modes leave more, the steps explain the series as well
+FEW_CUTS = 2  # up to this many are preferred to modes that leave no less than SMALLER of the variance around the steps
+SMALLER = 0.8
+SIMILAR = 1.2  # many cuts between two levels are switches if the modes leave no more than this share
 EXPECTED_CUTS = 0.3  # among all cuts of a series whose rates stay the same
 
 
@@ -39,7 +41,7 @@ class Modes:
         bounds = [0, *cuts, len(values)]
         around_steps = sum(len(part) * float(part.var()) for part in np.split(values, cuts)) / len(values)
         rest = self.without(values)
-        if float(rest.var()) > LEAST_GAIN * around_steps:
+        if float(rest.var()) > (SMALLER if len(cuts) <= FEW_CUTS else SIMILAR) * around_steps:
             return cuts
         within = deviations_at_cuts(normal_scores(rest), bounds)
         return [

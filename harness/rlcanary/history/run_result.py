@@ -19,6 +19,7 @@ FILE_KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 PASSED = ("passed", "xpassed")
+CUT_SHORT = (2, 3)  # exit statuses of pytest: interrupted, internal error
 # Fields that a reader relies on, if a file has them.
 KINDS: dict[str, Any] = {
     "run_id": str | None,
@@ -26,6 +27,7 @@ KINDS: dict[str, Any] = {
     "dirty": bool | None,
     "exit_status": int | None,
     "environment": str | None,
+    "host": str | None,
 }
 
 
@@ -38,6 +40,7 @@ class RunResult:
         nodeids: maps the key to the node id of the test that measured it; empty for files that other tools wrote.
         outcomes: maps the node ids of tests to their outcomes, None for one that was running when the run was killed.
         start: in UTC.
+        cut_short: whether the run was killed or interrupted before its tests were over.
     """
 
     path: Path
@@ -50,11 +53,16 @@ class RunResult:
     nodeids: dict[str, str]
     outcomes: dict[str, str | None]
     environment: str | None
+    host: str | None
+    cut_short: bool
 
-    def has_passed(self, key: str) -> bool:
-        """Tells if the test with this key passed; true if the file does not say."""
+    def counts(self, key: str) -> bool:
+        """Tells if the numbers of the test with this key count: it passed, at the first attempt, in a run that ended.
+
+        True if the file does not say.
+        """
         nodeid = self.nodeids.get(key)
-        return nodeid not in self.outcomes or self.outcomes[nodeid] in PASSED
+        return not self.cut_short and (nodeid not in self.outcomes or self.outcomes[nodeid] in PASSED)
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,9 @@ def parse_run(path: Path, document: object) -> RunResult | UnreadableFile:
         nodeids={test["key"]: nodeid for nodeid, test in tests.items() if isinstance(test.get("key"), str)},
         outcomes={nodeid: test["outcome"] for nodeid, test in tests.items() if "outcome" in test},
         environment=document.get("environment"),
+        host=document.get("host"),
+        # Only files that name their tests were written by rlcanary, for which no exit status means killed.
+        cut_short=document.get("exit_status") in (CUT_SHORT if not tests else (None, *CUT_SHORT)),
     )
 
 

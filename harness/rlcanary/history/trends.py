@@ -1,7 +1,7 @@
 """Show a metric's history: a sparkline, and a table with the steps marked."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,27 +9,48 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from rlcanary.history.changepoints import ChangePoint, change_points
+from rlcanary.history.changepoints import ChangePoint, find_levels
+from rlcanary.history.covariates import WINDOW, adjust
 from rlcanary.history.history import Run, Series, counted
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 60
+EFFECTS_LISTED = 3
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+COVARIATES: dict[str, Callable[[Run], Hashable]] = {
+    "environment": lambda run: run.environment,
+    "host": lambda run: run.host,
+    "day of the week": lambda run: DAYS[int(run.started_s // 86400 + 3) % 7],
+}
 
 
 class Trend:
     """A series with its change points.
 
-    `steps` maps an index into the series' points to the change point that begins there, whose own indices count the
-    series' points too.
+    Attributes:
+        measured: the indices of the series' points that are finite.
+        values: the values of these points, without the effects of covariates.
+        effects: by the name of a covariate, the effect of each of its labels in the metric's units.
+        steps: maps an index into the series' points to the change point that begins there, whose own indices count the
+            series' points too.
+        slope: the change from run to run of a series that drifts, else None.
     """
 
     def __init__(self, series: Series) -> None:
         self.series = series
-        measured = [index for index, value in enumerate(series.values) if value is not None]
-        values = np.array([series.values[index] for index in measured], dtype=np.float64)
+        self.measured = [index for index, value in enumerate(series.values) if value is not None]
+        self.values = np.array([series.values[index] for index in self.measured], dtype=np.float64)
+        self.effects: dict[str, dict[Hashable, float]] = {}
+        for name, label_of in COVARIATES.items() if len(self.values) >= WINDOW else ():
+            labels = [label_of(series.runs[index]) for index in self.measured]
+            self.values, effects = adjust(self.values, labels)
+            if effects:
+                self.effects[name] = effects
+        levels = find_levels(self.values)
+        self.slope = levels.slope
         self.steps: dict[int, ChangePoint] = {}
-        for change in change_points(values):
-            first, earliest, latest = (measured[index] for index in (change.index, change.earliest, change.latest))
+        for change in levels.steps:
+            first, earliest, latest = (self.measured[index] for index in (change.index, change.earliest, change.latest))
             self.steps[first] = replace(change, index=first, earliest=earliest, latest=latest)
 
     @property
@@ -111,6 +132,12 @@ def size_text(change: float, relative: float | None, noise_units: float | None) 
     return size if noise_units is None else f"{size} ({abs(noise_units):.1f} sigma)"
 
 
+def effects_text(name: str, effects: dict[Hashable, float]) -> str:
+    """Describes what was taken out of the values for a covariate, the largest effects first."""
+    sizes = sorted(effects.items(), key=lambda effect: -abs(effect[1]))[:EFFECTS_LISTED]
+    return f"adjusted for the {name}: " + ", ".join(f"{label} {size:+.3g}" for label, size in sizes)
+
+
 def change_text(before: float | None, after: float | None) -> str:
     if before is None or after is None:
         return ""
@@ -159,4 +186,8 @@ def trend_document(trend: Trend) -> dict[str, Any]:
             for index, step in trend.steps.items()
         ],
         "largest_step": trend.largest,
+        "drift_per_run": trend.slope,
+        "effects": {
+            name: {str(label): effect for label, effect in effects.items()} for name, effects in trend.effects.items()
+        },
     }

@@ -99,7 +99,7 @@ def write_run(project: Path, number: int, commit: str, loss: float | None, **cha
 
 def test_regression_is_shown_with_its_size_and_commits(project: Path, commits: list[str]) -> None:
     shown = run("rlcanary regress", project, code=1).stdout
-    (row,) = [line for line in shown.splitlines() if line.startswith("│ worse")]
+    (row,) = [line for line in shown.splitlines() if line.startswith("│ new")]
     assert all(part in row for part in ("lower", "0.5 → 0.8", "+60 %", "2025-03-07", commits[3][:10], commits[6][:10]))
     (moved,) = [line for line in shown.splitlines() if "moved" in line]
     assert "2 → 3" in moved
@@ -121,7 +121,7 @@ def test_locale_without_arrows_gets_the_same_verdict(project: Path) -> None:
 
 def test_printed_command_finds_the_commit(project: Path, commits: list[str]) -> None:
     (found,) = json.loads(run("rlcanary regress --json '*loss'", project, code=1).stdout)
-    assert (found["metric"], found["status"], found["better"]) == (NAME, "worse", "lower")
+    assert (found["metric"], found["status"], found["better"]) == (NAME, "new", "lower")
     before = {path: path.read_text() for path in project.glob("tests/unit/**/*.json")}
     bisected = run(found["command"], project)
     assert f"{commits[CULPRIT]} is the first bad commit" in bisected.stdout
@@ -145,8 +145,41 @@ def test_direction_is_declared_in_the_settings_or_by_an_option(project: Path) ->
     run("rlcanary regress --higher '*loss'", project)
     (project / "pytest.ini").write_text("[pytest]\nrlcanary_directions =\n    *.entropy = stable\n    * = ignore\n")
     (found,) = json.loads(run("rlcanary regress --json", project, code=1).stdout)
-    assert (found["metric"].rpartition(".")[2], found["status"]) == ("entropy", "worse")
+    assert (found["metric"].rpartition(".")[2], found["status"]) == ("entropy", "new")
     run("pytest -q --strict-config tests", project)
+
+
+def test_change_is_announced_once_and_then_known(project: Path, commits: list[str]) -> None:
+    def statuses(code: int) -> dict[str, str]:
+        found = json.loads(run("rlcanary regress --json", project, code=code).stdout)
+        return {entry["metric"].rpartition(".")[2]: entry["status"] for entry in found}
+
+    assert statuses(code=1) == {"it's loss": "new", "entropy": "moved"}
+    assert statuses(code=1)["it's loss"] == "new"  # nothing ran in between
+    write_run(project, 12, commits[11], 0.8)
+    assert statuses(code=0)["it's loss"] == "known"
+    assert "known" in run("rlcanary regress", project).stdout
+    answer = run("rlcanary regress --acknowledge '*loss' --note 'the new tokenizer'", project).stdout
+    assert "│ known" not in answer
+    (found,) = json.loads(run("rlcanary regress --json '*loss'", project).stdout)
+    assert (found["status"], found["note"]) == ("acknowledged", "the new tokenizer")
+    for number in range(13, 17):
+        write_run(project, number, commits[11], 0.5)
+    assert "it's loss" not in statuses(code=0)
+    for number in range(17, 21):
+        write_run(project, number, commits[11], 0.8)
+    assert statuses(code=1)["it's loss"] == "new"
+
+
+def test_damaged_ledger_is_named_and_nothing_is_lost(project: Path) -> None:
+    run("rlcanary regress", project, code=1)
+    ledger = project / "tests/unit/unit_results/.alarms.jsonl"
+    before = ledger.read_text()
+    ledger.write_text(before + '{"record": "no event"}\n')
+    assert ".alarms.jsonl" in run("rlcanary regress", project, code=2).stderr
+    ledger.write_text(before + '{"record": "known", "num')  # torn by a power cut
+    run("rlcanary regress", project, code=1)
+    assert ledger.read_text().startswith(before)
 
 
 def test_change_without_a_change_of_the_code_says_so(project: Path, commits: list[str]) -> None:
@@ -174,7 +207,7 @@ def test_text_is_not_counted_as_judged(project: Path, commits: list[str]) -> Non
 
 
 def test_nothing_worse_is_exit_0(project: Path) -> None:
-    assert "newest 12 of 12 runs" in run("rlcanary regress '*steady'", project).stdout
+    assert "Nothing is worse in 12 runs" in run("rlcanary regress '*steady'", project).stdout
 
 
 @pytest.mark.parametrize(
@@ -182,6 +215,7 @@ def test_nothing_worse_is_exit_0(project: Path) -> None:
     [
         ("rlcanary regress test_los", "no metric matches 'test_los'"),
         ("rlcanary regress --higher '*.entropi'", "no metric matches '*.entropi'"),
+        ("rlcanary regress --acknowledge '*.steady'", "no alarm to acknowledge"),
         ("rlcanary report --output tests", "cannot write tests: "),
         ("rlcanary regress --dir nowhere", "no results folder nowhere"),
         ("echo '[pytest]\nrlcanary_directions = x' > pytest.ini; rlcanary regress", "PATTERN = DIRECTION"),

@@ -241,7 +241,7 @@ def test_fix_of_a_test_that_failed_early_is_no_regression(tmp_path: Path) -> Non
 def test_slowdown_behind_failures_is_bisected_between_runs_that_passed(tmp_path: Path, outcome: str | None) -> None:
     write_runs(tmp_path / "results", [("passed", 60.0)] * 20 + [(outcome, 1.0)] * 5 + [("passed", 90.0)] * 8)
     (found,), warnings = regressions(tmp_path / "results")
-    assert found["status"] == "worse"
+    assert found["status"] == "new"
     assert (found["last_good"]["git_commit"], found["first_bad"]["git_commit"]) == ("c019", "c025")
     assert "left out of 5 runs" in warnings
 
