@@ -81,7 +81,7 @@ def regress(
     if note and acknowledge is None:
         raise click.UsageError("--note says why something is acknowledged: give --acknowledge METRIC")
     with open_history(folder, any_project) as history:
-        known = list(history.metrics())
+        known = history.names()
         require_matches([*patterns, *(rule.pattern for rule in options)], known)
         pairs = [
             pair for pair in known if not patterns or any(matches(pattern, metric_name(*pair)) for pattern in patterns)

@@ -39,7 +39,7 @@ def report(folder: Path | None, any_project: bool, output: Path | None, last: in
     with open_history(folder, any_project) as history:
         page = output or history.folder.with_name(f"{history.folder.name}.html")
         require_writable(page)
-        pairs = list(history.metrics())
+        pairs = history.names()
         metrics, left_out = [], []
         for pair in with_progress(pairs, "drawing", many=50):
             series = history.numbers(*pair)

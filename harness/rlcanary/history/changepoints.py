@@ -366,6 +366,8 @@ def cuts_of_any_length(squares: SquaredDeviations, penalty: float) -> list[int]:
     pitch = 2 * math.ceil(count / EXACT_RUNS)
     newest = np.arange(count - EXACT_RUNS // 2, count + 1)
     coarse = optimal_cuts(squares, penalty, np.concatenate((np.arange(0, newest[0], pitch), newest)))
+    if all(cut >= newest[0] for cut in coarse):
+        return coarse
     around = (np.arange(max(cut - pitch, 0), min(cut + pitch, count) + 1) for cut in coarse)
     return optimal_cuts(squares, penalty, np.unique(np.concatenate(([0], *around, newest))))
 

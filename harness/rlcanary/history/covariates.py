@@ -31,10 +31,12 @@ def adjust(values: Floats, labels: Sequence[Hashable]) -> tuple[Floats, dict[Has
     Returns:
         The values without the effects, and the effect of each label in the values' units; none if nothing was taken out.
     """
+    if len(set(labels)) < 2 or len(values) < WINDOW:
+        return values, {}
     names, codes = _coded(labels)
-    counts = np.bincount(codes, minlength=len(names)) if len(codes) else np.zeros(0, dtype=np.int64)
+    counts = np.bincount(codes)
     frequent = np.flatnonzero(counts >= LEAST_RUNS)
-    if len(frequent) < 2 or len(values) < WINDOW:
+    if len(frequent) < 2:
         return values, {}
     judged = counts[codes] >= LEAST_RUNS
     deviations = values - running_median(values)

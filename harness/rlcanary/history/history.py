@@ -137,6 +137,10 @@ class History:
         """Lists every (test key, metric) of the history, sorted, with the number of files that hold it."""
         return self._index.counts()
 
+    def names(self) -> list[tuple[str, str]]:
+        """Lists every (test key, metric) of the history, sorted."""
+        return list(self._index.metrics())
+
     def series(self, name: str) -> Series:
         """Returns the series of `<test key>.<metric>`.
 
@@ -178,7 +182,9 @@ class History:
             left_out.append(f"{metric_name(key, metric)} was not a number in {count}, left out here ({example})")
         measured = [run for run in runs if run in values]
         known = [values[run] for run in measured]
-        return Series(key, metric, known, self.runs.only(measured), self._index.nodeids(number), "; ".join(left_out))
+        return Series(
+            key, metric, known, self.runs.only(measured), self._index.nodeids(number, within), "; ".join(left_out)
+        )
 
     def _resolve(self, name: str) -> tuple[str, str]:
         # Keys and metric names may both hold dots, so a name is looked up rather than split.

@@ -139,10 +139,13 @@ class Index:
             *within,
         )
 
-    def nodeids(self, metric: int) -> dict[str, int]:
+    def nodeids(self, metric: int, within: tuple[int, int] = EVERY_FILE) -> dict[str, int]:
         """Counts the files with the metric by test; the test of the newest run comes last."""
         found = self._ask(
-            "SELECT nodeid, count(*) FROM measurements WHERE metric = ? AND nodeid IS NOT NULL GROUP BY nodeid", metric
+            "SELECT nodeid, count(*) FROM measurements WHERE metric = ? AND file BETWEEN ? AND ? AND nodeid IS NOT NULL "
+            "GROUP BY nodeid",
+            metric,
+            *within,
         )
         newest = "SELECT max(started_s) FROM files, measurements WHERE metric = ? AND nodeid = ? AND files.id = file"
         if len(found) > 1:

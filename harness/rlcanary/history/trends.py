@@ -1,7 +1,7 @@
 """Show a metric's history: a sparkline, and a table with the steps marked."""
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,9 @@ from rlcanary.history.history import Run, Series, counted
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 60
 EFFECTS_LISTED = 3
+DAY_S = 86400
+FIRST_DAY = 3  # the epoch began on a Thursday
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-COVARIATES: dict[str, Callable[[Run], Hashable]] = {
-    "environment": lambda run: run.environment,
-    "host": lambda run: run.host,
-    "day of the week": lambda run: DAYS[int(run.started_s // 86400 + 3) % 7],
-}
 
 
 class Trend:
@@ -40,12 +37,11 @@ class Trend:
         self.series = series
         self.measured = [index for index, value in enumerate(series.values) if value is not None]
         self.values = np.array([series.values[index] for index in self.measured], dtype=np.float64)
-        self.effects: dict[str, dict[Hashable, float]] = {}
-        for name, label_of in COVARIATES.items() if len(self.values) >= WINDOW else ():
-            labels = [label_of(series.runs[index]) for index in self.measured]
+        self.effects: dict[str, dict[str, float]] = {}
+        for name, labels in self._covariates().items():
             self.values, effects = adjust(self.values, labels)
             if effects:
-                self.effects[name] = effects
+                self.effects[name] = {_shown_label(name, label): effect for label, effect in effects.items()}
         levels = find_levels(self.values)
         self.slope = levels.slope
         self.steps: dict[int, ChangePoint] = {}
@@ -53,10 +49,28 @@ class Trend:
             first, earliest, latest = (self.measured[index] for index in (change.index, change.earliest, change.latest))
             self.steps[first] = replace(change, index=first, earliest=earliest, latest=latest)
 
+    def _covariates(self) -> dict[str, list[Hashable]]:
+        """Returns the labels of the measured runs, by covariate."""
+        if len(self.values) < WINDOW:
+            return {}
+        runs = list(self.series.runs)
+        if len(self.measured) < len(runs):
+            runs = [runs[index] for index in self.measured]
+        starts = np.array([run.started_s for run in runs])
+        return {
+            "environment": [run.environment for run in runs],
+            "host": [run.host for run in runs],
+            "day of the week": ((starts // DAY_S + FIRST_DAY) % len(DAYS)).astype(np.int64).tolist(),
+        }
+
     @property
     def largest(self) -> int | None:
         """Returns the index of the largest step, None if there is no step."""
         return max(self.steps, key=lambda index: abs(self.steps[index].step), default=None)
+
+
+def _shown_label(covariate: str, label: Hashable) -> str:
+    return DAYS[label] if covariate == "day of the week" and isinstance(label, int) else str(label or "unknown")
 
 
 def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
@@ -132,7 +146,7 @@ def size_text(change: float, relative: float | None, noise_units: float | None) 
     return size if noise_units is None else f"{size} ({abs(noise_units):.1f} sigma)"
 
 
-def effects_text(name: str, effects: dict[Hashable, float]) -> str:
+def effects_text(name: str, effects: dict[str, float]) -> str:
     """Describes what was taken out of the values for a covariate, the largest effects first."""
     sizes = sorted(effects.items(), key=lambda effect: -abs(effect[1]))[:EFFECTS_LISTED]
     return f"adjusted for the {name}: " + ", ".join(f"{label} {size:+.3g}" for label, size in sizes)
@@ -187,7 +201,5 @@ def trend_document(trend: Trend) -> dict[str, Any]:
         ],
         "largest_step": trend.largest,
         "drift_per_run": trend.slope,
-        "effects": {
-            name: {str(label): effect for label, effect in effects.items()} for name, effects in trend.effects.items()
-        },
+        "effects": trend.effects,
     }

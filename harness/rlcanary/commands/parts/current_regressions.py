@@ -65,7 +65,7 @@ def look(
         acknowledge: Acknowledge the open alarms of the metrics that match this pattern, with this note.
     """
     found, left_out, short, looked_at = [], [], 0, []
-    known = history.metrics()
+    known = history.names()
     directed = sum(direction_of(*pair, rules) not in (None, Direction.IGNORE) for pair in known)
     newest = HISTORY_RUNS if len(history.runs) > HISTORY_RUNS else 0
     for pair in with_progress(pairs, "looking for changes", many=50):
