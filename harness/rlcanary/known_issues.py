@@ -9,6 +9,8 @@ owner = "inference team"
 workaround = "the sync engine"
 upstream = "https://…"
 since = 2026-01-29
+until = 2026-06-30                                 # the last day; from then on the tests fail as any other
+error = "KeyError: .bundles"                       # a regular expression; a failure of another kind is a failure
 versions = ["vllm>=0.14"]                          # the issue shows only where all of these hold
 strict = true                                      # a test that passes fails the run
 """
@@ -16,6 +18,7 @@ strict = true                                      # a test that passes fails th
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -41,6 +44,8 @@ class Issue:
     workaround: str = ""
     upstream: str = ""
     since: datetime.date | None = None
+    until: datetime.date | None = None
+    error: str = ""
     versions: tuple[str, ...] = ()
     strict: bool = False
 
@@ -48,9 +53,19 @@ class Issue:
         """Tell if a node id is one of the issue's tests: the test itself, one of its parameters, or a match of a pattern."""
         return any(nodeid == test or matches_pattern(nodeid, test) for test in self.tests)
 
+    def ended(self, today: datetime.date) -> str | None:
+        """Explain why the issue no longer counts: its last day is over, or other versions are installed; None if it does."""
+        if self.until is not None and today > self.until:
+            return f"it ended on {self.until}"
+        return self.passed_versions()
+
     def passed_versions(self) -> str | None:
         """Explain why the issue does not show with the installed versions; None if it does."""
         return next((reason for text in self.versions if (reason := unmet(text))), None)
+
+    def explains(self, failure: str) -> bool:
+        """Tell if a failure with this text is the known one."""
+        return not self.error or re.search(self.error, failure) is not None
 
 
 def matches_pattern(nodeid: str, pattern: str) -> bool:
@@ -95,15 +110,21 @@ def read_issue(table: dict[str, Any], path: Path) -> Issue:
         value = table.get(name, [])
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
             raise UserError(f"{where}: {name} must be a list of texts")
-    for name in ("owner", "workaround", "upstream"):
+    for name in ("owner", "workaround", "upstream", "error"):
         if not isinstance(table.get(name, ""), str):
             raise UserError(f"{where}: {name} must be a text")
     if table.get("priority", "medium") not in PRIORITIES:
         raise UserError(f"{where}: priority must be one of {', '.join(PRIORITIES)}")
     if not isinstance(table.get("strict", False), bool):
         raise UserError(f"{where}: strict must be true or false")
-    if not isinstance(table.get("since", datetime.date.min), datetime.date):
-        raise UserError(f"{where}: since must be a date such as 2026-01-29, without quotes")
+    for name in ("since", "until"):
+        # A moment is a date to Python, but it cannot be compared with one.
+        if type(table.get(name, datetime.date.min)) is not datetime.date:
+            raise UserError(f"{where}: {name} must be a date such as 2026-01-29, without quotes")
+    try:
+        re.compile(table.get("error", ""))
+    except re.error as error:
+        raise UserError(f"{where}: error is no regular expression: {error}") from error
     issue = Issue(**{**table, "tests": tuple(table.get("tests", ())), "versions": tuple(table.get("versions", ()))})
     for text in issue.versions:
         parse(text)

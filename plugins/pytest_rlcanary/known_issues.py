@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
@@ -61,7 +62,8 @@ class KnownIssues:
 
     @pytest.hookimpl(tryfirst=True)  # before tests are deselected: a deselected test is not gone
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        passed = {issue.id: reason for issue in self.issues.values() if (reason := issue.passed_versions())}
+        today = datetime.date.today()
+        passed = {issue.id: reason for issue in self.issues.values() if (reason := issue.ended(today))}
         self.stale = [f"{issue_id}: does not apply here: {reason}" for issue_id, reason in passed.items()]
         for item in items:
             issue = self.issue_of(item) if self.issues or "known_issue" in item.keywords else None
@@ -119,11 +121,19 @@ class Reports:
         self.fixed = fixed
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest has made an expected failure of the report by then
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         issue = item.stash.get(ISSUE, None)
         if issue is None:
             return report
+        if report.skipped and hasattr(report, "wasxfail") and call.excinfo is not None:
+            of_its_own = call.excinfo.errisinstance(pytest.xfail.Exception)
+            if not (of_its_own or issue.explains(f"{call.excinfo.exconly()}\n{report.longreprtext}")):
+                report.outcome = "failed"
+                del report.wasxfail
+                report.sections.append((issue.id, f"this is another failure: it does not match {issue.error!r}"))
         if report.when == "call":
             item.stash[PASSED] = report.passed and hasattr(report, "wasxfail")
         elif report.when == "teardown" and report.passed and item.stash.get(PASSED, False):

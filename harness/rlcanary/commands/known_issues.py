@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import click
@@ -22,14 +23,16 @@ def known_issues(path: Path) -> None:
     if not path.exists():
         raise UserError(f"there is no registry {path} here: give its path, or write one (see docs/gates.md)")
     issues = read_issues(path)
-    table = Table("Id", "Priority", "Since", "Owner", "Reason", "Workaround", "Upstream", "Tests", title="Known issues")
+    headings = ("Id", "Priority", "Since", "Until", "Owner", "Reason", "Workaround", "Upstream", "Tests")
+    table = Table(*headings, title="Known issues")
     for issue in sorted(issues, key=lambda issue: (PRIORITIES.index(issue.priority), issue.id)):
-        passed = issue.passed_versions()
+        passed = issue.ended(datetime.date.today())
         reason = issue.reason + (f" (does not show here: {passed})" if passed else "")
         cells = (
             issue.id,
             issue.priority,
             str(issue.since or ""),
+            str(issue.until or ""),
             issue.owner,
             reason,
             issue.workaround,

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import click
 
+from rlcanary.commands.parts.current_regressions import look
 from rlcanary.commands.parts.history_options import history_options, open_history, warn, with_progress
 from rlcanary.errors import UserError
 from rlcanary.history.directions import direction_of, parse_rules
 from rlcanary.history.history import counted
-from rlcanary.history.report import fill_page, report_document
+from rlcanary.history.report import fill_page, regression_document, report_document
 from rlcanary.history.settings import pytest_settings
+from rlcanary.known_issues import FILE_NAME, read_issues
 from rlcanary.system.files import require_writable, write_whole
 
 
@@ -30,7 +32,7 @@ from rlcanary.system.files import require_writable, write_whole
     help="Plot this many of the newest runs; 0 for all.",
 )
 def report(folder: Path | None, any_project: bool, output: Path | None, last: int) -> int:
-    """Write one HTML page with a plot of every metric, its steps marked.
+    """Write one HTML page: what is worse now and what to do about it, known issues, and a plot of every metric.
 
     The page needs no network and no other file.
     """
@@ -49,7 +51,11 @@ def report(folder: Path | None, any_project: bool, output: Path | None, last: in
                 metrics.append((series, direction_of(*pair, rules)))
         if not metrics:
             raise UserError(f"no metric in {history.folder} is a number, so there is nothing to plot")
-        document = report_document(history, metrics, last, f"Metrics of {settings.root.resolve().name}")
+        seen = look(history, pairs, rules, settings, keep=False)
+        now = [regression_document(*entry) for entry in zip(seen.found, seen.notes, strict=True)]
+        registry = settings.root / (settings.text("rlcanary_known_issues") or FILE_NAME)
+        issues = read_issues(registry) if registry.exists() else []
+        document = report_document(history, metrics, last, f"Metrics of {settings.root.resolve().name}", now, issues)
     write_whole(page, fill_page(document))
     others = len(pairs) - len(metrics)
     warn(left_out)

@@ -307,7 +307,7 @@ def winsorised(values: Floats) -> Floats:
 
 
 def moves_in_steps(values: Floats) -> bool:
-    """Tells if the series is flat except for a few moves, or stays at each value, as the metric of a deterministic test does."""
+    """Tells if the series is flat except for few moves or lasting ones, as the metric of a deterministic test is."""
     moves = 1 + np.flatnonzero(np.diff(values))
     few = len(moves) <= max(2, MOST_STEPS * len(values))
     return bool(few or np.diff([0, *moves, len(values)]).min() >= MIN_SEGMENT)
