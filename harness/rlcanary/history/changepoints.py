@@ -160,8 +160,10 @@ class _Partition:
         line = _Partition(self._given, slope)
         if line.cuts:  # they have tilted the line
             line = _Partition(self._given, slope + line._slope_within())
-        residuals = line._residuals()
-        gain = runs / dependence(residuals) * math.log(self._squares() / float((residuals**2).sum()))
+        # What fits badly leaves residuals that depend on each other, which say nothing about the noise.
+        closer = line if line._squares() < self._squares() else self
+        runs_alone = runs / dependence(closer._residuals())
+        gain = runs_alone * math.log(self._squares() / line._squares())
         return line if gain + penalty * (len(self.cuts) - len(line.cuts)) > penalty else None
 
     def steps(self) -> list[ChangePoint]:

@@ -67,6 +67,15 @@ def test_every_number_has_a_plot_with_its_steps_marked(page: Path) -> None:
 
 
 @needs_browser
+def test_page_begins_with_what_is_worse_now(page: Path) -> None:
+    front = re.findall('<section id="now">(.*?)</section>', browse(page, "--dump-dom"), re.DOTALL)[0]
+    (worse,) = re.findall('<div class="entry new">(.*?)</div></div>', front, re.DOTALL)
+    assert "test_grpo::test_training.loss" in worse
+    assert "0.5 → 0.625" in worse
+    assert f"between {40:040x}"[:18] in front
+
+
+@needs_browser
 def test_search_leaves_what_holds_every_word(page: Path) -> None:
     assert set(cards(browse(page, "--dump-dom", fragment="#q=GRPO+los"))) == {"loss"}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlcanary.history.changepoints import Floats, SquaredDeviations, change_points, optimal_cuts
+from rlcanary.history.changepoints import Floats, SquaredDeviations, change_points, find_levels, optimal_cuts
 
 RUNS = 150
 STEP_AT = 100
@@ -25,24 +25,57 @@ def _noise(kind: str, random: np.random.Generator) -> Floats:
         case "outliers":
             hit = random.random(RUNS) < 0.03
             return random.standard_normal(RUNS) + hit * 8 * random.choice([-1, 1], RUNS)
+        case "lognormal":
+            return np.exp(random.standard_normal(RUNS)) / 2.16
+        case "second mode":
+            return (random.standard_normal(RUNS) + 7 * (random.random(RUNS) < 0.1)) / 2.33
+        case "uneven":
+            return random.standard_normal(RUNS) * np.where(np.arange(RUNS) // 25 % 2 == 0, 0.34, 1.37)
+        case "two modes":
+            return 0.25 * random.standard_normal(RUNS) + random.choice([-1, 1], RUNS)
+        case "sticky modes":
+            return 0.3 * random.standard_normal(RUNS) + np.cumprod(np.where(random.random(RUNS) < 0.1, -1, 1))
     raise AssertionError(kind)
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "heavy tails", "neighbours alike", "outliers"])
+NOISES = ["gaussian", "heavy tails", "neighbours alike", "outliers", "lognormal", "second mode", "uneven", "two modes"]
+
+
+@pytest.mark.parametrize("kind", [*NOISES, "sticky modes"])
 def test_noise_without_a_step_raises_few_false_alarms(kind: str) -> None:
     random = np.random.default_rng(0)
     alarms = [bool(change_points(100 * (1 + 0.02 * _noise(kind, random)))) for _ in range(SERIES)]
-    assert np.mean(alarms) <= 0.08
+    assert np.mean(alarms) <= 0.05  # 0.03 are promised, of many more series
 
 
-def test_step_of_five_percent_under_two_percent_noise_is_found() -> None:
+@pytest.mark.parametrize("kind", NOISES)
+def test_step_of_five_percent_under_two_percent_noise_is_found(kind: str) -> None:
     random = np.random.default_rng(0)
     found = 0
-    for _ in range(SERIES):
-        series = 100 * (1 + 0.02 * random.standard_normal(RUNS))
-        series[STEP_AT:] *= 1.05
+    for _ in range(100):
+        series = 100 * (1 + 0.02 * _noise(kind, random))
+        series[STEP_AT:] += 5
         found += any(abs(change.index - STEP_AT) <= 5 for change in change_points(series))
-    assert found / SERIES >= 0.99
+    assert found / 100 >= 0.9  # 0.95 are promised, of many more series
+
+
+def test_line_is_a_drift_and_not_a_staircase() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        noise = 2 * random.standard_normal(RUNS)
+        levels = find_levels(100 + noise + 10 * np.arange(RUNS) / RUNS)
+        assert levels.steps == []
+        assert levels.slope == pytest.approx(10 / RUNS, rel=0.4)
+        assert find_levels(100 + noise + 10 * (np.arange(RUNS) >= 75)).slope is None
+
+
+def test_change_that_was_mended_is_two_steps_and_a_third_time_is_switching() -> None:
+    random = np.random.default_rng(0)
+    runs = np.arange(RUNS)
+    noise = 100 + 2 * random.standard_normal(RUNS)
+    mended = noise + 10 * ((runs >= 60) & (runs < 90))
+    assert [change.index for change in change_points(mended)] == [60, 90]
+    assert change_points(noise + 10 * (runs // 12 % 2)) == []
 
 
 def test_rate_of_a_flaky_test_is_not_a_step() -> None:

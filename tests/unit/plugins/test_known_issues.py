@@ -1,5 +1,6 @@
 """The registry of known issues: what it accepts, which tests an entry names, when an entry is over."""
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ owner = "inference"
 workaround = "the sync engine"
 upstream = "https://example.org/1"
 since = 2026-01-29
+until = 2026-06-30
+error = "KeyError: .bundles"
 versions = ["pytest>=8"]
 strict = true
 """
@@ -40,6 +43,8 @@ def test_entry_has_what_the_file_says(tmp_path: Path) -> None:
         (FULL.replace("reason", "raeson"), "unknown raeson"),
         (FULL.replace('"high"', '"urgent"'), "one of high, medium, low"),
         (FULL.replace("2026-01-29", '"2026-01-29"'), "since must be a date"),
+        (FULL.replace("2026-06-30", "2026-06-30T00:00:00"), "until must be a date"),
+        (FULL.replace('"KeyError: .bundles"', '"("'), "no regular expression"),
         (FULL.replace("pytest>=8", "pytest => 8"), "is no requirement"),
         (FULL.replace('["tests/test_chat.py::test_env*"]', '"tests"'), "tests must be a list"),
         (FULL.replace('id = "VLLM-BUNDLES"', ""), "id must be given"),
@@ -83,6 +88,20 @@ def test_issue_is_over_where_its_versions_are_not_installed() -> None:
     assert Issue("I", "reason", versions=("pytest>=8", "pytest<9000")).passed_versions() is None
     assert Issue("I", "reason", versions=("pytest<8",)).passed_versions() is not None
     assert Issue("I", "reason").passed_versions() is None
+
+
+def test_issue_is_over_after_its_last_day() -> None:
+    day = datetime.date(2026, 6, 30)
+    issue = Issue("I", "reason", until=day)
+    assert issue.ended(day) is None
+    assert issue.ended(day + datetime.timedelta(days=1)) is not None
+
+
+def test_issue_explains_the_failures_that_its_error_matches() -> None:
+    issue = Issue("I", "reason", error="KeyError: .bundles")
+    assert issue.explains("E   KeyError: 'bundles'\n")
+    assert not issue.explains("E   AssertionError: bundles")
+    assert Issue("I", "reason").explains("anything")
 
 
 def test_only_tests_that_are_certainly_gone_are_stale(tmp_path: Path) -> None:
