@@ -172,6 +172,47 @@ def test_known_issues_turn_failures_into_expected_ones_and_say_when_they_are_ove
     assert "not apply here: needs pytest<8" in alone
 
 
+BOUND = """
+import pytest
+
+@pytest.mark.known_issue("BOUND")
+def test_known_error():
+    {}["bundles"]
+
+@pytest.mark.known_issue("BOUND")
+def test_another_error():
+    assert 1 == 2
+
+@pytest.mark.known_issue("ENDED")
+def test_after_the_last_day():
+    {}["bundles"]
+"""
+BOUND_REGISTRY = """
+[[issue]]
+id = "BOUND"
+reason = "bundles"
+error = "KeyError: .bundles"
+
+[[issue]]
+id = "ENDED"
+reason = "bundles"
+until = 2025-12-31
+"""
+
+
+def test_known_issue_is_bound_to_its_error_and_its_last_day(tmp_path: Path) -> None:
+    (tmp_path / "known_issues.toml").write_text(BOUND_REGISTRY)
+    run = run_session(tmp_path, BOUND, "-p", "no:rlcanary-tracker")
+    assert "2 failed, 1 xfailed" in run.output
+    assert {name: case.outcome for name, case in run.cases.items()} == {
+        "test_known_error": "skipped",
+        "test_another_error": "failed",
+        "test_after_the_last_day": "failed",
+    }
+    assert "BOUND" in run.output
+    assert "ended on 2025-12-31" in run.output
+
+
 FAILING_TEAR_DOWN = """
 import pytest
 

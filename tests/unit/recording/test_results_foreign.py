@@ -246,6 +246,17 @@ def test_slowdown_behind_failures_is_bisected_between_runs_that_passed(tmp_path:
     assert "left out of 5 runs" in warnings
 
 
+@pytest.mark.parametrize("status", [None, 2, 3])
+def test_numbers_of_a_run_that_was_cut_short_are_left_out(tmp_path: Path, status: int | None) -> None:
+    write_runs(tmp_path / "results", [("passed", 60.0)] * 20 + [("passed", 90.0)] * 5 + [("passed", 60.0)] * 2)
+    for number in range(20, 25):
+        path = tmp_path / f"results/r{number:03d}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"exit_status": status}))
+    found, warnings = regressions(tmp_path / "results")
+    assert found == []
+    assert "left out of 5 runs" in warnings
+
+
 def test_metric_of_a_test_that_never_passed_has_no_trend(tmp_path: Path) -> None:
     write_runs(tmp_path / "results", [("failed", 1.0)] * 10)
     done = CliRunner().invoke(trend, [f"{KEY}._elapsed", "--dir", str(tmp_path / "results"), "--any-project"])
