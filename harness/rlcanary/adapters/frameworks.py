@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from importlib.machinery import ModuleSpec
+from unittest.mock import patch
 
 from packaging.version import Version
 
@@ -40,6 +42,24 @@ def usable(package: str, install: str, written_for: str, at_least: str | None = 
         raise
     except Exception as error:
         raise UserError(f"{cannot}: {_cause(error, package)}") from error
+
+
+@contextmanager
+def hidden(package: str) -> Iterator[None]:
+    """Let imports of the block take a package for not installed, as a framework does that is older than the package."""
+    find_spec = importlib.util.find_spec
+
+    def found(name: str, parent: str | None = None) -> ModuleSpec | None:
+        return None if name.partition(".")[0] == package else find_spec(name, parent)
+
+    with patch.object(importlib.util, "find_spec", found):
+        yield
+
+
+def forget(package: str) -> None:
+    """Drop the modules of a package, which failed to be imported, so that it can be imported again."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
 
 
 @contextmanager

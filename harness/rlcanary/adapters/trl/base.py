@@ -7,7 +7,7 @@ import pickle
 from functools import cache, cached_property, lru_cache
 from typing import Any, Self
 
-from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.frameworks import forget, hidden, quiet, usable
 from rlcanary.adapters.trl.conventions import conventions_of, other_conventions, settings_for
 from rlcanary.adapters.trl.trainers import grpo_trainer
 from rlcanary.contract.adapter import Adapter
@@ -57,7 +57,8 @@ class TrlBase(Adapter):
         trainer.args = copy.copy(trainer.args)
         trainer.model = copy.copy(trainer.model)
         trainer.model_wrapped = trainer.model
-        trainer._tokenizer = copy.copy(trainer._tokenizer)
+        if hasattr(trainer, "_tokenizer"):
+            trainer._tokenizer = copy.copy(trainer._tokenizer)
         trainer.use_vllm = self.use_vllm
         return trainer
 
@@ -73,5 +74,12 @@ def _built(settings: bytes) -> Any:
 
 @cache
 def _import_trl() -> None:
-    with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.16", at_least="1.16"), quiet():
-        import trl.trainer.grpo_trainer  # noqa: F401
+    with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.0 to 1.16", at_least="1.0"), quiet():
+        try:
+            import trl.trainer.grpo_trainer
+        except ImportError as error:
+            if "vllm" not in str(error):
+                raise
+            forget("trl")
+            with hidden("vllm"):
+                import trl.trainer.grpo_trainer

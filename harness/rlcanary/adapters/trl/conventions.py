@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from rlcanary.adapters.trl.releases import has_part, knows_loss, part
 from rlcanary.contract.conventions import Aggregation, Conventions, Objective
 from rlcanary.contract.declining import NotProvided
 
@@ -27,13 +28,43 @@ KINDS: dict[str, tuple[str, bool]] = {
 OBJECTIVES: dict[str, Objective] = {"cispo": "cispo", "sapo": "sapo"}
 
 
+# What a release does that has no such option, as a value of the option.
+WITHOUT: dict[str, Any] = {
+    "entropy_coef": 0.0,
+    "off_policy_mask_threshold": None,
+    "sapo_temperature_neg": 1.05,
+    "sapo_temperature_pos": 1.0,
+    "use_bias_correction_kl": False,
+    "vllm_importance_sampling_clip_max": None,
+    "vllm_importance_sampling_clip_min": None,
+    "vllm_importance_sampling_correction": False,
+    "vllm_importance_sampling_mode": "token_truncate",
+}
+# Options that had another name.
+FORMERLY = {"vllm_importance_sampling_clip_max": "vllm_importance_sampling_cap"}
+
+
+class _Options:
+    """The options of a `GRPOConfig`, with those that its release does not have."""
+
+    def __init__(self, args: Any) -> None:
+        self._args = args
+
+    def __getattr__(self, name: str) -> Any:
+        former = FORMERLY.get(name, name)
+        if hasattr(self._args, name) or hasattr(self._args, former):
+            return getattr(self._args, name if hasattr(self._args, name) else former)
+        return WITHOUT[name]
+
+
 def conventions_of(args: Any, uses_vllm: bool) -> Conventions:
     """Translate a `GRPOConfig` into conventions; `uses_vllm` tells whether an engine other than the trainer samples."""
+    args = _Options(args)
     objective = OBJECTIVES.get(args.loss_type, "clip")
     level, mode = args.vllm_importance_sampling_mode.split("_")
     is_corrected = uses_vllm and args.vllm_importance_sampling_correction
     return Conventions(
-        advantage_scale=args.scale_rewards,
+        advantage_scale={True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards),
         advantage_ddof=1,
         advantage_eps=1e-4,
         advantage_eps_mode="add",
@@ -78,7 +109,7 @@ def conventions_of(args: Any, uses_vllm: bool) -> Conventions:
 
 def other_conventions(sft: dict[str, Any], dpo: dict[str, Any], distillation: dict[str, Any]) -> dict[str, Any]:
     """Translate the settings of the other trainers, where they are given or by TRL's defaults, into conventions."""
-    from trl import DistillationConfig, DPOConfig, SFTConfig
+    from trl import DPOConfig, SFTConfig
 
     def value(config: Any, settings: dict[str, Any], name: str) -> Any:
         return settings.get(name, next(each.default for each in fields(config) if each.name == name))
@@ -86,15 +117,24 @@ def other_conventions(sft: dict[str, Any], dpo: dict[str, Any], distillation: di
     kinds = dpo.get("loss_type", ["sigmoid"])
     weights = dpo.get("loss_weights") or [1.0] * len(kinds)
     kind, is_normalised = KINDS[kinds[0]]
-    beta = value(DistillationConfig, distillation, "beta")
-    divergence = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")
-    return {
+    return _of_distillation(distillation) | {
         "supervised_aggregation": "token_mean",
         "supervised_label_smoothing": value(SFTConfig, sft, "label_smoothing_factor"),
         "preference_kind": kind,
         "preference_length_normalised": is_normalised,
         "preference_beta": value(DPOConfig, dpo, "beta"),
         "preference_supervised_coef": dict(zip(kinds, weights, strict=True)).get("sft", 0.0),
+    }
+
+
+def _of_distillation(settings: dict[str, Any]) -> dict[str, Any]:
+    """Translate the settings of distillation, if the release has that trainer."""
+    if not has_part("trl:DistillationConfig"):
+        return {}
+    default = next(each.default for each in fields(part("trl:DistillationConfig")) if each.name == "beta")
+    beta = settings.get("beta", default)
+    divergence = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")
+    return {
         "distillation_divergence": divergence,
         "distillation_beta": beta if divergence == "jsd" else 0.5,
         "distillation_aggregation": "token_mean",
@@ -199,6 +239,25 @@ def settings_for(settings: dict[str, Any], conventions: Conventions, changes: di
                     result["vllm_importance_sampling_clip_min"] = None
             case _:
                 raise NotProvided(f"this adapter has no setting of TRL for {name}={changes[name]!r}")
+    return _of_the_release(result)
+
+
+def _of_the_release(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings under the names that the release has for them.
+
+    Raises:
+        NotProvided: it has no such option.
+    """
+    known = {each.name for each in fields(part("trl:GRPOConfig"))}
+    result = {}
+    for name, value in settings.items():
+        former = FORMERLY.get(name, name)
+        if name in known or name not in WITHOUT:
+            result[name] = value
+        elif former in known:
+            result[former] = value
+        elif value != WITHOUT[name]:
+            raise NotProvided(f"this release of TRL has no option {name}")
     return result
 
 
@@ -210,7 +269,7 @@ def _losses_of_pairs(wanted: Conventions) -> dict[str, Any]:
     """
     kinds = {ours: theirs for theirs, ours in KINDS.items()}
     kind = kinds.get((wanted.preference_kind, wanted.preference_length_normalised))
-    if kind is None:
+    if kind is None or not knows_loss(kind):
         normalised = "means" if wanted.preference_length_normalised else "sums"
         raise NotProvided(f"DPOConfig has no loss_type {wanted.preference_kind!r} of {normalised} of logprobs")
     if not wanted.preference_supervised_coef:

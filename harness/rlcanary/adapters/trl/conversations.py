@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.engines import generation_of
 from rlcanary.adapters.trl.sampling import finish_reasons
@@ -41,7 +42,7 @@ class TrlConversations(TrlBase):
         rows = [task for task in tasks for _ in range(count)]
         players = [_Player(environment.start(task.id)) for task in rows]
         trainer = self._trainer
-        trainer.processing_class = trainer._tokenizer = tokenizer
+        releases.use_tokenizer(trainer, tokenizer)
         trainer.use_vllm, trainer.vllm_mode = True, "server"
         trainer.vllm_generation = generation_of(engine, trainer, options.sampling)
         trainer._last_loaded_step = trainer.state.global_step
@@ -78,7 +79,7 @@ class TrlConversations(TrlBase):
         if not answers or replies[-1] or not all(replies[:-1]):
             raise NotProvided("a row ends with an answer, and between answers come tools")
         trainer = self._trainer
-        trainer.processing_class = trainer._tokenizer = tokenizer
+        releases.use_tokenizer(trainer, tokenizer)
         trainer.tools = [dict(tool) for tool in tools or ()]
         given = iter(answers)
         trainer._generate_single_turn = lambda *_, **__: ([list(next(given))], None)
@@ -117,6 +118,9 @@ class _Loop:
     ) -> None:
         self.trainer, self.calls = trainer, calls
         self.is_cut: Callable[[list[int]], bool] = lambda _: False
+        # The conversations whose tools were called, and those whose answers come to be parsed.
+        self._open: list[int] = []
+        self._asked: Iterator[int] = iter(())
         trainer.max_completion_length = ROOM
         trainer.model.config = copy.copy(trainer.model.config)
         trainer.model.config.max_position_embeddings = ROOM
@@ -129,26 +133,34 @@ class _Loop:
         """Have the conversations -> prompt ids, completion ids, masks of what was sampled, logprobs and messages."""
         trainer = self.trainer
         prompt_ids, images, fields = trainer._tokenize_prompts(prompts)
-        ids, logprobs = trainer._generate_single_turn(prompt_ids, images, fields, count)
+        ids, logprobs = releases.single_turn(trainer, prompt_ids, count, images, fields)
+        generate = trainer._generate_single_turn
+
+        def turn(*arguments: Any, **options: Any) -> Any:
+            """Answer the open conversations, and note in which order their answers will be parsed."""
+            answered = generate(*arguments, **options)
+            self._asked = iter([place for place, own in zip(self._open, answered[0], strict=True) if own])
+            self._open = []
+            return answered
+
+        trainer._generate_single_turn = turn
         answers = [[self._parsed(own, place)] for place, own in enumerate(ids)]
         trainer.environment_factories = {}
         module = "trl.trainer.grpo_trainer.parse_response"
-        with patch(module, lambda _, ids, tools, **__: self._parsed(ids, self._place(tools))):
+        with patch(module, lambda _, ids, *__, **___: self._parsed(ids, next(self._asked))):
             mask, messages, ids, logprobs, *_ = trainer._tool_call_loop(
                 prompts, prompt_ids, ids, answers, logprobs, images, fields
             )
         return prompt_ids, ids, mask, [None] * len(ids) if logprobs is None else logprobs, messages
 
-    def _place(self, tools: Any) -> int:
-        return next(place for place, own in enumerate(self.calls) if own is tools)
-
     def _parsed(self, ids: list[int], place: int) -> dict[str, Any]:
         """Read an answer as the calls of the tools that reply to it. One that was cut off calls none."""
-        text = self.trainer._tokenizer.decode(ids, skip_special_tokens=True)
+        text = self.trainer.processing_class.decode(ids, skip_special_tokens=True)
         message = {"role": "assistant", "content": text}
         calls = () if self.is_cut(ids) else self.calls[place](text)
         if not calls:
             return message
+        self._open.append(place)
         self.trainer._sync_tool_dicts[place] = tools = {f"tool{number}": call for number, call in enumerate(calls)}
         asked = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in tools]
         return {**message, "tool_calls": asked}

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.runs import GROUP, dataset_trainer, noted, ranked
 from rlcanary.adapters.trl.state import Rollout
@@ -118,7 +119,7 @@ class TrlData(TrlBase):
         if any(group.ref_logprobs is not None for group in groups):
             raise NotProvided("the trainer scores with its reference model itself")
         trainer, rollout = self._trainer, Rollout.of_groups(groups, is_grouped=False)
-        trainer._tokenizer.pad_token_id = pad_token_id
+        releases.use_padding(trainer, pad_token_id)
         trainer.num_generations = 1
         trainer.use_vllm = False
         trainer.model.train()

@@ -7,9 +7,11 @@ a call of the engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from rlcanary.adapters.trl import releases
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:
@@ -37,8 +39,7 @@ def generation_of(engine: Any, trainer: Any, sampling: Mapping[str, Any] | None 
         trainer: the trainer, whose model it syncs.
         sampling: the parameters of its requests, as the contract names them; none if it samples nothing.
     """
-    from trl.generation.vllm_generation import VLLMGeneration
-
+    VLLMGeneration = releases.part("trl.generation.vllm_generation:VLLMGeneration")
     given = dict(sampling or {})
     # As settings of a run: those that have a place of their own, and `generation_kwargs`.
     names = ("temperature", "top_p", "top_k", "repetition_penalty")
@@ -50,7 +51,13 @@ def generation_of(engine: Any, trainer: Any, sampling: Mapping[str, Any] | None 
     if given.get("eos_token_ids") == ():
         own["stop_token_ids"] = ()
     module = "trl.generation.vllm_generation"
-    with patch(f"{module}.VLLMClient", _client_class(engine)), patch(f"{module}.is_vllm_available", lambda: True):
+    if "is_fsdp_enabled" in releases.parameters(VLLMGeneration):
+        parameters["is_fsdp_enabled"] = False
+    with (
+        patch(f"{module}.VLLMClient", _client_class(engine)),
+        patch(f"{module}.is_vllm_available", lambda: True),
+        patch("torch.cuda.current_device", lambda: 0),
+    ):
         return VLLMGeneration(
             model=trainer.model,
             accelerator=trainer.accelerator,
@@ -62,13 +69,16 @@ def generation_of(engine: Any, trainer: Any, sampling: Mapping[str, Any] | None 
 
 
 def _client_class(engine: Any) -> Any:
-    from trl.generation.vllm_client import VLLMClient
+    client = releases.part("trl.generation.vllm_client:VLLMClient")
 
-    class Client(VLLMClient):  # type: ignore[misc]
+    class Client(client):  # type: ignore[misc, valid-type]
         """TRL's client of a server that lies in this process."""
 
         def __init__(self, **_: Any) -> None:
             self.base_url, self.model, self._updating_weights = "", "", False
+            # Older clients talk to TRL's own server, newer ones to vLLM's.
+            self.session = self.communicator = _OwnServer(engine)
+            self.rank = 0
 
         def init_communicator(self, device: Any = 0) -> None:
             """Do nothing: weights are handed over."""
@@ -89,6 +99,52 @@ def _client_class(engine: Any) -> Any:
             return {}
 
     return Client
+
+
+class _OwnServer:
+    """TRL's server of its own: a session of requests, and the group in which the weights are broadcast."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.group = self
+        self._announced: Mapping[str, Any] = {}
+
+    def post(self, url: str, json: Mapping[str, Any] | None = None) -> Any:
+        body: dict[str, Any] = {}
+        match url.strip("/").rpartition("/")[2]:
+            case "generate":
+                body = _answered(self.engine, dict(json or {}))
+            case "update_named_param":
+                self._announced = dict(json or {})
+            case "reset_prefix_cache":
+                self.engine.version += 1
+                self.engine.reset_prefix_cache()
+        return SimpleNamespace(status_code=200, json=lambda: body)
+
+    def broadcast(self, weights: Any, src: int) -> None:
+        """Take the weights that were announced.
+
+        Raises:
+            RuntimeError: others come, whose bytes would be read wrongly.
+        """
+        told = self._announced
+        if (told["dtype"], tuple(told["shape"])) != (str(weights.dtype), tuple(weights.shape)):
+            raise RuntimeError(f"the server was told of {told} and is sent {weights.dtype} {tuple(weights.shape)}")
+        self.engine.load_weights(iter([(told["name"], weights)]))
+
+    def barrier(self) -> None:
+        """Do nothing: nobody else takes part."""
+
+
+def _answered(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Answer a request as TRL's server does."""
+    choices = _completions(engine, {**request, "prompt": request["prompts"], **request["generation_kwargs"]})
+    return {
+        "prompt_ids": request["prompts"],
+        "completion_ids": [choice["token_ids"] for choice in choices],
+        "logprobs": [[[value] for value in choice["logprobs"]["token_logprobs"]] for choice in choices],
+        "logprob_token_ids": [[[token] for token in choice["token_ids"]] for choice in choices],
+    }
 
 
 def _announced(metadata: list[Any], named_params: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.trainers import PROMPT, QUIETLY, random_states_kept
 from rlcanary.contract.batch import LossOutput
@@ -33,17 +34,25 @@ REWARDS = {
 }
 
 
+# Releases with it score without logits.
+FUSED = "trl.trainer.utils:FusedCausalLMOutput"
+# Older ones with it score in chunks of so many tokens.
+CHUNKED = "trl.trainer.sft_trainer:_patch_chunked_ce_lm_head"
+CHUNK = 256
+
+
 class TrlLosses(TrlBase):
     """What is trained before, beside or in place of reinforcement learning."""
 
     def supervised_loss(self, batch: SupervisedBatch) -> LossOutput:
         import torch
-        from trl.trainer.utils import add_fused_lm_head
 
         trainer = self._sft_trainer
         model = _given_logits(batch.logits)
-        # As the trainer's constructor does with its model.
-        add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+        if releases.has_part(CHUNKED) and trainer.args.loss_type == "chunked_nll":
+            releases.part(CHUNKED)(model, chunk_size=CHUNK)
+        else:
+            model = releases.fused(model, outputs=("log_probs", "entropy", "is_top1"))
         # Labels behind the shift are ids, and those of other tokens any number.
         ids_BS = batch.token_ids.clamp(0, batch.logits.shape[-1] - 1)
         inputs = {
@@ -66,10 +75,10 @@ class TrlLosses(TrlBase):
         trainer = self._dpo_trainer
         masks = (batch.chosen_mask, batch.rejected_mask)
         mask_BT = _stacked(*masks, False)
-        ones_BS = torch.ones(len(mask_BT), mask_BT.shape[1] + 1, dtype=torch.long)
+        zeros_BS = torch.zeros(len(mask_BT), mask_BT.shape[1] + 1, dtype=torch.long)
         inputs = {
-            "input_ids": ones_BS,
-            "attention_mask": ones_BS,
+            "input_ids": zeros_BS,
+            "attention_mask": zeros_BS + 1,
             # A token of the prompt stands in front.
             "completion_mask": torch.nn.functional.pad(mask_BT.long(), (1, 0)),
         }
@@ -77,7 +86,8 @@ class TrlLosses(TrlBase):
             (batch.chosen_logprobs, batch.rejected_logprobs),
             (batch.ref_chosen_logprobs, batch.ref_rejected_logprobs),
         )
-        policy, trainer.ref_model = (_given_logprobs(_stacked(*pair, 0.0), mask_BT) for pair in pairs)
+        given = _given_logprobs if releases.has_part(FUSED) else _logits_of
+        policy, trainer.ref_model = (given(_stacked(*pair, 0.0), mask_BT) for pair in pairs)
         trainer._metrics["train"].clear()
         trainer.model.train()
         loss = trainer._compute_loss(policy, inputs, False)
@@ -87,15 +97,18 @@ class TrlLosses(TrlBase):
 
     def distillation_loss(self, batch: DistillationBatch) -> LossOutput:
         import torch
-        from trl.trainer.distillation_trainer import _chunked_divergence_loss
 
+        divergence_loss = releases.part("trl.trainer.distillation_trainer:_chunked_divergence_loss")
+
+        chunks = {"chunk_size": CHUNK} if "chunk_size" in releases.parameters(divergence_loss) else {}
         heads = [torch.eye(batch.logits.shape[-1])] * 2
-        loss, *_ = _chunked_divergence_loss(
+        loss, *_ = divergence_loss(
             batch.logits,
             batch.teacher_logits,
             *heads,
             batch.mask.long(),
             distillation_beta(self.distillation),
+            **chunks,
             num_items_in_batch=None if batch.global_tokens is None else torch.tensor(batch.global_tokens),
             temperature=batch.temperature,
         )
@@ -167,7 +180,8 @@ def _given_logits(logits_BSV: Tensor) -> Any:
     """Make a causal language model with these logits: hidden states that its head, the identity, leaves as they are."""
     import torch
     from transformers import LlamaConfig
-    from transformers.modeling_outputs import CausalLMOutput
+    from transformers.loss.loss_utils import ForCausalLMLoss
+    from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutput
 
     size = logits_BSV.shape[-1]
 
@@ -175,14 +189,16 @@ def _given_logits(logits_BSV: Tensor) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.config = LlamaConfig(vocab_size=size)
-            self.base_model = lambda **_: SimpleNamespace(last_hidden_state=logits_BSV)
+            self.base_model = lambda **_: BaseModelOutputWithPast(last_hidden_state=logits_BSV)
 
         def get_output_embeddings(self) -> Any:
             return SimpleNamespace(weight=torch.eye(size), bias=None)
 
-        def forward(self, **_: Any) -> Any:
-            return CausalLMOutput(logits=logits_BSV)
+        def forward(self, labels: Any = None, num_items_in_batch: Any = None, **_: Any) -> Any:
+            loss = None if labels is None else ForCausalLMLoss(logits_BSV, labels, size, num_items_in_batch)
+            return CausalLMOutput(loss, logits=logits_BSV)
 
+    Given.__name__ = "LlamaForCausalLM"  # transformers shifts the labels of the causal models that it knows by name
     return Given()
 
 
@@ -200,6 +216,22 @@ def _given_logprobs(logprobs_BT: Tensor, mask_BT: Tensor) -> Any:
         label_mask=mask_BT,
     )
     return lambda **_: output
+
+
+def _logits_of(logprobs_BT: Tensor, mask_BT: Tensor) -> Any:
+    """Make a model whose token 0, of two, has these logprobs."""
+    import torch
+
+    others_BT = torch.log(-torch.expm1(logprobs_BT.masked_fill(~mask_BT, -1.0).clamp(max=-1e-6)))
+    logits_BTV = torch.stack([logprobs_BT, others_BT], dim=-1)
+    # No position is behind the last token.
+    logits_BSV = torch.cat([logits_BTV, torch.zeros_like(logits_BTV[:, :1])], dim=1)
+
+    class Given(torch.nn.Module):
+        def forward(self, **_: Any) -> Any:
+            return SimpleNamespace(logits=logits_BSV)
+
+    return Given()
 
 
 def _stacked(chosen_BT: Any, rejected_BU: Any, filling: Any) -> Tensor:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import kl_of_each_token, micro_batches, prompts_of, tokens_of_completions
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.ranks import Ranks
 from rlcanary.adapters.trl.state import METRICS, group_size
@@ -33,18 +34,22 @@ class TrlObjective(TrlBase):
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         from trl.trainer.utils import selective_log_softmax
 
-        return selective_log_softmax(logits, token_ids, temperature=temperature)  # type: ignore[no-any-return]
+        if "temperature" in releases.parameters(selective_log_softmax):
+            return selective_log_softmax(logits, token_ids, temperature=temperature)  # type: ignore[no-any-return]
+        # The trainer divides them itself.
+        return selective_log_softmax(logits / temperature, token_ids)  # type: ignore[no-any-return]
 
     def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
         import torch
-        from trl.trainer.utils import add_fused_lm_head, pad
+        from trl.trainer.utils import pad
 
-        patched = copy.deepcopy(model)
-        add_fused_lm_head(patched, temperature=temperature, outputs=("log_probs", "entropy"))
+        trainer, outputs = self._trainer, ("log_probs", "entropy")
+        patched = releases.fused(copy.deepcopy(model), temperature=temperature, outputs=outputs)
+        trainer.temperature = temperature
         prompts = prompts_of(batch)
         prompt_ids = pad(prompts, padding_value=0, padding_side="left")
         prompt_mask = pad([torch.ones_like(ids) for ids in prompts], padding_value=0, padding_side="left")
-        logprobs, _, _ = self._trainer._get_per_token_logps_and_entropies(
+        logprobs, *_ = trainer._get_per_token_logps_and_entropies(
             patched,
             torch.cat([prompt_ids, batch.completion_ids], dim=1),
             torch.cat([prompt_mask, tokens_of_completions(batch).long()], dim=1),
@@ -61,12 +66,12 @@ class TrlObjective(TrlBase):
         import torch
 
         trainer = self._trainer
-        trainer.eos_token_ids = list(eos_token_ids)
-        trainer._tokenizer.pad_token_id = pad_token_id
+        releases.use_ends(trainer, eos_token_ids)
+        releases.use_padding(trainer, pad_token_id)
         prompts = [PROMPT_IDS] * len(completion_ids)
         # The trainer cuts generated ids at the first EOS; the rows' lengths are its completion mask.
         trainer.model.generate = lambda input_ids, **_: torch.cat([input_ids, completion_ids], dim=1)
-        completions, _ = trainer._generate_single_turn(prompts, None, {}, 1)
+        completions, _ = releases.single_turn(trainer, prompts, 1)
         lengths = torch.tensor([len(ids) for ids in completions])
         return torch.arange(completion_ids.shape[1]) < lengths.unsqueeze(1)
 
@@ -112,7 +117,8 @@ class TrlObjective(TrlBase):
         trainer.model.train()
         # No request is sent to an engine.
         trainer._last_loaded_step = trainer.state.global_step
-        trainer._get_per_token_logps_and_entropies = lambda *_, **__: (trainer_logprobs, None, None)
+        given = releases.scores(trainer, trainer_logprobs, None)
+        trainer._get_per_token_logps_and_entropies = lambda *_, **__: given
         trainer.rollout_func = lambda *_: {
             "prompt_ids": [PROMPT_IDS] * rows,
             "completion_ids": [[6] * mask.shape[1]] * rows,
@@ -163,7 +169,8 @@ class TrlObjective(TrlBase):
 
         # The model's forward pass is replaced by the given logprobs and entropies; the rest is the trainer's.
         entropy = torch.zeros_like(piece.logprobs) if piece.entropy is None else piece.entropy
-        trainer._get_per_token_logps_and_entropies = lambda *_, **__: (piece.logprobs, entropy, None)
+        given = releases.scores(trainer, piece.logprobs, entropy)
+        trainer._get_per_token_logps_and_entropies = lambda *_, **__: given
         inputs = _loss_inputs(piece, tokens_of_update)
         if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
             if piece.sampler_logprobs is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.ranks import Ranks
 from rlcanary.adapters.trl.state import Rollout
@@ -45,7 +46,7 @@ class TrlReporting(TrlBase):
         def work(rank: int, trainer: Any) -> dict[str, float]:
             own = rollouts[rank]
             trainer.use_vllm, trainer.num_generations = False, own.group_size
-            trainer.eos_token_ids = list(batch.eos_token_ids)
+            releases.use_ends(trainer, batch.eos_token_ids)
             trainer.replayed = own.outputs(with_logprobs=False)
             trainer.model.train()
             trainer._metrics["train"].clear()
@@ -69,9 +70,17 @@ class TrlReporting(TrlBase):
         rollout = Rollout.of_groups(batch.groups, is_grouped=False)
         if n_samples < len(rollout.rewards):
             raise NotProvided("the table has all completions")
-        trainer, texts = self._trainer, [each.text for group in batch.groups for each in group.completions]
+        trainer, texts = self._trainer, [str(each.text) for group in batch.groups for each in group.completions]
         trainer.use_vllm, trainer.num_generations, trainer.log_completions = False, 1, True
-        trainer.processing_class = SimpleNamespace(batch_decode=lambda *_, **__: texts)
+        prompts = [str(list(ids)) for ids in rollout.prompt_ids]
+
+        def decoded(rows: Any, **_: Any) -> list[str]:
+            """Decode the completions, or, as older releases do, the prompts with their padding on the left."""
+            pairs = zip(rows, rollout.prompt_ids, strict=True)
+            is_prompts = all(list(map(int, row))[-len(ids) :] == list(ids) for row, ids in pairs)
+            return prompts if is_prompts else texts
+
+        trainer.processing_class = SimpleNamespace(batch_decode=decoded)
         trainer.replayed = rollout.outputs(with_logprobs=False)
         trainer.model.train()
         # The log, without its limit of a generation batch.
@@ -79,7 +88,6 @@ class TrlReporting(TrlBase):
         trainer._logs["rewards"] = {name: [] for name in trainer.reward_func_names}
         trainer.state = copy.copy(trainer.state)
         trainer.state.global_step = batch.step
-        prompts = [str(list(ids)) for ids in rollout.prompt_ids]
         rows = [{**row, "prompt": prompt} for row, prompt in zip(rollout.inputs(), prompts, strict=True)]
         with tempfile.TemporaryDirectory() as folder, quiet(), _nothing_printed():
             trainer.args.output_dir = folder

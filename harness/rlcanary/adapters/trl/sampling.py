@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.engines import generation_of
 from rlcanary.adapters.trl.trainers import PROMPT, PROMPT_IDS, grpo_trainer, replay
@@ -38,7 +40,7 @@ class TrlSampling(TrlBase):
             trainer.vllm_generation = generation_of(engine, trainer, sampling)
             trainer._last_loaded_step = trainer.state.global_step
         with quiet():
-            ids, logprobs = trainer._generate_single_turn(rows, None, {}, count)
+            ids, logprobs = releases.single_turn(trainer, rows, count)
         scores = [None] * len(ids) if logprobs is None else [list(map(_logprob, each)) for each in logprobs]
         ends = finish_reasons(trainer, ids, sampling)
         completions = [Completion(*each) for each in zip(ids, scores, ends, strict=True)]
@@ -51,7 +53,7 @@ class TrlSampling(TrlBase):
             return [each.reward(text) for each, text in zip(item, completions, strict=True)]
 
         count, trainer = sampling.get("n", 1), self._trainer
-        trainer.processing_class = trainer._tokenizer = engine.tokenizer
+        releases.use_tokenizer(trainer, engine.tokenizer)
         trainer.rollout_func, trainer.reward_funcs = None, [reward]
         trainer.use_vllm, trainer.num_generations = True, count
         trainer.vllm_generation = generation_of(engine, trainer, sampling)
@@ -63,7 +65,7 @@ class TrlSampling(TrlBase):
         rows = [{"prompt": PROMPT, "item": item} for item in of_rows]
         # The trainer takes text, and the items are prompts behind its tokenizer.
         trainer._tokenize_prompts = lambda _: ([list(item.prompt_ids) for item in of_rows], None, {})
-        trainer._get_per_token_logps_and_entropies = _unscored
+        trainer._get_per_token_logps_and_entropies = partial(_unscored, trainer)
         with quiet():
             output = trainer._generate_and_score_completions(rows)
         (rewards,) = trainer._logs["rewards"].values()
@@ -108,11 +110,13 @@ def _sampling_trainer(settings: dict[str, Any], model: Any, sampling: Mapping[st
     return trainer
 
 
-def _unscored(_model: Any, input_ids: Any, _mask: Any, logits_to_keep: int, **_: Any) -> tuple[Any, None, None]:
+def _unscored(
+    trainer: Any, _model: Any, input_ids: Any, _mask: Any, logits_to_keep: int, *_: Any, **__: Any
+) -> tuple[Any, ...]:
     """Stand in for the forward pass of a model that has another vocabulary than the engine."""
     import torch
 
-    return torch.zeros(len(input_ids), logits_to_keep), None, None
+    return releases.scores(trainer, torch.zeros(len(input_ids), logits_to_keep), None)
 
 
 def _logprob(value: float | None) -> float:
@@ -122,7 +126,7 @@ def _logprob(value: float | None) -> float:
 def finish_reasons(trainer: Any, completions: list[list[int]], sampling: Mapping[str, Any]) -> list[str]:
     """Return for each completion whether the trainer counts it as truncated, which is all that it keeps of its end."""
     trainer.rollout_func, trainer.use_vllm = replay, False
-    trainer.eos_token_ids = list(sampling.get("eos_token_ids") or ())
+    releases.use_ends(trainer, sampling.get("eos_token_ids") or ())
     trainer.model.train()
     found: dict[tuple[int, ...], str] = {}
     with quiet():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.records.building import RunSettings
 
 # Of an evaluation, those that tell of the machine.
-TIMES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch")
+TIMES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "epoch", "step")
 
 
 class TrlTraining(TrlBase):
@@ -30,7 +30,7 @@ class TrlTraining(TrlBase):
 
     def _new_state(self, settings: dict[str, Any], model: Any, ref_model: Any) -> TrlState:
         trainer = grpo_trainer(settings, model, ref_model)
-        if trainer.aux_loss_enabled:
+        if getattr(trainer, "aux_loss_enabled", False):  # older trainers never add it
             raise NotProvided("the trainer adds the load-balancing loss of a router, which no convention declares")
         trainer.use_vllm = self.use_vllm
         return TrlState.of(trainer)
@@ -95,7 +95,8 @@ class TrlTraining(TrlBase):
                 None,
             )
             try:
-                metrics = trainer.evaluate(Dataset.from_list(rows))
+                # Older releases only log what their trainer adds.
+                metrics = trainer.evaluate(Dataset.from_list(rows)) | trainer.state.log_history[-1]
             finally:
                 trainer.reward_funcs, trainer.rollout_func = training
         return {
