@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from unittest.mock import patch
 
 from packaging.version import Version
 
+from rlcanary.contract.adapter import Adapter
 from rlcanary.errors import UserError
+from rlcanary.system.git import GitError, git
 
 
 @contextmanager
@@ -32,9 +35,10 @@ def usable(package: str, install: str, written_for: str, at_least: str | None = 
     """
     if not _is_found(package):
         raise UserError(f"{package} is not installed: {install}")
-    version = _version(package)
+    version = release(package)
     cannot = f"this adapter was written for {written_for} and cannot use {package}{version and f' {version}'}"
-    if at_least is not None and version and Version(version).release < Version(at_least).release:
+    is_old = at_least is not None and version[:1].isdigit() and Version(version).release < Version(at_least).release
+    if is_old:
         raise UserError(f"{cannot}: it is older than {at_least}")
     try:
         yield
@@ -91,12 +95,31 @@ def _is_found(package: str) -> bool:
         return False
 
 
-def _version(package: str) -> str:
-    """Return the installed version, empty for a checkout that was never installed."""
-    try:
-        return metadata.version(package.replace("_", "-"))
-    except metadata.PackageNotFoundError:
+def release(package: str) -> str:
+    """Return the version of the package that Python finds, or `commit abc1234` of a checkout; empty if neither is known."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
         return ""
+    folder = Path(spec.origin).resolve().parent
+    # On the path several versions may lie, of which the first is imported.
+    for found in metadata.distributions(name=package.replace("_", "-")):
+        if Path(str(found.locate_file(package))).resolve() == folder:
+            return found.version
+    try:
+        return f"commit {git(folder, 'rev-parse', '--short', 'HEAD').strip()}"
+    except GitError:
+        return ""
+
+
+def versions_of(adapter: Adapter) -> dict[str, str]:
+    """Return the version or commit of the framework that a bundled adapter drives, and of torch; nothing for others."""
+    own = [
+        each.__module__.split(".") for each in type(adapter).__mro__ if each.__module__.startswith(f"{__package__}.")
+    ]
+    package = own[0][2] if own else ""
+    if package in ("", "reference", "grpo"):
+        return {}
+    return {name: release(name) or "of an unknown version" for name in (package, "torch")}
 
 
 def _cause(error: Exception, package: str) -> str:

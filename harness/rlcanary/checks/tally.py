@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,10 @@ from rlcanary.contract.adapter import NotProvided
 
 MARGIN = 1.5
 """How much larger than the expected one a deviation may be: other processors round otherwise."""
+ADAPTERS = Path(__file__).parents[1] / "adapters"
+"""The bundled adapters."""
+LOOKUPS = ("importlib", "omegaconf")
+"""What an adapter looks something up by, whose frames are not the framework's."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,9 @@ class Tally:
         except Finding as finding:
             self.note(finding)
         except Exception as error:  # noqa: BLE001 - the adapter is foreign code; any exception is a result
+            if _is_bundled_adapters(error):
+                self.declined.append(self._told(f"adapter error: it does not fit this release: {error}"))
+                return
             frames = traceback.extract_tb(error.__traceback__)
             frame = frames[-1]
             where = f"{frame.name}, line {frame.lineno} of {frame.filename}"
@@ -236,6 +244,16 @@ class Tally:
         numbered = _numbered(name, seen)
         self.judged.add((self._case, numbered))
         return numbered
+
+
+def _is_bundled_adapters(error: Exception) -> bool:
+    """Tell whether a bundled adapter asked its framework for what this release does not have."""
+    if not isinstance(error, (ImportError, AttributeError, TypeError)):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    raised = next((each for each in reversed(frames) if not any(name in each.filename for name in LOOKUPS)), frames[-1])
+    place = Path(raised.filename)
+    return ADAPTERS in place.parents and place.name not in ("reference.py", "grpo.py")
 
 
 def _numbered(name: str, seen: Counter[str]) -> str:

@@ -120,6 +120,7 @@ def check(
     sys.path.insert(0, str(Path.cwd()))
     implementation = load_adapter(adapter)
 
+    from rlcanary.adapters.frameworks import versions_of
     from rlcanary.bugs.causes import causes_of
     from rlcanary.checks import checks_of
     from rlcanary.checks.findings.annotations import to_annotations
@@ -133,7 +134,7 @@ def check(
     from rlcanary.checks.programs.standalone import standalone
     from rlcanary.checks.worlds.models import chosen
 
-    models = chosen(worlds)
+    models, versions = chosen(worlds), versions_of(implementation)
     checks = checks_of(only)
     expected = {} if expected_path is None else read_expected(expected_path)
     results = run_suite(checks, implementation, adapter, seed, timeout, examples, models)
@@ -153,9 +154,9 @@ def check(
             diagnosis = causes_of(checks, results, implementation, seed, timeout)
     causes, known = diagnosis.causes, [result.id for result in comparison.known]
     if json_path is not None:
-        write_whole(json_path, to_json(implementation.name, results, diagnosis, checks, known))
+        write_whole(json_path, to_json(implementation.name, results, diagnosis, checks, known, versions))
     if html is not None:
-        write_whole(html, check_page(to_document(implementation.name, results, diagnosis, checks, known)))
+        write_whole(html, check_page(to_document(implementation.name, results, diagnosis, checks, known, versions)))
     written = [result for result in comparison.unexpected if result.snippet]
     if programs is not None:
         for result in written:
@@ -167,6 +168,8 @@ def check(
         write_whole(junit, to_junit(implementation, checks, results, comparison, expected, fail_on, root))
     if sarif is not None:
         write_whole(sarif, to_sarif(implementation, checks, comparison, expected, causes, root))
+    if versions:
+        click.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
     show(report_console(), implementation.name, checks, results, comparison, causes)
     if github:
         given = (implementation, checks, results, comparison, causes, fail_on, root, expected_path)

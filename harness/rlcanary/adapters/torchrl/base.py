@@ -59,7 +59,7 @@ class TorchrlBase(Adapter):
         Raises:
             UserError: torchrl is not installed, or the conventions cannot express a setting.
         """
-        with usable("torchrl", "pip install 'rlcanary[torchrl]'", "torchrl 0.14", at_least="0.14"), quiet():
+        with usable("torchrl", "pip install 'rlcanary[torchrl]'", "torchrl 0.12 to 0.14", at_least="0.12"), quiet():
             import torchrl.modules.llm
             import torchrl.objectives.llm
             import torchrl.trainers  # noqa: F401

@@ -87,13 +87,13 @@ class Objective(TorchrlBase):
     def _written(self, rewards: Tensor, group_ids: Tensor, size: int) -> Any:
         """Return the data that `MCAdvantage` writes to the replay buffer for one-step trajectories of groups, or None."""
         import torch
-        from tensordict import TensorDict
+        from tensordict import NonTensorStack, TensorDict, lazy_stack
         from torchrl.objectives.llm import MCAdvantage
 
         rows = len(rewards)
         steps = TensorDict(
             {
-                "group": group_ids.unsqueeze(1),
+                "group": NonTensorStack(*[NonTensorStack(str(group)) for group in group_ids.tolist()]),
                 "row": torch.arange(rows).unsqueeze(1),
                 "next": {
                     # The reward has the shape that torchrl's reward parsers give it: one for all tokens of a step.
@@ -106,7 +106,8 @@ class Objective(TorchrlBase):
         if size < 2 and self.advantage.get("trajectory_return") is not None:
             raise NotProvided("trajectory_return needs groups of at least two")
         with quiet():
-            return MCAdvantage(grpo_size=size, prompt_key="group", **self.advantage).inv(steps)
+            trajectories = lazy_stack([lazy_stack(list(row.unbind(0))) for row in steps.unbind(0)])
+            return MCAdvantage(grpo_size=size, prompt_key="group", **self.advantage).inv(trajectories)
 
     def _loss_output(self, batch: PolicyBatch) -> Any:
         from tensordict import TensorDict

@@ -74,9 +74,7 @@ def new_supervised_loss(settings: dict[str, Any], actor: Any) -> Any:
     """Make a supervised loss on rows whose tokens and masks are given."""
     from torchrl.objectives.llm import SFTLoss
 
-    loss = SFTLoss(actor, tokenizer=object(), **settings)
-    loss.set_keys(history="row")
-    return loss
+    return SFTLoss(actor, tokenizer=object(), **settings)
 
 
 def settings_for(settings: dict[str, Any], declared: Conventions, wanted: Conventions, names: Any) -> dict[str, Any]:

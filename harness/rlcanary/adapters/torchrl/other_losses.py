@@ -39,5 +39,10 @@ class Supervised(TorchrlBase):
         actor = torch.nn.Module()
         actor.forward = scored
         with quiet():
-            output = new_supervised_loss(self.supervised, actor)(lazy_stack(rows))
+            loss = new_supervised_loss(self.supervised, actor)
+            try:
+                loss.set_keys(history="row")
+            except AttributeError as error:
+                raise NotProvided("the supervised loss of this release reads histories alone") from error
+            output = loss(lazy_stack(rows))
         return LossOutput(output.loss_sft, {"loss": float(output.loss_sft.detach())})

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import sys
 from functools import cache, cached_property, lru_cache
+from importlib import import_module
 from typing import Any, Self
 
 from rlcanary.adapters.frameworks import forget, hidden, quiet, usable
+from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.conventions import conventions_of, other_conventions, settings_for
 from rlcanary.adapters.trl.trainers import grpo_trainer
 from rlcanary.contract.adapter import Adapter
@@ -75,11 +79,13 @@ def _built(settings: bytes) -> Any:
 @cache
 def _import_trl() -> None:
     with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.0 to 1.16", at_least="1.0"), quiet():
+        if releases.scores_by_triton_alone() and "triton" not in sys.modules:
+            os.environ["TRITON_INTERPRET"] = "1"  # its kernels run on the CPU, slowly
         try:
-            import trl.trainer.grpo_trainer
+            import_module("trl.trainer.grpo_trainer")
         except ImportError as error:
             if "vllm" not in str(error):
                 raise
             forget("trl")
             with hidden("vllm"):
-                import trl.trainer.grpo_trainer
+                import_module("trl.trainer.grpo_trainer")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.ranks import Ranks
 from rlcanary.adapters.trl.state import Rollout
@@ -30,6 +31,8 @@ class TrlLayouts(TrlBase):
             raise NotProvided("the trainer is data-parallel")
         if batch.ref_logprobs is not None and state.trainer.beta:
             raise NotProvided("the trainer scores with its reference model itself")
+        if layout.data_parallel > 1:
+            releases.require_threads()
         rollout, count = Rollout.of_batch(batch), layout.data_parallel
         size, rest = divmod(len(rollout.rewards), count * layout.micro_batches)
         if rest:

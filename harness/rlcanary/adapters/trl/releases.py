@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.contract.declining import NotProvided
@@ -89,6 +91,24 @@ def fused(model: Any, **options: Any) -> Any:
     if has_part("trl.trainer.utils:add_fused_lm_head"):
         part("trl.trainer.utils:add_fused_lm_head")(model, **options)
     return model
+
+
+def scores_by_triton_alone() -> bool:
+    """Tell whether TRL's head is a kernel of Triton without a variant for the CPU, before TRL is imported."""
+    spec = importlib.util.find_spec("trl")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    kernels = [Path(folder, "kernels", "chunked_logprob.py") for folder in folders]
+    return any(each.is_file() and "_use_triton" not in each.read_text() for each in kernels)
+
+
+def require_threads() -> None:
+    """Decline ranks that are threads where kernels are interpreted, which takes one thread.
+
+    Raises:
+        NotProvided: they are interpreted.
+    """
+    if scores_by_triton_alone():
+        raise NotProvided("the head of this release is a Triton kernel, whose interpreter runs in one thread")
 
 
 def knows_loss(kind: str) -> bool:

@@ -41,7 +41,7 @@ class Configured(Adapter):
         Raises:
             UserError: verl is not installed, or the conventions cannot express a setting.
         """
-        with usable("verl", "pip install 'rlcanary[verl]'", "verl 0.9", at_least="0.9"), quiet():
+        with usable("verl", "pip install 'rlcanary[verl]'", "verl 0.7 to 0.9", at_least="0.7"), quiet():
             import verl.trainer.ppo.ray_trainer
             import verl.workers.engine.fsdp.transformer_impl
             import verl.workers.utils.losses  # noqa: F401

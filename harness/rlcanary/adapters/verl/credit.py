@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.contract.adapter import NotProvided
@@ -92,6 +93,15 @@ def value_loss(batch: ValueBatch, conventions: Conventions, aggregation: str) ->
     if batch.old_values is None:
         raise NotProvided("verl always clips the values, around the old ones")
     mask = batch.mask.bool()
+    counts = {
+        "batch_num_tokens": mask.sum() if batch.global_tokens is None else batch.global_tokens,
+        "global_batch_size": len(mask) if batch.global_sequences is None else batch.global_sequences,
+        "loss_scale_factor": conventions.aggregation_constant,
+    }
+    if not counts.keys() <= inspect.signature(compute_value_loss).parameters.keys():
+        if batch.global_tokens is not None or batch.global_sequences is not None:
+            raise NotProvided("the critic's loss of this release has no global counts")
+        counts = {}
     loss, clip_fraction = compute_value_loss(
         vpreds=batch.values.masked_fill(~mask, 0),
         returns=batch.returns.masked_fill(~mask, 0),
@@ -99,8 +109,6 @@ def value_loss(batch: ValueBatch, conventions: Conventions, aggregation: str) ->
         response_mask=mask,
         cliprange_value=conventions.value_clip,
         loss_agg_mode=aggregation,
-        batch_num_tokens=mask.sum() if batch.global_tokens is None else batch.global_tokens,
-        global_batch_size=len(mask) if batch.global_sequences is None else batch.global_sequences,
-        loss_scale_factor=conventions.aggregation_constant,
+        **counts,
     )
     return LossOutput(loss, {"value_clip_fraction": float(clip_fraction)})

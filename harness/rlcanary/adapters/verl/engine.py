@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from rlcanary.adapters.batches import tokens_of_completions
 from rlcanary.adapters.frameworks import quiet
@@ -96,16 +97,27 @@ CPU = SimpleNamespace(
             ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"), lambda *_: 0
         ),
         mem_get_info=lambda: (0, 0),
+        current_device=lambda: "cpu",
+        is_available=lambda: False,
         **dict.fromkeys(("empty_cache", "synchronize"), lambda: None),
     ),
 )
 
 
+# Older modules that ask for the accelerator's memory.
+MEMORY = ("device", "memory_utils")
+
+
 @contextmanager
 def _on_cpu() -> Iterator[None]:
     """Hide the missing accelerator from verl, which takes a machine without one for a misconfigured one with."""
-    from verl.plugin.platform import get_platform, set_platform
-
+    try:
+        from verl.plugin.platform import get_platform, set_platform
+    except ModuleNotFoundError:  # older releases take a machine without one as it is, but for its memory
+        given = [mock.patch(f"verl.utils.{name}.get_torch_device", return_value=CPU.device_module) for name in MEMORY]
+        with quiet(), given[0], given[1]:
+            yield
+        return
     with quiet():
         platform = get_platform()
         set_platform(CPU)
@@ -122,7 +134,7 @@ def given_outputs(given: PolicyBatch, micro_batch: Any, **_: Any) -> dict[str, T
     def flat(values: Tensor) -> Tensor:
         rows = values[micro_batch["row"]]
         # An output stands one position before the token that it scores; the last scores nothing.
-        return torch.cat([rows, torch.zeros_like(rows[:, :1])], dim=1).flatten()
+        return jagged(torch.cat([rows, torch.zeros_like(rows[:, :1])], dim=1))
 
     outputs = {"log_probs": flat(given.logprobs)}
     if given.entropy is not None:

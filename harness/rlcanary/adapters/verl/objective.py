@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ class Objective(Configured):
 
         engine = new_engine(self._actor_config, None)
         tokens = token_ids.numel()
+        takes_processor = "logits_processor_func" in inspect.signature(engine.prepare_model_outputs).parameters
         outputs = engine.prepare_model_outputs(
             output=SimpleNamespace(logits=logits.reshape(1, tokens, -1)),
             output_args={
@@ -40,7 +42,7 @@ class Objective(Configured):
                 "pad_size": 0,
             },
             micro_batch=tensordict({"input_ids": jagged(token_ids)}, use_remove_padding=True),
-            logits_processor_func=None,
+            **({"logits_processor_func": None} if takes_processor else {}),
         )
         return outputs["log_probs"].values().view(token_ids.shape)  # type: ignore[no-any-return]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from unittest import mock
 from rlcanary.adapters.verl.building import Building
 from rlcanary.adapters.verl.engine import jagged, new_engine, on_ranks, ragged, tensordict
 from rlcanary.adapters.verl.run_config import composed
+from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 
 if TYPE_CHECKING:
@@ -97,8 +99,11 @@ class OtherLosses(Building):
         return advantages
 
     def _distillation(self, **settings: Any) -> Any:
+        from verl.trainer.distillation import losses
         from verl.workers.config import DistillationLossConfig
 
+        if "use_task_rewards and not" not in inspect.getsource(losses):
+            raise NotProvided("this release of verl computes the loss of rewards beside each distillation")
         defaults = dict(composed().distillation.distillation_loss)
         del defaults["_target_"]
         settings = {**defaults, "use_task_rewards": False, **settings}
@@ -122,7 +127,8 @@ class OtherLosses(Building):
             return result[0].detach().requires_grad_(), {}
 
         def on_rank(_: int, group: Any) -> None:
-            model = lambda **_: SimpleNamespace(logits=logits_BSV.reshape(1, rows * width, vocabulary))  # noqa: E731
+            logits_1SV = logits_BSV.reshape(1, rows * width, vocabulary)
+            model = lambda **_: SimpleNamespace(logits=logits_1SV.clone())  # noqa: E731  # some divide in place
             engine, known = new_engine(self._actor_config, group, model), plan.pop("batch_num_tokens")
             plan.setdefault("temperature", 1.0)
             if known is None:

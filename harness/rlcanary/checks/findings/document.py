@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from typing import Any
@@ -23,6 +23,7 @@ def to_document(
     diagnosis: Diagnosis,
     checks: Sequence[Check] = (),
     known: Collection[str] = (),
+    versions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the results as plain data.
 
@@ -40,6 +41,7 @@ def to_document(
         diagnosis: the causes of the failures.
         checks: the checks, in the order of the results; without them there are no folds and no explanations.
         known: the ids of checks that failed as expected.
+        versions: the versions or commits of what a bundled adapter drives.
     """
 
     def finding(result: Result, found: Found) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def to_document(
     folds = grouped([result for result in failed if result.id not in explained], checks, results) if checks else []
     return {
         "adapter": adapter,
-        "versions": versions_of(adapter),
+        "versions": versions_of(adapter) | dict(versions or {}),
         "checks": [
             {
                 "id": result.id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
 from rich.console import Console
@@ -39,9 +39,11 @@ def to_json(
     diagnosis: Diagnosis,
     checks: Sequence[Check] = (),
     known: Collection[str] = (),
+    versions: Mapping[str, str] | None = None,
 ) -> str:
     """Write the results as JSON, with the keys of `to_document`."""
-    return json.dumps(to_document(adapter, results, diagnosis, checks, known), indent=2, allow_nan=False) + "\n"
+    document = to_document(adapter, results, diagnosis, checks, known, versions)
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def show(
