@@ -106,7 +106,7 @@ def test_batch_without_the_logprobs_of_its_completions_fails_unless_the_trainer_
     (check,) = [each for each in CHECKS if each.id == "batch.rewards_and_identity"]
     assert run_check(check, ReferenceAdapter(), "reference").status == "pass"
     result = run_check(check, SamplerLogprobsDropped(), "reference")
-    assert (result.status, [found.fingerprint.quantity for found in result.findings]) == ("fail", ["sampler logprobs"])
+    assert (result.status, {found.fingerprint.quantity for found in result.findings}) == ("fail", {"sampler logprobs"})
     with pytest.raises(AssertionError):
         exec(result.snippet.replace("load_adapter('reference')", "SamplerLogprobsDropped()"), globals())
     exec(result.snippet, {})
