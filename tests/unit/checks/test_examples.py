@@ -96,7 +96,7 @@ def test_case_that_fails_only_once_keeps_its_finding() -> None:
         def policy_loss(self, batch: PolicyBatch) -> LossOutput:
             self.calls += 1
             output = super().policy_loss(batch)
-            return LossOutput(output.loss * (2 if self.calls == 9 else 1), output.metrics)
+            return LossOutput(output.loss * (2 if self.calls == 11 else 1), output.metrics)
 
     assert len(run(OnceWrong(), "loss.declared_value", 5).findings) == 1
 
