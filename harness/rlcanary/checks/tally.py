@@ -20,6 +20,8 @@ MARGIN = 1.5
 """How much larger than the expected one a deviation may be: other processors round otherwise."""
 ADAPTERS = Path(__file__).parents[1] / "adapters"
 """The bundled adapters."""
+OWN = ("reference.py", "grpo")
+"""Those of code in this package, which has no other releases."""
 LOOKUPS = ("importlib", "omegaconf")
 """What an adapter looks something up by, whose frames are not the framework's."""
 
@@ -253,7 +255,7 @@ def _is_bundled_adapters(error: Exception) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     raised = next((each for each in reversed(frames) if not any(name in each.filename for name in LOOKUPS)), frames[-1])
     place = Path(raised.filename)
-    return ADAPTERS in place.parents and place.name not in ("reference.py", "grpo.py")
+    return ADAPTERS in place.parents and place.relative_to(ADAPTERS).parts[0] not in OWN
 
 
 def _numbered(name: str, seen: Counter[str]) -> str:

@@ -74,11 +74,11 @@ def test_what_a_bundled_adapter_misses_in_a_release_is_not_charged_to_the_framew
     assert "adapter error" in tally.declined[0]
 
 
-@pytest.mark.parametrize("place", ["elsewhere/someframe/objective.py", str(ADAPTERS / "reference.py")])
+@pytest.mark.parametrize("place", ["elsewhere/objective.py", ADAPTERS / "reference.py", ADAPTERS / "grpo/adapter.py"])
 def test_the_same_error_in_other_code_is_found(place):
     tally = Tally()
     names: dict = {}
-    exec(compile("def call():\n    raise AttributeError('no part')\n", place, "exec"), names)
+    exec(compile("def call():\n    raise AttributeError('no part')\n", str(place), "exec"), names)
     with tally.case("one"):
         names["call"]()
     assert [found.is_error for found in tally.found] == [True]
