@@ -151,8 +151,8 @@ class Conventions:
         importance_high: the upper bound.
         evaluation_temperature: the temperature at which an evaluation samples; 0 is greedy.
         engine_tolerance: the largest difference, in nats, between the engine's logprobs and the trainer's on the tiny models
-            of the checks, for an engine in lower precision than the trainer: about 0.2 for bfloat16. 0 allows for rounding
-            in the trainer's precision. An engine of weights in eight bits is checked in bfloat16, or by `sync.small_weights`
+            of the checks, for an engine in lower precision than the trainer: 0.5 for bfloat16. 0 allows for rounding in
+            the trainer's precision. An engine of weights in eight bits is checked in bfloat16, or by `sync.small_weights`
             alone: on models as tiny as these its roundings hide much else.
         sync_while_sampling: weights may be synced while requests are under way, so that completions straddle two policy
             versions. False where every sync waits until nothing is being sampled.

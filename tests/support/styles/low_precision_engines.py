@@ -19,7 +19,7 @@ class BfloatEngine(ReferenceAdapter):
     """The trainer is in float32 and the engine computes in bfloat16."""
 
     def __init__(self, conventions: Conventions | None = None) -> None:
-        super().__init__(conventions or GRPO.replace(engine_tolerance=0.2))
+        super().__init__(conventions or GRPO.replace(engine_tolerance=0.5))
 
     def new_engine(self, model: Any) -> Any:
         return InProcessEngine(copied(model).bfloat16())

@@ -1,9 +1,12 @@
 """Engines in lower precision than the trainer: green where they are right and their distance is declared."""
 
+import pytest
 from styles.low_precision_engines import BfloatEngine, EightBitEngine, LastMatrixNeverSent, OneScaleForAllMatrices
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
+from rlcanary.checks.worlds.training.states import shaken, sizes_of
+from rlcanary.checks.worlds.training.tiny_trainer import tiny_policy
 from rlcanary.contract.presets import GRPO
 
 CHECKS = {check.id: check for check in all_checks()}
@@ -31,3 +34,11 @@ def test_matrix_that_a_bfloat16_engine_never_gets_is_a_finding() -> None:
 def test_scales_are_judged_exactly_in_eight_bits_too() -> None:
     assert run_check(CHECKS["sync.small_weights"], EightBitEngine(), "unused").status == "pass"
     assert run_check(CHECKS["sync.small_weights"], OneScaleForAllMatrices(), "unused").status == "fail"
+
+
+def test_no_sync_makes_weights_grow_beyond_what_the_declared_distance_is_for() -> None:
+    state = BfloatEngine().new_state(tiny_policy(), None, 1e-3)
+    sizes = sizes_of(state.model)
+    for _ in range(3):
+        shaken(state, 0.5)
+    assert sizes_of(state.model) == pytest.approx(sizes, rel=1e-4)

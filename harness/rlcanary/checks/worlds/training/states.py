@@ -89,27 +89,30 @@ def coin(model: Any, bias: float) -> Any:
 
 
 def shaken(state: Any, allowed: float = 0.0, only: Collection[str] | None = None) -> Any:
-    """Add noise to all weights of the state, enough to change the logprobs of completions by four times what is allowed.
+    """Add noise to all weights of the state, enough to change the logprobs of completions visibly.
 
-    That is rounding, or the given number of nats. Copies that the optimizer moves, such as float32 masters, get the same
-    noise. `only` names the parameters that get any.
+    That is by four times the rounding, or by twice the given number of nats. The weights keep their size, since the
+    rounding of an engine in lower precision grows with it. Copies that the optimizer moves, such as float32 masters, get
+    the same noise. `only` names the parameters that get any.
 
     Raises:
         NotProvided: noise does not change what the model computes.
     """
     batch, _ = reference.make_batch([Group([5, 6, 7], [Completion([8, 9])], [0.0])], 0)
     copies, _ = held(state)
-    before_BT = own_logprobs(state.model, batch)
+    before_BT, sizes = own_logprobs(state.model, batch), sizes_of(state.model)
+    visible = max(4 * nats(state.model), 2 * allowed)
     for doubling in range(7):
         nudged(state.model, 0.05 * 2**doubling, only)
         parameters = named(state.model)
         with torch.no_grad():
+            for name in parameters.keys() if only is None else only:
+                parameter = parameters[name]
+                parameter.mul_(sizes[name] / parameter.float().square().mean().sqrt())
             for name, tensor in copies.items():
                 if tensor is not parameters[name]:
                     tensor.copy_(parameters[name])
-        if float((own_logprobs(state.model, batch) - before_BT).abs().nan_to_num().max()) > 4 * max(
-            nats(state.model), allowed
-        ):
+        if float((own_logprobs(state.model, batch) - before_BT).abs().nan_to_num().max()) > visible:
             return state
     raise NotProvided("noise on the parameters of state.model does not change its logprobs")
 
