@@ -1,4 +1,4 @@
-"""The `rlcanary` command, whose subcommands are the modules of `commands/`."""
+"""The `rlcanary` command, whose subcommands are the modules below `commands/`."""
 
 import ast
 import importlib
@@ -13,10 +13,11 @@ from rlcanary import commands
 from rlcanary.errors import UserError
 
 
-def subcommands() -> dict[str, Path]:
-    """Find the modules of `commands/` by the name of their subcommand."""
+def subcommands(section: str = "*") -> dict[str, Path]:
+    """Find the modules below `commands/` by the name of their subcommand: those of a section, or all."""
     folder = Path(commands.__file__).parent
-    return {path.stem.replace("_", "-"): path for path in sorted(folder.glob("[!_]*.py"))}
+    modules = [path for path in folder.glob(f"{section}/[!_]*.py") if path.parent.name in commands.SECTIONS]
+    return {path.stem.replace("_", "-"): path for path in sorted(modules, key=lambda path: path.name)}
 
 
 def summary(module: Path) -> str:
@@ -25,22 +26,26 @@ def summary(module: Path) -> str:
 
 
 class CommandsFolder(click.Group):
-    """A group whose subcommands are the modules of `commands/`, imported when they are used."""
+    """A group whose subcommands are the modules below `commands/`, imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(subcommands())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in subcommands():
+        module = subcommands().get(name)
+        if module is None:
             return None
-        attribute = name.replace("-", "_")
-        command = getattr(importlib.import_module(f"rlcanary.commands.{attribute}"), attribute)
+        imported = importlib.import_module(f"rlcanary.commands.{module.parent.name}.{module.stem}")
+        command = getattr(imported, module.stem)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary(module)) for name, module in subcommands().items()])
+        width = max(map(len, subcommands()))
+        for section, heading in commands.SECTIONS.items():
+            with formatter.section(heading):
+                rows = [(name.ljust(width), summary(module)) for name, module in subcommands(section).items()]
+                formatter.write_dl(rows)
 
 
 @click.group(cls=CommandsFolder, context_settings={"help_option_names": ["-h", "--help"]})

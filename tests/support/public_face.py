@@ -13,7 +13,7 @@ import click
 
 import rlcanary
 from rlcanary.cli import cli
-from rlcanary.commands.bisect import search
+from rlcanary.commands.jobs.bisect import search
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 
 PROMISED = Path(__file__).parents[1] / "expected/public_face.txt"

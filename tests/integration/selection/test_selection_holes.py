@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from selection_session import edited, run_testmon, selected, stored_tests, write_project
 
-from rlcanary.commands.selection import selection
+from rlcanary.commands.testing.selection import selection
 
 FILES = {
     "work/__init__.py": "",

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from selection_session import clean_environment, edited, run_testmon, selected, write_project
 from waiting import wait_for
 
-from rlcanary.commands.selection import selection
+from rlcanary.commands.testing.selection import selection
 from rlcanary.errors import UserError
 
 MODULE = "def used(x):\n    return x\n\n\ndef other(x):\n    return x\n"

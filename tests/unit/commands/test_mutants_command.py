@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rlcanary.commands.mutants import mutants
+from rlcanary.commands.checks.mutants import mutants
 from rlcanary.errors import UserError
 from rlcanary.mutants import killing
 from rlcanary.mutants.killing import Fate, Trial

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from rlcanary.bisect.line.past_runs import past_runs
-from rlcanary.commands.regress import regress
-from rlcanary.commands.report import report
-from rlcanary.commands.trend import trend
+from rlcanary.commands.metrics.regress import regress
+from rlcanary.commands.metrics.report import report
+from rlcanary.commands.metrics.trend import trend
 from rlcanary.history.history import load_history
 from rlcanary.history.run_result import UnreadableFile, read_json, read_run
 from rlcanary.recording.provenance import environment_change

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rlcanary.commands.check_metrics import check_metrics
+from rlcanary.commands.metrics.check_metrics import check_metrics
 from rlcanary.errors import UserError
 from rlcanary.run_metrics.expression import Check, Verdict
 

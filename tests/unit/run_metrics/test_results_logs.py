@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rlcanary.commands.check_metrics import check_metrics
-from rlcanary.commands.dump_logs import dump_logs
+from rlcanary.commands.metrics.check_metrics import check_metrics
+from rlcanary.commands.metrics.dump_logs import dump_logs
 from rlcanary.errors import UserError
 from rlcanary.run_metrics import sources
 from rlcanary.run_metrics.logs import metric_sources

@@ -1,0 +1,1 @@
+"""Check training code, and what the checks catch."""

@@ -1,0 +1,1 @@
+"""Search commits and run jobs."""

@@ -1,0 +1,1 @@
+"""Follow the metrics of tests and runs."""

@@ -1,0 +1,1 @@
+"""Train, and judge an update of a run."""
