@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlcanary.adapters.torchrl.conversations import Conversations
-from rlcanary.adapters.torchrl.critic import Critic
 from rlcanary.adapters.torchrl.evaluating import Evaluating
-from rlcanary.adapters.torchrl.other_losses import Supervised
+from rlcanary.adapters.torchrl.losses.critic import Critic
+from rlcanary.adapters.torchrl.losses.other_losses import Supervised
 from rlcanary.adapters.torchrl.rendering import Rendering
 from rlcanary.adapters.torchrl.rollouts import Rollouts
 from rlcanary.adapters.torchrl.sampler import Sampler

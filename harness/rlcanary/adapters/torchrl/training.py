@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.adapters.batches import tokens_of_completions
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.torchrl.data import full_length, ragged_rows
-from rlcanary.adapters.torchrl.objective import METRICS, Objective
+from rlcanary.adapters.torchrl.losses.objective import METRICS, Objective
 from rlcanary.contract.adapter import NotProvided
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.torchrl.objective import METRICS
+from rlcanary.adapters.torchrl.losses.objective import METRICS
 from rlcanary.adapters.torchrl.training import Training
 from rlcanary.contract.adapter import NotProvided
 

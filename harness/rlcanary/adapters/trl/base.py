@@ -13,7 +13,7 @@ from typing import Any, Self
 from rlcanary.adapters.frameworks import forget, hidden, quiet, usable
 from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.conventions import conventions_of, other_conventions, settings_for
-from rlcanary.adapters.trl.trainers import grpo_trainer
+from rlcanary.adapters.trl.trainer.trainers import grpo_trainer
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
-from rlcanary.adapters.trl.runs import GROUP, dataset_trainer, noted, ranked
-from rlcanary.adapters.trl.state import Rollout
-from rlcanary.adapters.trl.trainers import PROMPT
+from rlcanary.adapters.trl.trainer.runs import GROUP, dataset_trainer, noted, ranked
+from rlcanary.adapters.trl.trainer.state import Rollout
+from rlcanary.adapters.trl.trainer.trainers import PROMPT
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
-from rlcanary.adapters.trl.ranks import Ranks
-from rlcanary.adapters.trl.state import Rollout
+from rlcanary.adapters.trl.trainer.ranks import Ranks
+from rlcanary.adapters.trl.trainer.state import Rollout
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
-from rlcanary.adapters.trl.trainers import PROMPT, QUIETLY, random_states_kept
+from rlcanary.adapters.trl.trainer.trainers import PROMPT, QUIETLY, random_states_kept
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.declining import NotProvided
 

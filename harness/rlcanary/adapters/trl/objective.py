@@ -15,9 +15,9 @@ from rlcanary.adapters.batches import kl_of_each_token, micro_batches, prompts_o
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
-from rlcanary.adapters.trl.ranks import Ranks
-from rlcanary.adapters.trl.state import METRICS, group_size
-from rlcanary.adapters.trl.trainers import PROMPT, PROMPT_IDS
+from rlcanary.adapters.trl.trainer.ranks import Ranks
+from rlcanary.adapters.trl.trainer.state import METRICS, group_size
+from rlcanary.adapters.trl.trainer.trainers import PROMPT, PROMPT_IDS
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.declining import NotProvided
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl.base import TrlBase
-from rlcanary.adapters.trl.trainers import QUIETLY, grpo_trainer
+from rlcanary.adapters.trl.trainer.trainers import QUIETLY, grpo_trainer
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.engines import generation_of
-from rlcanary.adapters.trl.trainers import PROMPT, PROMPT_IDS, grpo_trainer, replay
+from rlcanary.adapters.trl.trainer.trainers import PROMPT, PROMPT_IDS, grpo_trainer, replay
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl.base import TrlBase
-from rlcanary.adapters.trl.state import Rollout, TrlState
-from rlcanary.adapters.trl.trainers import UPDATES, grpo_trainer
+from rlcanary.adapters.trl.trainer.state import Rollout, TrlState
+from rlcanary.adapters.trl.trainer.trainers import UPDATES, grpo_trainer
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:

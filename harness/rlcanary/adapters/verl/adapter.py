@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.conversations import Conversations
 from rlcanary.adapters.verl.rewards import shaped_rewards
-from rlcanary.adapters.verl.transfer_queue import stored, trainer_module
+from rlcanary.adapters.verl.workers.transfer_queue import stored, trainer_module
 
 if TYPE_CHECKING:
     from torch import Tensor

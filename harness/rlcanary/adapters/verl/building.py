@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.engine import new_engine, on_ranks
 from rlcanary.adapters.verl.rollouts import Rollouts
-from rlcanary.adapters.verl.run_config import composed
 from rlcanary.adapters.verl.runs import silent
+from rlcanary.adapters.verl.workers.engine import new_engine, on_ranks
+from rlcanary.adapters.verl.workers.run_config import composed
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.state import TrainState
 

@@ -7,10 +7,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.agents import Remote, Server
-from rlcanary.adapters.verl.run_config import run_config
 from rlcanary.adapters.verl.runs import silent
 from rlcanary.adapters.verl.settings import Settings
+from rlcanary.adapters.verl.workers.agents import Remote, Server
+from rlcanary.adapters.verl.workers.run_config import run_config
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.sampling import Sampling
 

@@ -11,8 +11,8 @@ from unittest import mock
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.other_losses import OtherLosses
-from rlcanary.adapters.verl.run_config import composed, run_config
 from rlcanary.adapters.verl.runs import silent
+from rlcanary.adapters.verl.workers.run_config import composed, run_config
 from rlcanary.contract.adapter import NotProvided
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from rlcanary.adapters.verl.building import Building
-from rlcanary.adapters.verl.engine import jagged, new_engine, on_ranks, ragged, tensordict
-from rlcanary.adapters.verl.run_config import composed
+from rlcanary.adapters.verl.workers.engine import jagged, new_engine, on_ranks, ragged, tensordict
+from rlcanary.adapters.verl.workers.run_config import composed
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.run_config import run_config
-from rlcanary.adapters.verl.trainer import Rollout, new_trainer, put_rollouts
-from rlcanary.adapters.verl.transfer_queue import Rows, Store, stored
 from rlcanary.adapters.verl.updates import Updates
+from rlcanary.adapters.verl.workers.run_config import run_config
+from rlcanary.adapters.verl.workers.trainer import Rollout, new_trainer, put_rollouts
+from rlcanary.adapters.verl.workers.transfer_queue import Rows, Store, stored
 from rlcanary.contract.adapter import NotProvided
 
 if TYPE_CHECKING:

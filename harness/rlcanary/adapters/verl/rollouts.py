@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.agents import Server, agent_worker, scored
 from rlcanary.adapters.verl.reports import put_groups
-from rlcanary.adapters.verl.run_config import run_config
 from rlcanary.adapters.verl.runs import Runs, silent
-from rlcanary.adapters.verl.transfer_queue import stored
+from rlcanary.adapters.verl.workers.agents import Server, agent_worker, scored
+from rlcanary.adapters.verl.workers.run_config import run_config
+from rlcanary.adapters.verl.workers.transfer_queue import stored
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.sampling import Sampling
 

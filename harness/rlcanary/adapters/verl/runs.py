@@ -14,9 +14,9 @@ from unittest import mock
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.reports import Reports
-from rlcanary.adapters.verl.run_config import new_config
-from rlcanary.adapters.verl.trainer import new_trainer
-from rlcanary.adapters.verl.transfer_queue import stored, trainer_module
+from rlcanary.adapters.verl.workers.run_config import new_config
+from rlcanary.adapters.verl.workers.trainer import new_trainer
+from rlcanary.adapters.verl.workers.transfer_queue import stored, trainer_module
 from rlcanary.contract.adapter import NotProvided
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.engine import new_engine
-from rlcanary.adapters.verl.run_config import composed, copied
 from rlcanary.adapters.verl.syncing import Syncing
+from rlcanary.adapters.verl.workers.engine import new_engine
+from rlcanary.adapters.verl.workers.run_config import composed, copied
 
 if TYPE_CHECKING:
     from rlcanary.contract.records.preparation import Setting

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.agents import Server, agent_worker
 from rlcanary.adapters.verl.building import connected
 from rlcanary.adapters.verl.datasets import Datasets
-from rlcanary.adapters.verl.engine import new_engine, on_ranks
 from rlcanary.adapters.verl.rollouts import Templated
-from rlcanary.adapters.verl.run_config import new_config, run_config
 from rlcanary.adapters.verl.runs import silent
-from rlcanary.adapters.verl.trainer import EOS, PAD
-from rlcanary.adapters.verl.transfer_queue import Rows, stored
+from rlcanary.adapters.verl.workers.agents import Server, agent_worker
+from rlcanary.adapters.verl.workers.engine import new_engine, on_ranks
+from rlcanary.adapters.verl.workers.run_config import new_config, run_config
+from rlcanary.adapters.verl.workers.trainer import EOS, PAD
+from rlcanary.adapters.verl.workers.transfer_queue import Rows, stored
 from rlcanary.contract.adapter import NotProvided
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import prompts_of, tokens_of_completions
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.objective import Objective
-from rlcanary.adapters.verl.run_config import run_config
-from rlcanary.adapters.verl.trainer import Rollout, Workers, new_trainer, put_rollouts
-from rlcanary.adapters.verl.transfer_queue import Rows, stored
+from rlcanary.adapters.verl.losses.objective import Objective
+from rlcanary.adapters.verl.workers.run_config import run_config
+from rlcanary.adapters.verl.workers.trainer import Rollout, Workers, new_trainer, put_rollouts
+from rlcanary.adapters.verl.workers.transfer_queue import Rows, stored
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.records.layouts import Layout

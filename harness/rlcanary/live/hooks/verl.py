@@ -23,7 +23,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from rlcanary.adapters.verl.options import advantage_words, conventions_of, require_words
+from rlcanary.adapters.verl.losses.options import advantage_words, conventions_of, require_words
 from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
 from rlcanary.live.audit import Audit, log

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.configured import Configured
-from rlcanary.adapters.verl.credit import OF_ROWS, estimated, token_rewards, value_loss
-from rlcanary.adapters.verl.engine import given_outputs, jagged, new_engine, on_ranks, sequences, tensordict
-from rlcanary.adapters.verl.options import LOSS_MODES
+from rlcanary.adapters.verl.losses.configured import Configured
+from rlcanary.adapters.verl.losses.credit import OF_ROWS, estimated, token_rewards, value_loss
+from rlcanary.adapters.verl.losses.options import LOSS_MODES
+from rlcanary.adapters.verl.workers.engine import given_outputs, jagged, new_engine, on_ranks, sequences, tensordict
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.records.credit import Credit

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.run_config import run_config
-from rlcanary.adapters.verl.transfer_queue import trainer_module
+from rlcanary.adapters.verl.workers.run_config import run_config
+from rlcanary.adapters.verl.workers.transfer_queue import trainer_module
 
 if TYPE_CHECKING:
     from rlcanary.contract.batch import Completion

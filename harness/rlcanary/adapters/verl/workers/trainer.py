@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.agents import agent_worker
-from rlcanary.adapters.verl.engine import new_engine, on_ranks
-from rlcanary.adapters.verl.run_config import composed
-from rlcanary.adapters.verl.transfer_queue import Rows, Store, trainer_module
+from rlcanary.adapters.verl.workers.agents import agent_worker
+from rlcanary.adapters.verl.workers.engine import new_engine, on_ranks
+from rlcanary.adapters.verl.workers.run_config import composed
+from rlcanary.adapters.verl.workers.transfer_queue import Rows, Store, trainer_module
 
 if TYPE_CHECKING:
     from rlcanary.contract.batch import Completion

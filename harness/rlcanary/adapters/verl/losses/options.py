@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlcanary.adapters.verl.credit import WORDS, estimator_for, words_of
+from rlcanary.adapters.verl.losses.credit import WORDS, estimator_for, words_of
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.conventions import Aggregation, Conventions, Custom, KlEstimator, Objective, RatioLevel
 from rlcanary.errors import UserError

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.trl.trainers import PROMPT, grpo_trainer
+from rlcanary.adapters.trl.trainer.trainers import PROMPT, grpo_trainer
 
 # Completions of each prompt.
 GROUP = 2

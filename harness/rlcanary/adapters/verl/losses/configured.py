@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any, Self
 
 from rlcanary.adapters.frameworks import quiet, usable
-from rlcanary.adapters.verl.options import conventions_of, data_settings, data_words, require_words, settings_for
+from rlcanary.adapters.verl.losses.options import conventions_of, data_settings, data_words, require_words, settings_for
 from rlcanary.adapters.verl.rewards import overlong_settings, overlong_words
-from rlcanary.adapters.verl.run_config import composed, run_config
+from rlcanary.adapters.verl.workers.run_config import composed, run_config
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.torchrl.objective import Objective
+from rlcanary.adapters.torchrl.losses.objective import Objective
 from rlcanary.adapters.torchrl.options import gae_defaults, new_critic_loss
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput

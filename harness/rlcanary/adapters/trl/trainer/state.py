@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.trl.trainers import PROMPT, begin
+from rlcanary.adapters.trl.trainer.trainers import PROMPT, begin
 from rlcanary.contract.batch import CollatedBatch, Group
 from rlcanary.contract.declining import NotProvided
 from rlcanary.contract.state import TrainState

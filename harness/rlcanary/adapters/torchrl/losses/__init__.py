@@ -1,0 +1,1 @@
+"""torchrl's losses."""

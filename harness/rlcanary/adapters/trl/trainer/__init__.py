@@ -1,0 +1,1 @@
+"""Real trainers of TRL: their construction, state, ranks and loops."""

@@ -1,0 +1,1 @@
+"""verl's scoring and losses, and their options."""

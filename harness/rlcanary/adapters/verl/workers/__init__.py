@@ -1,0 +1,1 @@
+"""verl's own trainer, workers and agent loops on one CPU."""
