@@ -27,6 +27,7 @@ def report_document(
     title: str,
     now: Iterable[dict[str, Any]] = (),
     issues: Iterable[Issue] = (),
+    web: str | None = None,
 ) -> dict[str, Any]:
     """Builds the data of the page.
 
@@ -37,6 +38,7 @@ def report_document(
         title: The title of the page.
         now: What became worse, the most urgent first: `regression_document` of each.
         issues: The registry of known issues.
+        web: The https address of the repository, to whose commits the page links.
     """
     shown_runs = list(history.runs[-last:] if last else history.runs)
     index = {run.run_id: number for number, run in enumerate(shown_runs)}
@@ -47,6 +49,7 @@ def report_document(
             plotted.append(metric_document(newest, direction, index))
     return {
         "title": title,
+        "web": web,
         "generated": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         "total": len(history.runs),
         "runs": [
@@ -97,7 +100,8 @@ def regression_document(regression: Regression, notes: dict[str, str]) -> dict[s
         "after": regression.after,
         "size": "" if change is None else size_text(change, regression.relative, regression.noise_units),
         "since": f"{regression.first_bad.run.start:%Y-%m-%d}",
-        "commits": [commit_text(point.run) for point in (regression.last_good, regression.first_bad)],
+        "between": [commit_text(point.run) for point in (regression.last_good, regression.first_bad)],
+        "commits": [point.run.git_commit or "" for point in (regression.last_good, regression.first_bad)],
         "note": regression.note,
         "facts": [
             *([f"the environment changed: {notes['environment']}"] if "environment" in notes else []),

@@ -1,4 +1,4 @@
-"""Check that a history belongs to the current git repository."""
+"""Check that a history belongs to the current git repository, and find the repository's address."""
 
 import os
 import re
@@ -10,6 +10,9 @@ from rlcanary.errors import UserError
 from rlcanary.history.history import History
 
 SAMPLE = 10  # runs at each end of the history
+# https://host:port/path, ssh://user@host:port/path and user@host:path. A port of ssh is none of https.
+HTTPS = re.compile(r"https?://(?:[^@/]*@)?(?P<host>[\w.-]+(?::\d+)?)/(?P<path>[^?#\s]+?)(?:\.git)?/?\n")
+SSH = re.compile(r"(?:ssh://(?:[^@/]*@)?|[^@/:\s]+@)(?P<host>[\w.-]+)(?::\d+)?[:/](?P<path>[^?#\s]+?)(?:\.git)?/?\n")
 
 
 def require_own_project(history: History, start: Path) -> None:
@@ -40,6 +43,13 @@ def top_level(place: Path) -> Path | None:
     """Returns the root of the repository's checkout around a folder, None outside of one."""
     answer = _git(["rev-parse", "--show-toplevel"], place)
     return Path(answer.removesuffix("\n")) if answer else None
+
+
+def web_address(place: Path) -> str | None:
+    """Returns the https address of the remote `origin`, without a name or password; None if it has none."""
+    address = _git(["remote", "get-url", "origin"], place) or ""
+    found = HTTPS.fullmatch(address) or SSH.fullmatch(address)
+    return f"https://{found['host']}/{found['path']}" if found else None
 
 
 def _are_commits(names: Sequence[str], place: Path) -> list[bool] | None:

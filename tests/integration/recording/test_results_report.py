@@ -76,6 +76,17 @@ def test_page_begins_with_what_is_worse_now(page: Path) -> None:
 
 
 @needs_browser
+def test_commits_link_to_the_repository_where_it_has_an_address(page: Path, tmp_path: Path) -> None:
+    text = page.read_text().replace('"web":null', '"web":"https://git.team.org/team/code"')
+    (tmp_path / "page.html").write_text(text)
+    shown = browse(tmp_path / "page.html", "--dump-dom")
+    link = f'<a href="https://git.team.org/team/code/compare/{40:040x}...{41:040x}">'
+    assert f"between {link}" in shown
+    assert f"{link}{40:040x}"[: len(link) + 10] in cards(shown)["loss"]
+    assert "<a href" not in cards(browse(page, "--dump-dom"))["loss"]
+
+
+@needs_browser
 def test_search_leaves_what_holds_every_word(page: Path) -> None:
     assert set(cards(browse(page, "--dump-dom", fragment="#q=GRPO+los"))) == {"loss"}
 

@@ -10,6 +10,7 @@ from rlcanary.errors import UserError
 from rlcanary.history.directions import direction_of, parse_rules
 from rlcanary.history.history import counted
 from rlcanary.history.report import fill_page, regression_document, report_document
+from rlcanary.history.repository import web_address
 from rlcanary.history.settings import pytest_settings
 from rlcanary.known_issues import FILE_NAME, read_issues
 from rlcanary.system.files import require_writable, write_whole
@@ -55,7 +56,9 @@ def report(folder: Path | None, any_project: bool, output: Path | None, last: in
         now = [regression_document(*entry) for entry in zip(seen.found, seen.notes, strict=True)]
         registry = settings.root / (settings.text("rlcanary_known_issues") or FILE_NAME)
         issues = read_issues(registry) if registry.exists() else []
-        document = report_document(history, metrics, last, f"Metrics of {settings.root.resolve().name}", now, issues)
+        web = web_address(history.folder) or web_address(settings.root)
+        title = f"Metrics of {settings.root.resolve().name}"
+        document = report_document(history, metrics, last, title, now, issues, web)
     write_whole(page, fill_page(document))
     others = len(pairs) - len(metrics)
     warn(left_out)
