@@ -1,8 +1,8 @@
 """The ledger of alarms: when a metric's change was first seen, became known, was acknowledged, and was over.
 
 It is a journal in the folder of results (`.alarms.jsonl`), so a change is announced once, however long it lasts and
-however often it is looked for. A change is the same one while the runs between which it may lie overlap with those that
-were recorded; these are kept as times, which outlive the removal of single runs.
+however often it is looked for. A step is the same one while the runs between which it may lie overlap with those that
+were recorded, also after it seemed to be over; these are kept as times, which outlive the removal of single runs.
 """
 
 import datetime
@@ -17,7 +17,7 @@ from rlcanary.system.journal import Journal, Record, file_lock, read_journal
 NAME = ".alarms.jsonl"
 LOCK_NAME = ".alarms.lock"
 KIND, VERSION = "alarms", 1
-EVENTS = ("seen", "known", "acknowledged", "over")
+EVENTS = ("seen", "known", "acknowledged", "over", "back")
 
 
 @dataclass
@@ -28,7 +28,8 @@ class Alarm:
         kind: "step", "drift" or "not finite".
         earliest_s: start of the last run that is surely before the change, in seconds since the epoch.
         latest_s: start of the first run that is surely after it.
-        events: by event, the newest run of the history at that time (its id), and that run's start.
+        events: by event, the newest run of the history at that time (its id), and that run's start. "back" takes "over"
+            away.
     """
 
     number: int
@@ -41,13 +42,22 @@ class Alarm:
     note: str = ""
 
     def is_same(self, metric: str, kind: str, rises: bool, earliest_s: float, latest_s: float) -> bool:
-        """Tells if an open alarm is this change."""
-        overlaps = self.earliest_s < latest_s and earliest_s < self.latest_s
-        return (
-            "over" not in self.events
-            and (self.metric, self.kind, self.rises) == (metric, kind, rises)
-            and (overlaps or kind != "step")
-        )
+        """Tells if the alarm is of this change: an open one, or a step in the same place that seemed to be over."""
+        if (self.metric, self.kind, self.rises) != (metric, kind, rises):
+            return False
+        if kind != "step":
+            return self.is_open
+        return self.earliest_s < latest_s and earliest_s < self.latest_s
+
+    @property
+    def is_open(self) -> bool:
+        return "over" not in self.events
+
+    def happened(self, event: str, run_id: str, started_s: float) -> None:
+        """Takes in what happened to the change."""
+        self.events[event] = (run_id, started_s)
+        if event == "back":
+            del self.events["over"]
 
 
 class Ledger:
@@ -64,12 +74,13 @@ class Ledger:
             self._read(record)
 
     def open_alarms(self) -> list[Alarm]:
-        return [alarm for alarm in self.alarms if "over" not in alarm.events]
+        return [alarm for alarm in self.alarms if alarm.is_open]
 
     def find(self, metric: str, kind: str, rises: bool, earliest_s: float, latest_s: float) -> Alarm | None:
-        """Returns the open alarm of a change, None for one that has not been seen."""
+        """Returns the alarm of a change, an open one first; None for one that has not been seen."""
         change = (metric, kind, rises, earliest_s, latest_s)
-        return next((alarm for alarm in self.alarms if alarm.is_same(*change)), None)
+        same = [alarm for alarm in self.alarms if alarm.is_same(*change)]
+        return max(same, key=lambda alarm: alarm.is_open, default=None)
 
     def add(self, metric: str, kind: str, rises: bool, earliest_s: float, latest_s: float) -> Alarm:
         """Opens an alarm for a change, in which nothing has happened yet."""
@@ -81,7 +92,7 @@ class Ledger:
 
     def note_event(self, alarm: Alarm, event: str, run_id: str, started_s: float, note: str = "") -> None:
         """Records what happened to an alarm, with the newest run at that time."""
-        alarm.events[event] = (run_id, started_s)
+        alarm.happened(event, run_id, started_s)
         alarm.note = note or alarm.note
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         facts = {"number": alarm.number, "run_id": run_id, "started_s": started_s, "time_utc": now}
@@ -106,7 +117,7 @@ class Ledger:
                 self.alarms.append(Alarm(record["number"], *(record[name] for name in fields)))
             case event:
                 alarm = self.alarms[record["number"]]
-                alarm.events[event] = (record["run_id"], record["started_s"])
+                alarm.happened(event, record["run_id"], record["started_s"])
                 alarm.note = record.get("note", alarm.note)
 
 

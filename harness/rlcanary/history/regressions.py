@@ -157,6 +157,8 @@ def judge(
             if regression.series.name not in ledger.watched and regression.runs_since > recent:
                 ledger.note_event(alarm, "known", *now)
                 ledger.note_event(alarm, "acknowledged", *now, note="older than the first look at this metric")
+        elif not alarm.is_open:
+            ledger.note_event(alarm, "back", *now)
         certain = regression.chance <= CHANCE_PER_DAY / metrics
         if "known" not in alarm.events and (certain or _is_confirmed(regression, alarm.events["seen"][1])):
             ledger.note_event(alarm, "known", *now)

@@ -43,6 +43,20 @@ def test_change_is_the_same_while_its_places_overlap(
     assert (ledger.find(*change) is alarm) == same
 
 
+def test_step_that_seemed_over_is_the_same_when_it_is_seen_again(tmp_path: Path) -> None:
+    with open_ledger(tmp_path) as ledger:
+        alarm = ledger.add("m", "step", True, 10.0, 20.0)
+        for at_s, event in enumerate(("seen", "known", "over"), 30):
+            ledger.note_event(alarm, event, f"run{at_s}", float(at_s))
+    with open_ledger(tmp_path) as ledger:
+        (alarm,) = ledger.alarms
+        assert ledger.find("m", "step", True, 12.0, 22.0) is alarm
+        assert ledger.find("m", "step", True, 31.0, 40.0) is None
+        ledger.note_event(alarm, "back", "run33", 33.0)
+    (alarm,) = read_ledger(tmp_path).open_alarms()
+    assert alarm.events["known"] == ("run31", 31.0)
+
+
 def test_half_a_line_costs_that_line_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     with open_ledger(tmp_path) as ledger:
         ledger.watch(["a"])
