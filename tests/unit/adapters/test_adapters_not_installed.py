@@ -10,7 +10,7 @@ import pytest
 
 from rlcanary.adapters import BUNDLED, NotProvided, load_adapter, openrlhf, prime_rl
 from rlcanary.adapters import nemo_rl as nemo
-from rlcanary.adapters.frameworks import usable
+from rlcanary.adapters.frameworks import forget, usable
 from rlcanary.errors import UserError
 
 # As `ClippedPGLossConfig` and `AdvEstimatorConfig` have them.
@@ -214,11 +214,10 @@ def package(folder, name, version=None, **modules):
         (None, "raise AssertionError('wants another\\ntorch')", "AssertionError: wants another"),
     ],
 )
-def test_a_release_that_does_not_fit_is_one_line_with_the_cause(version, source, said, tmp_path, monkeypatch):
+def test_a_release_that_does_not_fit_is_one_line_with_the_cause(version, source, said, tmp_path, monkeypatch, request):
     package(tmp_path, "someframe", version, inner=source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "someframe"]:
-        monkeypatch.delitem(sys.modules, name)
+    request.addfinalizer(lambda: forget("someframe"))
     with pytest.raises(UserError) as raised, usable("someframe", "", "someframe 1.16", at_least="1.16"):
         importlib.import_module("someframe.inner")
     assert "written for someframe 1.16" in str(raised.value)
