@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A statement that is true is found false in one of this many runs, however long they are.
-RUNS = 400
+# A correct run has a finding by chance in at most one of this many runs, all statements together, however long they are.
+RUNS = 100
 # Parts of the largest stake that loses no more than there is.
 STAKES = torch.tensor([0.8, 0.2, 0.03, 0.005], dtype=torch.float64)
+
+# The logarithm of a wealth counts as no more than this.
+LARGEST = 100.0
 
 
 class Bets:
@@ -24,9 +27,14 @@ class Bets:
     capital, so that what was right for long is found soon after it breaks. Their wealth is added up.
     """
 
-    def __init__(self, bound: float) -> None:
-        """Start with nothing won, against a mean of at most `bound`."""
-        self._bound = bound
+    def __init__(self, bound: float, statements: int = 1) -> None:
+        """Start with nothing won, against a mean of at most `bound`.
+
+        Args:
+            bound: of the mean.
+            statements: the number of statements about a run that share the error rate of one in RUNS.
+        """
+        self._bound, self._enough = bound, math.log(RUNS * statements)
         self._updates = 0
         self._log_wealth = torch.full_like(STAKES, -math.inf)
 
@@ -51,10 +59,28 @@ class Bets:
             lowest: what each can be at least, as it was known before the value; [N], or one for all. Values below count as
                 this one, which has to be rare enough for the mean to stay.
         """
-        self._updates += 1
-        share = -math.log(self._updates * (self._updates + 1) * len(STAKES))
         lowest_N = torch.as_tensor(lowest, dtype=torch.float64).expand(len(values))
         gains_N = values.double().maximum(lowest_N) - self._bound
-        won = torch.log1p(STAKES.unsqueeze(1) / (self._bound - lowest_N) * gains_N).sum(dim=1)
-        self._log_wealth = torch.logaddexp(self._log_wealth, torch.full_like(won, share)) + won
-        return float(self._log_wealth.logsumexp(0)) > math.log(RUNS)
+        return bool(self.add(torch.log1p(STAKES.unsqueeze(1) / (self._bound - lowest_N) * gains_N).sum(dim=1)))
+
+    def add(self, won: Tensor) -> Tensor:
+        """Add what the stakes have won in an update, [..., 4] logarithms -> where the mean is above the bound, [...]."""
+        self._updates += 1
+        share = -math.log(self._updates * (self._updates + 1) * len(STAKES))
+        self._log_wealth = torch.logaddexp(self._log_wealth, torch.tensor(share, dtype=torch.float64)) + won
+        return self._log_wealth.logsumexp(-1) > self._enough
+
+
+def evidence_of_rows(values_BT: Tensor, known_BT: Tensor) -> Tensor:
+    """Bet on each row by itself that the mean of its values is at most 1 -> the mean wealth of the bettors, [1].
+
+    Where the statement is true of all rows its own mean is at most 1; one row that is far above makes it large. A row's
+    wealth is the mean of the bettors with each of the stakes.
+
+    Args:
+        values_BT: [B, T] of at least 0.
+        known_BT: [B, T], the values to look at; each row has one.
+    """
+    won_BT = torch.log1p(STAKES.view(-1, 1, 1) * (values_BT.double() - 1)).masked_fill(~known_BT, 0)
+    log_wealth = won_BT.sum(dim=2).flatten()
+    return (log_wealth.logsumexp(0) - math.log(len(log_wealth))).clamp(max=LARGEST).exp().view(1)

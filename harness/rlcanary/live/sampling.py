@@ -1,18 +1,20 @@
 """Completions are samples of the weights that are trained: judged over the updates of a run, on rows of the present version.
 
-Two identities hold for every policy, with the expectation over tokens that it draws itself. The mean of the ratio of the
-trainer's probability to the sampler's is 1, and the mean of -log p is the entropy.
+Two identities hold for every policy, with the expectation over tokens that it draws itself. The mean of the ratio r of the
+trainer's probability to the sampler's is 1, and the mean of -log p is the entropy. The mean of r - 1 - log r over the
+sampler's tokens is how far the trainer is away from it, in nats (the KL divergence). No engine computes exactly what the
+trainer does, so each statement allows for a mean difference, and for nothing else: tokens may depend on each other, and
+single ones be far off, as they are in half precision.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from rlcanary.live.bets import Bets
+from rlcanary.live.bets import Bets, evidence_of_rows
 from rlcanary.live.findings import Finding
 from rlcanary.live.record import Record
 
@@ -22,54 +24,56 @@ ALLOWED = 0.03
 LARGEST = 4.0
 # The entropy and the logprob of a token add up to no less than this.
 LEAST = -20.0
-# The nats per token that the sampler may be away from the trainer, and beyond ten times its distance at the start.
+# The nats per token that the sampler may be away from the trainer: ten times its distance at the start and a bit, within
+# what half precision makes of a sharp policy.
 FURTHEST, FURTHER, TIMES = 0.05, 0.02, 10
+# The audited updates that are the start.
 FIRST = 3
-# A row that is this many nats per token away, and this many times as far as the median row, is read in another way.
-ALONE, TIMES_THE_MEDIAN = 0.01, 1000
 # A pair of equal completions counts as no less likely than exp(-20).
 RAREST = 20.0
+
+# The mean that each statement bounds, of what is bet on.
+BOUNDS = {
+    "above": 1 + ALLOWED,
+    "below": ALLOWED - 1,
+    "likely": ALLOWED,
+    "unlikely": ALLOWED,
+    "repeated": 1 + ALLOWED,
+    "away": 1.0,
+    "row away": 1.0,
+}
 
 
 class Sampling:
     """What is known of the sampler of a run."""
 
     def __init__(self) -> None:
-        self._above = Bets(1 + ALLOWED)
-        self._below = Bets(ALLOWED - 1)
-        self._likely = Bets(ALLOWED)
-        self._unlikely = Bets(ALLOWED)
-        self._repeated = Bets(1 + ALLOWED)
-        self._bets = {
-            "above": self._above,
-            "below": self._below,
-            "likely": self._likely,
-            "unlikely": self._unlikely,
-            "repeated": self._repeated,
-        }
+        self._bets = {name: Bets(bound, len(BOUNDS)) for name, bound in BOUNDS.items()}
         self._at_start: list[float] = []
-        self._lately: deque[float] = deque(maxlen=FIRST)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is known so far, in plain values."""
         bets = {name: each.state_dict() for name, each in self._bets.items()}
-        return {"bets": bets, "at_start": list(self._at_start), "lately": list(self._lately)}
+        return {"bets": bets, "at_start": list(self._at_start)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what was known before."""
-        for name, each in self._bets.items():
-            each.load_state_dict(state["bets"][name])
-        self._at_start, self._lately = list(state["at_start"]), deque(state["lately"], maxlen=FIRST)
+        for name, each in state["bets"].items():
+            self._bets[name].load_state_dict(each)
+        self._at_start = list(state["at_start"])
 
     def judge(self, record: Record) -> Iterator[Finding]:
         """Judge the rows of an update that the present weights have drawn."""
         if record.versions is None or record.trainer_version is None:
             return
         present_BT = record.mask & (record.versions == record.trainer_version).unsqueeze(1)
-        if record.sampler_logprobs is not None:
-            yield from self._ratios(record, present_BT & ~record.sampler_logprobs.isnan())
-            yield from self._repeats(record, present_BT)
         has_dropout = record.conventions is not None and record.conventions.training_dropout
+        if record.sampler_logprobs is not None:
+            known_BT = present_BT & ~record.sampler_logprobs.isnan()
+            yield from self._ratios(record, known_BT)
+            yield from self._repeats(record, present_BT)
+            if known_BT.any() and not has_dropout:
+                yield from self._distances(record, known_BT)
         if record.entropy is not None and record.drawn_freely and not has_dropout:
             yield from self._surprises(record, present_BT)
 
@@ -79,8 +83,8 @@ class Sampling:
         gap_N = (record.logprobs - record.sampler_logprobs)[known_BT]
         ratio_N = gap_N.exp()
         off = float(ratio_N.mean()) - 1
-        is_above = self._above.refuted_by(ratio_N, 0.0)
-        is_below = self._below.refuted_by(-ratio_N, -LARGEST) and record.drawn_freely
+        is_above = self._bets["above"].refuted_by(ratio_N, 0.0)
+        is_below = self._bets["below"].refuted_by(-ratio_N, -LARGEST) and record.drawn_freely
         if is_above or is_below:
             yield Finding(
                 "sampling.ratio",
@@ -90,23 +94,39 @@ class Sampling:
                 "tokens, at another temperature, or with other weights",
                 abs(off),
             )
-        yield from _uneven_rows(record, known_BT)
-        away = float((gap_N.exp() - 1 - gap_N).mean())
-        self._lately.append(away)
-        now = sum(self._lately) / len(self._lately)
-        if len(self._at_start) < FIRST:
-            self._at_start.append(away)
-            if len(self._at_start) < FIRST:
-                return
-        start = min(self._at_start)
-        if start > FURTHEST:
+
+    def _distances(self, record: Record, known_BT: Tensor) -> Iterator[Finding]:
+        """Bet on the distance of all tokens, and of the tokens of a row, in parts of what it may be."""
+        assert record.sampler_logprobs is not None
+        has_known_B = known_BT.any(dim=1)
+        gap_BT, known_BT = (record.logprobs - record.sampler_logprobs)[has_known_B], known_BT[has_known_B]
+        away_BT = (gap_BT.exp() - 1 - gap_BT).masked_fill(~known_BT, 0)
+        is_started = len(self._at_start) == FIRST
+        start = min(self._at_start) if is_started else FURTHEST
+        most = min(TIMES * start + FURTHER, FURTHEST)
+        now = float(away_BT[known_BT].mean())
+        if not is_started:
+            self._at_start.append(now)
+        is_away = self._bets["away"].refuted_by(away_BT[known_BT] / most, 0.0)
+        is_row_away = self._bets["row away"].refuted_by(evidence_of_rows(away_BT / most, known_BT), 0.0)
+        away_B = away_BT.sum(dim=1) / known_BT.sum(dim=1)
+        median = float(away_B.median())
+        if is_row_away and median <= most:
+            row, furthest = int(has_known_B.nonzero()[away_B.argmax()]), float(away_B.max())
+            yield Finding(
+                "sampling.uneven",
+                f"on samples of the present weights the sampler is {furthest:.3g} nats per token away from the trainer in "
+                f"row {row}, and {median:.2g} in the median row: padding, position ids, the mask or the prompt differ there",
+                furthest,
+            )
+        elif (is_away or is_row_away) and start >= FURTHEST:
             yield Finding(
                 "sampling.distance",
                 f"on samples of the present weights the sampler is {now:.3g} nats per token away from the trainer, from the "
                 "start: it reads other tokens, or computes another model",
                 now,
             )
-        elif now > TIMES * start + FURTHER:
+        elif is_away or is_row_away:
             yield Finding(
                 "sampling.drift",
                 f"on samples of the present weights the sampler is {now:.3g} nats per token away from the trainer, and was "
@@ -122,7 +142,7 @@ class Sampling:
         is_pair_P = (record.group_ids[1:] == record.group_ids[:-1]) & present_BT[1:].any(1) & present_BT[:-1].any(1)
         is_equal_P = (logprobs_BT[1:] == logprobs_BT[:-1]).all(1) & (present_BT[1:] == present_BT[:-1]).all(1)
         odds_P = (-logprobs_BT[:-1].sum(dim=1)).clamp(max=RAREST).exp() * is_equal_P
-        if is_pair_P.any() and self._repeated.refuted_by(odds_P[is_pair_P], 0.0):
+        if is_pair_P.any() and self._bets["repeated"].refuted_by(odds_P[is_pair_P], 0.0):
             equal, pairs = int(is_equal_P[is_pair_P].sum()), int(is_pair_P.sum())
             yield Finding(
                 "sampling.repeats",
@@ -137,8 +157,8 @@ class Sampling:
             return
         entropy_N = record.entropy[present_BT]
         excess_N = entropy_N + record.logprobs[present_BT]
-        is_likely = self._likely.refuted_by(excess_N, LEAST)
-        if self._unlikely.refuted_by(-excess_N, -entropy_N) or is_likely:
+        is_likely = self._bets["likely"].refuted_by(excess_N, LEAST)
+        if self._bets["unlikely"].refuted_by(-excess_N, -entropy_N) or is_likely:
             mean = float(excess_N.mean())
             cause = (
                 "it samples at a lower temperature, with top-k or top-p, or tokens that are likely are trained alone"
@@ -151,19 +171,3 @@ class Sampling:
                 f"is {abs(mean):.3g} nats per token {'below' if is_likely else 'above'} the entropy in this update; {cause}",
                 abs(mean),
             )
-
-
-def _uneven_rows(record: Record, known_BT: Tensor) -> Iterator[Finding]:
-    """Find rows on which the sampler is far away from the trainer beside rows on which it is not."""
-    assert record.sampler_logprobs is not None
-    gap_BT = (record.logprobs - record.sampler_logprobs).masked_fill(~known_BT, 0)
-    away_B = (gap_BT.exp() - 1 - gap_BT).sum(dim=1) / known_BT.sum(dim=1)
-    known_B = away_B[~away_B.isnan()]
-    row, most, median = int(away_B.nan_to_num().argmax()), float(known_B.max()), float(known_B.median())
-    if most > max(ALONE, TIMES_THE_MEDIAN * median):
-        yield Finding(
-            "sampling.uneven",
-            f"on samples of the present weights the sampler is {most:.3g} nats per token away from the trainer in row "
-            f"{row}, and {median:.2g} in the median row: padding, position ids, the mask or the prompt of that row differ",
-            most,
-        )

@@ -57,6 +57,11 @@ def in_half_precision(logits: Tensor, number: int) -> Tensor:
     return (logits + 0.03 * noise).bfloat16().float()
 
 
+def in_half_precision_of_large_logits(logits: Tensor, number: int) -> Tensor:
+    noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(number))
+    return (logits + 0.4 * noise).bfloat16().float()
+
+
 def top_five(logits: Tensor, _: int) -> Tensor:
     return logits.masked_fill(logits < logits.topk(5).values[..., -1:], -torch.inf)
 
@@ -79,6 +84,15 @@ def test_healthy_runs_have_no_finding(sampler: Sampler) -> None:
     for seed in range(5):
         run = Run(seed)
         assert [kind for _ in range(60) for kind in run.update(sampler)] == []
+
+
+def test_rows_of_a_sharp_policy_that_half_precision_moves_have_no_finding() -> None:
+    """Most rows are the same on both sides to the last digits, and a few, with an open token, are not."""
+    for seed in range(3):
+        run = Run(seed)
+        run.logits[torch.arange(B) % 8 > 0] *= 100
+        run.logits[:, torch.arange(T) % 8 > 0] *= 20
+        assert [kind for _ in range(60) for kind in run.update(in_half_precision_of_large_logits)] == []
 
 
 @pytest.mark.parametrize(
@@ -116,7 +130,7 @@ def test_a_row_that_the_sampler_reads_in_another_way_is_found() -> None:
         return other
 
     run = Run(0)
-    assert run.update(one_row) == ["sampling.uneven"]
+    assert "sampling.uneven" in [kind for _ in range(3) for kind in run.update(one_row)]
     assert "in row 3" in str(run.audit.findings[0])
 
 
