@@ -27,6 +27,7 @@ SEVERITIES = ("update", "dashboard", "hardening")
 RESULTS = pytest.StashKey[dict[str, list[tuple["Check", "Result"]]]]()
 NOT_PROVIDED = "canary not provided"
 NOT_COMPARED = "canary not compared"
+ADAPTER_ERROR = "canary adapter error"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -125,12 +126,21 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 def pytest_report_teststatus(
     report: pytest.TestReport | pytest.CollectReport, config: pytest.Config
 ) -> tuple[str, str, str] | None:
-    """Count checks that compared nothing, or are not provided, by these names, apart from skipped tests."""
+    """Count checks that compared nothing, are not provided, or met an adapter error apart from skipped tests."""
     if report.when == "call" and NOT_PROVIDED in dict(report.user_properties):
         return None if config.getoption("canary_list_not_provided") else ("not provided", "", "NOT PROVIDED")
     if report.when == "call" and NOT_COMPARED in dict(report.user_properties):
         return "not compared", "n", "NOT COMPARED"
+    if report.when == "call" and ADAPTER_ERROR in dict(report.user_properties):
+        return "adapter error", "a", "ADAPTER ERROR"
     return None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End with 3, which blames no code, where nothing failed and a check met an error of the adapter itself."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.exitstatus == pytest.ExitCode.OK and reporter is not None and reporter.stats.get("adapter error"):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -142,11 +152,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     }
     for spec in config.getoption("canary") if failed else ():
         _show_causes(terminalreporter, config, spec, failed)
-    reports = terminalreporter.stats.get("not compared", [])
-    if reports:
-        terminalreporter.section("checks that compared nothing")
-    for report in reports:
-        terminalreporter.line(f"{report.nodeid}: {dict(report.user_properties)[NOT_COMPARED]}")
+    for category, title, name in (
+        ("not compared", "checks that compared nothing", NOT_COMPARED),
+        ("adapter error", "checks that met an error of the adapter itself", ADAPTER_ERROR),
+    ):
+        reports = terminalreporter.stats.get(category, [])
+        if reports:
+            terminalreporter.section(title)
+        for report in reports:
+            terminalreporter.line(f"{report.nodeid}: {dict(report.user_properties)[name]}")
 
 
 def _coverage(terminalreporter: pytest.TerminalReporter) -> dict[str, Coverage]:
@@ -170,7 +184,8 @@ def _coverage(terminalreporter: pytest.TerminalReporter) -> dict[str, Coverage]:
             for name, told in own.items()
             if NOT_PROVIDED in told
         }
-        found[adapter.removeprefix("canary[").removesuffix("]")] = coverage(own, missing)
+        misfits = [name for name, told in own.items() if ADAPTER_ERROR in told]
+        found[adapter.removeprefix("canary[").removesuffix("]")] = coverage(own, missing, misfits)
     return found
 
 
@@ -260,6 +275,8 @@ class CanaryItem(pytest.Item):
             raise CheckFailed(replace(result, message="is expected to fail, but passes: remove it from the file"))
         if result.status == "not-compared":
             self.user_properties.append((NOT_COMPARED, result.message))
+        if result.status == "adapter-error":
+            self.user_properties.append((ADAPTER_ERROR, result.message))
         if result.status == "not-provided":
             self.user_properties.append((NOT_PROVIDED, ", ".join(sorted(result.missing))))
         if result.status != "pass":

@@ -30,6 +30,7 @@ def test_framework_fails_exactly_where_it_is_known_to(framework: str, at_least: 
     assert done.returncode == 0, done.stdout
     statuses = [item["status"] for item in json.loads((tmp_path / "out.json").read_text())["checks"]]
     assert statuses.count("pass") >= at_least
+    assert "adapter-error" not in statuses
     assert done.stderr == ""
 
 

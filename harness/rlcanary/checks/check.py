@@ -32,7 +32,7 @@ SHOWN = 12
 """How many findings a message lists behind the first."""
 
 
-Status = Literal["pass", "fail", "not-compared", "not-provided", "error"]
+Status = Literal["pass", "fail", "not-compared", "not-provided", "adapter-error", "error"]
 
 
 Body = Callable[..., object]
@@ -105,7 +105,8 @@ class Check:
 class Result:
     """The outcome of one check.
 
-    A check that called the code and compared nothing is "not-compared", never "pass".
+    A check that called the code and compared nothing is "not-compared", never "pass"; one in which a bundled adapter did not
+    fit the installed release is an "adapter-error", unless another case failed.
 
     Attributes:
         id: the check's id.
@@ -244,13 +245,16 @@ def _run(
             _run_cases(check, adapter, adapter.conventions, spec, seed, tally, examples, until)
     except TookTooLong:
         tally.stopped("takes too long", f"took longer than {timeout:g} s: {tally.calling or 'before its first call'}")
-    left_out = sorted({*tally.declined, *tally.empty})
+    misfits = [f"adapter error: {each}" for each in dict.fromkeys(tally.misfits)]
+    left_out = sorted({*tally.declined, *tally.empty, *misfits})
     notes = [f"left out: {'; '.join(left_out)}"] if left_out else []
     if tally.found:
         status, message, snippet = outcome(tally.found)
         told = [] if until else _explanations(check, adapter, spec, seed, tally, timeout, examples)
         hints = [f"{each} gives this in every case: if you mean that, declare it" for each in told]
         return status, "\n".join([message, *hints, *notes]), snippet
+    if tally.misfits:
+        return "adapter-error", "\n".join(dict.fromkeys(tally.misfits)), ""
     if tally.compared:
         return "pass", "\n".join(notes), ""
     reasons = "; ".join(dict.fromkeys(tally.empty + tally.declined))
@@ -319,7 +323,7 @@ def _explanations(
             again = Tally()
             judged = adapter.conventions.replace(**other)
             _run_cases(judge, adapter, judged, spec, seed, again, examples, until=lambda _: True)
-            if again.compared and not again.found:
+            if again.compared and not (again.found or again.misfits):
                 told.append(", ".join(f"{name}={value!r}" for name, value in other.items()))
     return told
 

@@ -149,6 +149,7 @@ class Tally:
         made: calls of the adapter.
         compared: comparisons. A check without one has not passed.
         declined: reasons why the adapter declined a case.
+        misfits: errors of a bundled adapter that does not fit the installed release of its framework.
         empty: reasons why a case left nothing to compare.
         found: findings and exceptions, in the order of the cases.
         calling: the capability that was called last, with its arguments.
@@ -161,6 +162,7 @@ class Tally:
     made: int = 0
     compared: int = 0
     declined: list[str] = field(default_factory=list)
+    misfits: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
     calling: str = ""
@@ -201,8 +203,8 @@ class Tally:
         except Finding as finding:
             self.note(finding)
         except Exception as error:  # noqa: BLE001 - the adapter is foreign code; any exception is a result
-            if _is_bundled_adapters(error):
-                self.declined.append(self._told(f"adapter error: it does not fit this release: {error}"))
+            if misfit := _misfit(error):
+                self.misfits.append(self._told(misfit))
                 return
             frames = traceback.extract_tb(error.__traceback__)
             frame = frames[-1]
@@ -248,14 +250,16 @@ class Tally:
         return numbered
 
 
-def _is_bundled_adapters(error: Exception) -> bool:
-    """Tell whether a bundled adapter asked its framework for what this release does not have."""
+def _misfit(error: Exception) -> str:
+    """Say where a bundled adapter asked its framework for what this release does not have; nothing for other errors."""
     if not isinstance(error, (ImportError, AttributeError, TypeError)):
-        return False
+        return ""
     frames = traceback.extract_tb(error.__traceback__)
     raised = next((each for each in reversed(frames) if not any(name in each.filename for name in LOOKUPS)), frames[-1])
     place = Path(raised.filename)
-    return ADAPTERS in place.parents and place.relative_to(ADAPTERS).parts[0] not in OWN
+    if ADAPTERS not in place.parents or place.relative_to(ADAPTERS).parts[0] in OWN:
+        return ""
+    return f"{type(error).__name__}: {error} (line {raised.lineno} of adapters/{place.relative_to(ADAPTERS)})"
 
 
 def _numbered(name: str, seen: Counter[str]) -> str:

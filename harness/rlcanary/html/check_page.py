@@ -12,6 +12,7 @@ from rlcanary.html.strips import LEGEND
 STATUSES = {
     "fail": ("failed", "fail"),
     "error": ("raised", "fail"),
+    "adapter-error": ("adapter errors", "muted"),
     "pass": ("passed", "pass"),
     "not-compared": ("not compared", "muted"),
     "not-provided": ("not provided", "muted"),

@@ -92,7 +92,8 @@ def coverage_of(results: Iterable[Result]) -> Coverage:
     """Count which of these checks ran."""
     results = list(results)
     missing = {result.id: result.missing for result in results if result.status == "not-provided"}
-    return coverage([result.id for result in results], missing)
+    misfits = [result.id for result in results if result.status == "adapter-error"]
+    return coverage([result.id for result in results], missing, misfits)
 
 
 def versions_of(adapter: str) -> dict[str, str]:

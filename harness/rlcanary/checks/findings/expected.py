@@ -23,6 +23,8 @@ from rlcanary.checks.tally import Fingerprint, Found
 from rlcanary.errors import UserError
 from rlcanary.system.files import write_whole
 
+ADAPTER_ERROR = Fingerprint("", "adapter error")
+"""Stands where the findings belong in the entry of a check that the adapter itself kept from running."""
 NO_REASON = "say why"
 """Stands where the reason of a new entry belongs; a file with it is refused."""
 
@@ -103,7 +105,8 @@ def update_expected(path: Path, results: Iterable[Result], reason: str = NO_REAS
             continue
         entry = entries.setdefault(result.id, _Entry("", [], result.id, reason))
         entry.reason = entry.reason or reason
-        entry.findings = list(dict.fromkeys(found.fingerprint for found in result.findings))
+        found = [each.fingerprint for each in result.findings]
+        entry.findings = [ADAPTER_ERROR] if result.status == "adapter-error" else list(dict.fromkeys(found))
     write_whole(path, "".join(map(str, entries.values())))
     return {entry.check_id: Expectation(entry.reason, tuple(entry.findings)) for entry in entries.values()}
 
@@ -159,11 +162,13 @@ class Comparison:
         unexpected: checks that failed or raised without being expected to, or with other findings than expected.
         known: checks that failed as expected.
         stale: checks that were expected to fail, but passed or did not run.
+        misfits: checks in which the adapter itself erred without being expected to: these have no verdict.
     """
 
     unexpected: list[Result]
     known: list[Result]
     stale: list[Result]
+    misfits: list[Result] = field(default_factory=list)
 
     def is_red_from(self, least: Severity) -> bool:
         """Tell whether an unexpected failure has this severity or a worse one, or the file is stale."""
@@ -171,11 +176,14 @@ class Comparison:
 
 
 def compare(results: Iterable[Result], expected: dict[str, Expectation]) -> Comparison:
-    """Sort results into unexpected, known and stale."""
+    """Sort results into unexpected, known, stale and misfits."""
     comparison = Comparison([], [], [])
     for result in results:
         expectation = expected.get(result.id)
-        if result.status not in ("fail", "error"):
+        if result.status == "adapter-error":
+            is_known = expectation is not None and ADAPTER_ERROR in expectation.findings
+            (comparison.known if is_known else comparison.misfits).append(result)
+        elif result.status not in ("fail", "error"):
             comparison.stale.extend([result] if expectation else [])
         elif expectation and not expectation.surplus(result):
             comparison.known.append(result)

@@ -25,12 +25,13 @@ def to_junit(
     least: Severity,
     root: Path,
 ) -> str:
-    """Write a test suite with a case per check, in which exactly what makes the exit code 1 is a failure or an error.
+    """Write a test suite with a case per check, in which exactly what makes the exit code 1 or 3 is a failure or an error.
 
     Expected failures, those below the severity `least` and checks that did not run are skipped, each with its reason.
     """
     red = {each.id: each for each in comparison.unexpected if reaches(each.severity, least)}
     mild = {each.id: each for each in comparison.unexpected if each.id not in red}
+    misfits = {each.id for each in comparison.misfits}
     known, stale = ({each.id for each in group} for group in (comparison.known, comparison.stale))
     suite = ElementTree.Element("testsuite", name=_text(f"rlcanary.{adapter.name}"))
     for check, result in zip(checks, results, strict=True):
@@ -49,6 +50,10 @@ def to_junit(
         elif check.id in stale:
             told = "is expected to fail, but does not: remove it from the file of expected failures"
             ElementTree.SubElement(case, "failure", type="stale", message=told)
+        elif check.id in misfits:
+            ElementTree.SubElement(
+                case, "error", type=result.status, message=_text(f"adapter error: {_first_line(result)}")
+            )
         elif check.id in mild:
             _skip(case, f"{mild[check.id].severity}, below the severity {least}: {_first_line(mild[check.id])}")
         elif check.id in known:

@@ -20,7 +20,14 @@ from rlcanary.checks.findings.expected import Comparison
 from rlcanary.checks.findings.grouping import grouped
 from rlcanary.checks.severity import EFFECTS, Severity
 
-STYLES = {"pass": "green", "fail": "bold red", "error": "bold magenta", "not-compared": "yellow", "not-provided": "dim"}
+STYLES = {
+    "pass": "green",
+    "fail": "bold red",
+    "error": "bold magenta",
+    "adapter-error": "magenta",
+    "not-compared": "yellow",
+    "not-provided": "dim",
+}
 WIDE = 100
 """Columns from which on the table says in a column of its own what was found."""
 
@@ -28,6 +35,7 @@ LABELS = {
     "pass": "pass",
     "fail": "FAIL",
     "error": "ERROR",
+    "adapter-error": "adapter error",
     "not-compared": "not compared",
     "not-provided": "not provided",
 }
@@ -132,11 +140,12 @@ def to_markdown(
         lines += ["</details>", ""]
     lines += [f"- `{result.id}` is expected to fail and does not: remove it" for result in comparison.stale]
     lines += [f"- `{each.id}` compared nothing: {each.message}" for each in results if each.status == "not-compared"]
+    lines += [f"- `{each.id}` met an adapter error: {each.message}" for each in comparison.misfits]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def summary(adapter: str, results: list[Result], comparison: Comparison) -> Text:
-    """Count in one line the checks that passed, failed, raised and were not provided, with the time taken."""
+    """Count in one line the checks of each status, with the time taken."""
     counts = Counter(result.status for result in results)
     unexpected = Counter(result.status for result in comparison.unexpected)
     parts = [(f"{counts['pass']} passed", STYLES["pass"])]
@@ -144,6 +153,7 @@ def summary(adapter: str, results: list[Result], comparison: Comparison) -> Text
     parts += [(f"{unexpected['error']} raised an error", STYLES["error"])] if unexpected["error"] else []
     parts += [(f"{len(comparison.known)} failed as expected", "yellow")] if comparison.known else []
     parts += [(f"{len(comparison.stale)} stale", STYLES["fail"])] if comparison.stale else []
+    parts += [(f"{counts['adapter-error']} adapter errors", STYLES["adapter-error"])] if counts["adapter-error"] else []
     parts += [(f"{counts['not-compared']} not compared", STYLES["not-compared"])] if counts["not-compared"] else []
     parts += [(f"{counts['not-provided']} not provided", STYLES["not-provided"])] if counts["not-provided"] else []
     line = Text(f"{adapter}: ")

@@ -24,7 +24,8 @@ from rlcanary.system.files import make_folder, require_writable, write_whole
 
     With --expected the findings in that file are not counted; others are, and so is a check in it that no longer fails.
     """,
-    epilog="Exit codes: 0 no check failed, 1 some did, 2 usage error or nothing was checked, 3 internal error.",
+    epilog="Exit codes: 0 no check failed, 1 some did, 2 usage error or nothing was checked, 3 internal error, or none "
+    "failed and some met an error of the bundled adapter.",
 )
 @click.argument("adapter", metavar="ADAPTER")
 @click.option(
@@ -180,9 +181,11 @@ def check(
         click.echo(f"rlcanary: {diagnosis}", err=True)
     for line in (*misspelt(implementation), *outdated(implementation)):
         click.echo(f"rlcanary: {line}", err=True)
+    for each in comparison.misfits:
+        click.echo(f"rlcanary: adapter error in {each.id}: {each.message.splitlines()[0]}", err=True)
     if all(result.status in ("not-provided", "not-compared") for result in results):
         why = "the capabilities that these checks call returned nothing to compare"
         if all(result.status == "not-provided" for result in results):
             why = f"{implementation.name} provides nothing that these checks need"
         raise UserError(f"nothing was checked: {why}")
-    ctx.exit(1 if comparison.is_red_from(fail_on) else 0)
+    ctx.exit(1 if comparison.is_red_from(fail_on) else 3 if comparison.misfits else 0)
