@@ -1,5 +1,10 @@
 """The consoles that reports and progress are printed on."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -15,6 +20,16 @@ def report_console(highlight: bool = True) -> Console:
 
 def progress_bar() -> Progress:
     """Show a bar with a description and a count on stderr, gone when it is done; shows nothing without a terminal."""
-    console = Console(stderr=True)
+    console = Console(file=sys.stderr)  # not the stream that a progress bar of the code under test is given
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def without_output(*, unless: bool = False) -> Iterator[None]:
+    """Drop what code writes to sys.stdout and sys.stderr, such as progress bars of a trainer, or show it."""
+    if unless:
+        yield
+        return
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        yield

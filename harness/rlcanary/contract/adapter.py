@@ -68,7 +68,7 @@ class Adapter(
         Raises:
             NotProvided: the codebase has no such setting.
         """
-        raise NotProvided("needs configured: another setting than the declared one")
+        raise NotProvided("other settings need `configured`")
 
     def new_model(self, seed: int) -> Any:
         """Create a tiny model of your own architecture, random from this seed, on which every check with a model runs too.

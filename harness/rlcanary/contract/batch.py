@@ -113,6 +113,37 @@ class CollatedBatch(Batch):
         item_ids = [self.item_ids[row] for row in index.tolist()] if self.item_ids else []
         return replace(super().rows(index), item_ids=item_ids)
 
+    def groups(self) -> list[Group]:
+        """Return the same completions without padding, for code that pads and collates itself.
+
+        The groups are in the order of their first rows. A batch does not tell finish reasons: they are "stop".
+        """
+        members: dict[int, list[int]] = {}
+        for row, group_id in enumerate(self.group_ids.tolist()):
+            members.setdefault(group_id, []).append(row)
+        return [self._group(rows) for rows in members.values()]
+
+    def _group(self, rows: list[int]) -> Group:
+        starts, first = self.completion_starts.tolist(), rows[0]
+        lengths = {row: int(self.attention_mask[row, starts[row] :].sum()) for row in rows}
+
+        def of_each_row(values: Tensor) -> list[list[Any]]:
+            return [values[row, : lengths[row]].tolist() for row in rows]
+
+        ids, sampled = of_each_row(self.completion_ids), of_each_row(self.completion_mask)
+        logprobs = [None] * len(rows) if self.old_logprobs is None else of_each_row(self.old_logprobs)
+        prompt = self.input_ids[first, : starts[first]]
+        return Group(
+            prompt_ids=prompt[self.attention_mask[first, : starts[first]]].tolist(),
+            completions=[
+                Completion(*each[:2], sampled=each[2]) for each in zip(ids, logprobs, sampled, strict=True)
+            ],
+            rewards=self.rewards[rows].tolist(),
+            ref_logprobs=None if self.ref_logprobs is None else of_each_row(self.ref_logprobs),
+            item_id=self.item_ids[first] if self.item_ids else None,
+            policy_version=0 if self.policy_versions is None else int(self.policy_versions[rows].min()),
+        )
+
 
 @dataclass
 class PolicyBatch(Batch):

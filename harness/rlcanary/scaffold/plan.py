@@ -6,11 +6,13 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+from rlcanary.scaffold.functions import Function
 from rlcanary.scaffold.survey import Survey, installed_release
 from rlcanary.scaffold.templates import (
     ADAPTERS,
@@ -61,11 +63,13 @@ class Plan:
         found: the survey.
         framework: the framework whose adapter is the start, None for a first adapter of the codebase's own.
         only: the checks to run, as `rlcanary check --only` takes them; all if empty.
+        functions: the repository's own functions that a first adapter may call, by capability.
     """
 
     found: Survey
     framework: str | None
     only: tuple[str, ...] = ()
+    functions: Mapping[str, Sequence[Function]] = field(default_factory=dict)
 
     @property
     def adapter(self) -> str:
@@ -93,7 +97,8 @@ class Plan:
 
     def _adapter_file(self) -> Planned:
         if self.framework is None:
-            text, note = first_adapter("Canary"), "textbook code: put a call of your own function in place of each body"
+            text = first_adapter("Canary", self.found.name, self.functions)
+            note = "textbook code: put a call of your own function in place of each body"
         else:
             text = framework_adapter(self.framework, self.found.name)
             note = f"{ADAPTERS[self.framework].title}'s own code; its comments say where your settings and functions go"
@@ -133,8 +138,11 @@ class Plan:
         return Planned(path, None, "" if has_it else by_hand)
 
     def _requirements(self) -> list[str]:
-        """List what CI installs: the repository, the framework where no dependency file names it, and rlcanary."""
-        wanted = ["-e ."] if self.found.is_package else []
+        """List what CI installs: the repository, the framework where no dependency file names it, and rlcanary.
+
+        Of a project without a build system, which pip often cannot build, these are its dependencies.
+        """
+        wanted = ["-e ."] if self.found.is_package else [shlex.quote(each) for each in self.found.dependencies]
         wanted += [f"-r {self.found.requirements}"] if self.found.requirements else []
         if self.framework is not None and self.framework not in self.found.named:
             release = installed_release(self.framework)

@@ -34,7 +34,8 @@ class Survey:
         named: those of them that a dependency file names.
         tests: the folder of its tests.
         has_tests: whether that folder is there.
-        is_package: whether pip can install it.
+        is_package: whether it says how pip builds it.
+        dependencies: those of its project table.
         requirements: its requirements.txt, if there is one.
         pytest_file: the file that configures pytest there, in its folder or above it, if there is one.
     """
@@ -46,6 +47,7 @@ class Survey:
     tests: str
     has_tests: bool
     is_package: bool
+    dependencies: tuple[str, ...]
     requirements: str | None
     pytest_file: Path | None
 
@@ -65,7 +67,7 @@ def survey(root: Path) -> Survey:
     project = _pyproject(root)
     named = dict(_named(root, project))
     evidence = {name: [file] for name, file in named.items()}
-    for file in _python_files(root):
+    for file in python_files(root):
         for name in _imported(file):
             evidence.setdefault(name, []).append(str(file.relative_to(root)))
     tests = next((name for name in ("tests", "test") if (root / name).is_dir()), None)
@@ -77,10 +79,18 @@ def survey(root: Path) -> Survey:
         named=frozenset(named),
         tests=tests or "tests",
         has_tests=tests is not None,
-        is_package="project" in project or "build-system" in project or (root / "setup.py").is_file(),
+        is_package="build-system" in project or (root / "setup.py").is_file(),
+        dependencies=tuple(project.get("project", {}).get("dependencies", [])),
         requirements="requirements.txt" if (root / "requirements.txt").is_file() else None,
         pytest_file=settings.file,
     )
+
+
+def python_files(root: Path) -> Iterator[Path]:
+    """Yield the Python files of a repository, without those of environments and builds."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in sorted(folders) if name not in SKIPPED and not name.startswith(".")]
+        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
 
 
 def installed_release(package: str) -> str | None:
@@ -125,12 +135,6 @@ def _wanted(requirement: str) -> str | None:
     name = re.sub(r"[-.]", "_", match[1].lower()) if match else ""
     name = ALIASES.get(name, name)
     return name if name in WANTED else None
-
-
-def _python_files(root: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in sorted(folders) if name not in SKIPPED and not name.startswith(".")]
-        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
 
 
 def _imported(file: Path) -> set[str]:

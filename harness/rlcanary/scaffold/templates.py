@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+
+from rlcanary.scaffold.functions import Function
 
 
 @dataclass(frozen=True)
@@ -158,10 +162,25 @@ canary_expected = ["{expected}"]
 """
 
 
-def first_adapter(class_name: str) -> str:
-    """Return the source of a runnable adapter, with textbook code where calls of one's own functions belong."""
+def first_adapter(
+    class_name: str, name: str | None = None, functions: Mapping[str, Sequence[Function]] | None = None
+) -> str:
+    """Return the source of a runnable adapter, with textbook code where calls of one's own functions belong.
+
+    Args:
+        class_name: the adapter's class.
+        name: the codebase's name in reports; None leaves that of the template.
+        functions: the codebase's functions that a capability may call, by capability, for the text at the top.
+    """
     source = files("rlcanary.adapters").joinpath("template.py").read_text(encoding="utf-8")
-    return re.sub(r"  # type: ignore.*", "", source).replace("MyCodebase", class_name)
+    source = re.sub(r"  # type: ignore.*", "", source).replace("MyCodebase", class_name)
+    if name is not None:
+        source = source.replace('"my-codebase"', json.dumps(name))
+    if functions:
+        lines = [f"    {name}: {', '.join(map(str, each))}" for name, each in functions.items()]
+        told = "\n".join(["Functions found here whose names fit a capability:", *lines])
+        source = source.replace('\n"""\n\nimport torch', f'\n\n{told}\n"""\n\nimport torch', 1)
+    return source
 
 
 def framework_adapter(framework: str, name: str) -> str:

@@ -235,3 +235,11 @@ def test_new_adapter_runs_as_it_is(tmp_path: Path) -> None:
     again = rlcanary("new-adapter", "my_canary.py", cwd=tmp_path)
     assert again.returncode == 2
     assert "exists already" in again.stderr
+
+
+def test_what_the_code_prints_is_shown_on_request_alone(tmp_path: Path) -> None:
+    talks = WRONG_MEAN.replace("        return (rewards", "        print('step 1 of 9')\n        return (rewards")
+    (tmp_path / "mine.py").write_text(talks)
+    quiet = rlcanary("check", "mine", "--only", "advantage.shift", cwd=tmp_path)
+    assert "step 1 of 9" not in quiet.stdout + quiet.stderr
+    assert "step 1 of 9" in rlcanary("check", "mine", "--only", "advantage.shift", "--show-output", cwd=tmp_path).stdout

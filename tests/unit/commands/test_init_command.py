@@ -21,9 +21,13 @@ def uses(root: Path, package: str) -> Path:
 
 
 def test_repository_of_no_framework_gets_a_first_adapter(tmp_path: Path) -> None:
+    (tmp_path / "grpo.py").write_text("def group_advantages(returns): ...\n")
     done = rlcanary("init", "--only", "advantage,mask,loss", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "class Canary(Adapter)" in (tmp_path / "tests/canary.py").read_text()
+    assert "group_advantages" in done.stdout
+    adapter = (tmp_path / "tests/canary.py").read_text()
+    assert "class Canary(Adapter)" in adapter
+    assert "    advantages: group_advantages (grpo.py:1)\n" in adapter
     command = "check tests/canary.py --only advantage,mask,loss --expected tests/canary_expected.txt"
     assert command in (tmp_path / WORKFLOW).read_text()
     assert rlcanary(*command.split(), cwd=tmp_path).returncode == 0

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from rlcanary.errors import UserError
+from rlcanary.scaffold.functions import functions_by_capability
 from rlcanary.scaffold.plan import Plan, is_from_a_folder, own_requirement
-from rlcanary.scaffold.survey import survey
+from rlcanary.scaffold.survey import python_files, survey
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -91,3 +92,28 @@ def test_workflow_installs_rlcanary_from_where_it_came(
     write(tmp_path, {f"rlcanary-9.dist-info/{name}": text for name, text in files.items()})
     monkeypatch.syspath_prepend(tmp_path)
     assert (own_requirement(), is_from_a_folder()) == (requirement, is_here)
+
+
+def test_functions_are_found_by_the_words_that_trainers_use(tmp_path: Path) -> None:
+    files = {
+        "grpo.py": "def normalize_rewards_per_group(e): ...\ndef update_policy(m): ...\ndef show(x): ...\n",
+        "losses/actor.py": "class GRPOLoss:\n    def __init__(self): ...\n\n    def forward(self, x): ...\n",
+        "tests/test_loss.py": "def test_policy_loss(): ...\n",
+        "broken.py": "def entropy(:\n",
+    }
+    root = write(tmp_path, files)
+    found = functions_by_capability(root, python_files(root))
+    assert {name: [str(each) for each in functions] for name, functions in found.items()} == {
+        "advantages": ["normalize_rewards_per_group (grpo.py:1)"],
+        "policy_loss": ["GRPOLoss.forward (losses/actor.py:4)"],
+        "rl_step": ["update_policy (grpo.py:2)"],
+    }
+
+
+def test_ci_installs_the_dependencies_of_a_project_that_pip_cannot_build(tmp_path: Path) -> None:
+    text = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["torch>=2.6", "pandas"]\n'
+    for built, told in (("", "'torch>=2.6' pandas"), ('[build-system]\nrequires = ["setuptools"]\n', "-e .")):
+        root = write(tmp_path, {"pyproject.toml": text + built})
+        workflow = next(file for file in Plan(survey(root), None).files() if file.path.endswith("rlcanary.yml"))
+        assert workflow.text is not None
+        assert f"pip install {told} " in workflow.text

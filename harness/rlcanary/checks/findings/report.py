@@ -214,7 +214,7 @@ def _table(
     if nothing:
         status = Text(LABELS["not-provided"], style=STYLES["not-provided"])
         areas = _many(len(nothing), "further area")
-        told = "the adapter has no capability for them; the line below names them"
+        told = "the adapter has no capability for them: named below"
         add(f"{areas}: {_many(sum(nothing.values()), 'check')}", status, "", told)
     return table
 

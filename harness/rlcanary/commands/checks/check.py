@@ -10,7 +10,7 @@ import click
 
 from rlcanary.adapters.load import BUNDLED, load_adapter, misspelt, outdated
 from rlcanary.commands.parts.suite import run_suite
-from rlcanary.console import progress_bar, report_console
+from rlcanary.console import progress_bar, report_console, without_output
 from rlcanary.errors import UserError
 from rlcanary.html.check_page import check_page
 from rlcanary.system.files import make_folder, require_writable, write_whole
@@ -83,6 +83,7 @@ from rlcanary.system.files import make_folder, require_writable, write_whole
     metavar="SECONDS",
     help="Stop a check after this long and report an error; 0 for no limit.",
 )
+@click.option("--show-output", is_flag=True, help="Show what the code prints while it is checked.")
 @click.option(
     "--fail-on",
     type=click.Choice(["update", "dashboard", "hardening"]),
@@ -98,6 +99,7 @@ def check(
     seed: int,
     examples: int,
     worlds: str,
+    show_output: bool,
     fail_on: Literal["update", "dashboard", "hardening"],
     json_path: Path | None,
     html: Path | None,
@@ -138,7 +140,7 @@ def check(
     models, versions = chosen(worlds), versions_of(implementation)
     checks = checks_of(only)
     expected = {} if expected_path is None else read_expected(expected_path)
-    results = run_suite(checks, implementation, adapter, seed, timeout, examples, models)
+    results = run_suite(checks, implementation, adapter, seed, timeout, examples, models, shows_output=show_output)
     if updated_path is not None:
         before = read_expected(updated_path, is_draft=True) if updated_path.exists() else {}
         expected = update_expected(updated_path, results)
@@ -150,7 +152,7 @@ def check(
     diagnosis = Diagnosis([])
     # Known failures need no explanation.
     if comparison.unexpected:
-        with progress_bar() as progress:
+        with progress_bar() as progress, without_output(unless=show_output):
             progress.add_task("searching for causes", total=None)
             diagnosis = causes_of(checks, results, implementation, seed, timeout)
     causes, known = diagnosis.causes, [result.id for result in comparison.known]

@@ -17,8 +17,9 @@ from rlcanary.adapters.load import load_adapter
 from rlcanary.commands.parts.suite import run_suite
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
+from rlcanary.scaffold.functions import functions_by_capability
 from rlcanary.scaffold.plan import Plan, Planned, is_from_a_folder, own_requirement
-from rlcanary.scaffold.survey import FRAMEWORKS, Survey, survey
+from rlcanary.scaffold.survey import FRAMEWORKS, Survey, python_files, survey
 
 EFFECT_OF_PLUGINS = {
     "ray": "pytest ends actors that a test leaves behind",
@@ -52,9 +53,8 @@ def init(dry_run: bool, framework: str | None, only: tuple[str, ...]) -> None:
     root = Path.cwd()
     found = survey(root)
     used = found.frameworks
-    plan = Plan(
-        found, (used[0] if used else None) if framework is None else framework.replace("none", "") or None, only
-    )
+    chosen = (used[0] if used else None) if framework is None else framework.replace("none", "") or None
+    plan = Plan(found, chosen, only, {} if chosen else functions_by_capability(root, python_files(root)))
     console = report_console(highlight=False)
     files = plan.files()
     _require_folders(root, [*files, Planned(plan.expected, "", "")])
@@ -114,6 +114,8 @@ def _show_survey(console: Console, found: Survey, plan: Plan) -> None:
     if not found.frameworks:
         table.add_row("found", "no framework", "whose adapter is bundled")
     table.add_row("found", "tests", f"in {found.tests}/" if found.has_tests else "nowhere: tests/ is made")
+    for capability, functions in plan.functions.items():
+        table.add_row("found", functions[0].name, f"in {functions[0].file}:{functions[0].line}; maybe for {capability}")
     console.print(table)
 
 

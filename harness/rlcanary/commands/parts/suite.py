@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlcanary.console import progress_bar
+from rlcanary.console import progress_bar, without_output
 
 if TYPE_CHECKING:
     from rlcanary.checks import Check, Result
@@ -20,8 +20,10 @@ def run_suite(
     timeout: float = 120,
     examples: int = 0,
     models: tuple[str, ...] = (),
+    *,
+    shows_output: bool = False,
 ) -> list[Result]:
-    """Run checks one after another; the arguments are those of `run_check`."""
+    """Run checks one after another; the arguments are those of `run_check`. What the code prints is dropped or shown."""
     from rlcanary.checks import run_check
 
     results = []
@@ -29,6 +31,7 @@ def run_suite(
         task = progress.add_task(f"checking {adapter.name}", total=len(checks))
         for item in checks:
             progress.update(task, description=item.id)
-            results.append(run_check(item, adapter, spec, seed, timeout, examples, models))
+            with without_output(unless=shows_output):
+                results.append(run_check(item, adapter, spec, seed, timeout, examples, models))
             progress.advance(task)
     return results

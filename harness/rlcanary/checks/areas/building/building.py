@@ -27,6 +27,7 @@ from rlcanary.checks.worlds.training.run_starts import (
 )
 from rlcanary.checks.worlds.training.states import named, nats, own_logprobs, scheduled_rates
 from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, sampled, tiny_policy
+from rlcanary.checks.worlds.training.updates import descended
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.records.building import LoraSettings, RunSettings
@@ -155,7 +156,7 @@ def optimizer(adapter: Adapter, model: Any, settings: RunSettings) -> None:
     for update in (1, 2, 3):
         for name, tensor in tensors.items():
             gradient = torch.randn(tensor.shape, generator=generator)
-            tensor.grad = gradient.to(tensor)
+            tensor.grad = descended(state.optimizer, tensor, gradient.to(tensor))
             means[name].lerp_(gradient.double(), 1 - slow)
             squares[name].lerp_(gradient.double().square(), 1 - slower)
             root = (squares[name] / (1 - slower**update)).sqrt() + settings.eps
@@ -287,7 +288,7 @@ def small_updates_are_kept(adapter: Adapter, model: Any) -> None:
     tensors = [tensor for group in state.optimizer.param_groups for tensor in group["params"]]
     before = [tensor.detach().double().clone() for tensor in tensors]
     for tensor in tensors:
-        tensor.grad = torch.ones_like(tensor)
+        tensor.grad = descended(state.optimizer, tensor, torch.ones_like(tensor))
     for _ in range(updates):
         state.optimizer.step()
     went = sum(float((old - new.detach()).sum()) for old, new in zip(before, tensors, strict=True))

@@ -31,8 +31,9 @@ def _is_not_scaled(conventions: Conventions) -> str | None:
 
 
 def _advantages(adapter: Adapter, rewards_B: Tensor, group_ids_B: Tensor) -> Tensor:
-    """Compute advantages from copies of the rewards and group ids."""
-    return torch.as_tensor(adapter.advantages(rewards_B.clone(), group_ids_B.clone())).detach()
+    """Compute advantages from copies of the rewards and group ids, no more exact than the rewards are."""
+    advantages_B = torch.as_tensor(adapter.advantages(rewards_B.clone(), group_ids_B.clone())).detach()
+    return advantages_B.to(rewards_B.dtype) if advantages_B.dtype == torch.float64 else advantages_B
 
 
 def _within_the_clip(conventions: Conventions, largest: float) -> float:

@@ -50,7 +50,7 @@ def _filtered(rng: Generator) -> Iterator[Case]:
     yield Case(logits_BTV=logits_BTV)
 
 
-@check("entropy.filtered_logits", needs=("entropy",), cases=_filtered)
+@check("entropy.filtered_logits", severity="dashboard", needs=("entropy",), cases=_filtered)
 def filtered_logits(adapter: Adapter, logits_BTV: Tensor) -> None:
     """Logits at -inf, as after a top-k filter, contribute nothing: the entropy is that of the kept entries.
 

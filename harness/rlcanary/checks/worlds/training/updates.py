@@ -173,17 +173,29 @@ class Watch:
                 # A frozen parameter may be in the optimizer, which passes over it.
                 tensors[place].grad = update.gradients[name].to(tensors[place]) if name in update.gradients else None
             for group, learning_rate in zip(optimizer.param_groups, update.learning_rates, strict=True):
-                group["lr"] = learning_rate
+                group.update(lr=learning_rate, maximize=False)
             optimizer.step()
         return {name: tensors[place].detach().double() for name, place in self._places.items()}
 
     def _note(self, optimizer: Any, *_: Any) -> None:
         given = {name: self.held.get(name, parameter) for name, parameter in _trainable(self._state.model)}
         gradients = {
-            name: (torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.detach().clone()).cpu()
+            name: descended(optimizer, tensor, torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
             for name, tensor in given.items()
         }
+        gradients = {name: gradient.detach().clone().cpu() for name, gradient in gradients.items()}
         self.updates.append(Update(gradients, tuple(float(group["lr"]) for group in optimizer.param_groups)))
+
+
+def descended(optimizer: Any, tensor: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient along which the optimizer descends: the negative where it maximises an objective.
+
+    It is also the gradient to give a tensor that has to descend along this one.
+    """
+    ascends = any(
+        group.get("maximize", False) for group in optimizer.param_groups for each in group["params"] if each is tensor
+    )
+    return -gradient if ascends else gradient
 
 
 def _moved(optimizer: Any) -> list[Tensor]:
