@@ -20,7 +20,8 @@ import pytest
 
 if TYPE_CHECKING:
     from rlcanary.selection.injected.rlcanary_recorder.core import Recorder
-    from rlcanary.selection.recording import Recording
+    from rlcanary.selection.native import NativeOpens
+    from rlcanary.selection.saving import Saver
 
 RUN = "RLCANARY_SELECTION_RUN"
 TESTMON_OPTIONS = ("testmon", "testmon_noselect", "testmon_nocollect", "testmon_forceselect")
@@ -57,7 +58,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     options = early_config.known_args_namespace
     if not is_wanted(options) or options.collectonly or options.testmon_nocollect:
         return
-    from rlcanary.selection import recording
+    from rlcanary.selection import run_folders
     from rlcanary.selection.injected.rlcanary_recorder import process
 
     if process.recorder() is not None:
@@ -67,7 +68,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     if is_worker():
         folder = Path(os.environ.pop(RUN))
     else:
-        folder = early_config.stash[FOLDER] = recording.new_run(root)
+        folder = early_config.stash[FOLDER] = run_folders.new_run(root)
         if is_controller(options):
             os.environ[RUN] = str(folder)
             return
@@ -155,11 +156,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     data: Any = config.testmon_data
     manager = config.pluginmanager
-    testmon_data.share_packages(data)
-    if not is_worker_config(config):
-        config.stash[SAID] += distrust(config, data)
+    said = [] if is_worker_config(config) else distrust(config, data)
+    config.stash[SAID] += said
     select = manager.getplugin("TestmonSelect")
-    if select is not None:
+    if (testmon_data.share_packages(data) or said) and select is not None:
         data.determine_stable()
         manager.unregister(select)
         manager.register(type(select)(config, data), "TestmonSelect")
@@ -172,25 +172,23 @@ def pytest_configure(config: pytest.Config) -> None:
         manager.register(RecordedTests(config, recorder), "rlcanary-selection-tests")
     folder = config.stash.get(FOLDER, None)
     if folder is not None:
-        from rlcanary.selection.recording import Recording
-        from rlcanary.selection.source_map import SourceMap
-
-        recording = Recording(folder, SourceMap(config.rootpath, sys.path), config.stash.get(VARIABLES, None))
         unwatched = nullcontext if recorder is None else recorder.unwatched
-        manager.register(SavedTests(config, collect, recording, unwatched), "rlcanary-selection-saver")
+        manager.register(SavedTests(config, collect, folder, unwatched), "rlcanary-selection-saver")
 
 
 def distrust(config: pytest.Config, data: Any) -> list[str]:
     """Make testmon select the tests whose records are known to be incomplete; return messages for the user."""
-    from rlcanary.selection import recording, testmon_data
-    from rlcanary.selection.source_map import SourceMap
-    from rlcanary.selection.stored import stored
+    from rlcanary.selection import run_folders, testmon_data
 
     said = []
     if without := testmon_data.recorded_without_us(data):
         testmon_data.invalidate(data, without)
         said.append(f"tests recorded without their other processes run again: {len(without)}")
-    if killed := recording.killed_runs(config.rootpath):
+    if killed := run_folders.killed_runs(config.rootpath):
+        from rlcanary.selection import recording
+        from rlcanary.selection.source_map import SourceMap
+        from rlcanary.selection.stored import stored
+
         saved = {
             test: {(file, name) for file, name, _ in found["through"]} for test, found in stored(data.db.con).items()
         }
@@ -198,7 +196,7 @@ def distrust(config: pytest.Config, data: Any) -> list[str]:
         late: set[str] = set()
         for folder in killed:
             late.update(recording.tests_with_late_records(folder, sources, saved))
-            recording.discard(folder)
+            run_folders.discard(folder)
         testmon_data.invalidate(data, late & set(data.all_tests))
         if late:
             said.append(f"tests of a killed run with incomplete records run again: {len(late)}")
@@ -213,7 +211,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     restore(config.stash.get(ENVIRONMENT, {}))
     folder = config.stash.get(FOLDER, None)
     if folder is not None:
-        from rlcanary.selection.recording import discard
+        from rlcanary.selection.run_folders import discard
 
         os.environ.pop(RUN, None)
         discard(folder)
@@ -223,15 +221,12 @@ class RecordedTests:
     """Hooks of a process that runs tests: they tell the recorder which test it works for."""
 
     def __init__(self, config: pytest.Config, recorder: Recorder) -> None:
-        from rlcanary.selection.native import NativeOpens
-
         self.config, self.recorder = config, recorder
         self.worker = os.environ.get("PYTEST_XDIST_WORKER", "")
         self.session = recorder.default
         self.number = 0
         self.fixtures: dict[Any, str] = {}
-        self.native = NativeOpens(recorder)
-        recorder.at_handover = self.native.report
+        self.native: NativeOpens | None = None
         self.execute = pytest.FixtureDef.execute
         pytest.FixtureDef.execute = self.executing()  # type: ignore[method-assign]
 
@@ -250,8 +245,17 @@ class RecordedTests:
 
     def pytest_unconfigure(self) -> None:
         pytest.FixtureDef.execute = self.execute  # type: ignore[method-assign]
-        self.recorder.at_handover = lambda: None
-        self.native.close()
+        if self.native is not None:
+            self.recorder.at_handover = lambda: None
+            self.native.close()
+
+    def watch_native_code(self) -> None:
+        """Watch the project's folders from the first file with tests on: where all are deselected, nothing is opened."""
+        if self.native is None:
+            from rlcanary.selection.native import NativeOpens
+
+            self.native = NativeOpens(self.recorder)
+            self.recorder.at_handover = self.native.report
 
     def relative(self, path: Path) -> str | None:
         return self.recorder.relative(str(path))
@@ -261,11 +265,13 @@ class RecordedTests:
         file = self.relative(collector.path) if isinstance(collector, pytest.File) else None
         if file is None:
             return (yield)
+        self.watch_native_code()
         with self.recorder.within(f"m:{file}", used=False):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self.watch_native_code()
         self.number += 1
         context = f"t:{self.worker}:{self.number}"
         recorder = self.recorder
@@ -318,33 +324,46 @@ class SavedTests:
     """Hooks of the process that owns testmon's database."""
 
     def __init__(
-        self,
-        config: pytest.Config,
-        collect: Any,
-        recording: Recording,
-        unwatched: Callable[[], AbstractContextManager[None]],
+        self, config: pytest.Config, collect: Any, folder: Path, unwatched: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        from rlcanary.selection.saving import Saver
+        self.config, self.collect, self.folder, self.unwatched = config, collect, folder, unwatched
+        self.search = list(sys.path)
+        self.saver: Saver | None = None
 
-        self.collect, self.unwatched = collect, unwatched
-        self.saver = Saver(config.testmon_data, recording)  # type: ignore[attr-defined]
+    def begun(self) -> Saver:
+        """Return the saver, which is made when the first test is over: a run without tests needs none."""
+        if self.saver is None:
+            from rlcanary.selection.recording import Recording
+            from rlcanary.selection.saving import Saver
+            from rlcanary.selection.source_map import SourceMap
+
+            sources = SourceMap(self.config.rootpath, self.search)
+            recording = Recording(self.folder, sources, self.config.stash.get(VARIABLES, None))
+            self.saver = Saver(self.config.testmon_data, recording)  # type: ignore[attr-defined]
+        return self.saver
 
     @pytest.hookimpl(trylast=True)  # testmon has stored the report by then
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown" and report.nodeid in self.collect.reports:
             with self.unwatched():
-                self.saver.save({report.nodeid: self.collect.reports[report.nodeid]})
+                self.begun().save({report.nodeid: self.collect.reports[report.nodeid]})
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: the processes of the run have ended
     def pytest_sessionfinish(self) -> Generator[None]:
+        from rlcanary.selection import testmon_data
+
         try:
             return (yield)
         finally:
             with self.unwatched():
-                self.saver.save_late(self.collect.reports)
-                self.saver.forget_removed_tests()
+                if self.saver is not None:
+                    self.saver.save_late(self.collect.reports)
+                data = self.config.testmon_data  # type: ignore[attr-defined]
+                testmon_data.forget_all_but(data, data.all_tests)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.saver is None:
+            return
         with self.unwatched():
             self.saver.save_late(self.collect.reports)
         for problem in self.saver.recording.run.problems:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import glob
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlcanary.selection import questions
 from rlcanary.selection.injected.rlcanary_recorder.core import ANYTHING, MODULE_PREFIX, UNKNOWN, UPLOADED
-from rlcanary.selection.injected.rlcanary_recorder.files import EXISTS, UNKNOWN_CONTENT, content, signature
+from rlcanary.selection.injected.rlcanary_recorder.files import (
+    EXISTS,
+    FILE,
+    FOLDER,
+    UNKNOWN_CONTENT,
+    content,
+    signature,
+)
 from rlcanary.selection.injected.rlcanary_recorder.variables import ENVIRONMENT
 from rlcanary.selection.memoised import Code, Fact, Memoised
 from rlcanary.selection.source_file import Block
@@ -35,7 +42,7 @@ class Question(NamedTuple):
 
 @dataclass
 class Context:
-    """The facts recorded about one context (see `rlcanary_recorder.core`)."""
+    """The facts recorded about one context (see `rlcanary_recorder.writing`)."""
 
     kind: str = ""
     text: str = ""
@@ -156,6 +163,7 @@ class Run:
             waiting = self.add_filled(found, done, seen)
         self.add_constants(found)
         self.add_questions_of_imports(found)
+        self.drop_answered(found)
         found.changed.update(file for file in found.lines if self.is_changed(file))
         return found
 
@@ -223,8 +231,17 @@ class Run:
     def add_questions_of_imports(self, found: Dependencies) -> None:
         """Ask which modules of the project could take the place of those that are imported."""
         for (file, _), block in found.blocks.items():
-            for place, name in self.sources.candidates(file, block):
-                found.answers[questions.named(questions.MODULE, f"{place}/{name}" if place else name)] = ""
+            candidates = self.sources.candidates(file, block)
+            if candidates:
+                found.answers[questions.of_candidates(candidates)] = ""
+
+    def drop_answered(self, found: Dependencies) -> None:
+        """Leave out the questions whether files and folders exist that other dependencies answer."""
+        there = {parent for file in found.lines for parent in parents_of(file)}
+        for question, answer in list(found.answers.items()):
+            about, _, kind = question.rpartition(questions.MARK)
+            if kind == EXISTS and ((answer == FILE and about in found.lines) or (answer == FOLDER and about in there)):
+                del found.answers[question]
 
     def blocks_of(self, code: Code) -> list[tuple[str, Block]]:
         """List the blocks of the project that a code object can be, with their files."""
@@ -372,3 +389,9 @@ class Run:
             for file in self.sources.root.glob(f"**/{glob.escape(inner)}")
             if file.is_file() and f"{os.sep}." not in str(file.relative_to(self.sources.root))
         )
+
+
+def parents_of(file: str) -> Iterator[str]:
+    while "/" in file:
+        file = file.rpartition("/")[0]
+        yield file

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlcanary.selection.injected.rlcanary_recorder.core import KIND, LOST, UNKNOWN, VERSION
+from rlcanary.selection.injected.rlcanary_recorder.core import UNKNOWN
+from rlcanary.selection.injected.rlcanary_recorder.writing import KIND, LOST, VERSION
 from rlcanary.system.journal import Record, header_line, header_problem, parse_records
 
 HEADER = header_line(KIND, VERSION)
 
 
 class Journals:
-    """The journals of a run (see `rlcanary_recorder.core`), each read on from its last position."""
+    """The journals of a run (see `rlcanary_recorder.writing`), each read on from its last position."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -6,15 +6,24 @@ is a change of that file.
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from configparser import ConfigParser
 from configparser import Error as ConfigError
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from rlcanary.selection.injected.rlcanary_recorder.files import EXISTS, LISTING, digest, kind_of, listing
+from rlcanary.selection.injected.rlcanary_recorder.files import (
+    ABSENT,
+    EXISTS,
+    FOLDER,
+    LISTING,
+    digest,
+    kind_of,
+    listing,
+)
 from rlcanary.selection.injected.rlcanary_recorder.files import content as content_of
 from rlcanary.selection.injected.rlcanary_recorder.variables import ENVIRONMENT
 
@@ -39,8 +48,13 @@ def is_question(filename: str) -> bool:
     return filename.rpartition(MARK)[2] in KINDS and MARK in filename
 
 
-def answer(root: Path, filename: str, environment: Mapping[str, str]) -> str:
-    """Return the present answer to a question."""
+def of_candidates(candidates: Iterable[str]) -> str:
+    """Name the question which of these modules, paths without an ending, exist."""
+    return named(MODULE, "\n".join(sorted(candidates)))
+
+
+def answer(root: Path, filename: str, environment: Mapping[str, str], listed: dict[str, frozenset[str]]) -> str:
+    """Return the present answer to a question; `listed` keeps the names in folders for the next one."""
     about, _, kind = filename.rpartition(MARK)
     path = str(root / about)
     if kind == EXISTS:
@@ -52,8 +66,26 @@ def answer(root: Path, filename: str, environment: Mapping[str, str]) -> str:
     if kind == ENVIRONMENT:
         return of_variable(environment, about)
     if kind == MODULE:
-        return " ".join(kind_of(path + suffix) for suffix in ("", "/__init__.py", ".py"))
+        return digest(" ".join(of_module(str(root), each, listed) for each in about.split("\n")).encode())
     return of_pytest(root, environment)
+
+
+def of_module(root: str, candidate: str, listed: dict[str, frozenset[str]]) -> str:
+    """Return a text that changes with what an import finds at this path."""
+    folder, _, name = candidate.rpartition("/")
+    names = names_in(f"{root}/{folder}", listed)
+    package = kind_of(f"{root}/{candidate}") if name in names else ABSENT
+    begins = package == FOLDER and "__init__.py" in names_in(f"{root}/{candidate}", listed)
+    return f"{package} {begins} {f'{name}.py' in names}"
+
+
+def names_in(folder: str, listed: dict[str, frozenset[str]]) -> frozenset[str]:
+    if folder not in listed:
+        try:
+            listed[folder] = frozenset(os.listdir(folder))
+        except OSError:
+            listed[folder] = frozenset()
+    return listed[folder]
 
 
 def of_variable(environment: Mapping[str, str], name: str) -> str:

@@ -25,28 +25,31 @@ class Saver:
     def save(self, tests: Mapping[str, Mapping[str, Any]]) -> None:
         """Save these tests, given with their reports by phase."""
         self.recording.read()
-        lines = self.recording.run.lines_read
-        found = {test: self.recording.dependencies(test) for test in tests}
-        executions = {
-            test: self.fingerprints.of_test(test, found[test], tests[test], self.recording.run.written)
-            for test in tests
-        }
-        testmon_data.save(self.data, executions, found)
-        self.saved.update((test, (dependencies, lines)) for test, dependencies in found.items())
+        self.store({test: self.recording.dependencies(test) for test in tests}, tests)
 
     def save_late(self, reports: Mapping[str, Mapping[str, Any]]) -> None:
         """Save again the tests with records that arrived after they were over: work that no test waited for."""
         self.recording.read()
-        late = [
-            test
+        late = {
+            test: self.recording.dependencies(test)
             for test, (found, lines) in self.saved.items()
             if self.recording.run.changed_since(lines, found) and reports.get(test)
-        ]
-        if late:
-            self.save({test: reports[test] for test in late})
+        }
+        self.store({test: found for test, found in late.items() if found != self.saved[test][0]}, reports)
+        self.note(late)
 
-    def forget_removed_tests(self) -> None:
-        testmon_data.forget_all_but(self.data, self.data.all_tests)
+    def store(self, tests: Mapping[str, Dependencies], reports: Mapping[str, Mapping[str, Any]]) -> None:
+        written = self.recording.run.written
+        executions = {
+            test: self.fingerprints.of_test(test, found, reports[test], written) for test, found in tests.items()
+        }
+        if executions:
+            testmon_data.save(self.data, executions, tests)
+        self.note(tests)
+
+    def note(self, tests: Mapping[str, Dependencies]) -> None:
+        lines = self.recording.run.lines_read
+        self.saved.update((test, (found, lines)) for test, found in tests.items())
 
     @property
     def unrecorded(self) -> dict[str, set[str]]:

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from rlcanary.selection.fills import Fill, Function, fills_in, names_in
 
@@ -207,6 +207,12 @@ class SourceFile:
     def block_around(self, line: int) -> Block:
         """Find the innermost block with this line."""
         return next((block for block in self.innermost if block.start <= line <= block.end), self.blocks[0])
+
+
+@lru_cache(1000)
+def parsed(text: bytes) -> SourceFile:
+    """Parse a file once for all who read the same text: the map of the project, and testmon's fingerprints."""
+    return SourceFile(text)
 
 
 def is_dynamic_getattr(node: ast.AST) -> bool:

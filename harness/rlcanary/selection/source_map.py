@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlcanary.selection.injected.rlcanary_recorder.files import signature
-from rlcanary.selection.source_file import Block, Import, SourceFile
+from rlcanary.selection.source_file import Block, Import, SourceFile, parsed
 
 
 class SourceMap:
@@ -22,20 +22,23 @@ class SourceMap:
     def __init__(self, root: Path, search: Iterable[str] = ()) -> None:
         self.root = root
         self.real_root = root.resolve()
-        inside = [path for path in map(os.path.realpath, search) if Path(path).is_relative_to(self.real_root)]
+        # Import hooks put texts into sys.path that are no folders.
+        folders = [path for path in search if not path or os.path.isabs(path) or os.path.isdir(path)]
+        inside = [path for path in map(os.path.realpath, folders) if Path(path).is_relative_to(self.real_root)]
         relative = [os.path.relpath(path, self.real_root) for path in inside]
         self.search = list(dict.fromkeys(["", *("" if path == "." else path for path in relative)]))
         self.present: dict[str, bool] = {}
         self.files: dict[str, SourceFile | None] = {}
         self.signatures: dict[str, str] = {}
         self.resolved: dict[tuple[str, Import], frozenset[str]] = {}
+        self.looked_up: dict[tuple[str, str], frozenset[str]] = {}
 
     def file(self, path: str) -> SourceFile | None:
         """Return the file at this path in the project; None if there is none."""
         if path not in self.files:
             try:
                 self.signatures[path] = signature(os.stat(self.root / path))
-                self.files[path] = SourceFile((self.root / path).read_bytes())
+                self.files[path] = parsed((self.root / path).read_bytes())
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self.files[path] = None
         return self.files[path]
@@ -51,14 +54,7 @@ class SourceMap:
 
     def resolve(self, path: str, statement: Import) -> Iterator[str]:
         parts = statement.module.split(".") if statement.module else []
-        here = os.path.dirname(path)
-        if statement.level:
-            for _ in range(statement.level - 1):
-                here = os.path.dirname(here)
-            places = [here]
-        else:
-            places = list(dict.fromkeys([*self.search, here]))
-        for place in places:
+        for place in self.places(path, statement):
             if statement.level:
                 yield from self.module_files(place)
             yield from self.modules_along(place, parts)
@@ -66,28 +62,36 @@ class SourceMap:
             for name in statement.names:
                 yield from self.module_files(os.path.join(folder, name))
 
-    def candidates(self, path: str, block: Block) -> Iterator[tuple[str, str]]:
-        """Yield the folders of the project, and the names in them, at which an import of this block is looked up."""
+    def candidates(self, path: str, block: Block) -> frozenset[str]:
+        """List the paths in the project, without an ending, at which the imports of a block are looked up."""
+        key = path, block.name
+        if key not in self.looked_up:
+            self.looked_up[key] = frozenset(self.find_candidates(path, block))
+        return self.looked_up[key]
+
+    def find_candidates(self, path: str, block: Block) -> Iterator[str]:
         for statement in block.imports:
             parts = statement.module.split(".") if statement.module else []
-            if statement.level:
-                here = os.path.dirname(path)
-                for _ in range(statement.level - 1):
-                    here = os.path.dirname(here)
-                places = [here]
-            else:
-                places = list(dict.fromkeys([*self.search, os.path.dirname(path)]))
-            for place in places:
-                if parts and parts[0] in sys.builtin_module_names:
-                    continue
+            if parts and parts[0] in sys.builtin_module_names:
+                continue
+            for place in self.places(path, statement):
                 for number, part in enumerate(parts):
                     folder = os.path.join(place, *parts[:number])
                     if number and not self.is_folder(folder):
                         break
-                    yield folder, part
+                    yield os.path.join(folder, part)
                 inner = os.path.join(place, *parts)
                 if self.is_folder(inner):
-                    yield from ((inner, name) for name in statement.names if name != "*")
+                    yield from (os.path.join(inner, name) for name in statement.names if name != "*")
+
+    def places(self, path: str, statement: Import) -> list[str]:
+        """List the folders in which a file's import looks for a module."""
+        here = os.path.dirname(path)
+        if not statement.level:
+            return list(dict.fromkeys([*self.search, here]))
+        for _ in range(statement.level - 1):
+            here = os.path.dirname(here)
+        return [here]
 
     def is_folder(self, path: str) -> bool:
         key = f"{path}/"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlcanary.selection.dependencies import Dependencies
+if TYPE_CHECKING:
+    from rlcanary.selection.dependencies import Dependencies
 
 TABLE = "rlcanary_dependencies"
 

@@ -14,19 +14,20 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from testmon import testmon_core
 from testmon.process_code import Block, Module, create_fingerprint, methods_to_checksums
 
 from rlcanary.selection import questions
-from rlcanary.selection.dependencies import Dependencies
 from rlcanary.selection.injected.rlcanary_recorder.files import EXISTS, LISTING, content, digest
-from rlcanary.selection.source_file import SourceFile
 from rlcanary.selection.stored import TABLE, packed
 
+if TYPE_CHECKING:
+    from rlcanary.selection.dependencies import Dependencies
+
 RECORDED = "rlcanary.recorded"
-FORMAT = "2"
+FORMAT = "3"
 AGAIN = (f"{questions.MARK}{EXISTS}", f"{questions.MARK}{LISTING}")  # questions whose answer a run changes
 
 
@@ -38,7 +39,9 @@ class PythonFile(Module):  # type: ignore[misc]
     @property
     def blocks(self) -> list[Any]:
         if self._blocks is None:
-            source = SourceFile(self.source_code.encode())
+            from rlcanary.selection.source_file import parsed  # not needed where no file changed
+
+            source = parsed(self.source_code.encode())
             found = [*source.blocks, *source.constants] if source.is_valid else []
             self._blocks = [Block(block.start, block.end, block.code, block.name) for block in found]
         return self._blocks
@@ -57,6 +60,7 @@ class SourceTree(testmon_core.SourceTree):  # type: ignore[misc]
         super().__init__(rootdir)
         self.installed = installed
         self.environment = dict(os.environ if environment is None else environment)
+        self.listed: dict[str, frozenset[str]] = {}  # names by folder
 
     def get_file(self, filename: str) -> Any:
         if filename not in self.cache:
@@ -75,7 +79,7 @@ class SourceTree(testmon_core.SourceTree):  # type: ignore[misc]
     def answer(self, filename: str) -> str:
         if filename == questions.PACKAGES:
             return digest("".join(self.installed[-1:]).encode())
-        return questions.answer(Path(self.rootdir), filename, self.environment)
+        return questions.answer(Path(self.rootdir), filename, self.environment, self.listed)
 
 
 def data_file(root: Path, filename: str) -> Any:
@@ -85,7 +89,8 @@ def data_file(root: Path, filename: str) -> Any:
 
 
 def whole_file(filename: str, content: str, mtime: float) -> Any:
-    module = Module(source_code=content, mtime=mtime, ext="data", fs_fsha=content, filename=filename)
+    # testmon wants a text only where there is nothing else to tell the file by.
+    module = Module(source_code=None if content else "", mtime=mtime, ext="data", fs_fsha=content, filename=filename)
     module._blocks = [Block(1, 1, content)]
     return module
 
@@ -181,9 +186,9 @@ def create_table(connection: sqlite3.Connection) -> None:
 def recorded_without_us(data: Any) -> list[str]:
     """List the tests in testmon's database whose record does not cover other processes."""
     rows = data.db.con.execute(
-        """SELECT DISTINCT te.test_name FROM test_execution te, test_execution_file_fp link, file_fp f
-           WHERE te.environment_id = ? AND te.id = link.test_execution_id AND link.fingerprint_id = f.id
-           AND f.filename = ?""",
+        """SELECT te.test_name FROM test_execution te WHERE te.environment_id = ? AND EXISTS
+           (SELECT 1 FROM test_execution_file_fp link WHERE link.test_execution_id = te.id
+            AND link.fingerprint_id IN (SELECT id FROM file_fp WHERE filename = ?))""",
         (data.exec_id, RECORDED),
     )
     return sorted(set(data.all_tests) - {row[0] for row in rows})
@@ -232,15 +237,20 @@ def remove(path: Path) -> list[Path]:
     return removed
 
 
-def share_packages(data: Any) -> None:
-    """Let all processes of a run go by the packages that the process which listed them found."""
+def share_packages(data: Any) -> bool:
+    """Let all processes of a run go by the packages that the process which listed them found.
+
+    Return true if testmon has judged the tests by others.
+    """
     tree = data.source_tree
     known = data.db.fetch_attribute(questions.PACKAGES, default="")
     if not tree.installed:
         tree.installed.append(known)
-    elif tree.installed[-1] != known:
+        tree.cache.pop(questions.PACKAGES, None)
+        return True
+    if tree.installed[-1] != known:
         data.db.write_attribute(questions.PACKAGES, tree.installed[-1])
-    tree.cache.pop(questions.PACKAGES, None)
+    return False
 
 
 class NoCollector:

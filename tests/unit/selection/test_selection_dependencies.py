@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from rlcanary.selection.dependencies import Run
-from rlcanary.selection.injected.rlcanary_recorder import core
-from rlcanary.selection.injected.rlcanary_recorder.core import HEADER, Recorder
+from rlcanary.selection.injected.rlcanary_recorder import writing
+from rlcanary.selection.injected.rlcanary_recorder.core import Recorder
+from rlcanary.selection.injected.rlcanary_recorder.writing import HEADER
 from rlcanary.selection.journal import Journals
 from rlcanary.selection.recording import tests_with_late_records as late_tests
 from rlcanary.selection.source_map import SourceMap
@@ -105,8 +106,8 @@ def test_a_journal_gives_back_what_the_recorder_wrote(tmp_path: Path, text: str)
 
 
 def test_the_recorder_writes_a_journal_of_the_house() -> None:
-    assert core.HEADER.decode() == header_line(core.KIND, core.VERSION) + "\n"
-    assert core.TORN == TORN
+    assert HEADER.decode() == header_line(writing.KIND, writing.VERSION) + "\n"
+    assert writing.TORN == TORN
 
 
 @pytest.mark.parametrize("more_bytes", [0, 7])

@@ -79,14 +79,14 @@ def why(file: str, function: str | None) -> None:
 @selection.command()
 def reset() -> None:
     """Delete the recorded dependencies, so that the next run with --testmon runs every test."""
-    from rlcanary.selection import recording
+    from rlcanary.selection import run_folders
 
     path = datafile(must_exist=False)
     removed = [each for suffix in ("", "-wal", "-shm", "-journal") if (each := Path(f"{path}{suffix}")).exists()]
     for each in removed:
         each.unlink()
-    for folder in recording.killed_runs(root_of(path).resolve()):
-        recording.discard(folder)
+    for folder in run_folders.killed_runs(root_of(path).resolve()):
+        run_folders.discard(folder)
     click.echo(f"removed {', '.join(map(str, removed))}" if removed else f"nothing to remove: there is no {path}")
 
 

@@ -2,44 +2,24 @@
 
 Work belongs to a *context*: a test (`t:…`), the set-up of a shared fixture (`x:…`), the import of a module (`m:path`), or a
 process of its own (`p:…`). Contexts use one another: a test uses an actor's process, which uses the modules it imported.
-Every fact is appended to the process's journal the moment it is known, so that a killed process loses nothing. The journal
-has the form of `rlcanary.system.journal`, which a recorded process may not have installed. Its records are
-`{"fields": [...]}`:
-
-    c context file line name caller at    a function, or a module's body, began to run or was resumed; it was called from
-                                 line `at` of the file `caller`, or from no code of the project
-    d context file signature caller at    a file was opened for reading; its time of change and size
-    q context kind path answer caller at  a path was looked at: whether it exists, or the names in a
-                                 folder; or the value of an environment variable
-    v file signature             a module was imported from a file with this time of change and size
-    w file content               a file was opened for writing or replaced; a text that stands for its content before
-    u context context caller at  the first used the second
-    l context kind text          a context's kind and name
-    s context callee file…       a call into another process was sent, to code in these files; `module:NAME` where only
-                                 the name is known, * for any
-    r context callee             such a call arrived where it is recorded
-    a context                    the code that ran here is unknown: it may depend on everything
-    p text                       a problem for the user to read
 """
 
 from __future__ import annotations
 
 import contextvars
-import errno
-import fcntl
 import itertools
 import os
 import sys
-from _json import encode_basestring_ascii as quoted  # all of json takes milliseconds, in every child process
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from .backends import choose_backend
 from .files import Files, callers, signature
+from .writing import JournalWriter
 
 PACKAGE = "rlcanary_recorder"
 SETTINGS = "RLCANARY_SELECTION"
@@ -48,12 +28,6 @@ UNKNOWN = "unknown"
 SESSION = "session"
 MODULE_PREFIX = "module:"  # of a callee's file, where only the name of the module is known
 ANYTHING = "*"  # as a callee's file: any code of the project
-# A test that closes and reopens files could put another file at a low descriptor.
-JOURNAL_DESCRIPTOR = 400
-KIND, VERSION = "selection", 2
-HEADER = f'{{"journal": "{KIND}", "version": {VERSION}}}\n'.encode()
-TORN = b" (torn)\n"  # ends a half line, as in rlcanary.system.journal
-LOST = ".lost"  # suffix of the file that stands for records which could not be written
 NOT_PROJECT = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
 OWN = __name__.rpartition(".")[0] + "."
 TEST = "t:"  # begins the context of a test
@@ -62,7 +36,7 @@ UPLOADED = "/_ray_pkg_"  # where Ray unpacks a working_dir and py_modules
 current: contextvars.ContextVar[str | None] = contextvars.ContextVar("rlcanary_context", default=None)
 
 
-class Recorder:
+class Recorder(JournalWriter):
     """Records the code that this process ran, appended to `folder/<process>.journal`.
 
     Args:
@@ -76,10 +50,10 @@ class Recorder:
     def __init__(
         self, folder: str, root: str, context: str | None = None, injected: str | None = None, may_trace: bool = True
     ) -> None:
-        self.folder, self.root = folder, root
+        self.root = root
         self.injected = injected or injected_folder()
         self.roots = tuple({root + "/", os.path.realpath(root) + "/"})
-        self.process = f"p:{os.getpid()}-{os.urandom(3).hex()}"
+        super().__init__(folder, f"p:{os.getpid()}-{os.urandom(3).hex()}")
         self.default = context or self.process
         self.always = False
         self.blind = False  # where calls into other processes cannot be followed
@@ -94,54 +68,7 @@ class Recorder:
         self.is_project_file: dict[str, bool] = {}
         self.codes: dict[int, CodeType] = {}  # keeps them alive, so that an id stays a name
         self.seen: dict[str, set[int]] = {}
-        self.said: set[tuple[str, ...]] = set()
-        self.torn = False
         self.backend = choose_backend(self, may_trace)
-        self.open_journal()
-
-    def open_journal(self) -> None:
-        path = os.path.join(self.folder, self.process.replace(":", "-") + ".journal")
-        low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            self.descriptor = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, JOURNAL_DESCRIPTOR)
-        except OSError:  # the limit of open files is lower than that
-            self.descriptor = low
-        else:
-            os.close(low)
-        if os.fstat(self.descriptor).st_size == 0:
-            self.put(HEADER)
-
-    def write(self, *fields: str) -> None:
-        line = f'{{"fields": [{", ".join(map(quoted, fields))}]}}\n'.encode()
-        try:
-            self.put(line)
-        except OSError:  # code under test may close every descriptor that it finds
-            try:
-                self.open_journal()
-                self.put(line)
-            except OSError:  # a full disk is no trouble of the code under test
-                self.lose()
-
-    def put(self, line: bytes) -> None:
-        """Write a line. Raises OSError if it cannot be written whole."""
-        if self.torn:
-            line = TORN + line
-        written = os.write(self.descriptor, line)
-        self.torn = written < len(line) and (self.torn or written > 0)
-        if written < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def lose(self) -> None:
-        """Mark this process's records as incomplete: an empty file needs no room on a full disk."""
-        with suppress(OSError):
-            path = os.path.join(self.folder, self.process.replace(":", "-") + LOST)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-
-    def say(self, *fields: str) -> None:
-        """Write a line unless this process has written it before."""
-        if fields not in self.said:
-            self.said.add(fields)
-            self.write(*fields)
 
     def context(self) -> str:
         return current.get() or self.default
@@ -347,12 +274,10 @@ class Recorder:
         self.roots = tuple({root + "/", os.path.realpath(root) + "/"})
         self.is_project_file.clear()
         self.seen.clear()
-        self.said.clear()
         self.files.asked.clear()
         self.files.written.clear()
         self.default = context
-        self.torn = False
-        self.open_journal()
+        self.begin_anew()
         self.watch_again()
 
     def become(self, context: str) -> None:

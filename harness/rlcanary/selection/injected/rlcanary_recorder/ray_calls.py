@@ -21,7 +21,10 @@ from .ray_texts import PATCHES as TEXT_PATCHES
 from .ray_texts import context_in, tagged
 
 START = "start"
-MODULES = ("backends", "files", "core", "children", "threads", "variables", "ray_texts", "ray_calls", "process")
+MODULES = (
+    *("backends", "files", "writing", "core"),
+    *("children", "threads", "variables", "ray_texts", "ray_calls", "process"),
+)
 
 # Evaluated where a function or class is unpickled, with nothing of ours installed there.
 UNPICKLE = "exec(bootstrap) or received"
