@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.batches import kl_of_each_token, micro_batches
 from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.stubs import absent
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
@@ -55,7 +56,12 @@ class NemoRlAdapter(Adapter):
         self.loss = dict(loss or {})
         self.advantage = dict(advantage or {})
         install = "run this in the environment in which NeMo RL trains, with rlcanary installed there"
-        with usable("nemo_rl", install, "NeMo RL of August 2026"), quiet(), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            usable("nemo_rl", install, "NeMo RL of August 2026"),
+            absent("mlflow", "swanlab", "wandb", "nvidia_resiliency_ext"),
+            quiet(),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             import nemo_rl.algorithms.advantage_estimator
             import nemo_rl.algorithms.loss  # noqa: F401
 

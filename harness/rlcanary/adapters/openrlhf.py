@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.batches import micro_batches, prompts_of, tokens_of_completions
 from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.stubs import KERNELS, absent, stubbed
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Aggregation, Baseline, Conventions, Scale
@@ -67,7 +68,8 @@ class OpenrlhfAdapter(Adapter):
         Raises:
             UserError: OpenRLHF is not installed, or the conventions cannot express a setting.
         """
-        with usable("openrlhf", "pip install openrlhf, beside rlcanary", "OpenRLHF of mid-2026"), quiet():
+        install = "pip install openrlhf, beside rlcanary"
+        with usable("openrlhf", install, "OpenRLHF of mid-2026"), stubbed(KERNELS), absent("deepspeed"), quiet():
             import openrlhf.trainer.ppo_utils.experience_maker
             import openrlhf.trainer.ray.ppo_actor  # noqa: F401
         self.settings = dict(settings or {})

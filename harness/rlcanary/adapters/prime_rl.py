@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.batches import micro_batches
 from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.stubs import absent
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
@@ -37,6 +38,9 @@ CONVENTIONS = Conventions(
     logprobs_upcast=False,
 )
 
+# Sandboxes, loggers and kernels, none of which the checks call.
+SERVICES = ("prime_sandboxes", "prime_tunnel", "prime_evals", "wandb", "beartype", "quack", "flash_attn")
+
 
 class PrimeRlAdapter(Adapter):
     """Adapter of prime-rl with its default loss, whose trust region and penalty are off."""
@@ -51,7 +55,7 @@ class PrimeRlAdapter(Adapter):
             UserError: prime-rl is not installed.
         """
         install = "run this in the environment in which prime-rl trains, with rlcanary installed there"
-        with usable("prime_rl", install, "prime-rl of mid-2026"), quiet():
+        with usable("prime_rl", install, "prime-rl of mid-2026"), absent(*SERVICES), quiet():
             import prime_rl.orchestrator.algo.grpo
             import prime_rl.orchestrator.curriculum.gates.adv
             import prime_rl.trainer.rl.loss  # noqa: F401

@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
@@ -17,6 +18,8 @@ from typing import Any, NoReturn
 KERNELS: Mapping[str, tuple[str, ...]] = {
     "flash_attn": (),
     "flash_attn.bert_padding": ("index_first_axis", "pad_input", "rearrange", "unpad_input"),
+    "flash_attn.utils": (),
+    "flash_attn.utils.distributed": ("all_gather",),
 }
 """The modules and functions of flash-attention that trainers import for rows without padding."""
 
@@ -73,3 +76,88 @@ def newer_typed_dicts() -> Iterator[None]:
         yield
     finally:
         typing.TypedDict = before
+
+
+class _Anything(_Stub):
+    """A name of a package that is not installed, of which every attribute is such a name too.
+
+    Functions that it decorates and classes that derive from it can be defined; they are not usable either.
+    """
+
+    def __getattr__(self, name: str) -> _Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(f"{self._name}.{name}")
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        if _importing:
+            return _Anything(f"{self._name}()")
+        return super().__call__(*given, **options)
+
+    def __or__(self, other: Any) -> Any:
+        return other
+
+    __ror__ = __or__
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (type(self._name.rpartition(".")[2], (), {}),)
+
+
+class _Module(ModuleType):
+    """A module of a package that is not installed."""
+
+    __path__: Sequence[str] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(f"{self.__name__}.{name}")
+
+
+class _Absent(MetaPathFinder, Loader):
+    """Finds every module of some packages, none of which is there."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self.packages = packages
+
+    def holds(self, name: str) -> bool:
+        return any(name == package or name.startswith(f"{package}.") for package in self.packages)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if self.holds(fullname) else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Module(spec.name, "A stub.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: the module has whatever it is asked for."""
+
+
+_importing: list[_Absent] = []
+
+
+@contextmanager
+def absent(*packages: str) -> Iterator[None]:
+    """Let imports of the block find any module and any name of these packages, those that are not installed.
+
+    For servers, loggers and distributed runtimes, of which a framework imports much and the code under test calls nothing.
+    Within the block a stub may be called, as a decorator is; afterwards that fails, and the modules are gone. A part of an
+    installed package (`megatron.training`) may be named.
+    """
+    finder = _Absent([package for package in packages if not _is_there(package)])
+    sys.meta_path.append(finder)
+    _importing.append(finder)
+    try:
+        yield
+    finally:
+        _importing.remove(finder)
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if finder.holds(name)]:
+            del sys.modules[name]
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # its parent is not there
+        return False

@@ -4,7 +4,7 @@ import typing
 
 import pytest
 
-from rlcanary.adapters.stubs import KERNELS, newer_typed_dicts, stubbed
+from rlcanary.adapters.stubs import KERNELS, absent, newer_typed_dicts, stubbed
 
 ABSENT = {"no_such_kernels": (), "no_such_kernels.padding": ("pad_input",)}
 
@@ -42,3 +42,27 @@ def test_typed_dicts_are_the_older_ones_again():
     with newer_typed_dicts():
         assert typing.TypedDict.__module__ != "nothing"
     assert typing.TypedDict is before
+
+
+def test_all_of_an_absent_package_is_there_for_the_imports_of_the_block_and_fails_when_it_is_called():
+    with absent("no_such_server"):
+        import no_such_server.deep.down as module
+        from no_such_server.other import Server, remote
+
+        class Mine(Server, remote.Base):
+            @remote(retries=3)
+            def run(self):
+                return 1
+
+    assert not any(name.startswith("no_such_server") for name in sys.modules)
+    for call in (module.anything, Server, Mine().run, remote.other):
+        with pytest.raises(NotImplementedError, match=r"no_such_server.* is a stub"):
+            call()
+
+
+def test_an_installed_package_is_not_taken_for_absent_and_a_part_that_it_lacks_is():
+    with absent("torch", "torch.no_such_part"):
+        import torch
+        import torch.no_such_part
+    assert torch.tensor([1]).item() == 1
+    assert "torch.no_such_part" not in sys.modules
