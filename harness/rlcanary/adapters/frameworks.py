@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import sys
@@ -11,11 +12,12 @@ from contextlib import contextmanager
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from packaging.version import Version
 
-from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.errors import UserError
 from rlcanary.system.git import GitError, git
 
@@ -46,6 +48,28 @@ def usable(package: str, install: str, written_for: str, at_least: str | None = 
         raise
     except Exception as error:
         raise UserError(f"{cannot}: {_cause(error, package)}") from error
+
+
+def part(place: str) -> Any:
+    """Return an object of a framework, given as `module:name`.
+
+    Raises:
+        NotProvided: the installed release has no such object.
+    """
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise NotProvided(f"this release of {module.partition('.')[0]} has no {name} in {module}") from error
+
+
+def has_part(place: str) -> bool:
+    """Tell whether the installed release of a framework has an object, given as `module:name`."""
+    try:
+        part(place)
+    except NotProvided:
+        return False
+    return True
 
 
 @contextmanager

@@ -6,14 +6,14 @@ torchrl writes prompts in a template of its own where that of the tokenizer does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.frameworks import has_part, quiet
 from rlcanary.adapters.torchrl.base import TorchrlBase
 from rlcanary.adapters.torchrl.rendering import plain_messages
 from rlcanary.adapters.torchrl.rollouts import completion_of
-from rlcanary.adapters.torchrl.vllm_engine import as_vllm, generate_kwargs
+from rlcanary.adapters.torchrl.vllm_engine import as_vllm, generate_kwargs, require_answers_by_ids
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.records.conversations import (
     ConversationOptions,
@@ -42,6 +42,7 @@ class Conversations(TorchrlBase):
         from torchrl.envs.llm import ChatEnv
         from torchrl.modules.llm import vLLMWrapper
 
+        require_answers_by_ids()
         request = Sampling(**options.sampling).with_ends(())
         if options.max_tokens is not None:
             raise NotProvided("torchrl bounds the turns of a conversation, not its tokens")
@@ -51,7 +52,7 @@ class Conversations(TorchrlBase):
                 TensorDict(
                     {
                         # torchrl's loader loses a History behind the first turn, and keeps what is no tensor.
-                        "query": NonTensorStack(NonTensorData(plain_messages(task.messages))),
+                        "query": NonTensorStack(NonTensorData(_query(task.messages))),
                         "task": [str(number)],
                     },
                     batch_size=[1],
@@ -75,6 +76,20 @@ class Conversations(TorchrlBase):
             [_episode(task, turns, request) for turns in had if turns[0]["task"] == str(number)]
             for number, task in enumerate(tasks)
         ]
+
+
+def _query(messages: Sequence[Message]) -> Any:
+    """Return what the environment takes as a query: older ones take one text of the user's.
+
+    Raises:
+        NotProvided: it takes no such conversation.
+    """
+    plain = plain_messages(messages)
+    if has_part("torchrl.envs.llm.chat:_is_chat_payload"):
+        return plain
+    if [each["role"] for each in plain] != ["user"]:
+        raise NotProvided("the chat environment of this release begins with one message of the user")
+    return plain[0]["content"]
 
 
 def session_tool(tasks: list[Task], environment: Environment, tokenizer: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.torchrl.base import TorchrlBase
 from rlcanary.adapters.torchrl.rollouts import environment_of, item_reward, prompted, text_of
-from rlcanary.adapters.torchrl.vllm_engine import as_vllm, generate_kwargs
+from rlcanary.adapters.torchrl.vllm_engine import as_vllm, generate_kwargs, require_answers_by_ids
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.sampling import Sampling
 
@@ -26,6 +26,7 @@ class Evaluating(TorchrlBase):
         from rlcanary.tiny_models import tiny_tokenizer
 
         items = state.eval_items
+        require_answers_by_ids()
         if not items:
             raise NotProvided("there are no items to evaluate on")
         tokenizer = prompted(tiny_tokenizer(), {text_of(item): list(item.prompt_ids) for item in items})

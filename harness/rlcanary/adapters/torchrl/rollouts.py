@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.torchrl.base import TorchrlBase
-from rlcanary.adapters.torchrl.vllm_engine import as_vllm, generate_kwargs
+from rlcanary.adapters.torchrl.vllm_engine import as_vllm, generate_kwargs, require_answers_by_ids
 from rlcanary.contract.adapter import Item, NotProvided
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.sampling import Sampling
@@ -27,6 +27,7 @@ class Rollouts(TorchrlBase):
         from torchrl.envs import StepCounter
         from torchrl.modules.llm import vLLMWrapper
 
+        require_answers_by_ids()
         request = Sampling(**sampling).with_ends(())
         if request.stop_sequences:
             raise NotProvided("a rollout has no finish reason, and an end at a stop text no EOS that tells of it")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import tokens_of_completions
-from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.frameworks import part, quiet
 from rlcanary.adapters.torchrl.data import full_length, ragged_rows
 from rlcanary.adapters.torchrl.losses.objective import METRICS, Objective
 from rlcanary.contract.adapter import NotProvided
@@ -26,14 +26,13 @@ class Training(Objective):
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         """Run the trainer's optimization stepper and learning-rate hook, with torchrl's model wrapper as the actor."""
-        from torchrl.trainers import LRSchedulerHook, MixedPrecisionOptimizationStepper
-
+        new_stepper = part("torchrl.trainers:MixedPrecisionOptimizationStepper")
         loss = self._new_loss(self._wrapped(state.model, generate=False))
         data = self._step_data(state, batch)
-        stepper = MixedPrecisionOptimizationStepper(state.optimizer)
+        stepper = new_stepper(state.optimizer)
         with quiet():
             output = stepper.step(SimpleNamespace(compute_loss=loss), data)
-        LRSchedulerHook(state.scheduler)()
+        part("torchrl.trainers:LRSchedulerHook")(state.scheduler)()
         metrics = {ours: output.get(theirs, None) for theirs, ours in {**METRICS, "grad_norm": "grad_norm"}.items()}
         return {name: float(value) for name, value in metrics.items() if value is not None}
 

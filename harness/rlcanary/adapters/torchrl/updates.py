@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.frameworks import part, quiet
 from rlcanary.adapters.torchrl.losses.objective import METRICS
 from rlcanary.adapters.torchrl.training import Training
 from rlcanary.contract.adapter import NotProvided
@@ -21,11 +21,10 @@ class Updates(Training):
         from tensordict import set_list_to_stack
         from torchrl.data import LazyStackStorage, ReplayBuffer, SamplerWithoutReplacement
         from torchrl.objectives.llm import MCAdvantage
-        from torchrl.trainers import LRSchedulerHook
-        from torchrl.trainers.algorithms.grpo import GRPOTrainer
 
         from rlcanary.reference import make_batch
 
+        new_trainer = part("torchrl.trainers.algorithms.grpo:GRPOTrainer")
         sizes = {len(group.completions) for group in groups}
         rows = sum(len(group.completions) for group in groups)
         updates = self.trainer["mini_batches"]
@@ -47,7 +46,7 @@ class Updates(Training):
                 transform=MCAdvantage(grpo_size=sizes.pop(), prompt_key="group", **self.advantage),
                 batch_size=rows // updates,
             )
-            trainer = GRPOTrainer(
+            trainer = new_trainer(
                 collector=SimpleNamespace(),
                 total_frames=rows,
                 loss_module=loss,
@@ -57,7 +56,9 @@ class Updates(Training):
                 progress_bar=False,
                 log_rewards=False,
             )
-            LRSchedulerHook(state.scheduler, interval=self.trainer["interval"]).register(trainer)
+            part("torchrl.trainers:LRSchedulerHook")(state.scheduler, interval=self.trainer["interval"]).register(
+                trainer
+            )
             trainer.register_op("post_optim_complete_log", keep)
             trainer.optim_steps(self._dialogs(state, batch))
             trainer._post_steps_hook()

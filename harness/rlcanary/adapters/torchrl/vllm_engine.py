@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlcanary.adapters.frameworks import has_part
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.sampling import Sampling
@@ -30,6 +31,16 @@ def generate_kwargs(request: Sampling, eos_token_id: int) -> dict[str, Any]:
     if request.seed is not None:
         kwargs["seed"] = request.seed
     return kwargs
+
+
+def require_answers_by_ids() -> None:
+    """Decline rollouts of conversations by a wrapper that reads an answer back out of the text of the whole conversation.
+
+    Raises:
+        NotProvided: the wrapper of this release does: it knows the templates of some models, and that of no other.
+    """
+    if has_part("torchrl.modules.llm.policies.vllm_wrapper:_extract_responses_from_full_histories"):
+        raise NotProvided("this release takes answers out of the text, by the chat templates that it knows")
 
 
 def as_vllm(engine: Any, eos_token_id: int, on_sync: Callable[[], None] = lambda: None) -> Any:

@@ -8,34 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcanary.adapters.frameworks import has_part, part
 from rlcanary.contract.declining import NotProvided
+
+__all__ = ["has_part", "part"]
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def part(place: str) -> Any:
-    """Return an object of TRL, given as `module:name`.
-
-    Raises:
-        NotProvided: this release has no such object.
-    """
-    from importlib import import_module
-
-    module, _, name = place.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise NotProvided(f"this release of TRL has no {name} in {module}") from error
-
-
-def has_part(place: str) -> bool:
-    """Tell whether TRL has an object, given as `module:name`."""
-    try:
-        part(place)
-    except NotProvided:
-        return False
-    return True
 
 
 def parameters(function: Any) -> list[str]:

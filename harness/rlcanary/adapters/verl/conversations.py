@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.frameworks import part, quiet
 from rlcanary.adapters.verl.runs import silent
 from rlcanary.adapters.verl.settings import Settings
 from rlcanary.adapters.verl.workers.agents import Remote, Server
@@ -86,14 +86,14 @@ async def talk(
     from verl.experimental.agent_loop import agent_loop as agents
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
     from verl.utils.dataset.rl_dataset import RLHFDataset
-    from verl.workers.rollout.llm_server import LLMServerClient
 
     from rlcanary.contract.batch import Completion
     from rlcanary.contract.records.conversations import ConversationRow, Episode
 
+    client = part("verl.workers.rollout.llm_server:LLMServerClient")
     loop = ToolAgentLoop(
         trainer_config=agents.DictConfigWrap(config),
-        server_manager=LLMServerClient(config, Remote(server)),
+        server_manager=client(config, Remote(server)),
         tokenizer=tokenizer,
         processor=None,
         dataset_cls=RLHFDataset,

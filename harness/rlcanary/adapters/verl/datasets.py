@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.frameworks import has_part, part, quiet
 from rlcanary.adapters.verl.other_losses import OtherLosses
 from rlcanary.adapters.verl.runs import silent
 from rlcanary.adapters.verl.workers.run_config import composed, run_config
@@ -28,7 +28,6 @@ class Datasets(OtherLosses):
     def prepare(self, rows: list[DataRow], tokenizer: Any, options: PreparationOptions) -> PreparedData:
         """Read the rows as a dataset, in the order of its sampler, and build the prompts as the agent loop does."""
         import pandas
-        from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 
         from rlcanary.contract.records.preparation import PreparedData, PreparedRow
 
@@ -52,8 +51,8 @@ class Datasets(OtherLosses):
                 },
                 actor_rollout_ref__rollout={"prompt_length": limit},
             )
-            dataset = create_rl_dataset([path], config.data, tokenizer, None)
-            read = [dataset[index] for index in create_rl_sampler(config.data, dataset)]
+            dataset = moved("create_rl_dataset")([path], config.data, tokenizer, None)
+            read = [dataset[index] for index in moved("create_rl_sampler")(config.data, dataset)]
             prompts = agent_tokens(config, tokenizer, [row["raw_prompt"] for row in read])
         kept = [
             PreparedRow(rows[row["index"]].id, ids, row["reward_model"]["ground_truth"], row["data_source"])
@@ -72,6 +71,12 @@ class Datasets(OtherLosses):
         if not all(each.get("sampled") and "token_ids" not in each for each in answers):
             raise NotProvided("fine-tuning trains every turn of the assistant, from its text")
         return fine_tuned(plain, tokenizer, tools)
+
+
+def moved(name: str) -> Any:
+    """Return a function of verl's utilities, which older releases have beside their command."""
+    place = f"verl.trainer.ppo.utils:{name}"
+    return part(place if has_part(place) else f"verl.trainer.main_ppo:{name}")
 
 
 def cached_in(folder: str) -> Any:
@@ -102,7 +107,9 @@ def agent_tokens(config: Any, tokenizer: Any, prompts: list[list[dict[str, Any]]
 
     async def run() -> list[list[int]]:
         loop = agent_loop(config, tokenizer)
-        return [await loop.ct_build_initial_tokens(messages) for messages in prompts]
+        # Older ones have no builder of tokens, and call the template.
+        build = getattr(loop, "ct_build_initial_tokens", None) or loop.apply_chat_template
+        return [await build(messages) for messages in prompts]
 
     return asyncio.run(run())
 
@@ -116,6 +123,8 @@ def merged(
 
     async def run() -> tuple[list[int], list[int]]:
         loop = agent_loop(config, tokenizer)
+        if not hasattr(loop, "ct_merge_assistant_token"):
+            raise NotProvided("the agent loops of this release merge sampled ids within their run alone")
         first = starts[0] if starts else len(plain)
         ids = await loop.ct_build_initial_tokens(plain[:first], tools=tools)
         mask: list[int] = []

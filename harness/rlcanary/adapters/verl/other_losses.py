@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from rlcanary.adapters.frameworks import part
 from rlcanary.adapters.verl.building import Building
 from rlcanary.adapters.verl.workers.engine import jagged, new_engine, on_ranks, ragged, tensordict
 from rlcanary.adapters.verl.workers.run_config import composed
@@ -38,8 +39,8 @@ class OtherLosses(Building):
     def distillation_loss(self, batch: DistillationBatch) -> LossOutput:
         """Run the loss on the likeliest tokens of the teacher, which here are all, at its server's temperature."""
         import torch
-        from verl.trainer.distillation import distillation_ppo_loss
 
+        distillation_ppo_loss = part("verl.trainer.distillation:distillation_ppo_loss")
         rows, width, vocabulary = batch.logits.shape
         teacher_BTV = (batch.teacher_logits.float() / batch.temperature).log_softmax(dim=-1)
         # An output stands one position before the token that it scores; the last scores nothing.
@@ -71,8 +72,8 @@ class OtherLosses(Building):
     def distillation_advantages(self, student_logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Tensor:
         """Read the advantages with which the distillation of sampled tokens calls its policy loss."""
         import torch
-        from verl.trainer.distillation import losses
 
+        losses = part("verl.trainer.distillation:losses")
         rows, width = mask.shape
         ids, padding = torch.zeros(rows, 1 + width, dtype=torch.long), torch.zeros(rows, 1)
         data = tensordict(

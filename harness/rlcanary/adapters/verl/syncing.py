@@ -42,7 +42,7 @@ class Syncing(Datasets):
         worker.layered_summon, worker.peft_merge, worker.base_sync_done = False, False, True
         worker.rollout = Receiver(engine, set(state.model.state_dict()))
         part = new_engine(self._actor_config, None, state.model)
-        part.model_config = SimpleNamespace(hf_config=state.model.config, lora=worker.config.model.lora)
+        part.model_config = SimpleNamespace(hf_config=state.model.config, lora=worker.config.model.get("lora") or {})
         part._uses_fsdp2_cpu_offload_policy = False
         worker.actor = SimpleNamespace(engine=part)
         with connected(), quiet():

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import kl_of_each_token, micro_batches
-from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.frameworks import part, quiet
 from rlcanary.adapters.torchrl.base import TorchrlBase
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
@@ -58,11 +58,11 @@ class Objective(TorchrlBase):
     def accumulated_loss(self, batch: PolicyBatch, n_micro: int) -> LossOutput:
         """Run the trainer's optimization stepper; its backward passes end at leaves that collect each piece's weight."""
         import torch
-        from torchrl.trainers import MixedPrecisionOptimizationStepper
 
+        new_stepper = part("torchrl.trainers:MixedPrecisionOptimizationStepper")
         pieces = micro_batches(batch, n_micro)
         parameter = torch.nn.Parameter(torch.zeros(()))
-        stepper = MixedPrecisionOptimizationStepper(torch.optim.SGD([parameter]), gradient_accumulation_steps=n_micro)
+        stepper = new_stepper(torch.optim.SGD([parameter]), gradient_accumulation_steps=n_micro)
         losses: list[Tensor] = []
         leaves: list[Tensor] = []
 

@@ -8,11 +8,19 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.frameworks import part, quiet
 from rlcanary.adapters.verl.losses.configured import Configured
 from rlcanary.adapters.verl.losses.credit import OF_ROWS, estimated, token_rewards, value_loss
 from rlcanary.adapters.verl.losses.options import LOSS_MODES
-from rlcanary.adapters.verl.workers.engine import given_outputs, jagged, new_engine, on_ranks, sequences, tensordict
+from rlcanary.adapters.verl.workers.engine import (
+    given_outputs,
+    jagged,
+    new_engine,
+    on_ranks,
+    sent,
+    sequences,
+    tensordict,
+)
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.records.credit import Credit
@@ -80,8 +88,8 @@ class Objective(Configured):
 
     def values(self, model: Any, batch: CollatedBatch) -> Tensor:
         import torch
-        from verl.workers.utils.padding import response_from_nested
 
+        response_from_nested = part("verl.workers.utils.padding:response_from_nested")
         fields, rows = sequences(batch), len(batch.rewards)
         data = tensordict(fields, temperature=1.0, use_dynamic_bsz=False, micro_batch_size_per_gpu=rows)
 
@@ -193,13 +201,13 @@ class Objective(Configured):
             fields |= self._corrected(batch.old_logprobs, batch.sampler_logprobs, batch.mask)
         tokens = torch.zeros(rows, 1 + width, dtype=torch.long)
         return tensordict(
-            {name: jagged(values) for name, values in fields.items()}
+            {name: sent(values) for name, values in fields.items()}
             | {
-                "loss_mask": jagged(batch.mask.long()),
+                "loss_mask": sent(batch.mask.long()),
                 "input_ids": jagged(tokens),
                 "position_ids": jagged(torch.arange(1 + width).expand(rows, -1)),
-                "prompts": jagged(tokens[:, :1]),
-                "responses": jagged(tokens[:, 1:]),
+                "prompts": sent(tokens[:, :1]),
+                "responses": sent(tokens[:, 1:]),
                 "row": torch.arange(rows),
             },
             temperature=1.0,

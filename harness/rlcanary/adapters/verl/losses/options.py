@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rlcanary.adapters.frameworks import has_part, part
 from rlcanary.adapters.verl.losses.credit import WORDS, estimator_for, words_of
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.conventions import Aggregation, Conventions, Custom, KlEstimator, Objective, RatioLevel
@@ -35,6 +36,8 @@ LOSS_MODES: dict[str, tuple[Objective, RatioLevel]] = {
     "sapo": ("sapo", "token"),
     "geo_mean": ("gmpo", "token"),
 }
+# What reads `rollout_is_threshold` where it may be a pair of bounds.
+THRESHOLD = "verl.trainer.ppo.rollout_corr_helper:_parse_rollout_is_threshold"
 # Their policy term is a mean over sequences whatever loss_agg_mode says, by which the KL and the entropy are aggregated.
 MEANS_OF_SEQUENCES = ("sapo", "geo_mean")
 
@@ -141,9 +144,9 @@ def advantage_words(algorithm: Any) -> dict[str, Any]:
 
 def _weight_bounds(threshold: Any) -> tuple[float | None, float]:
     """Parse `rollout_is_threshold`, an upper bound or "lower_upper"."""
-    from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold
-
-    high, low = _parse_rollout_is_threshold(threshold)
+    if not has_part(THRESHOLD):
+        return None, float(threshold)
+    high, low = part(THRESHOLD)(threshold)
     return low, high
 
 
@@ -216,6 +219,10 @@ def settings_for(
             case "temperature":
                 pass
             case "importance_level" | "importance_mode" | "importance_low" | "importance_high":
+                if wanted.importance_mode == "mask" and not has_part(THRESHOLD):
+                    raise NotProvided(
+                        "rollout_is_threshold of this release is an upper bound, at which weights are cut off"
+                    )
                 if wanted.importance_mode == "mask" and wanted.importance_low <= 0:
                     raise NotProvided("the lower bound of rollout_is_threshold has to be above zero")
                 high, low = wanted.importance_high, wanted.importance_low

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.workers.run_config import run_config
@@ -109,11 +110,15 @@ def agent_worker(config: Any, tokenizer: Any, server: Any = None, score: Callabl
 def reward_worker(config: Any, tokenizer: Any, score: Callable[..., Any]) -> Any:
     """Make verl's reward worker with the configured manager and a custom reward function."""
     from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
-    from verl.trainer.ppo.reward import resolve_reward_manager_cls
+    from verl.trainer.ppo import reward
 
     worker = RewardLoopWorker.__new__(RewardLoopWorker)
     worker.config = config
-    worker.reward_manager = resolve_reward_manager_cls(config)(config, tokenizer, score)
+    if hasattr(reward, "resolve_reward_manager_cls"):
+        worker.reward_manager = reward.resolve_reward_manager_cls(config)(config, tokenizer, score)
+    else:
+        with mock.patch.object(reward, "get_custom_reward_fn", return_value=score):
+            worker.reward_manager = reward.load_reward_manager(config, tokenizer)
     return worker
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -144,9 +145,26 @@ def given_outputs(given: PolicyBatch, micro_batch: Any, **_: Any) -> dict[str, T
 
 def tensordict(tensors: dict[str, Tensor], **others: Any) -> Any:
     """Build the TensorDict that verl's driver sends to its workers."""
+    import torch
     from verl.utils import tensordict_utils
 
+    if "prompts" in tensors and keeps_padding():
+        ids, prompts, responses = (tensors[name] for name in ("input_ids", "prompts", "responses"))
+        of_rows = torch.ones_like(ids) if prompts.is_nested else torch.ones_like(torch.cat([prompts, responses], dim=1))
+        tensors = {**tensors, "attention_mask": of_rows}
     return tensordict_utils.get_tensordict(tensors, others)
+
+
+def keeps_padding() -> bool:
+    """Tell whether verl's driver keeps the padding of responses and the mask of it, as that of older releases does."""
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    return 'data["attention_mask"]' in inspect.getsource(no_padding_2_padding)
+
+
+def sent(values: Tensor) -> Tensor:
+    """Return what belongs to responses [B, T] as verl's driver sends it to its workers."""
+    return values if keeps_padding() else jagged(values)
 
 
 def sequences(batch: CollatedBatch) -> dict[str, Tensor]:
