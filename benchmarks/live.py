@@ -4,10 +4,11 @@
 
 Runs are those of a small loop over an adapter's own functions: sample, make a batch, score, advantages, loss, step, sync.
 planted: every bug of the museum that such a run reaches is planted in it; a finding of the audit alone counts.
-healthy: runs of four kinds: rows one version old, low-rank adapters, an engine in bfloat16, and four micro-batches. With a
-journal an interrupted benchmark goes on where it stopped.
+healthy: runs of four kinds: rows one version old, low-rank adapters, an engine in bfloat16, and four micro-batches.
 simulated: runs of 5,000 audited updates, from what an engine in bfloat16 made of one real run.
 cost: CPU time of the process, with the audit against without, in alternating runs, and the memory of tensors.
+
+With a journal an interrupted benchmark goes on where it stopped: a nightly adds runs to those of the nights before.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from audited_runs import cost, healthy, planted, simulated
+from audited_runs.journal import Journal
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -34,10 +36,11 @@ def of_bugs(arguments: argparse.Namespace) -> dict[str, Any]:
     bugs = [bug for bug in all_bugs() if planted.reached(bug) and arguments.only in bug.id]
     if arguments.quick:
         bugs = bugs[::7][:10]
-    all_of_them = {
-        bug.id: planted.planted(bug, arguments.updates)
-        for bug in track(bugs, "planting bugs", console=quiet, transient=True)
-    }
+    journal = Journal(arguments.journal)
+    all_of_them: dict[str, Any] = {}
+    for bug in track(bugs, "planting bugs", console=quiet, transient=True):
+        run = ["planted", bug.id, arguments.updates]
+        all_of_them[bug.id] = journal.result(run, lambda bug=bug: planted.planted(bug, arguments.updates))  # type: ignore[misc]
     idle = sorted(name for name, each in all_of_them.items() if each == planted.IDLE)
     found = {name: each for name, each in all_of_them.items() if name not in idle}
     caught = {name: each for name, each in found.items() if each is not None}
@@ -57,9 +60,12 @@ def of_bugs(arguments: argparse.Namespace) -> dict[str, Any]:
 def of_healthy_runs(arguments: argparse.Namespace) -> dict[str, Any]:
     """Train without a mistake, and print how many runs have a finding."""
     count, length = (1, 20) if arguments.quick else (arguments.runs, arguments.length)
-    journal = healthy.Journal(arguments.journal, length)
+    journal = Journal(arguments.journal)
     runs = [(kind, seed) for seed in range(arguments.seed, arguments.seed + count) for kind in healthy.KINDS]
-    found = {each: journal.findings(*each) for each in track(runs, "healthy runs", console=quiet, transient=True)}
+    found = {}
+    for kind, seed in track(runs, "healthy runs", console=quiet, transient=True):
+        run = ["healthy", kind, seed, length]
+        found[kind, seed] = journal.result(run, lambda kind=kind, seed=seed: healthy.healthy(kind, seed, length))  # type: ignore[misc]
     alarms = {kind: [seed for each, seed in runs if each == kind and found[kind, seed]] for kind in healthy.KINDS}
     for kind, seeds in alarms.items():
         console.print(f"{kind}: {len(seeds)} of {count} healthy runs of {length} updates have a finding {seeds or ''}")
@@ -102,7 +108,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=50, help="healthy runs of each kind (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed of healthy and simulated runs (default: 0)")
     parser.add_argument("--length", type=int, default=300, help="updates of a healthy run (default: 300)")
-    parser.add_argument("--journal", type=Path, help="keep healthy runs here, and do not repeat those that it has")
+    parser.add_argument("--journal", type=Path, help="keep runs here, and do not repeat those that it has")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--quick", action="store_true", help="ten bugs, one short healthy run of each kind")
     arguments = parser.parse_args()

@@ -1,8 +1,6 @@
 """Healthy runs, of which none should have a finding."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from audited_runs.training import PROFILES, Run
@@ -40,26 +38,3 @@ def healthy(kind: str, seed: int, length: int) -> list[str]:
     while audit.updates < length:
         run.step()
     return [str(finding) for finding in audit.findings]
-
-
-class Journal:
-    """The healthy runs that were done, a JSON line each, so that an interrupted benchmark goes on where it stopped."""
-
-    def __init__(self, path: Path | None, length: int) -> None:
-        self._path, self._length = path, length
-        self._done: dict[tuple[str, int], list[str]] = {}
-        if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                run = json.loads(line)
-                if run["updates"] == length:
-                    self._done[run["kind"], run["seed"]] = run["findings"]
-
-    def findings(self, kind: str, seed: int) -> list[str]:
-        """Return the findings of a run, which is done now if it was not before."""
-        if (kind, seed) not in self._done:
-            found = self._done[kind, seed] = healthy(kind, seed, self._length)
-            if self._path is not None:
-                run = {"kind": kind, "seed": seed, "updates": self._length, "findings": found}
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(run) + "\n")
-        return self._done[kind, seed]

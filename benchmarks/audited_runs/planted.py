@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from typing import Any
 
 from audited_runs.training import PROFILES, Run
 from rlcanary.adapters.reference import ReferenceAdapter
@@ -13,10 +14,10 @@ REACHED = {
     *("completion_logprobs", "token_logprobs", "advantages", "policy_loss", "accumulated_loss", "make_batch"),
     *("rollout", "sync_weights", "new_engine"),
 }
-IDLE = ("not reached", 0)
+IDLE = ["not reached", 0]
 
 
-def planted(bug: type[Bug], updates: int) -> tuple[str, int] | None:
+def planted(bug: type[Bug], updates: int) -> list[Any] | None:
     """Train with a bug -> the kind of its first finding and the audited updates until then.
 
     None is one that takes the weights elsewhere and is not found. IDLE does not, or ends the run with an error.
@@ -31,7 +32,7 @@ def planted(bug: type[Bug], updates: int) -> tuple[str, int] | None:
             except (ValueError, RuntimeError, LookupError, TypeError, AttributeError):
                 return IDLE  # The run ends with an error.
             if audit.findings:
-                return audit.findings[0].invariant, audit.audited
+                return [audit.findings[0].invariant, audit.audited]
         # Later, a difference in the last bit has grown.
         pairs = zip(run.trace[:6], right(profile, updates)[:6], strict=True)
         is_reached |= not all(math.isclose(got, wanted, rel_tol=1e-5) for got, wanted in pairs)

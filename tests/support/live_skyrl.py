@@ -3,11 +3,13 @@
 import json
 import random
 import sys
+from dataclasses import replace
 
 import torch
 
 from rlcanary.adapters.skyrl.adapter import SkyrlAdapter
 from rlcanary.contract.batch import Completion, Group
+from rlcanary.reference import completion_logprobs, make_batch
 from rlcanary.tiny_models import tiny_llama
 
 SkyrlAdapter()  # imports SkyRL without the packages that a CPU lacks
@@ -18,7 +20,7 @@ from skyrl.train import trainer as skyrl_trainer  # noqa: E402
 
 PLAIN = PolicyWorkerBase._forward_backward_micro
 
-from rlcanary.live.hooks import skyrl as hook  # noqa: E402
+from rlcanary.live.hooks.skyrl import workers as hook  # noqa: E402
 
 AUDITS = []
 MADE = hook.audit_of
@@ -42,6 +44,17 @@ def groups(seed):
     ]
 
 
+def scored(group, off):
+    """Give completions the logprobs of the policy, and so much less."""
+    batch, _ = make_batch([group], 0)
+    logprobs = completion_logprobs(tiny_llama(), batch) - off
+    completions = [
+        replace(completion, logprobs=logprobs[row, : len(completion.token_ids)].tolist())
+        for row, completion in enumerate(group.completions)
+    ]
+    return replace(group, completions=completions)
+
+
 def noting(step, logged):
     """Note the names of the metrics of a training step."""
 
@@ -53,8 +66,11 @@ def noting(step, logged):
     return noted
 
 
-def trained(updates=1):
-    """Take updates -> the weights, what was found, and the names of what is logged of it."""
+def trained(updates=1, off=None):
+    """Take updates -> the weights, what was found, and the names of what is logged of it.
+
+    `off` is what the engine's logprobs lack; None reports none.
+    """
     AUDITS.clear()
     logged = set()
     torch.manual_seed(0)
@@ -63,7 +79,8 @@ def trained(updates=1):
     step = skyrl_trainer.RayPPOTrainer._execute_training_step
     skyrl_trainer.RayPPOTrainer._execute_training_step = noting(step, logged)
     for seed in range(updates):
-        adapter.rl_step(state, groups(seed), 0)
+        sampled = groups(seed) if off is None else [scored(group, off) for group in groups(seed)]
+        adapter.rl_step(state, sampled, 0)
     skyrl_trainer.RayPPOTrainer._execute_training_step = step
     found = sorted({str(finding) for audit in AUDITS for finding in audit.findings})
     told = {
@@ -82,6 +99,11 @@ def main():
     others, results["without"] = trained(2)
     PolicyWorkerBase._forward_backward_micro = watched
     results["equal"] = all(torch.equal(weights[name], others[name]) for name in weights)
+
+    results["samples"] = {
+        "of the policy": trained(off=0.0)[1]["found"],
+        "of other weights": trained(off=0.7)[1]["found"],
+    }
 
     reduce_loss = ppo_utils.reduce_loss
     ppo_utils.reduce_loss = lambda loss, loss_mask: reduce_loss(loss, loss_mask.roll(1, -1))

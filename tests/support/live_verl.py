@@ -6,12 +6,16 @@ import sys
 
 import torch
 import verl.workers.engine.fsdp.transformer_impl as transformer_impl
+from omegaconf import OmegaConf
+from verl.protocol import DataProto
 from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.utils.debug import metrics as debug_metrics
 from verl.workers.engine.base import BaseEngine
 
 from rlcanary.adapters.verl.adapter import VerlAdapter
 from rlcanary.contract.batch import Completion, Group
-from rlcanary.live.hooks import verl as hook
+from rlcanary.live.hooks.verl import workers as hook
 from rlcanary.tiny_models import tiny_llama
 
 AUDITS = []
@@ -57,6 +61,28 @@ def trained(updates=1):
     return state.model.state_dict(), told
 
 
+def compared(trainer, temperature):
+    """Let a trainer of this class compare logprobs -> what it logs; the engine's are those of another temperature."""
+    trainer = object.__new__(trainer)
+    trainer.config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": {"top_p": 1.0, "top_k": -1}}, "algorithm": {"filter_groups": None}}
+    )
+    logits = 3 * torch.randn(8, 12, 20, generator=torch.Generator().manual_seed(0))
+    ids = torch.distributions.Categorical(logits=logits).sample().unsqueeze(-1)
+    own, engine = ((logits / t).log_softmax(-1).gather(-1, ids)[..., 0] for t in (1.0, temperature))
+    batch = {
+        "old_log_probs": own,
+        "rollout_log_probs": engine,
+        "response_mask": torch.ones(8, 12),
+        "responses": ids[..., 0],
+    }
+    return _compare(trainer, DataProto.from_dict(batch))
+
+
+def _compare(self, data):
+    return debug_metrics.calculate_debug_metrics(data)
+
+
 def main():
     hook.audit_of = audit_of
     results = {}
@@ -89,6 +115,8 @@ def main():
 
     core_algos.compute_grpo_outcome_advantage = hook.watched_estimator(undivided, "grpo")
     _, results["not divided"] = trained()
+    for name, trainer in (("synchronous", RayPPOTrainer), ("asynchronous", type("Later", (RayPPOTrainer,), {}))):
+        results[name] = [compared(trainer, 1.0).get("canary/findings"), compared(trainer, 1.5).get("canary/findings")]
     json.dump(results, sys.stdout)
 
 

@@ -51,6 +51,7 @@ class Audit:
         updates: the number of updates of the run, audited or not.
         audited: the number of audited updates.
         rollouts: the number of rollouts that `rollout` was given, audited or not.
+        samplings: the number of batches that `sampled` was given, audited or not.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class Audit:
         self.conventions, self.every = conventions, every
         self.on_finding, self.max_staleness, self.bundles = on_finding, max_staleness, bundles
         self.findings = Findings()
-        self.updates = self.audited = self.rollouts = 0
-        self._has_failed = False
+        self.updates = self.audited = self.rollouts = self.samplings = 0
+        self._has_failed = self._has_missed = False
         self._sampling = Sampling()
         self._stillness = Stillness()
         self._syncs = Syncs()
@@ -170,6 +171,45 @@ class Audit:
         )
         return self.judge(record, kind="rollout")
 
+    def sampled(
+        self,
+        *,
+        mask: Tensor,
+        logprobs: Tensor,
+        sampler_logprobs: Tensor | None = None,
+        entropy: Tensor | None = None,
+        group_ids: Tensor | None = None,
+        drawn_freely: bool = True,
+    ) -> list[Finding]:
+        """Judge samples of the present weights where the trainer scores them, apart from the loss, every so many times.
+
+        Args:
+            mask: [B, T], true on the tokens that are trained.
+            logprobs: [B, T] of the trainer with the weights that the sampler had.
+            sampler_logprobs: [B, T]; None where the sampler gives none.
+            entropy: [B, T] of the trainer; with it samples are judged without the sampler's logprobs too.
+            group_ids: [B].
+            drawn_freely: see `update`.
+        """
+        number, self.samplings = self.samplings, self.samplings + 1
+        if number % self.every:
+            return []
+        record = Record(
+            number,
+            self.conventions,
+            exact(logprobs),
+            torch.zeros(mask.shape, dtype=torch.float64),
+            exact(mask).bool(),
+            sampler_logprobs=exact(sampler_logprobs),
+            entropy=exact(entropy),
+            group_ids=exact(group_ids),
+            versions=torch.zeros(len(mask), dtype=torch.long),
+            trainer_version=0,
+            drawn_freely=drawn_freely,
+            is_rollout=True,
+        )
+        return self.judge(record, kind="samples")
+
     def metrics(self) -> dict[str, float]:
         """Return numbers for the run's own logger: how many findings there are, and the size of each."""
         counts = {"canary/findings": float(len(self.findings)), "canary/audited_updates": float(self.audited)}
@@ -198,6 +238,7 @@ class Audit:
             "updates": self.updates,
             "audited": self.audited,
             "rollouts": self.rollouts,
+            "samplings": self.samplings,
             "findings": [asdict(finding) for finding in self.findings],
             **{name: part.state_dict() for name, part in self._evidence.items()},
         }
@@ -212,6 +253,7 @@ class Audit:
             part.load_state_dict(state[name])
         self.findings[:] = findings
         self.updates, self.audited, self.rollouts = (state[name] for name in ("updates", "audited", "rollouts"))
+        self.samplings = state.get("samplings", 0)
 
     def conclude(self, make: Callable[[], Made]) -> tuple[Record | None, list[Finding]]:
         """Make the record of an update and what it did to the weights, on each rank, and judge it.
@@ -271,6 +313,17 @@ class Audit:
             log.warning("%s", line)
             if self.on_finding != "log":
                 warnings.warn(f"rlcanary: {line}", stacklevel=5)
+
+    def was_not_watched(self, number: int) -> None:
+        """Warn, once, that an update that was to be judged had no logprobs."""
+        if not self._has_missed:
+            self._has_missed = True
+            told = (
+                f"rlcanary: update {number} is not judged: no logprobs with a gradient were given to `watch` before its "
+                "backward pass"
+            )
+            log.warning("%s", told)
+            warnings.warn(told, stacklevel=4)
 
     def guard(self, function: Callable[[], None]) -> None:
         """Call a function of the audit. Its failure is a warning, once, and never one of the run."""

@@ -16,6 +16,8 @@ from rlcanary.live.record import Record
 from rlcanary.live.weights import Weights
 
 Rows = Tensor | Sequence[int] | slice | None
+# What each row has one of.
+OF_ROWS = ("rewards", "group_ids", "advantages", "versions")
 
 
 class Auditor(Protocol):
@@ -28,6 +30,9 @@ class Auditor(Protocol):
 
     def guard(self, function: Callable[[], None]) -> None:
         """Call a function of the audit, whose failure is none of the run."""
+
+    def was_not_watched(self, number: int) -> None:
+        """Say that an update that was to be judged had no logprobs."""
 
     def conclude(self, make: Callable[[], Made]) -> tuple[Record | None, list[Finding]]:
         """Make the record of the update, and judge it."""
@@ -148,6 +153,8 @@ class Update:
             self._weights = self._weights if was_stepped else None
             record, self.findings = self.audit.conclude(lambda: self._made(pieces))
             self.record = record if keep_record else None
+        elif self.is_audited:
+            self.audit.was_not_watched(self._number)
         self._given, self._model, self._optimizer, self._weights = {}, None, None, None
         if self.findings and self.audit.on_finding == "stop":
             raise Stopped("; ".join(map(str, self.findings)))
@@ -163,6 +170,7 @@ class Update:
     def drop(self) -> None:
         """End the update without a judgement: its gradient was thrown away."""
         self._released()
+        self.is_audited = False
         self._given, self._model, self._optimizer, self._weights = {}, None, None, None
 
     def _released(self) -> list[Piece]:
@@ -175,7 +183,7 @@ class Update:
         return self._record(pieces), None if self._weights is None else self._weights.moves()
 
     def _record(self, pieces: list[Piece]) -> Record:
-        given = {name: exact(value) for name, value in self._given.items()}
+        given = {name: exact(_of_rows(name, value)) for name, value in self._given.items()}
         if self._mask is not None:
             given["mask"] = exact(self._mask)
             shape = tuple(given["mask"].shape)
@@ -218,13 +226,20 @@ class Piece:
     ) -> None:
         self.rows, self.logprobs, self._read = rows, logprobs, read
         self.columns = slice(start, start + logprobs.shape[1])
-        self.given = {name: value.detach() for name, value in given.items() if isinstance(value, Tensor)}
+        tensors = {name: value.detach() for name, value in given.items() if isinstance(value, Tensor)}
+        self.given = {name: _of_rows(name, value) for name, value in tensors.items()}
         self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64)
         self.handle: Any = watched.register_hook(self._note)
 
     def _note(self, gradient: Tensor) -> None:
         gradient = gradient.detach() if self._read is None else self._read(gradient.detach())
         self.gradient += gradient.double().cpu()
+
+
+def _of_rows(name: str, value: Any) -> Any:
+    """Return what each row has one of as [B], where it comes as a column [B, 1]."""
+    is_column = name in OF_ROWS and isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == 1
+    return value.squeeze(1) if is_column else value
 
 
 def _placed(parts: list[tuple[Piece, Tensor]], shape: tuple[int, ...]) -> Tensor:

@@ -291,3 +291,25 @@ def test_long_rows_are_judged_in_chunks_without_a_tensor_over_the_vocabulary_of_
     in_chunks(audit, is_doubled=True)
     (finding,) = audit.findings
     assert "128 of 2048 tokens differ" in finding.message
+
+
+@pytest.mark.parametrize("with_piece", [False, True])
+def test_what_rows_have_one_of_may_come_as_a_column(with_piece: bool) -> None:
+    audit, mask = Audit(GRPO, every=1, on_finding="log"), torch.ones(4, 3).bool()
+    rewards = torch.tensor([[1.0], [0.0], [1.0], [0.0]])
+    advantages = reference.advantages(rewards[:, 0], torch.zeros(4), GRPO).unsqueeze(1)
+    known = {"mask": mask, "advantages": advantages, "rewards": rewards, "sampler_logprobs": torch.zeros(4, 3)}
+    logprobs = torch.zeros(4, 3, requires_grad=True)
+    with audit.update(**({} if with_piece else known)) as update:
+        watched = update.watch(logprobs, **(known if with_piece else {}))
+        (-(watched.exp() * advantages).mean()).backward()
+    assert audit.audited == 1
+    assert update.findings == []
+
+
+def test_an_update_that_is_dropped_is_not_judged() -> None:
+    audit = Audit(GRPO, every=1)
+    with audit.update(mask=torch.ones(2, 3).bool()) as update:
+        update.watch(torch.zeros(2, 3, requires_grad=True))
+        update.drop()
+    assert audit.audited == 0

@@ -47,3 +47,17 @@ def test_a_correct_run_has_no_finding_and_the_weights_of_one_without_the_audit(f
 def test_a_planted_bug_is_found_in_the_first_update(framework: str, bug: str) -> None:
     (found,) = run(framework)[bug]["found"]
     assert FOUND[framework, bug] in found
+
+
+def test_samples_of_the_present_weights_are_compared_where_verl_compares_them_and_older_ones_left_out() -> None:
+    results = run("verl")
+    right, wrong = results["synchronous"]
+    assert right == 0
+    assert wrong > 0
+    assert results["asynchronous"] == [None, None]
+
+
+def test_the_logprobs_of_skyrls_engine_are_compared_with_the_trainers() -> None:
+    results = run("skyrl")
+    assert "sampling." in results["samples"]["of other weights"][0]
+    assert results["samples"]["of the policy"] == []

@@ -165,3 +165,25 @@ def test_rows_of_older_weights_are_left_out() -> None:
 def test_rows_that_were_chosen_are_not_taken_for_samples_of_the_policy() -> None:
     run = Run(0)
     assert [kind for _ in range(10) for kind in run.update(top_five, same, drawn_freely=False)] == []
+
+
+def test_samples_are_judged_apart_from_the_loss_with_the_logprobs_of_the_sampler_or_the_entropy_alone() -> None:
+    def found(temperature: float, with_logprobs: bool) -> list[str]:
+        source, audit = torch.Generator().manual_seed(0), Audit(every=2, on_finding="log")
+        for _ in range(10):
+            logits = 2 * torch.randn(B, T, V, generator=source)
+            drawn_from = logits / temperature
+            ids = torch.multinomial(drawn_from.softmax(-1).view(-1, V), 1, generator=source).view(B, T, 1)
+            log_probs = logits.log_softmax(-1)
+            audit.sampled(
+                mask=MASK,
+                logprobs=log_probs.gather(-1, ids)[..., 0],
+                sampler_logprobs=drawn_from.log_softmax(-1).gather(-1, ids)[..., 0] if with_logprobs else None,
+                entropy=-(log_probs.exp() * log_probs).sum(-1),
+            )
+        assert audit.samplings == 10
+        return [finding.invariant for finding in audit.findings]
+
+    assert found(1.0, with_logprobs=True) == found(1.0, with_logprobs=False) == []
+    assert "sampling.surprise" in found(0.8, with_logprobs=True)
+    assert found(0.8, with_logprobs=False) == ["sampling.surprise"]

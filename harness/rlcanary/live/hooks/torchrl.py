@@ -15,12 +15,15 @@ from rlcanary.adapters.torchrl.options import AGGREGATIONS, advantage_words, los
 from rlcanary.contract.conventions import Conventions
 from rlcanary.live.audit import Audit, log
 from rlcanary.live.findings import OnFinding
+from rlcanary.live.hooks.fitting import not_audited
 from rlcanary.live.hooks.steps import Steps
+
+WRITTEN_FOR = "0.14"
 
 
 def torchrl(
     trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn", bundles: Path | None = None
-) -> TorchrlAudit:
+) -> TorchrlAudit | None:
     """Audit a trainer from its next update on: `rlcanary.live.torchrl(trainer, every=20)`.
 
     Args:
@@ -29,8 +32,15 @@ def torchrl(
         every: updates from one audited update to the next.
         on_finding: "log", "warn" or "stop", see `Audit`.
         bundles: the folder that gets a bundle of each update with a new finding.
+
+    Returns:
+        What watches it; None, with a warning, where the loss is not as those of torchrl 0.14.
     """
-    return TorchrlAudit(trainer, every, on_finding, bundles)
+    try:
+        return TorchrlAudit(trainer, every, on_finding, bundles)
+    except (AttributeError, ImportError) as error:
+        not_audited("torchrl", WRITTEN_FOR, error)
+        return None
 
 
 class TorchrlAudit:

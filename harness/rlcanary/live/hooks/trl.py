@@ -17,11 +17,14 @@ from rlcanary.adapters.trl import conventions_of
 from rlcanary.adapters.trl.conventions import AGGREGATIONS
 from rlcanary.live.audit import Audit, log
 from rlcanary.live.findings import OnFinding
+from rlcanary.live.hooks.fitting import attempted, not_audited
 from rlcanary.live.record import Record
 from rlcanary.live.update import Update
 
+WRITTEN_FOR = "1.16"
 
-def trl(trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn", bundles: bool = True) -> TrlCallback:
+
+def trl(trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn", bundles: bool = True) -> TrainerCallback:
     """Make the callback that audits a trainer: `trainer.add_callback(rlcanary.live.trl(trainer, every=20))`.
 
     Args:
@@ -29,8 +32,15 @@ def trl(trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn", bundle
         every: updates from one audited update to the next.
         on_finding: "log" and "warn" as `Audit` has them; "stop" writes a checkpoint and ends the training.
         bundles: write updates with a new finding to `canary/` in the output folder, for `rlcanary replay`.
+
+    Returns:
+        The callback; one that does nothing, with a warning, where the trainer is not as that of TRL 1.16.
     """
-    return TrlCallback(trainer, every, on_finding, bundles)
+    try:
+        return TrlCallback(trainer, every, on_finding, bundles)
+    except AttributeError as error:
+        not_audited("trl", WRITTEN_FOR, error)
+        return TrainerCallback()
 
 
 class TrlCallback(TrainerCallback):  # type: ignore[misc]
@@ -85,7 +95,7 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         if not trainer.model.training:
             return self._sample(inputs)
         self._sampled_at = trainer.state.global_step
-        known = self._counts()
+        known = attempted("trl", WRITTEN_FOR, self._counts) or {}
         output = self._sample(inputs)
         self.audit.guard(lambda: self._judge_rollout(output, known))
         return output
@@ -134,8 +144,8 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         if not model.training:
             return self._compute_loss(model, inputs)
         if self._update is None:
-            self._update = self._begun()
-        self._inputs = inputs if self._update.is_audited else None
+            self._update = attempted("trl", WRITTEN_FOR, self._begun)
+        self._inputs = inputs if self._update is not None and self._update.is_audited else None
         try:
             return self._compute_loss(model, inputs)
         finally:
@@ -212,7 +222,7 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         before = len(self.audit.findings)
         if update.is_audited:
             self.audit.guard(lambda: update.log(self._logged(OF_MICRO_BATCHES, self._known), are_means=True))
-        update.end(not self._trainer.accelerator.optimizer_step_was_skipped, keep_record=True)
+        update.end(not getattr(self._trainer.accelerator, "optimizer_step_was_skipped", False), keep_record=True)
         self._judged = update.record
         state.stateful_callbacks[SAVED] = self.audit.state_dict()
         for name, value in self.audit.metrics().items():

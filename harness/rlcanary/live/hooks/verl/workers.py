@@ -1,13 +1,13 @@
-"""The audit in verl's workers and its trainer: verl imports this module in each process. Written for verl 0.9.
-
-    VERL_USE_EXTERNAL_MODULES=rlcanary.live.hooks.verl
+"""What is watched of verl: updates and samples, on the workers and in the trainer.
 
 An FSDP engine that trains by verl's PPO loss is audited on its workers, and group advantages where the trainer computes
-them. Settings are those of `hooks.environment`.
+them. A synchronous trainer samples with the weights that it trains: where it compares the engine's logprobs with its own
+(`rollout.calculate_log_probs`), the audit does too.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial, wraps
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
+from verl.utils.debug import metrics as debug_metrics
 from verl.utils.metric import Metric
 from verl.workers.engine.base import BaseEngine
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
@@ -28,6 +29,7 @@ from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
 from rlcanary.live.audit import Audit, log
 from rlcanary.live.hooks.environment import audit_of
+from rlcanary.live.hooks.fitting import attempted, require
 from rlcanary.live.update import Update
 
 # What the loss is given, by verl's names and by ours.
@@ -38,7 +40,10 @@ GIVEN = {
     "ref_log_prob": "ref_logprobs",
     "rollout_log_probs": "sampler_logprobs",
 }
-# The attribute of an engine that keeps its audit.
+# The trainers that wait for the samples of their present weights.
+SYNCHRONOUS = "PPOTrainerSync"
+LEGACY = "RayPPOTrainer"
+# The attribute of an engine, and of a trainer, that keeps its audit.
 KEPT = "_rlcanary_audit"
 
 
@@ -47,7 +52,7 @@ def watched_engine(train_batch: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(train_batch)
     def watched(engine: Any, data: Any, loss_function: Any) -> Any:
-        update = _begun(engine, loss_function)
+        update = attempted("verl", "0.9", lambda: _begun(engine, loss_function))
         if update is None:
             return train_batch(engine, data, loss_function)
         with update:
@@ -144,14 +149,49 @@ def watched_estimator(estimator: Callable[..., Any], name: str) -> Callable[...,
     return watched
 
 
+def watched_comparison(compare: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `calculate_debug_metrics`, in which a trainer compares the engine's logprobs with its own."""
+
+    @wraps(compare)
+    def watched(data: Any) -> Any:
+        metrics = compare(data)
+        trainer = sys._getframe(1).f_locals.get("self")  # the function is not told who calls
+        audit = attempted("verl", "0.9", lambda: _judged_samples(trainer, data))
+        return metrics if audit is None else metrics | audit.metrics()
+
+    return watched
+
+
+def _judged_samples(trainer: Any, data: Any) -> Audit | None:
+    """Judge the samples of a trainer, unless they may be those of older weights."""
+    names = [kind.__name__ for kind in type(trainer).__mro__]
+    if SYNCHRONOUS not in names and names[0] != LEGACY:
+        return None
+    if not hasattr(trainer, KEPT):
+        setattr(trainer, KEPT, audit_of(None))
+    audit: Audit = getattr(trainer, KEPT)
+    rollout, algorithm = trainer.config.actor_rollout_ref.rollout, trainer.config.algorithm
+    filtered = algorithm.get("filter_groups") or {}
+    batch = data.batch
+    audit.sampled(
+        mask=batch["response_mask"].bool(),
+        logprobs=batch["old_log_probs"],
+        sampler_logprobs=batch["rollout_log_probs"],
+        entropy=batch.get("entropy", None),
+        drawn_freely=rollout.top_p == 1 and rollout.top_k in (-1, 0) and not filtered.get("enable", False),
+    )
+    return audit
+
+
 def install() -> None:
-    """Watch the engines and the estimators of this process."""
+    """Watch the engines, the estimators and the comparison of this process."""
+    require(BaseEngine.train_batch, "self", "data", "loss_function")
+    require(core_algos.compute_grpo_outcome_advantage, "token_level_rewards", "response_mask", "index")
+    require(debug_metrics.calculate_debug_metrics, "data")
     BaseEngine.train_batch = watched_engine(BaseEngine.train_batch)
     grpo = watched_estimator(core_algos.compute_grpo_outcome_advantage, "grpo")
     core_algos.compute_grpo_outcome_advantage = grpo
     core_algos.ADV_ESTIMATOR_REGISTRY["grpo"] = grpo
     rloo = watched_estimator(core_algos.ADV_ESTIMATOR_REGISTRY["rloo"], "rloo")
     core_algos.ADV_ESTIMATOR_REGISTRY["rloo"] = rloo
-
-
-install()
+    debug_metrics.calculate_debug_metrics = watched_comparison(debug_metrics.calculate_debug_metrics)

@@ -1,9 +1,8 @@
-"""The audit in SkyRL's trainer and its policy workers. Written for SkyRL 0.3.
-
-    import rlcanary.live.hooks.skyrl  # in the script that starts the run, before SkyRL starts Ray
+"""What is watched of SkyRL: updates of its workers, and advantages and samples in its trainer.
 
 SkyRL brings what is in its registries to each of its processes. An entry that is never called is registered there: a process
-imports it, and with it this module, which watches workers and trainer. Settings are those of `hooks.environment`.
+imports it, and with it this module. A trainer that is not asynchronous samples with the weights that it trains, so that its
+logprobs are compared with the engine's.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
 from rlcanary.live.audit import Audit, log
 from rlcanary.live.hooks.environment import audit_of
+from rlcanary.live.hooks.fitting import attempted, require
 from rlcanary.live.hooks.steps import Steps
 from rlcanary.live.record import Record
 from rlcanary.live.update import exact
@@ -48,23 +48,25 @@ def watched_micro_batch(run: Callable[..., Any]) -> Callable[..., Any]:
     def watched(worker: Any, experience: Any, microbatch_weight: float, loss_fn: Any = None, **options: Any) -> Any:
         if loss_fn is not None or not hasattr(worker.optimizer, "register_step_post_hook"):
             return run(worker, experience, microbatch_weight, loss_fn=loss_fn, **options)
-        if not hasattr(worker, STEPS):
-            audit = audit_of(_of_scaled_advantages(worker.cfg.algorithm), worker.device_mesh.get_group("dp"))
-            setattr(worker, STEPS, Steps(audit, worker.optimizer, worker.model))
-        steps: Steps = getattr(worker, STEPS)
+        steps = attempted("skyrl", "0.3", lambda: _steps(worker))
+        if steps is None:
+            return run(worker, experience, microbatch_weight, loss_fn=loss_fn, **options)
         loss = worker.policy_loss_fn
 
         def watched_loss(logprobs: Tensor, old: Tensor, advantages: Tensor, **given: Any) -> Any:
-            # The rows of this update on all ranks; it may have others, of padding.
-            rows = round(len(logprobs) / microbatch_weight) * worker.mesh_rank.dp_size
-            known = {
-                "mask": given["loss_mask"].bool(),
-                "old_logprobs": old,
-                "advantages": advantages * rows,
-                "sampler_logprobs": given["rollout_logprobs"],
-                "ref_logprobs": experience.base_action_log_probs,
-            }
-            steps.audit.guard(lambda: _watch(steps, logprobs, rows, known))
+            def watch() -> None:
+                # The rows of this update on all ranks; it may have others, of padding.
+                rows = round(len(logprobs) / microbatch_weight) * worker.mesh_rank.dp_size
+                known = {
+                    "mask": given["loss_mask"].bool(),
+                    "old_logprobs": old,
+                    "advantages": advantages * rows,
+                    "sampler_logprobs": given["rollout_logprobs"],
+                    "ref_logprobs": experience.base_action_log_probs,
+                }
+                _watch(steps, logprobs, rows, known)
+
+            steps.audit.guard(watch)
             return loss(logprobs, old, advantages, **given)
 
         worker.policy_loss_fn = watched_loss
@@ -75,6 +77,15 @@ def watched_micro_batch(run: Callable[..., Any]) -> Callable[..., Any]:
         return status | steps.audit.metrics()
 
     return watched
+
+
+def _steps(worker: Any) -> Steps:
+    """Return what follows the optimizer of a worker."""
+    if not hasattr(worker, STEPS):
+        audit = audit_of(_of_scaled_advantages(worker.cfg.algorithm), worker.device_mesh.get_group("dp"))
+        setattr(worker, STEPS, Steps(audit, worker.optimizer, worker.model))
+    steps: Steps = getattr(worker, STEPS)
+    return steps
 
 
 def _watch(steps: Steps, logprobs: Tensor, rows: int, known: dict[str, Any]) -> None:
@@ -95,15 +106,16 @@ def watched_estimate(estimate: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(estimate)
     def watched(trainer: Any, data: Any) -> Any:
         data = estimate(trainer, data)
-        conventions = _audit(trainer).conventions
-        if conventions is not None and not trainer.cfg.generator.step_wise_trajectories:
-            _audit(trainer).guard(lambda: _judge_advantages(_audit(trainer), data))
+        attempted("skyrl", "0.3", lambda: _judge_advantages(trainer, data))
         return data
 
     return watched
 
 
-def _judge_advantages(audit: Audit, data: Any) -> None:
+def _judge_advantages(trainer: Any, data: Any) -> None:
+    audit = _audit(trainer)
+    if audit.conventions is None or trainer.cfg.generator.step_wise_trajectories:
+        return
     uids = [str(uid) for uid in data.metadata["uids"]]
     places = {uid: place for place, uid in enumerate(dict.fromkeys(uids))}
     audit.rollout(
@@ -119,18 +131,23 @@ def watched_division(divide: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(divide)
     def watched(trainer: Any, data: Any, boundaries: Any, prompt_boundaries: Any = None) -> Any:
-        audit, before = _audit(trainer), data["advantages"]
+        before = data["advantages"]
         data = divide(trainer, data, boundaries, prompt_boundaries)
-        if audit.conventions is not None and not trainer.cfg.trainer.algorithm.advantage_batch_normalize:
-            audit.guard(lambda: _judge_division(audit, before, data, boundaries, prompt_boundaries))
-        trainer.all_metrics |= audit.metrics()
+        attempted("skyrl", "0.3", lambda: _judge_division(trainer, before, data, boundaries, prompt_boundaries))
         return data
 
     return watched
 
 
-def _judge_division(audit: Audit, before: Tensor, data: Any, boundaries: Any, prompt_boundaries: Any) -> None:
+def _judge_division(trainer: Any, before: Tensor, data: Any, boundaries: Any, prompt_boundaries: Any) -> None:
     """Judge the weights of tokens: the gradient that they make of a sum of ratios at 1."""
+    audit = _audit(trainer)
+    if audit.conventions is not None and not trainer.cfg.trainer.algorithm.advantage_batch_normalize:
+        _judge_weights(audit, before, data, boundaries, prompt_boundaries)
+    trainer.all_metrics |= audit.metrics()
+
+
+def _judge_weights(audit: Audit, before: Tensor, data: Any, boundaries: Any, prompt_boundaries: Any) -> None:
     assert audit.conventions is not None
     of_ratios = audit.conventions.replace(objective="clip", ratio_level="token", kl_coef=0.0, importance_level="none")
     groups = torch.arange(len(before))
@@ -152,6 +169,33 @@ def _judge_division(audit: Audit, before: Tensor, data: Any, boundaries: Any, pr
         audit.judge(record, kind="weights")
 
 
+def watched_scores(score: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `RayPPOTrainer.fwd_logprobs_values_reward`, behind which the trainer has its own logprobs of the samples."""
+
+    @wraps(score)
+    def watched(trainer: Any, training_input: Any) -> Any:
+        training_input = score(trainer, training_input)
+        attempted("skyrl", "0.3", lambda: _judge_samples(trainer, training_input))
+        return training_input
+
+    return watched
+
+
+def _judge_samples(trainer: Any, data: Any) -> None:
+    """Judge the samples of a trainer, unless they may be those of older weights."""
+    is_asynchronous = any("Async" in kind.__name__ for kind in type(trainer).__mro__)
+    scored, sampled = data.get("action_log_probs", None), data.get("rollout_logprobs", None)
+    if is_asynchronous or scored is None or sampled is None:
+        return
+    algorithm, parameters = trainer.cfg.trainer.algorithm, trainer.cfg.generator.sampling_params
+    _audit(trainer).sampled(
+        mask=data["loss_mask"].bool(),
+        logprobs=scored,
+        sampler_logprobs=sampled,
+        drawn_freely=parameters.top_p == 1 and parameters.top_k == -1 and algorithm.dynamic_sampling.type is None,
+    )
+
+
 def _audit(trainer: Any) -> Audit:
     """Return the audit of a trainer."""
     if not hasattr(trainer, AUDIT):
@@ -167,12 +211,13 @@ def carried(*_: Any, **__: Any) -> NoReturn:
 
 def install() -> None:
     """Watch the workers and the trainer of this process, and register what brings this module to the others."""
+    require(PolicyWorkerBase._forward_backward_micro, "self", "experience", "microbatch_weight", "loss_fn")
+    require(RayPPOTrainer.compute_advantages_and_returns, "self", "data")
+    require(RayPPOTrainer.fwd_logprobs_values_reward, "self", "training_input")
     PolicyWorkerBase._forward_backward_micro = watched_micro_batch(PolicyWorkerBase._forward_backward_micro)
     RayPPOTrainer.compute_advantages_and_returns = watched_estimate(RayPPOTrainer.compute_advantages_and_returns)
+    RayPPOTrainer.fwd_logprobs_values_reward = watched_scores(RayPPOTrainer.fwd_logprobs_values_reward)
     RayPPOTrainer._normalize_advantages = watched_division(RayPPOTrainer._normalize_advantages)
     for registry in (PolicyLossRegistry, AdvantageEstimatorRegistry):
         if "rlcanary" not in registry._functions:
             registry.register("rlcanary", carried)
-
-
-install()
