@@ -22,7 +22,7 @@ ADAPTERS = Path(__file__).parents[1] / "adapters"
 """The bundled adapters."""
 OWN = ("reference.py", "grpo")
 """Those of code in this package, which has no other releases."""
-LOOKUPS = ("importlib", "omegaconf")
+LOOKUPS = ("importlib", "inspect.py", "omegaconf", "unittest")
 """What an adapter looks something up by, whose frames are not the framework's."""
 
 

@@ -78,7 +78,7 @@ def _built(settings: bytes) -> Any:
 
 @cache
 def _import_trl() -> None:
-    with usable("trl", "pip install 'rlcanary[trl]'", "TRL 1.0 to 1.16", at_least="1.0"), quiet():
+    with usable("trl", "pip install 'rlcanary[trl]'", "TRL 0.22 to 1.16", at_least="0.22"), quiet():
         if releases.scores_by_triton_alone() and "triton" not in sys.modules:
             os.environ["TRITON_INTERPRET"] = "1"  # its kernels run on the CPU, slowly
         try:
@@ -87,5 +87,5 @@ def _import_trl() -> None:
             if "vllm" not in str(error):
                 raise
             forget("trl")
-            with hidden("vllm"):
+            with hidden("vllm"), releases.packages_as_flags():
                 import_module("trl.trainer.grpo_trainer")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from rlcanary.adapters.frameworks import has_part, part
 from rlcanary.contract.declining import NotProvided
@@ -15,6 +18,61 @@ __all__ = ["has_part", "part"]
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@contextmanager
+def packages_as_flags() -> Iterator[None]:
+    """Let imports of the block take transformers' answer whether a package is installed for the bool that it once was."""
+    from transformers.utils import import_utils
+
+    class Answer(tuple[bool, Any]):
+        def __bool__(self) -> bool:
+            return bool(self[0])
+
+    find = import_utils._is_package_available
+
+    def found(name: str, return_version: bool = False) -> Any:
+        answer = find(name, return_version)
+        return Answer(answer) if isinstance(answer, tuple) and not return_version else answer
+
+    with patch.object(import_utils, "_is_package_available", found):
+        yield
+
+
+@contextmanager
+def loading_reference(load: Callable[..., Any]) -> Iterator[None]:
+    """Have trainers that are constructed in the block load their reference model by this function."""
+    module = "trl.trainer.grpo_trainer"
+    if has_part(f"{module}:create_model_from_path"):
+        with patch(f"{module}.create_model_from_path", load):
+            yield
+        return
+    # Older ones look up the class that the configuration of the policy's files names.
+    named = SimpleNamespace(from_pretrained=lambda *_, **__: SimpleNamespace(architectures=["Given"]))
+    given = SimpleNamespace(Given=SimpleNamespace(from_pretrained=load))
+    with patch(f"{module}.AutoConfig", named), patch(f"{module}.transformers", given):
+        yield
+
+
+def restore_attributes(model: Any) -> None:
+    """Give a model what transformers gave each one when trainers without a `rollout_func` were written."""
+    if not has_rollout_func() and not hasattr(model, "warnings_issued"):
+        model.warnings_issued = {}
+
+
+def has_rollout_func() -> bool:
+    """Tell whether the trainer takes completions from a function; older ones have those of their own generation alone."""
+    return "rollout_func" in parameters(part("trl:GRPOTrainer").__init__)
+
+
+def require_rollout_func() -> None:
+    """Decline what needs given completions of a trainer that has none but its own.
+
+    Raises:
+        NotProvided: it has none but its own.
+    """
+    if not has_rollout_func():
+        raise NotProvided("this release of TRL takes completions from its own generation alone")
 
 
 def parameters(function: Any) -> list[str]:
@@ -52,6 +110,8 @@ def use_ends(trainer: Any, eos_token_ids: Sequence[int]) -> None:
 
 def single_turn(trainer: Any, prompts: list[list[int]], count: int, images: Any = None, fields: Any = None) -> Any:
     """Have a trainer answer prompts, each given as often as it has completions -> ids and logprobs."""
+    if not hasattr(trainer, "_generate_single_turn"):
+        raise NotProvided("this release of TRL has generation and scoring in one function")
     generate = trainer._generate_single_turn
     if "num_generations" in parameters(generate):
         return generate(prompts, images, fields or {}, count)

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl import releases
 
 # A text of one token, for prompts that nothing depends on.
 PROMPT = "t5"
@@ -56,20 +57,21 @@ def grpo_trainer(
     def reference(*_: Any, **__: Any) -> Any:
         return copied(model).eval() if ref_model is None else ref_model
 
+    releases.restore_attributes(model)
     sizes = {"max_completion_length": 16, "num_generations": 2, "per_device_train_batch_size": 2}
     # A run constructs its trainer once, which sets the random seeds; here many are constructed.
     with quiet(), random_states_kept():
         # The reference model is loaded from where the policy came from: here it is given.
-        with patch("trl.trainer.grpo_trainer.create_model_from_path", reference):
+        with releases.loading_reference(reference):
             trainer = GRPOTrainer(
                 model=model,
                 reward_funcs=given_reward if reward_funcs is None else reward_funcs,
-                rollout_func=None if tools else replay,
                 processing_class=tiny_tokenizer() if tokenizer is None else tokenizer,
                 train_dataset=_prompts() if rows is None else dataset_of(rows),
                 peft_config=peft_config,
-                tools=tools,
                 args=args or GRPOConfig(output_dir=_folder().name, **QUIETLY, **{**sizes, **settings}),
+                **({"rollout_func": None if tools else replay} if releases.has_rollout_func() else {}),
+                **({} if tools is None else {"tools": tools}),
             )
         trainer.remove_callback(PrinterCallback)
     return trainer
