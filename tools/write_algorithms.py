@@ -1,8 +1,7 @@
 """Write docs/algorithms.md: which algorithms can be declared, and what the checks say of implementations of them.
 
-Runs the checks of losses, advantages and credit on each, which takes some twenty minutes on one core. An implementation has
-an algorithm if it takes `WORDS` and all conventions in which the paper differs from GRPO; the rest are its own. A clip that
-the paper has not stays as the implementation has it: it holds nothing where the policy that sampled is the one in training.
+Runs the checks of losses, advantages and credit on each, which takes some twenty minutes on one core. Which implementation
+has an algorithm, `rlcanary.adapters.algorithms.under` says.
 """
 
 from __future__ import annotations
@@ -10,25 +9,17 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 from rlcanary.adapters import load_adapter
+from rlcanary.adapters.algorithms import ALGORITHMS, under
 from rlcanary.adapters.grpo import GrpoAdapter
 from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.adapter import Adapter, NotProvided
-from rlcanary.contract.conventions import Conventions
-from rlcanary.contract.presets import CREDIT_PAPERS, GRPO, PAPERS
 
 ROOT = Path(__file__).parents[1]
 AREAS = ("advantage", "credit", "loss", "value", "kl", "importance", "gradient", "split")
 CHECKS = [check for check in all_checks() if check.area in AREAS]
-ALGORITHMS = PAPERS | CREDIT_PAPERS
-# The conventions that make an algorithm, besides those in which it differs from GRPO.
-WORDS = (
-    *("objective", "ratio_level", "aggregation"),
-    *("advantage_baseline", "advantage_scale", "token_credit", "whitening"),
-)
 BY_HAND = {
     "dr-grpo": "dr_grpo:DrGrpo",
     "dapo": "dapo_packed:DapoPacked",
@@ -73,23 +64,13 @@ def bundled(name: str) -> Adapter:
 def framework(installed: str) -> Callable[[str], Adapter | None]:
     """Return a function from an algorithm's name to the framework's adapter under it, None where it has no such setting."""
 
-    def under(name: str) -> Adapter | None:
-        wanted, adapter = ALGORITHMS[name], load_adapter(installed)
-        differs = [
-            each.name
-            for each in fields(Conventions)
-            if getattr(wanted, each.name) != getattr(GRPO, each.name)
-            and not (each.name in ("clip_low", "clip_high") and getattr(wanted, each.name) is None)
-        ]
-        changes = {word: getattr(wanted, word) for word in (*WORDS, *differs)}
+    def installed_under(name: str) -> Adapter | None:
         try:
-            return adapter.configured(
-                **{word: value for word, value in changes.items() if getattr(adapter.conventions, word) != value}
-            )
+            return under(load_adapter(installed), ALGORITHMS[name])
         except NotProvided:
             return None
 
-    return under
+    return installed_under
 
 
 IMPLEMENTATIONS: dict[str, Callable[[str], Adapter | None]] = {

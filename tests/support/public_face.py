@@ -17,7 +17,7 @@ from rlcanary.commands.jobs.bisect import search
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 
 PROMISED = Path(__file__).parents[1] / "expected/public_face.txt"
-BUILDERS = ("configured", "new_model", "new_state", "new_engine")
+BUILDERS = ("configured", "configurations", "new_model", "new_state", "new_engine")
 
 
 def public_face() -> list[str]:
@@ -30,6 +30,7 @@ def public_face() -> list[str]:
 def _of(name: str, value: Any) -> Iterator[str]:
     if value is Adapter:
         yield "Adapter: name, conventions"
+        yield "Adapter: settable"
         for method in (*CAPABILITIES, *BUILDERS):
             yield from _of_signature(f"Adapter.{method}", getattr(Adapter, method))
     elif isinstance(value, dict):

@@ -4,15 +4,19 @@ import importlib.util
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlcanary import reference
 from rlcanary.adapters import Adapter
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
+from rlcanary.checks.worlds.training.tiny_trainer import GROUPS
 from rlcanary.contract.batch import LossOutput, PolicyBatch
+from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import CREDIT_PAPERS, PAPERS
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +48,7 @@ def test_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert (tmp_path / "checks/loss/index.html").is_file()
 
 
-OWN_OBJECTIVE, ON_A_GPU, LOSS_ON_LOGITS = re.findall(
+SETTABLE, CONFIGURATIONS, OWN_OBJECTIVE, ON_A_GPU, UPDATE, LOSS_ON_LOGITS = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs/adapters.md").read_text(), re.DOTALL
 )
 
@@ -61,6 +65,43 @@ def test_example_of_an_objective_of_ones_own_compares_with_its_function() -> Non
     assert run_check(declared_value, names["MyAdapter"](), "example").status == "pass"
     names["gated"].__code__ = (lambda logprobs, old_logprobs, advantages, mask: -advantages * logprobs).__code__
     assert run_check(declared_value, names["MyAdapter"](), "example").status == "fail"
+
+
+def test_examples_of_settings_and_configurations_are_right_code() -> None:
+    def my_loss(batch: PolicyBatch, low: float, high: float) -> Any:
+        declared = Conventions(aggregation="token_mean", clip_low=low, clip_high=high)
+        return ReferenceAdapter(declared).policy_loss(batch).loss
+
+    names: dict[str, Any] = {"my_loss": my_loss}
+    exec(SETTABLE, names)
+    (options,) = (each for each in all_checks() if each.id == "config.clip_options")
+    assert run_check(options, names["MyAdapter"](), "example").status == "pass"
+    exec(CONFIGURATIONS, names)
+    found = names["MyAdapter"]().configurations()
+    assert [(name, each.conventions.kl_coef, each.conventions.clip_high) for name, each in found.items()] == [
+        ("default", 0.0, 0.2),
+        ("with KL", 0.04, 0.2),
+        ("clip higher", 0.0, 0.28),
+    ]
+
+
+def test_example_of_an_update_hands_over_what_was_sampled() -> None:
+    sampled: list[tuple[Any, ...]] = []
+
+    def update_policy(model: Any, optimizer: Any, samples: list[Any], pad_token_id: int) -> dict[str, float]:
+        sampled.extend(samples)
+        return {"loss": 0.0, "grad_norm": 0.0}
+
+    names: dict[str, Any] = {"Adapter": Adapter, "MySample": lambda *parts: parts, "update_policy": update_policy}
+    exec(UPDATE, names)
+    state = types.SimpleNamespace(model=None, optimizer=None, scheduler=types.SimpleNamespace(step=lambda: None))
+    names["MyAdapter"]().train_step(state, reference.make_batch(GROUPS, 0)[0])
+    rewarded = [
+        (list(group.prompt_ids), list(each.token_ids), reward)
+        for group in GROUPS
+        for each, reward in zip(group.completions, group.rewards, strict=True)
+    ]
+    assert sampled == rewarded
 
 
 def test_example_of_a_gpu_is_right_code() -> None:

@@ -1,5 +1,6 @@
 """Loading the adapter named on the command line."""
 
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -35,12 +36,15 @@ def load_adapter(spec: str) -> Adapter:
     Args:
         spec: the name of a bundled adapter ("trl"), or of one that an installed package registers in the entry-point
             group `rlcanary.adapters`; a module and a class ("mylib.canary:MyAdapter"); or a module or a Python file
-            that defines exactly one adapter ("mylib.canary", "tests/canary.py").
+            that defines exactly one adapter ("mylib.canary", "tests/canary.py"). A name in brackets behind it is one of its
+            configurations ("trl[gspo]").
 
     Raises:
         UserError: the name matches no object or several, it fails to import, the object is not an adapter with at least
             one capability and readable conventions, or torch is not installed.
     """
+    if configuration := re.fullmatch(r"(.+)\[([^\[\]]+)\]", spec):
+        return _configuration(load_adapter(configuration[1]), *configuration.groups())
     named = registered()
     targets = named.get(spec, {spec})
     if len(targets) > 1:
@@ -63,6 +67,23 @@ def load_adapter(spec: str) -> Adapter:
     if importlib.util.find_spec("torch") is None:
         raise UserError("the checks need torch: pip install 'rlcanary[torch]'")
     return adapter
+
+
+def configurations_of(adapter: Adapter) -> dict[str, Adapter]:
+    """Return the configurations of an adapter by name, each named in reports as the adapter with it."""
+    found = {}
+    for name, each in adapter.configurations().items():
+        found[name] = copy.copy(each)
+        found[name].name = f"{adapter.name}[{name}]"
+    return found
+
+
+def _configuration(adapter: Adapter, spec: str, name: str) -> Adapter:
+    found = configurations_of(adapter)
+    if name not in found:
+        told = f"its configurations are {', '.join(found)}" if found else "it lists no configurations"
+        raise UserError(f"{spec} has no configuration {name!r}: {told}")
+    return found[name]
 
 
 def registered() -> dict[str, set[str]]:

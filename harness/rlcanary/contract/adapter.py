@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Self
 
 from rlcanary.contract.capabilities.buffering import Buffering
@@ -53,6 +54,8 @@ class Adapter(
     Attributes:
         name: the codebase's name in reports.
         conventions: the choices that the codebase declares. The checks test it against these.
+        settable: the fields of `conventions` that are settings of the codebase. The capabilities read their values from
+            `self.conventions`, and raise `NotProvided` for one that the codebase does not take.
 
     Shapes: B rows (completions), T completion positions, V vocabulary entries. A capability that cannot take some input
         (groups of unequal size, say) raises `NotProvided` with the reason; the check then reports that instead of
@@ -61,14 +64,29 @@ class Adapter(
 
     name: str = "unnamed"
     conventions: Conventions = Conventions()
+    settable: Collection[str] = ()
 
     def configured(self, **changes: Any) -> Self:
         """Return an adapter of the same codebase with other conventions, such as `kl_coef=0.5`.
 
+        By default a copy with these conventions, if all of them are `settable`. Override it where a setting is read when
+        the adapter is made.
+
         Raises:
             NotProvided: the codebase has no such setting.
         """
-        raise NotProvided("other settings need `configured`")
+        if not changes.keys() <= set(self.settable):
+            raise NotProvided("other settings need `settable`")
+        other = copy.copy(self)
+        other.conventions = self.conventions.replace(**changes)
+        return other
+
+    def configurations(self) -> Mapping[str, Adapter]:
+        """Return the configurations that the codebase is run in, by name, for `rlcanary check --matrix`: none by default.
+
+        Each is an adapter, such as `self`, `self.configured(kl_coef=0.1)`, or an instance with other settings.
+        """
+        return {}
 
     def new_model(self, seed: int) -> Any:
         """Create a tiny model of your own architecture, random from this seed, on which every check with a model runs too.

@@ -113,6 +113,21 @@ class CollatedBatch(Batch):
         item_ids = [self.item_ids[row] for row in index.tolist()] if self.item_ids else []
         return replace(super().rows(index), item_ids=item_ids)
 
+    def of_completions(self, values: Tensor) -> Tensor:
+        """Cut the completions out of values of whole rows, for code that scores prompt and completion together.
+
+        Args:
+            values: [B, S], or [B, S - 1] where the first token of a row has none, as after the shift of a logprob.
+
+        Returns:
+            [B, T], anything on padding.
+        """
+        import torch
+
+        first_B = self.completion_starts - (self.input_ids.shape[1] - values.shape[1])
+        index_BT = first_B.unsqueeze(1) + torch.arange(self.completion_ids.shape[1], device=first_B.device)
+        return values.gather(1, index_BT.clamp(max=values.shape[1] - 1).to(values.device))
+
     def groups(self) -> list[Group]:
         """Return the same completions without padding, for code that pads and collates itself.
 
@@ -135,9 +150,7 @@ class CollatedBatch(Batch):
         prompt = self.input_ids[first, : starts[first]]
         return Group(
             prompt_ids=prompt[self.attention_mask[first, : starts[first]]].tolist(),
-            completions=[
-                Completion(*each[:2], sampled=each[2]) for each in zip(ids, logprobs, sampled, strict=True)
-            ],
+            completions=[Completion(*each[:2], sampled=each[2]) for each in zip(ids, logprobs, sampled, strict=True)],
             rewards=self.rewards[rows].tolist(),
             ref_logprobs=None if self.ref_logprobs is None else of_each_row(self.ref_logprobs),
             item_id=self.item_ids[first] if self.item_ids else None,

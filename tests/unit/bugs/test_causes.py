@@ -166,6 +166,14 @@ def test_passing_suite_has_no_cause() -> None:
 
 
 class MoreMistakes:
+    class NothingOverNothing(ReferenceAdapter):
+        words = "a row without a trained token is divided by its 0 tokens: the loss is NaN"
+
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            exact = super().policy_loss(batch)
+            shares_B = (batch.logprobs * batch.mask).sum(dim=1) / batch.mask.sum(dim=1)
+            return replace(exact, loss=exact.loss + (shares_B - shares_B.detach()).sum() * 0)
+
     class AdvantagesOfTheRowBefore(ReferenceAdapter):
         words = "the advantages are those of the previous row"
 
@@ -202,6 +210,7 @@ class MoreMistakes:
 @pytest.mark.parametrize(
     ("mistake", "check_id"),
     [
+        (MoreMistakes.NothingOverNothing, "loss.declared_gradient"),
         (MoreMistakes.AdvantagesOfTheRowBefore, "loss.declared_gradient"),
         (MoreMistakes.EntropyByDefault, "config.entropy_option"),
         (MoreMistakes.SumsAreMeans, "config.aggregation_options"),

@@ -30,7 +30,11 @@ class InFloat64(ReferenceAdapter):
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        wide = {name: each.double() for name, each in values.items() if isinstance(each, Tensor) and each.is_floating_point()}
+        wide = {
+            name: each.double()
+            for name, each in values.items()
+            if isinstance(each, Tensor) and each.is_floating_point()
+        }
         return super().policy_loss(replace(batch, **wide))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from rlcanary.adapters.algorithms import algorithms_of
 from rlcanary.adapters.torchrl.conversations import Conversations
 from rlcanary.adapters.torchrl.evaluating import Evaluating
 from rlcanary.adapters.torchrl.losses.critic import Critic
@@ -13,6 +16,7 @@ from rlcanary.adapters.torchrl.scoring import Scoring
 from rlcanary.adapters.torchrl.syncing import Syncing
 from rlcanary.adapters.torchrl.updates import Updates
 from rlcanary.adapters.torchrl.verifying import Verifying
+from rlcanary.contract.adapter import Adapter
 
 
 class TorchrlAdapter(
@@ -21,3 +25,7 @@ class TorchrlAdapter(
     """Adapter of torchrl under some settings, by default its own."""
 
     name = "torchrl"
+
+    def configurations(self) -> Mapping[str, Adapter]:
+        """Return the algorithms that settings choose, and a KL in the loss."""
+        return {**algorithms_of(self), "kl": self.configured(kl_coef=0.05)}

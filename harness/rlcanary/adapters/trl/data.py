@@ -97,6 +97,7 @@ class TrlData(TrlBase):
             return reward
 
         trainer, count = self._trainer, len(parts.weights)
+        trainer.use_vllm = False
         trainer.reward_funcs = [given(part) for part in range(count)]
         trainer.reward_func_names = list(parts.names) or [f"part {part}" for part in range(count)]
         trainer.reward_processing_classes = [None] * count

@@ -89,7 +89,8 @@ class TrlObjective(TrlBase):
         if size < 2:
             raise NotProvided("num_generations has to be at least 2")
         trainer = self._trainer
-        trainer.num_generations = size
+        # The given completions are replayed in the place of an engine's.
+        trainer.use_vllm, trainer.num_generations = False, size
         trainer.model.train()
         items = [{"prompt": PROMPT, "given_reward": float(reward)} for reward in rewards]
         with quiet():

@@ -8,19 +8,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlcanary.adapters.algorithms import algorithms_of
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.conversations import Conversations
 from rlcanary.adapters.verl.rewards import shaped_rewards
 from rlcanary.adapters.verl.workers.transfer_queue import stored, trainer_module
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
+    from rlcanary.contract.adapter import Adapter
     from rlcanary.contract.records.lengths import Lengths
 
 
 class VerlAdapter(Conversations):
     """Adapter of verl under some settings, by default its own with the GRPO advantage estimator."""
+
+    def configurations(self) -> Mapping[str, Adapter]:
+        """Return the algorithms that settings choose, and corrections for the sampler."""
+        corrections = {
+            f"{level}-{mode}": self.configured(importance_level=level, importance_mode=mode)
+            for level, mode in (("token", "truncate"), ("sequence", "truncate"))
+        }
+        return {**algorithms_of(self), "kl": self.configured(kl_coef=0.05), **corrections}
 
     def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
         return shaped_rewards(rewards, lengths, self.overlong_buffer)

@@ -60,6 +60,24 @@ def _over_all_positions(exact: Function) -> Function:
     return aggregate
 
 
+def _nothing_over_nothing(pick: Callable[[Tensor], Tensor]) -> Patches:
+    """Patch the loss to divide the picked rows without a trained token by the number of their tokens, which is 0."""
+
+    def patch(exact: Function) -> Function:
+        def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
+            output: LossOutput = exact(batch, conventions)
+            mask_BT = batch.mask.bool()
+            picked_B = pick(mask_BT.any(dim=1))
+            if not picked_B.any():
+                return output
+            nothing = (batch.logprobs * mask_BT)[picked_B].sum() / mask_BT[picked_B].sum()
+            return replace(output, loss=output.loss + nothing)
+
+        return policy_loss
+
+    return {"losses.policy_loss": patch}
+
+
 def _metrics_of_padding(exact: Function) -> Function:
     def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
         everywhere = exact(replace(batch, mask=torch.ones_like(batch.mask)), conventions)
@@ -132,6 +150,12 @@ OBJECTIVE_MISTAKES: dict[str, Patches] = {
         "losses._log_ratio": lambda exact: lambda *given: exact(*given).clamp(min=-0.999).log1p()
     },
     "the loss is divided by all positions, padding included": {"losses.aggregate": _over_all_positions},
+    "a row without a trained token is divided by its 0 tokens: the loss is NaN": _nothing_over_nothing(
+        torch.logical_not
+    ),
+    "a batch without a trained token is divided by its 0 tokens: the loss is NaN": _nothing_over_nothing(
+        lambda is_trained_B: ~is_trained_B.any().expand_as(is_trained_B)
+    ),
     "the metrics count padding": {"losses.policy_loss": _metrics_of_padding},
     "the importance weights are upside down": {
         "losses.importance_weights": lambda exact: lambda new, sampler, *rest: exact(sampler, new, *rest)

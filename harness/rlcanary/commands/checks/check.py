@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from rlcanary.adapters.load import BUNDLED, load_adapter, misspelt, outdated
+from rlcanary.commands.parts.matrix import check_matrix
 from rlcanary.commands.parts.suite import run_suite
 from rlcanary.console import progress_bar, report_console, without_output
 from rlcanary.errors import UserError
@@ -20,7 +21,7 @@ from rlcanary.system.files import make_folder, require_writable, write_whole
     help=f"""Run the conformance checks on ADAPTER.
 
     ADAPTER is a bundled adapter ({", ".join(BUNDLED)}), one that an installed package registers, a module and a class
-    (mylib.canary:MyAdapter), or a Python file.
+    (mylib.canary:MyAdapter), or a Python file. A name in brackets behind it is one of its configurations (trl[gspo]).
 
     With --expected the findings in that file are not counted; others are, and so is a check in it that no longer fails.
     """,
@@ -48,6 +49,11 @@ from rlcanary.system.files import make_folder, require_writable, write_whole
     default="",
     metavar="all|NAME[,NAME]",
     help="Run every check that has a model on these models too, such as router,lora; docs/worlds.md lists them.",
+)
+@click.option(
+    "--matrix",
+    is_flag=True,
+    help="Run the checks in each configuration that ADAPTER lists; print those that fail or differ side by side.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results here, as JSON.")
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the results here, as a page with pictures.")
@@ -99,6 +105,7 @@ def check(
     seed: int,
     examples: int,
     worlds: str,
+    matrix: bool,
     show_output: bool,
     fail_on: Literal["update", "dashboard", "hardening"],
     json_path: Path | None,
@@ -117,6 +124,19 @@ def check(
     for path in (json_path, html, markdown, junit, sarif, updated_path):
         if path is not None:
             require_writable(path)
+    if matrix:
+        others = {
+            "--html": html,
+            "--programs": programs,
+            "--markdown": markdown,
+            "--junit": junit,
+            "--sarif": sarif,
+            "--github": github or None,
+            "--expected": expected_path,
+            "--update-expected": updated_path,
+        }
+        if asked := [option for option, value in others.items() if value is not None]:
+            raise UserError(f"{asked[0]} is of one configuration: give it with `rlcanary check '{adapter}[NAME]'`")
     if programs is not None:
         make_folder(programs)
     # The console script does not put the current folder, with the user's package, on the path.
@@ -139,6 +159,23 @@ def check(
 
     models, versions = chosen(worlds), versions_of(implementation)
     checks = checks_of(only)
+    if matrix:
+        if versions:
+            click.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
+        ctx.exit(
+            check_matrix(
+                implementation,
+                adapter,
+                checks,
+                seed=seed,
+                timeout=timeout,
+                examples=examples,
+                models=models,
+                fail_on=fail_on,
+                json_path=json_path,
+                shows_output=show_output,
+            )
+        )
     expected = {} if expected_path is None else read_expected(expected_path)
     results = run_suite(checks, implementation, adapter, seed, timeout, examples, models, shows_output=show_output)
     if updated_path is not None:
