@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.checks.worlds.samples import sampling
@@ -24,6 +24,7 @@ Prompt = tuple[int, ...]
 
 # Completion of a prompt that is in no script.
 UNSCRIPTED = Completion([4, 2], [-1.0, -1.0], text="!")
+UNSCRIPTED_REWARD = -77.0
 
 # Turns of the event loop between the ends of requests for successive prompts of the script.
 TURNS = 10
@@ -260,8 +261,12 @@ def engine_of(scripted: Sequence[ScriptedItem], **options: Any) -> ScriptedEngin
 
 
 def items_of(scripted: Sequence[ScriptedItem]) -> list[Item]:
-    """Make the items as a rollout takes them. A reward function raises for a text that is not in the script."""
-    return [Item(item.id, list(item.prompt_ids), item.rewards.__getitem__) for item in scripted]
+    """Make the items as a rollout takes them. A text that is not in the script has a reward that no other has."""
+    return [Item(item.id, list(item.prompt_ids), partial(_reward_of, item.rewards)) for item in scripted]
+
+
+def _reward_of(rewards: Mapping[str, float | None], text: str) -> float | None:
+    return rewards.get(text, UNSCRIPTED_REWARD)
 
 
 def groups_of(scripted: Sequence[ScriptedItem]) -> list[Group]:
