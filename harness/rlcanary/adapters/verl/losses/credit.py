@@ -38,6 +38,8 @@ def words_of(algorithm: Any) -> dict[str, Any]:
 
 def estimator_for(wanted: Conventions) -> dict[str, Any]:
     """Return the settings of an `AlgoConfig` for conventions; none if verl has no such estimator."""
+    if wanted.token_credit == "gae":  # which has neither a baseline nor a scale
+        wanted = wanted.replace(advantage_baseline="none", advantage_scale="none", baseline_weighting="rows")
     named = ESTIMATORS.get(tuple(getattr(wanted, word) for word in WORDS))
     return {} if named is None else {"adv_estimator": named[0], "norm_adv_by_std_in_grpo": named[1]}
 

@@ -19,6 +19,7 @@ from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions, TokenCredit, Whitening
 from rlcanary.contract.records.credit import Credit, CreditBatch
 
+RETURNS: dict[str, Any] = {"token_credit": "returns", **DECAYS}
 GAE: dict[str, Any] = {"token_credit": "gae", **DECAYS}
 PLAIN: dict[str, Any] = {"token_credit": "outcome", "baseline_weighting": "rows", "whitening": "none"}
 
@@ -31,10 +32,17 @@ def _kinds(conventions: Conventions) -> dict[str, dict[str, Any]]:
         "": {},
         "whitened": {"whitening": "mean_std"},
         "weighted baseline": {"baseline_weighting": "tokens", "advantage_baseline": "mean"},
-        "returns": {"token_credit": "returns", **DECAYS},
+        "returns": RETURNS,
         "turn returns": {"token_credit": "turn_returns", **DECAYS},
         "gae": GAE,
-        "gae, whitened": {**GAE, "whitening": "mean_std", "critic_lambda": 0.5},
+        "returns, whitened": {
+            **RETURNS,
+            "advantage_baseline": "none",
+            "advantage_scale": "none",
+            "whitening": "mean_std",
+        },
+        "gae, whitened": {**GAE, "whitening": "mean_std"},
+        "gae, whitened, another lambda of the critic": {**GAE, "whitening": "mean_std", "critic_lambda": 0.5},
     }
 
 
