@@ -16,6 +16,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "dr_grpo": "constant",
     "cispo": "token_mean",
     "sapo": "sequence_mean",
+    "luspo": "sequence_sum",
 }
 # The losses of `DPOConfig`: their kind, and whether logprobs are means.
 KINDS: dict[str, tuple[str, bool]] = {
@@ -205,9 +206,10 @@ def settings_for(settings: dict[str, Any], conventions: Conventions, changes: di
             case "aggregation_constant":
                 result["max_completion_length"] = int(wanted.aggregation_constant)
             case "aggregation" if wanted.aggregation in AGGREGATIONS.values() and wanted.objective == "clip":
-                result["loss_type"] = {
-                    ours: theirs for theirs, ours in AGGREGATIONS.items() if theirs not in OBJECTIVES
-                }[wanted.aggregation]
+                kinds = {ours: theirs for theirs, ours in AGGREGATIONS.items() if theirs not in OBJECTIVES}
+                kind = result["loss_type"] = kinds[wanted.aggregation]
+                if not knows_loss(kind, "trl:GRPOTrainer"):
+                    raise NotProvided(f"this release of TRL has no loss_type {kind}")
             case "supervised_label_smoothing":
                 result["sft"] = {**result["sft"], "label_smoothing_factor": wanted.supervised_label_smoothing}
             case "supervised_aggregation" | "distillation_aggregation" if changes[name] == "token_mean":

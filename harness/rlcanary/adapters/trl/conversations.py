@@ -7,7 +7,6 @@ stands for the tool calls that its replies answer; the loop, its ids, masks and 
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,12 +40,12 @@ class TrlConversations(TrlBase):
         count = options.sampling.get("n", 1)
         rows = [task for task in tasks for _ in range(count)]
         players = [_Player(environment.start(task.id)) for task in rows]
-        trainer = self._trainer
+        trainer = self._limited(options.max_turns)
         releases.use_tokenizer(trainer, tokenizer)
         trainer.use_vllm, trainer.vllm_mode = True, "server"
         trainer.vllm_generation = generation_of(engine, trainer, options.sampling)
         trainer._last_loaded_step = trainer.state.global_step
-        loop = _Loop(trainer, [player.calls for player in players], options.max_turns)
+        loop = _Loop(trainer, [player.calls for player in players])
         ends = tuple(options.sampling.get("eos_token_ids") or ())
         loop.is_cut = lambda ids: not ids or ids[-1] not in ends
         with quiet():
@@ -60,6 +59,11 @@ class TrlConversations(TrlBase):
             history = [*task.messages, *_plain(messages)]
             episodes.append(Episode(task.id, [ConversationRow(prompt, completion)], player.reward, messages=history))
         return [episodes[first : first + count] for first in range(0, len(rows), count)]
+
+    def _limited(self, max_turns: int | None) -> Any:
+        """Return a trainer that was told how often its tools may be called: between two answers."""
+        calls = None if max_turns is None else max_turns - 1
+        return type(self)(**self._all_settings, max_tool_calling_iterations=calls)._trainer
 
     def render(
         self, messages: list[Mapping[str, Any]], tokenizer: Any, tools: list[Mapping[str, Any]] | None = None
@@ -84,7 +88,7 @@ class TrlConversations(TrlBase):
         given = iter(answers)
         trainer._generate_single_turn = lambda *_, **__: ([list(next(given))], None)
         told = iter(replies)
-        loop = _Loop(trainer, [lambda _: _returning(next(told))], None)
+        loop = _Loop(trainer, [lambda _: _returning(next(told))])
         with quiet():
             (prompt,), (ids,), (mask,), *_ = loop.run([_plain(messages[:first])], 1)
         return [*prompt, *ids], [False] * len(prompt) + [bool(flag) for flag in mask]
@@ -113,9 +117,7 @@ class _Player:
 class _Loop:
     """The trainer's tool loop over conversations, each with a function from an answer to the calls of tools."""
 
-    def __init__(
-        self, trainer: Any, calls: list[Callable[[str], Sequence[Callable[[], str]]]], max_turns: int | None
-    ) -> None:
+    def __init__(self, trainer: Any, calls: list[Callable[[str], Sequence[Callable[[], str]]]]) -> None:
         self.trainer, self.calls = trainer, calls
         self.is_cut: Callable[[list[int]], bool] = lambda _: False
         # The conversations whose tools were called, and those whose answers come to be parsed.
@@ -124,7 +126,6 @@ class _Loop:
         trainer.max_completion_length = ROOM
         trainer.model.config = copy.copy(trainer.model.config)
         trainer.model.config.max_position_embeddings = ROOM
-        trainer.max_tool_calling_iterations = sys.maxsize if max_turns is None else max_turns - 1
         trainer._sync_tool_dicts, trainer._async_tool_dicts = ([{} for _ in calls] for _ in range(2))
         # Each conversation has tools of its own, as under an environment.
         trainer._env_tools, trainer._batch_environments = dict(enumerate(calls)), range(len(calls))

@@ -150,6 +150,6 @@ def require_threads() -> None:
         raise NotProvided("the head of this release is a Triton kernel, whose interpreter runs in one thread")
 
 
-def knows_loss(kind: str) -> bool:
-    """Tell whether `DPOTrainer` computes a loss of this name, which its configuration does not check."""
-    return f'"{kind}"' in inspect.getsource(part("trl:DPOTrainer")._compute_loss)
+def knows_loss(kind: str, trainer: str = "trl:DPOTrainer") -> bool:
+    """Tell whether a trainer, given as `module:name`, computes a loss of this name, which no configuration checks."""
+    return f'"{kind}"' in inspect.getsource(part(trainer)._compute_loss)
