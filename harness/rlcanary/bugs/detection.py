@@ -24,10 +24,9 @@ class Detection:
         return [result.id for result in self.results if result.status == "fail"]
 
 
-def relevant_checks(mutated: type[ReferenceAdapter]) -> list[Check]:
-    """Return the checks that call a capability changed by the mutation; for all others the bug equals the reference."""
+def changed_capabilities(mutated: type[ReferenceAdapter]) -> set[str]:
+    """Return the capabilities that the mutation changes."""
     from rlcanary.adapters.reference import ReferenceAdapter
-    from rlcanary.checks import all_checks
     from rlcanary.contract.adapter import CAPABILITIES
 
     # Capabilities that make the inputs of checks which call these.
@@ -38,7 +37,14 @@ def relevant_checks(mutated: type[ReferenceAdapter]) -> list[Check]:
     differing = [
         name for name in (*CAPABILITIES, *settings) if getattr(mutated, name) is not getattr(ReferenceAdapter, name)
     ]
-    changed = {capability for name in differing for capability in settings.get(name, (name,))}
+    return {capability for name in differing for capability in settings.get(name, (name,))}
+
+
+def relevant_checks(mutated: type[ReferenceAdapter]) -> list[Check]:
+    """Return the checks that call a capability changed by the mutation; for all others the bug equals the reference."""
+    from rlcanary.checks import all_checks
+
+    changed = changed_capabilities(mutated)
     return [check for check in all_checks() if not changed or changed & set(check.needs)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import importlib
 import inspect
 import sys
 import textwrap
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 from rlcanary.contract.adapter import Adapter
+from rlcanary.errors import UserError
 from rlcanary.mutants.mutant import Line, Run, wrapped
 from rlcanary.mutants.operators import Function, mutations
 from rlcanary.mutants.reach import is_within
@@ -97,6 +100,48 @@ def functions_of(module: ModuleType) -> Iterator[FunctionType]:
                 yield found
 
 
+def function_at(place: str) -> FunctionType:
+    """Return a function or method, without its decorators, that is given as `module:name`.
+
+    Raises:
+        UserError: there is none.
+    """
+    module, _, name = place.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = inspect.getattr_static(found, part)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise UserError(f"there is no {place}: {error}") from error
+    found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+    found = inspect.unwrap(found)
+    if not isinstance(found, FunctionType):
+        raise UserError(f"{place} is no function")
+    return found
+
+
+def with_text(function: FunctionType, changes: Iterable[tuple[str, str]]) -> CodeType:
+    """Compile a function whose source has another text in the place of each that it has once.
+
+    Raises:
+        UserError: its source has the text never or several times, or the function names another variable of the
+            functions around it then.
+    """
+    source = inspect.getsource(function)
+    where = f"{function.__module__}:{function.__qualname__}"
+    for before, after in changes:
+        if (count := source.count(before)) != 1:
+            raise UserError(f"the source of {where} has {before!r} {count} times instead of once")
+        source = source.replace(before, after)
+    tree = _parsed(textwrap.dedent(source), function)
+    if tree is None:
+        raise UserError(f"the source of {where} is no function")
+    code = _compiled(tree, function)
+    if code.co_freevars != function.__code__.co_freevars:
+        raise UserError(f"with the change {where} names {code.co_freevars}, not {function.__code__.co_freevars}")
+    return code
+
+
 def mutants_of(function: FunctionType) -> Iterator[FunctionMutant]:
     """Yield the mutants of a function that Python compiles, in the order of its source."""
     tree = _tree(function)
@@ -111,7 +156,7 @@ def mutants_of(function: FunctionType) -> Iterator[FunctionMutant]:
         if _content(code) != _content(original) and code.co_freevars == original.co_freevars:
             diff = _diff(mutation.before, mutation.after)
             seen[diff] += 1
-            lines = {(original.co_filename, original.co_firstlineno - 1 + line) for line in mutation.lines}
+            lines = {(original.co_filename, line) for line in mutation.lines}
             yield FunctionMutant(function, code, frozenset(lines), diff, seen[diff])
 
 
@@ -132,9 +177,15 @@ def _lines(function: FunctionType) -> set[Line]:
 def _tree(function: FunctionType) -> Function | None:
     """Parse a function; None for a lambda or a generated one."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        return _parsed(textwrap.dedent(inspect.getsource(function)), function)
     except (OSError, SyntaxError):
         return None
+
+
+def _parsed(source: str, function: FunctionType) -> Function | None:
+    tree = ast.parse(source).body[0]
+    # With the lines of the file, `inspect` finds the source of the compiled function too.
+    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
     if not isinstance(tree, Function) or tree.name != function.__name__:
         return None
     tree.decorator_list = []

@@ -22,6 +22,13 @@ from rlcanary.bugs.detection import Detection, detect, false_alarms
 @click.command(
     epilog="Exit codes: 0 every bug caught and no correct code accused, 1 otherwise, 2 usage error, 3 internal error."
 )
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="NAME",
+    help="Plant the bugs in the installed code of this framework instead (trl, verl, torchrl), and check it; repeatable.",
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the matrix here, as JSON.")
 @click.option(
     "--html",
@@ -38,7 +45,13 @@ from rlcanary.bugs.detection import Detection, detect, false_alarms
 @click.option("--seed", default=0, show_default=True, help="Seed of the checks' random cases.")
 @click.pass_context
 def bugs(
-    ctx: click.Context, json_path: Path | None, html: Path | None, curves: bool, only: tuple[str, ...], seed: int
+    ctx: click.Context,
+    adapters: tuple[str, ...],
+    json_path: Path | None,
+    html: Path | None,
+    curves: bool,
+    only: tuple[str, ...],
+    seed: int,
 ) -> None:
     """Plant every bug of the museum in the reference and show which checks catch it."""
     from rlcanary.bugs import all_bugs
@@ -48,6 +61,12 @@ def bugs(
         require_writable(json_path)
     if curves and html is None:
         raise UserError("--curves draws on the pages of --html: give a folder for them")
+    if adapters:
+        if html is not None or seed:
+            raise UserError("--html and --seed are for the bugs in the reference: leave out --adapter")
+        from rlcanary.commands.parts.planted_bugs import show_planted
+
+        ctx.exit(show_planted(adapters, only, json_path))
     if html is not None:
         make_folder(html)
     planted = [bug for bug in all_bugs() if not only or bug.id in only]
