@@ -11,10 +11,13 @@ from rlcanary.contract.adapter import Adapter
 from rlcanary.errors import UserError
 from rlcanary.mutants.contract import contract_mutants
 from rlcanary.mutants.functions import functions_reached, mutants_of
+from rlcanary.mutants.installed import InstalledMutant
 from rlcanary.mutants.killing import Trial
 from rlcanary.mutants.mutant import Mutant, Run
 from rlcanary.mutants.reach import is_within, runs_on_original
 
+# Frameworks: the checks use none of their code, so that their mutants stay to the end of a process.
+INSTALLED = ("trl", "verl", "torchrl")
 # The code that is mutated behind each bundled adapter. What one shares with another is mutated behind that one.
 PACKAGES = {
     "reference": ("rlcanary.reference",),
@@ -36,20 +39,26 @@ def packages_of(name: str) -> tuple[str, ...]:
     return PACKAGES[name]
 
 
-def function_mutants(runs: Sequence[Run], packages: Sequence[str], modules: Sequence[str] = ()) -> list[Mutant]:
+def function_mutants(
+    runs: Sequence[Run], packages: Sequence[str], modules: Sequence[str] = (), installed_behind: str = ""
+) -> list[Mutant]:
     """Return the mutants of the functions that the checks run.
 
     Args:
         runs: the checks on the original.
         packages: the packages to mutate.
         modules: the modules to mutate, by the end of their names (`reference.kl` or `kl`); all by default.
+        installed_behind: the adapter of the framework whose code this is, "" if it is none.
     """
-    return [
+    found = (
         mutant
         for function in functions_reached(runs, packages)
         if not modules or _is_one_of(function.__module__, modules)
         for mutant in mutants_of(function)
-    ]
+    )
+    if not installed_behind:
+        return list(found)
+    return [InstalledMutant(**vars(mutant), spec=installed_behind) for mutant in found]
 
 
 def gather(
@@ -76,7 +85,7 @@ def gather(
         tell(check.id, index, len(checks))
         runs += runs_on_original(adapter, name, [check], packages)
     found: list[Mutant] = [
-        *function_mutants(runs, packages, modules),
+        *function_mutants(runs, packages, modules, name if name in INSTALLED else ""),
         *(
             each
             for each in contract_mutants(adapter)

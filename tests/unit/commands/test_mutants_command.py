@@ -1,6 +1,7 @@
 """`rlcanary mutants` as it is typed."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -36,6 +37,15 @@ def test_survivors_are_shown_and_every_verdict_is_written(tmp_path: Path) -> Non
     assert document["scores"]["adapter"]["reference"]["killed"] == verdicts.count("killed")
     for mutant in document["mutants"]:
         assert (mutant["where"] in done.output) >= (mutant["verdict"] in ("survived", "unreached"))
+
+
+def test_mutants_whose_line_no_check_runs_are_left_out_where_wanted() -> None:
+    chosen = ["--adapter", "reference", "--module", "reference.objective.advantages", "--only", "advantage.shift"]
+    done = CliRunner().invoke(mutants, [*chosen, "--reached", "--sample", "1", "-n", "1"])
+    counted = re.search(r"1 of (\d+) mutants.*no check runs the line of (\d+) others", done.output, re.DOTALL)
+    assert counted is not None, done.output
+    assert min(map(int, counted.groups())) > 0
+    assert "unreached" not in done.output
 
 
 def test_an_interrupt_reports_what_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

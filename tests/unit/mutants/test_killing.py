@@ -11,6 +11,7 @@ from rlcanary.checks import all_checks
 from rlcanary.contract.conventions import Conventions
 from rlcanary.mutants.functions import FunctionMutant, functions_of, functions_reached, mutants_of
 from rlcanary.mutants.gather import drawn, function_mutants, trials
+from rlcanary.mutants.installed import InstalledMutant
 from rlcanary.mutants.killing import Fate, Trial, kill
 from rlcanary.mutants.mutant import Run
 from rlcanary.mutants.reach import runs_on_original
@@ -45,6 +46,17 @@ def test_mutant_is_in_place_only_while_a_capability_runs() -> None:
     assert adapter.advantages(REWARDS, GROUPS).tolist() == [1.5, 0.5]
     assert centred(REWARDS, GROUPS).tolist() == [0.5, -0.5]
     assert MutableAdapter().advantages(REWARDS, GROUPS).tolist() == [0.5, -0.5]
+
+
+def test_mutant_of_installed_code_stays_and_the_adapter_is_loaded_again() -> None:
+    found = mutant("result_B[inside_B] = rewards_B[inside_B] + rewards_B[inside_B].mean()")
+    adapter, before = MutableAdapter(), centred.__code__
+    try:
+        loaded = InstalledMutant(**vars(found), spec="mutable:MutableAdapter").planted_in(adapter)
+        assert loaded is not adapter
+        assert loaded.advantages(REWARDS, GROUPS).tolist() == centred(REWARDS, GROUPS).tolist() == [1.5, 0.5]
+    finally:
+        centred.__code__ = before
 
 
 def test_mutant_is_taken_out_when_the_capability_raises() -> None:

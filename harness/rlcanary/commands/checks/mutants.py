@@ -58,6 +58,7 @@ VERDICTS: tuple[Verdict, ...] = ("killed", "survived", "unreached", "crashed", "
 )
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Draw N mutants at random instead of all.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
+@click.option("--reached", is_flag=True, help="Leave out mutants whose line no check runs.")
 @click.option("--equivalents", is_flag=True, help="Try the reviewed equivalents instead; all have to survive.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write every verdict here, as JSON.")
 @click.option(
@@ -71,6 +72,7 @@ def mutants(
     only: tuple[str, ...],
     sample: int | None,
     seed: int,
+    reached: bool,
     equivalents: bool,
     json_path: Path | None,
     workers: int | None,
@@ -86,7 +88,8 @@ def mutants(
     listed = {entry.id for entry in reviewed()}
     with progress_bar() as progress:
         found = [trial for name in dict.fromkeys(names) for trial in _trials(name, modules, only, progress)]
-        wanted = [trial for trial in found if (trial.mutant.id in listed) == equivalents]
+        reviewed_or_not = [trial for trial in found if (trial.mutant.id in listed) == equivalents]
+        wanted = [trial for trial in reviewed_or_not if trial.runs] if reached else reviewed_or_not
         if not wanted:
             raise UserError(f"nothing to mutate in {', '.join(modules) or ', '.join(names)}: no check runs it")
         chosen = drawn(wanted, sample, seed)
@@ -106,7 +109,9 @@ def mutants(
     left = ("killed",) if equivalents else ("survived", "unreached")
     _show_mutants(console, [(trial, fate) for trial, fate in judged if fate.verdict in left])
     _show_scores(console, judged)
-    console.print(f"{len(judged)} of {len(wanted)} mutants; {len(found) - len(wanted)} left out")
+    console.print(f"{len(judged)} of {len(wanted)} mutants; {len(found) - len(reviewed_or_not)} left out")
+    if reached:
+        console.print(f"no check runs the line of {len(reviewed_or_not) - len(wanted)} others")
     if is_cut_short:
         console.print("interrupted: the others were not judged")
         raise click.Abort
