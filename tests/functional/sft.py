@@ -12,7 +12,7 @@ import torch
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.grpo.data.datasets import arithmetic
 from rlcanary.grpo.plan.models import load_model, save_model
-from rlcanary.grpo.plan.plan import read_plan
+from rlcanary.grpo.plan.reading import read_plan
 from rlcanary.grpo.training.run_log import RunLog
 from rlcanary.reference.data.batching import make_batch
 from rlcanary.reference.logprobs import completion_logprobs

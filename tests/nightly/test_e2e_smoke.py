@@ -16,7 +16,8 @@ from vllm_engines import IN_THE_ENGINE
 from rlcanary.contract.batch import Group
 from rlcanary.grpo.engines.samplers import Samplers, start_samplers
 from rlcanary.grpo.plan.models import load_model
-from rlcanary.grpo.plan.plan import Plan, plan_of
+from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.plan.reading import plan_of
 from rlcanary.grpo.sync.sync import SyncError, sync_weights
 from rlcanary.grpo.sync.transports import BytesTransport
 from rlcanary.grpo.train import ENDINGS, train

@@ -7,12 +7,12 @@ stay cached after a weight change until the cache is reset, logprobs are raw or 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcanary.contract.batch import Completion
+from rlcanary.contract.filtering import processed_logprobs
 from rlcanary.contract.layers import copied, layers_besides_attention
 from rlcanary.contract.sampling import Options, Sampling
 
@@ -389,31 +389,3 @@ def _joined(parts_1HLD: Sequence[Tensor]) -> Tensor:
 
     rows_LHD = [part[0].transpose(0, 1) for part in parts_1HLD]
     return pad_sequence(rows_LHD, batch_first=True, padding_side="left").transpose(1, 2)
-
-
-def processed_logprobs(logits_NV: Tensor, sampling: Sampling) -> Tensor:
-    """Logprobs after temperature (above 0), then min_p, then top_k, then top_p; -inf marks tokens that cannot be drawn.
-
-    Args:
-        logits_NV: [N, V].
-        sampling: its temperature, min_p, top_k and top_p are used.
-
-    Returns:
-        [N, V], normalised.
-    """
-    import torch
-
-    scores_NV = logits_NV / sampling.temperature
-    if sampling.min_p:
-        least_N1 = scores_NV.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
-        scores_NV = scores_NV.masked_fill(scores_NV < least_N1, -torch.inf)
-    if 0 < sampling.top_k < scores_NV.shape[-1]:
-        smallest_N1 = scores_NV.topk(sampling.top_k, dim=-1).values[:, -1:]
-        scores_NV = scores_NV.masked_fill(scores_NV < smallest_N1, -torch.inf)
-    if sampling.top_p < 1:
-        sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True)
-        softmax_NV = sorted_NV.softmax(dim=-1)
-        # The token with which the sum passes top_p is the last one kept.
-        is_out_NV = softmax_NV.cumsum(dim=-1) - softmax_NV >= sampling.top_p
-        scores_NV = scores_NV.masked_fill(is_out_NV.gather(1, order_NV.argsort(dim=-1)), -torch.inf)
-    return scores_NV.log_softmax(dim=-1)

@@ -21,7 +21,7 @@ INSTALLED = ("trl", "verl", "torchrl")
 # The code that is mutated behind each bundled adapter. What one shares with another is mutated behind that one.
 PACKAGES = {
     "reference": ("rlcanary.reference",),
-    "grpo": ("rlcanary.grpo", "rlcanary.contract.engine", "rlcanary.contract.sampling"),
+    "grpo": ("rlcanary.grpo", "rlcanary.contract.engine", "rlcanary.contract.filtering", "rlcanary.contract.sampling"),
     "trl": ("trl",),
     "verl": ("verl",),
     "torchrl": ("torchrl",),

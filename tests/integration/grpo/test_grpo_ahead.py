@@ -11,7 +11,8 @@ import pytest
 from test_grpo_train import a_plan, log_of, stop_at
 from waiting import HANG_S
 
-from rlcanary.grpo.plan.plan import Plan, read_plan
+from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.plan.reading import read_plan
 from rlcanary.grpo.rewards import by_name
 from rlcanary.grpo.rewards.exact import ExactVerifier
 from rlcanary.grpo.rewards.verifier import Score

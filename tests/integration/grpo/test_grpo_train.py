@@ -12,7 +12,8 @@ from rlcanary.errors import UserError
 from rlcanary.grpo import train as loop
 from rlcanary.grpo.engines.transformers_policy import TransformersPolicy
 from rlcanary.grpo.plan.models import ScratchSettings, character_tokenizer, save_model, scratch_model
-from rlcanary.grpo.plan.plan import Plan, plan_of
+from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.plan.reading import plan_of
 from rlcanary.grpo.sync.sync import sync_weights
 from rlcanary.grpo.train import train
 from rlcanary.grpo.training import trainer, updates

@@ -15,7 +15,8 @@ from rlcanary.errors import UserError
 from rlcanary.grpo import train as loop
 from rlcanary.grpo.data.templates import prompt_ids
 from rlcanary.grpo.plan.models import ScratchSettings, character_tokenizer, save_model, scratch_model
-from rlcanary.grpo.plan.plan import Plan, read_plan
+from rlcanary.grpo.plan.plan import Plan
+from rlcanary.grpo.plan.reading import read_plan
 from rlcanary.grpo.train import train
 from rlcanary.reference import lengths_to_mask
 from rlcanary.tiny_models import tiny_qwen2

@@ -330,7 +330,7 @@ class GrpoAdapter(ReferenceAdapter):
     def effective(self, written: Mapping[str, Any]) -> Mapping[str, Any]:
         from operator import attrgetter
 
-        from rlcanary.grpo.plan.plan import plan_of
+        from rlcanary.grpo.plan.reading import plan_of
 
         given: dict[str, Any] = copy.deepcopy(PLAN)
         for name, value in written.items():

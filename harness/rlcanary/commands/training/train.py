@@ -35,7 +35,7 @@ def train(plan: Path, overrides: tuple[str, ...], resume: bool, check: bool) -> 
     The run's folder gets metrics.jsonl (`rlcanary dump-logs` reads it), trace.ndjson and the checkpoints.
     """
     try:
-        from rlcanary.grpo.plan.plan import read_plan
+        from rlcanary.grpo.plan.reading import read_plan
 
         chosen = read_plan(plan, overrides)
         import torch  # noqa: F401 - asked for here, so that a missing package is named in one line

@@ -9,7 +9,7 @@ from rlcanary.contract.presets import PRESETS
 from rlcanary.errors import UserError
 from rlcanary.grpo.data.data import item_iterator
 from rlcanary.grpo.plan.models import character_tokenizer
-from rlcanary.grpo.plan.plan import plan_of, read_plan
+from rlcanary.grpo.plan.reading import plan_of, read_plan
 from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.training.run import check_plan
 
