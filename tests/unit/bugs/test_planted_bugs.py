@@ -11,7 +11,7 @@ from rlcanary.bugs import all_bugs
 from rlcanary.bugs.planted import FRAMEWORKS, framework_of
 from rlcanary.bugs.planted.detecting import Sighting, sightings
 from rlcanary.bugs.planted.plant import Planted
-from rlcanary.commands.bugs import bugs
+from rlcanary.commands.checks.bugs import bugs
 from rlcanary.errors import UserError
 from rlcanary.mutants.functions import function_at, with_text
 

@@ -1,6 +1,6 @@
 """The museum's bugs in the installed code of verl: those of its history, and those of others whose code it has, too."""
 
-from rlcanary.adapters.verl.transfer_queue import trainer_module
+from rlcanary.adapters.verl.workers.transfer_queue import trainer_module
 from rlcanary.bugs.planted.plant import Change, Plant
 
 CORE = "verl.trainer.ppo.core_algos"
