@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import typing
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -105,8 +105,6 @@ class _Anything(_Stub):
 
 class _Module(ModuleType):
     """A module of a package that is not installed."""
-
-    __path__: MutableSequence[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
