@@ -11,6 +11,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 NEW = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp | ast.Call
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 LONGEST_NAME_IN_TEXT = 200
+# Methods that change what they belong to.
+CHANGING = frozenset({"add", "append", "update", "insert", "extend", "setdefault", "set", "put", "register", "push"})
+ANY, ABSENT = "*", "?"  # a condition that may read any name; one that asks whether something is empty
 
 
 @dataclass
@@ -40,23 +43,37 @@ def names_in(node: ast.AST) -> Iterable[str]:
 
 
 def fills_in(function: Function) -> Iterator[Fill]:
-    """Find the lines under a condition that store something beyond the function's own variables."""
+    """Find the lines that store something beyond the function's own variables, if it is not there yet.
+
+    What they store shows in the condition: `if self.x is None`, `try … except KeyError`, a variable that was looked up.
+    """
     kept = {name for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-    made = {
-        target.id
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and isinstance(node.value, NEW)
-        for target in node.targets
+    assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.NamedExpr)]
+    values = {
+        target.id: node.value
+        for node in assigned
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
+    made = {name for name, value in values.items() if isinstance(value, NEW)}
 
     def stores(node: ast.AST) -> bool:
         return any(is_kept(each, kept, made - kept) for each in ast.walk(node))
 
-    def search(statements: list[ast.stmt], conditional: bool) -> Iterator[Fill]:
+    def fills(statements: list[ast.stmt], guard: set[str]) -> bool:
+        changed = {name for each in statements for node in ast.walk(each) for name in changed_by(node)} - {
+            "self",
+            "cls",
+        }
+        by_call = any(isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) for each in statements)
+        return (any(map(stores, statements)) and (ANY in guard or not guard.isdisjoint(changed))) or (
+            by_call and ABSENT in guard
+        )
+
+    def search(statements: list[ast.stmt], guard: set[str]) -> Iterator[Fill]:
         for number, statement in enumerate(statements):
             rest = statements[number:]
-            if conditional and any(stores(each) for each in rest):
+            if guard and fills(rest, guard):
                 yield fill(rest)
                 return
             if isinstance(statement, Function | ast.ClassDef):
@@ -67,15 +84,82 @@ def fills_in(function: Function) -> Iterator[Fill]:
                 for body in (getattr(holder, "body", []), getattr(holder, "orelse", []))
                 if body
             ]
-            branches = isinstance(statement, ast.If | ast.While | ast.Try | ast.Match)
+            asked = asked_by(statement, values, made)
             if not bodies and stores(statement) and is_choice(statement):
                 yield fill([statement])
             for body in bodies:
-                yield from search(body, branches)
+                yield from search(body, guard | asked)
             if isinstance(statement, ast.If | ast.Try | ast.Match) and leaves(statement):
-                conditional = True
+                guard = guard | asked
 
-    yield from search(function.body, False)
+    yield from search(function.body, set())
+
+
+def asked_by(statement: ast.stmt, values: dict[str, ast.expr], made: set[str]) -> set[str]:
+    """Return the names that the condition of a statement reads, also by way of the function's variables."""
+    match statement:
+        case ast.While(test=test) if not is_absence(test, values, made):
+            return set()  # goes on where it stands
+        case ast.If(test=test) | ast.While(test=test):
+            parts: list[ast.AST] = [test]
+        case ast.Try(body=body):
+            parts = [*body]
+        case ast.Match(subject=subject):
+            parts = [subject]
+        case _:
+            return set()
+    nodes = [node for part in parts for node in ast.walk(part)]
+    # `"x" in y` asks for this key of `y` only.
+    by_key = [node for node in nodes if isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant)]
+    unread = {id(each) for node in by_key for part in node.comparators for each in ast.walk(part)}
+    names = {name for node in nodes if id(node) not in unread for name in names_in(node)}
+    for name in list(names & values.keys()):
+        names |= looked_up(values[name])
+    if any(isinstance(node, ast.Call) and not node.args and not node.keywords for node in nodes):
+        names.add(ANY)  # such as `is_loaded()`
+    if isinstance(statement, ast.If) and is_absence(statement.test, values, made):
+        names.add(ABSENT)
+    return names
+
+
+def looked_up(value: ast.expr) -> set[str]:
+    """Return the names of what an expression looks something up in: of a method's owner, of a function's arguments."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    return {name for node in ast.walk(value) for name in names_in(node)}
+
+
+def is_absence(test: ast.expr, values: dict[str, ast.expr], made: set[str]) -> bool:
+    """Tell if this asks whether an attribute or a global is empty: then a call may be what fills it."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        asked = test.operand
+    elif (
+        isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is) and ast.unparse(test.comparators[0]) == "None"
+    ):
+        asked = test.left
+    else:
+        return False
+    return isinstance(asked, ast.Attribute) or (isinstance(asked, ast.Name) and asked.id not in values.keys() | made)
+
+
+def changed_by(node: ast.AST) -> Iterable[str]:
+    """Return the names of what a node stores in or changes."""
+    if isinstance(node, ast.Call):
+        owner = node.func.value if isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING else None
+        if owner is not None or getattr(node.func, "id", "") == "setattr":
+            keys = [name for argument in node.args[:2] for name in names_in(argument)]
+            return [*keys, last_name(owner)] if owner is not None else keys
+    if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
+        if isinstance(node, ast.Subscript):
+            return [last_name(node.value), *names_in(node.slice)]
+        return (last_name(node),)
+    return ()
+
+
+def last_name(node: ast.AST) -> str:
+    while isinstance(node, ast.Subscript | ast.Call):
+        node = node.value if isinstance(node, ast.Subscript) else node.func
+    return str(getattr(node, "attr", None) or getattr(node, "id", ""))
 
 
 def fill(statements: list[ast.stmt]) -> Fill:
