@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_rlcanary.hooks import Hooks, hooks_in
+
 if TYPE_CHECKING:
     from rlcanary.selection.injected.rlcanary_recorder.core import Recorder
     from rlcanary.selection.native import NativeOpens
@@ -42,6 +44,10 @@ def is_worker() -> bool:
 
 def is_controller(options: Any) -> bool:
     return bool(getattr(options, "numprocesses", None)) or getattr(options, "dist", "no") != "no"
+
+
+def __dir__() -> list[str]:
+    return hooks_in(globals())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -217,7 +223,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         discard(folder)
 
 
-class RecordedTests:
+class RecordedTests(Hooks):
     """Hooks of a process that runs tests: they tell the recorder which test it works for."""
 
     def __init__(self, config: pytest.Config, recorder: Recorder) -> None:
@@ -227,6 +233,7 @@ class RecordedTests:
         self.number = 0
         self.fixtures: dict[Any, str] = {}
         self.native: NativeOpens | None = None
+        self.loaded_before = self.native_modules()
         self.execute = pytest.FixtureDef.execute
         pytest.FixtureDef.execute = self.executing()  # type: ignore[method-assign]
 
@@ -256,6 +263,16 @@ class RecordedTests:
 
             self.native = NativeOpens(self.recorder)
             self.recorder.at_handover = self.native.report
+
+    def native_modules(self) -> set[str]:
+        """List the packages with native code that are loaded; none from Python 3.12 on, where all threads are seen."""
+        if sys.version_info >= (3, 12):
+            return set()
+        return {
+            name.partition(".")[0]
+            for name, module in list(sys.modules.items())
+            if "-packages/" in (file := getattr(module, "__file__", None) or "") and file.endswith((".so", ".pyd"))
+        }
 
     def relative(self, path: Path) -> str | None:
         return self.recorder.relative(str(path))
@@ -308,6 +325,9 @@ class RecordedTests:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
+        if loaded := self.native_modules() - self.loaded_before:
+            modules = ", ".join(sorted(loaded)[:3])
+            self.recorder.write("p", f"callbacks of threads that native code starts by itself are not seen: {modules}")
         self.recorder.switch(f"{self.session} end")  # no test uses what runs from here on
 
     @pytest.hookimpl(wrapper=True)
@@ -320,7 +340,7 @@ class RecordedTests:
         return (yield)
 
 
-class SavedTests:
+class SavedTests(Hooks):
     """Hooks of the process that owns testmon's database."""
 
     def __init__(
@@ -366,12 +386,6 @@ class SavedTests:
             return
         with self.unwatched():
             self.saver.save_late(self.collect.reports)
-        for problem in self.saver.recording.run.problems:
-            terminalreporter.line(f"rlcanary: selection: {problem}")
-        unrecorded = self.saver.unrecorded
-        if unrecorded:
-            calls = sorted({call for found in unrecorded.values() for call in found})
-            terminalreporter.line(
-                f"rlcanary: selection: calls of {len(unrecorded)} tests were not recorded, so these tests "
-                f"depend on every module imported there: {', '.join(calls[:5])}{' …' if len(calls) > 5 else ''}"
-            )
+            lines = self.saver.summary()
+        for line in lines:
+            terminalreporter.line(f"rlcanary: selection: {line}")

@@ -8,14 +8,11 @@ from typing import Any
 from rlcanary.selection import testmon_data
 from rlcanary.selection.dependencies import Dependencies
 from rlcanary.selection.recording import Recording
+from rlcanary.selection.unseen import unseen_in
 
 
 class Saver:
-    """Saves the tests of one run, in the process that owns testmon's database.
-
-    Attributes:
-        unrecorded: calls into other processes that left no record, by test.
-    """
+    """Saves the tests of one run, in the process that owns testmon's database."""
 
     def __init__(self, data: Any, recording: Recording) -> None:
         self.data, self.recording = data, recording
@@ -51,6 +48,15 @@ class Saver:
         lines = self.recording.run.lines_read
         self.saved.update((test, (found, lines)) for test, found in tests.items())
 
-    @property
-    def unrecorded(self) -> dict[str, set[str]]:
-        return {test: found.unrecorded for test, (found, _) in self.saved.items() if found.unrecorded}
+    def summary(self) -> list[str]:
+        """Return lines for the user: what was not recorded, and which kinds of what is never seen may apply."""
+        run = self.recording.run
+        said = [*run.problems, *unseen_in(run)]
+        unrecorded = {test: found.unrecorded for test, (found, _) in self.saved.items() if found.unrecorded}
+        if unrecorded:
+            calls = sorted({call for found in unrecorded.values() for call in found})
+            said.append(
+                f"calls of {len(unrecorded)} tests were not recorded, so these tests "
+                f"depend on every module imported there: {', '.join(calls[:5])}{' …' if len(calls) > 5 else ''}"
+            )
+        return said

@@ -31,6 +31,9 @@ ANYTHING = "*"  # as a callee's file: any code of the project
 NOT_PROJECT = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
 OWN = __name__.rpartition(".")[0] + "."
 TEST = "t:"  # begins the context of a test
+OUTLIVES = (
+    "a process outlived the test that started it: what a later test hands it otherwise than by a pipe is not seen"
+)
 UPLOADED = "/_ray_pkg_"  # where Ray unpacks a working_dir and py_modules
 
 current: contextvars.ContextVar[str | None] = contextvars.ContextVar("rlcanary_context", default=None)
@@ -201,6 +204,8 @@ class Recorder(JournalWriter):
         """Switch this process to work for another test."""
         self.at_handover()
         self.use_active()
+        if any(is_running(pid) for _, pid in self.connectable):
+            self.say("p", OUTLIVES)
         self.running.pop(self.default, None)
         self.default = context
         current.set(None)

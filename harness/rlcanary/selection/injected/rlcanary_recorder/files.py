@@ -25,6 +25,7 @@ UNKNOWN_CONTENT = "?"
 HASHED_BYTES = 64 * 2**20
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 ASKING = ("stat", "lstat", "access")
+REPORTING = ("_pytest", "traceback", "warnings", "hypothesis")  # show source or hash it; no outcome changes
 
 
 class Noting(Protocol):
@@ -251,9 +252,14 @@ def is_import(frame: FrameType) -> bool:
 
 
 def reads_source(frame: FrameType) -> bool:
-    """Tell if a program asks for the source of a function, as compilers of Python code do."""
-    names = [each.f_globals.get("__name__") or "" for each in callers(frame, 12)]
-    return "inspect" in names and not any(name.startswith(("_pytest", "traceback", "warnings")) for name in names)
+    """Tell if a program asks for the source of a function, as compilers of Python code do, and not pytest or a report."""
+    asked = False
+    for each in callers(frame, 16):
+        name = each.f_globals.get("__name__") or ""
+        if asked and name != "inspect":
+            return not name.startswith(REPORTING)
+        asked = name == "inspect"
+    return False
 
 
 def is_uploading(frame: FrameType | None) -> bool:
