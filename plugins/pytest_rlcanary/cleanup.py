@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_rlcanary.fixtures import (  # noqa: F401 - the fixtures of this plugin
+from pytest_rlcanary.fixtures import (
     clean_gpu,
     ray_cluster_fixture,
     ray_options,
@@ -26,6 +26,7 @@ from pytest_rlcanary.fixtures import (  # noqa: F401 - the fixtures of this plug
     vllm_engine,
     vllm_engine_options,
 )
+from pytest_rlcanary.hooks import Hooks, hooks_in
 from pytest_rlcanary.marks import closest_mark
 from pytest_rlcanary.stash import BELONGINGS, GIVEN_UP
 from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches, gpu_bytes_allocated
@@ -38,6 +39,20 @@ from rlcanary.system.processes import adopt_orphans
 if TYPE_CHECKING:
     from rlcanary.cleanup.leaks import Resources
 
+__all__ = (  # the fixtures of this plugin
+    "clean_gpu",
+    "ray_cluster_fixture",
+    "ray_options",
+    "ray_session",
+    "tiny_chat_tokenizer",
+    "tiny_gpt2_fixture",
+    "tiny_llama_fixture",
+    "tiny_model_folder",
+    "tiny_qwen2_fixture",
+    "vllm_engine",
+    "vllm_engine_options",
+)
+
 LEFT = pytest.StashKey[list[str]]()
 GREW = pytest.StashKey[list[dict[str, Any]]]()
 # Attributes of a report travel from a worker of xdist to its controller.
@@ -45,6 +60,10 @@ LEFT_ATTRIBUTE, GREW_ATTRIBUTE = "rlcanary_left", "rlcanary_grew"
 LEFT_ATTACHER, LEFT_REPORTER = "rlcanary-left-attacher", "rlcanary-left"
 GPU_LEAK_BYTES = 2**20
 UNMARKED_LIMITS = {"gpu_mb": 1, "processes": 0, "threads": 0, "ray_actors": 0}
+
+
+def __dir__() -> list[str]:
+    return [*hooks_in(globals()), *__all__]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -96,7 +115,7 @@ def is_controller(config: pytest.Config) -> bool:
     return bool(distributes) and not hasattr(config, "workerinput")
 
 
-class Cleanup:
+class Cleanup(Hooks):
     """The hooks of a process that runs tests."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -250,7 +269,7 @@ class Cleanup:
             shutil.rmtree(self.ray_folder, ignore_errors=True)
 
 
-class Beginning:
+class Beginning(Hooks):
     """Notes the surroundings of a test after the hooks of conftests, which may prepare each test."""
 
     def __init__(self, surroundings: Keeper) -> None:
@@ -273,7 +292,7 @@ def allowed_growth(item: pytest.Item) -> dict[str, float]:
     return dict(marker.kwargs or UNMARKED_LIMITS)
 
 
-class LeftAttacher:
+class LeftAttacher(Hooks):
     """Puts a test's leftovers on the report of its tear-down, in the process that runs tests."""
 
     @pytest.hookimpl(wrapper=True)
@@ -289,7 +308,7 @@ class LeftAttacher:
         return report
 
 
-class LeftReporter:
+class LeftReporter(Hooks):
     """Lists tests' leftovers at the end of the session, in the controller under xdist."""
 
     def __init__(self, config: pytest.Config) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_rlcanary.hooks import hooks_in
 from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ RESULTS = pytest.StashKey[dict[str, list[tuple["Check", "Result"]]]]()
 NOT_PROVIDED = "canary not provided"
 NOT_COMPARED = "canary not compared"
 ADAPTER_ERROR = "canary adapter error"
+
+
+def __dir__() -> list[str]:
+    return hooks_in(globals())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,12 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from pytest_rlcanary.hooks import hooks_in
 from pytest_rlcanary.marks import marks
 from rlcanary.errors import UserError
 from rlcanary.gates import BUILT_IN, MARKERS, REPORT_OPTION, Gate, Machine, Mark, check_flags, held_back, read_gates
 from rlcanary.system.files import write_whole
 
 GATES = pytest.StashKey[list[Gate]]()
+
+
+def __dir__() -> list[str]:
+    return hooks_in(globals())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_rlcanary.hooks import Hooks, hooks_in
 from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ FILE_NAME = "known_issues.toml"
 ISSUE_ATTRIBUTE = "rlcanary_known_issue"
 ISSUE = pytest.StashKey["Issue"]()
 PASSED = pytest.StashKey[bool]()
+
+
+def __dir__() -> list[str]:
+    return hooks_in(globals())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,7 +56,7 @@ def read_registry(config: pytest.Config) -> list[Issue]:
     return read_issues(path)
 
 
-class KnownIssues:
+class KnownIssues(Hooks):
     """Hooks of a session with its registry."""
 
     def __init__(self, config: pytest.Config, issues: list[Issue]) -> None:
@@ -114,7 +119,7 @@ class KnownIssues:
             terminalreporter.line(f"all {skipped} tests were skipped; -rs lists the reasons")
 
 
-class Reports:
+class Reports(Hooks):
     """Hooks that see every report; a session without a registry does not pay for them."""
 
     def __init__(self, fixed: dict[str, list[str]]) -> None:

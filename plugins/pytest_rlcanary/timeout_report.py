@@ -8,6 +8,7 @@ from types import TracebackType
 import pytest
 from _pytest.outcomes import Failed  # what pytest.fail raises, under a name that can be subclassed
 
+from pytest_rlcanary.hooks import Hooks
 from rlcanary.cleanup.watchdog import Expiry, TimedOut
 
 EXPIRY = pytest.StashKey[Expiry]()
@@ -20,7 +21,7 @@ class TestTimedOut(Failed):
     __test__ = False
 
 
-class Stacks:
+class Stacks(Hooks):
     """Shows the stacks of tests that timed out; a session without one does not pay for this hook."""
 
     @pytest.hookimpl(wrapper=True)

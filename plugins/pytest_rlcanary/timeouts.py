@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_rlcanary import fixtures
+from pytest_rlcanary.hooks import Hooks, hooks_in
 from pytest_rlcanary.marks import closest_mark
 from pytest_rlcanary.stash import BELONGINGS, GIVEN_UP, REST_INPUT
 from pytest_rlcanary.timeout_report import EXPIRY, Stacks, TestTimedOut, above_ray, is_our_doing, sentence
@@ -34,6 +35,10 @@ DEFAULT_SECONDS = "300"
 GRACE_SECONDS = "30"
 LAST_WORDS_SECONDS = 120
 STACKS = "rlcanary-timeout-stacks"
+
+
+def __dir__() -> list[str]:
+    return hooks_in(globals())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -137,7 +142,7 @@ def interruptible(when: str) -> Any:
     return hook
 
 
-class Timeouts:
+class Timeouts(Hooks):
     """Hooks of a session in which pytest-timeout is active.
 
     Args:

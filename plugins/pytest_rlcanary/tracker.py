@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_rlcanary.hooks import Hooks, hooks_in
 from rlcanary.errors import UserError
 from rlcanary.recording.keys import qualified_keys
 from rlcanary.recording.outcomes import OutcomeLog
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 PROCESS = pytest.StashKey[ProcessRecorder]()
 RUN_INPUT = "rlcanary_run"
 RUN_OUTPUT = "rlcanary_records"
+
+
+def __dir__() -> list[str]:
+    return hooks_in(globals())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,7 +105,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         process.close()
 
 
-class WorkerReporter:
+class WorkerReporter(Hooks):
     """Hooks of a worker of xdist."""
 
     def __init__(self, worker: WorkerRecorder) -> None:
@@ -113,7 +118,7 @@ class WorkerReporter:
             session.config.workeroutput[RUN_OUTPUT] = [list(each) for each in output]  # type: ignore[attr-defined]
 
 
-class RunReporter:
+class RunReporter(Hooks):
     """Hooks of the process that owns the run."""
 
     def __init__(self, run: RunRecorder, session: pytest.Session) -> None:
