@@ -1,6 +1,6 @@
 """Test selection: recall and over-selection beside plain pytest-testmon and an import map, and what recording costs.
 
-    python benchmarks/selection.py [--parts local ray compute costs] [--edits 300] [--seed 0] [--json FILE] [--quick]
+    python benchmarks/selection.py [--parts local ray real compute unchanged costs] [--edits 300] [--seed 0] [--quick]
 
 local: four packages with a module of each kind of code that selectors miss (`generated_project.holes`): work handed to
 threads and processes that an earlier test started, state that is filled once, files that are absent, native or data, the
@@ -8,6 +8,8 @@ environment; and 32 kinds of edits of them.
 
 ray: a project of 60 modules uses every kind of remote code: own and shared actors, async, threaded and nested ones,
 generators, tasks, work that nobody waits for, subprocesses, multiprocessing.
+
+real: a library of the package index with its own tests (`real_project`), and at most 100 edits of it.
 
 The generators know which functions, constants and files each test reaches, so that the exact set of tests of an edit is
 known without running any. Each tool records a project once; then every edit is made, the tool's choice is read, and the edit
@@ -23,6 +25,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -32,7 +35,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import real_project
 from generated_project import edits, generate
+from generated_project.costs import CALLS, COMPUTE
 from generated_project.holes import Edit, Holes
 from rich.console import Console
 from rich.progress import track
@@ -42,8 +47,9 @@ from testmon import testmon_core
 from rlcanary.selection import testmon_data
 from rlcanary.selection.source_map import SourceMap
 
+UNCHANGED = "a run without an edit"
 START_MS = 25  # a start takes 20 to 1000 ms, and a runtime_env would add 500 to 850
-PARTS = ("local", "ray", "compute", "costs")
+PARTS = ("local", "ray", "real", "compute", "unchanged", "costs")
 PYTHON_312 = Path(".venv312/bin/python")
 
 
@@ -114,7 +120,7 @@ def by_testmon(folder: Path, _edit: Edit) -> set[str]:
 
 def by_import_map(tests: list[str]) -> Callable[[Path, Edit], set[str]]:
     def choose(folder: Path, edit: Edit) -> set[str]:
-        sources = SourceMap(folder, [str(folder)])
+        sources = SourceMap(folder, [str(folder), str(folder / "src")])
         by_file = {file: edit.path in sources.closure([file]) for file in {test.partition("::")[0] for test in tests}}
         return {test for test in tests if by_file[test.partition("::")[0]]}
 
@@ -127,6 +133,7 @@ class Score:
     found: int = 0
     chosen: int = 0
     incomplete: int = 0
+    below_testmon: int = 0
 
     def add(self, exact: set[str], chosen: set[str]) -> None:
         self.exact += len(exact)
@@ -143,10 +150,12 @@ def compare(folder: Path, tests: list[str], made_edits: list[Edit], scores: Scor
     tools = {"rlcanary": by_rlcanary, "pytest-testmon": by_testmon, "import map": by_import_map(tests)}
     for edit in track(made_edits, "edits", disable=not sys.stderr.isatty()):
         with made(folder, edit):
-            for tool, choose in tools.items():
-                chosen = choose(folder, edit)
+            found = {tool: choose(folder, edit) for tool, choose in tools.items()}
+            for tool, chosen in found.items():
                 for what in ("all", edit.what):
-                    scores.setdefault(tool, {}).setdefault(what, Score()).add(edit.exact, chosen)
+                    score = scores.setdefault(tool, {}).setdefault(what, Score())
+                    score.add(edit.exact, chosen)
+                    score.below_testmon += not (edit.exact & found["pytest-testmon"]) <= chosen
                 if tool == "rlcanary" and (missed := edit.exact - chosen):
                     print(f"missed after an edit of {edit.what} in {edit.path}: {', '.join(sorted(missed)[:5])}")
 
@@ -156,108 +165,6 @@ def record(folder: Path, console: Console) -> None:
     ours = run_pytest(folder, "--testmon", TESTMON_DATAFILE=".testmondata-ours")
     plain = run_pytest(folder, "--testmon", "-p", "no:rlcanary-selection", TESTMON_DATAFILE=".testmondata-plain")
     console.print(f"a run took {ours:.0f} s when rlcanary recorded it, {plain:.0f} s with testmon alone")
-
-
-CALLS = """
-import json, os, time
-import pytest, ray
-
-@pytest.fixture(scope="session")
-def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="error")
-    yield
-    ray.shutdown()
-
-def layer(x, depth):
-    return x if depth == 0 else layer(x + 1, depth - 1)
-
-@ray.remote(num_cpus=0)
-class Actor:
-    def call(self, x):
-        return layer(x, 5)
-
-    def compute(self, n):
-        return work(n)
-
-def token(i, state):
-    total = 0
-    for j in range(12):
-        total += (i * j) % 7
-        state = (state * 31 + total) % 1000003
-    return state
-
-def work(n):
-    state = 1
-    for i in range(n):
-        state = token(i, state)
-    return state
-
-def note(name, seconds):
-    with open(os.environ["TIMES"], "a") as stream:
-        stream.write(json.dumps([name, seconds]) + "\\n")
-
-def test_calls(cluster):
-    actor = Actor.remote()
-    ray.get([actor.call.remote(i) for i in range(100)])
-    for _ in range(60):
-        began = time.perf_counter()
-        for i in range(20):
-            ray.get(actor.call.remote(i))
-        note("20 calls", time.perf_counter() - began)
-
-def test_calls_in_flight(cluster):
-    actor = Actor.remote()
-    ray.get([actor.call.remote(i) for i in range(100)])
-    for _ in range(30):
-        began = time.perf_counter()
-        ray.get([actor.call.remote(i) for i in range(100)])
-        note("100 calls in flight", time.perf_counter() - began)
-
-def test_compute_in_an_actor(cluster):
-    actor = Actor.remote()
-    ray.get(actor.call.remote(0))
-    for _ in range(30):
-        began = time.perf_counter()
-        ray.get(actor.compute.remote(20000))
-        note("compute in an actor", time.perf_counter() - began)
-
-def test_compute_here():
-    for _ in range(30):
-        began = time.perf_counter()
-        work(20000)
-        note("compute in the test", time.perf_counter() - began)
-
-def test_start(cluster):
-    for _ in range(16):
-        began = time.perf_counter()
-        ray.get(Actor.remote().call.remote(0))
-        note("start of an actor", time.perf_counter() - began)
-"""
-
-
-COMPUTE = """
-import json, os, time
-
-def token(i, state):
-    return state + i
-
-def small_functions(n):
-    state = 0
-    for i in range(n):
-        state = token(i, state)
-    return state
-
-def generator(n):
-    return sum(x * 2 for x in range(n))
-
-def test_compute():
-    for _ in range(30):
-        for name, work in (("20,000 small functions", small_functions), ("generator of 20,000", generator)):
-            began = time.perf_counter()
-            work(20000)
-            with open(os.environ["TIMES"], "a") as stream:
-                stream.write(json.dumps([name, time.perf_counter() - began]) + "\\n")
-"""
 
 
 def overheads(folder: Path, rounds: int, text: str) -> dict[str, dict[str, float]]:
@@ -281,6 +188,23 @@ def overheads(folder: Path, rounds: int, text: str) -> dict[str, dict[str, float
         mode: {name: sorted(values)[len(values) // 10] for name, values in by_name.items()}
         for mode, by_name in times.items()
     }
+
+
+def unchanged(folder: Path, rounds: int) -> dict[str, float]:
+    """Seconds of processor time of a run after which nothing changed, by tool: the fastest of each, in turns."""
+    options = {"recording": (), "pytest-testmon": ("-p", "no:rlcanary-selection")}
+    best = dict.fromkeys(options, float("inf"))
+    for turn in range(rounds + 1):
+        for mode, chosen in options.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            run_pytest(
+                folder, "--testmon", *chosen, TESTMON_DATAFILE=f".testmondata-{mode}", PYTHONDONTWRITEBYTECODE=""
+            )
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            if turn:  # the first records
+                best[mode] = min(best[mode], seconds)
+    return best
 
 
 def promise(text: str, value: float, bound: float, least: bool = False) -> dict[str, object]:
@@ -319,7 +243,17 @@ def main() -> int:
             record(folder / "ray", console)
             tests = [test.id for test in project.tests]
             compare(folder / "ray", tests, list(edits(project, number, arguments.seed)), scores)
+        if "real" in arguments.parts:
+            (folder / "real").mkdir()
+            place = real_project.download(folder / "real")
+            found = list(real_project.edits(place, min(number, 100), arguments.seed))
+            record(place, console)
+            compare(place, sorted(real_project.outcomes(place)), found, scores)
         costs = overheads(folder / "compute", rounds, COMPUTE) if "compute" in arguments.parts else {}
+        if "unchanged" in arguments.parts:
+            Holes(groups=4, seed=arguments.seed).write(folder / "unchanged")
+            for mode, seconds in unchanged(folder / "unchanged", 5 * rounds).items():
+                costs.setdefault(mode, {})[UNCHANGED] = seconds
         if "costs" in arguments.parts:
             for mode, found in overheads(folder / "costs", rounds, CALLS).items():
                 costs.setdefault(mode, {}).update(found)
@@ -344,6 +278,7 @@ def report(console: Console, scores: Scores, costs: dict[str, dict[str, float]])
         every = scores["rlcanary"]["all"]
         kept += [
             promise("recall", every.found / every.exact, 1.0, least=True),
+            promise("edits on which testmon alone finds a test more", every.below_testmon, 0),
             promise("chosen / exact", every.chosen / every.exact, 2.0),
         ]
     if costs:
@@ -356,15 +291,23 @@ def report(console: Console, scores: Scores, costs: dict[str, dict[str, float]])
 
 def report_costs(console: Console, costs: dict[str, dict[str, float]]) -> list[dict[str, object]]:
     seconds = Table("", "without", "recorded", "ratio", "pytest-testmon", title="what recording costs (ms)")
-    for name in costs["without"]:
-        before, after, peer = (costs[mode][name] * 1000 for mode in ("without", "recording", "pytest-testmon"))
-        seconds.add_row(name, f"{before:.1f}", f"{after:.1f}", f"{after / before:.2f}", f"{peer:.1f}")
+    without = costs.get("without", {})
+    for name, after in costs["recording"].items():
+        peer = costs["pytest-testmon"][name]
+        before = without.get(name, peer)
+        shown = f"{before * 1000:.1f}" if name in without else "-"
+        seconds.add_row(name, shown, f"{after * 1000:.1f}", f"{after / before:.2f}", f"{peer * 1000:.1f}")
     console.print(seconds)
-    if "20 calls" not in costs["without"]:
-        return []
-    ratio = {name: costs["recording"][name] / costs["without"][name] for name in costs["without"]}
+    kept: list[dict[str, object]] = []
+    if UNCHANGED in costs["recording"]:
+        times = costs["recording"][UNCHANGED] / costs["pytest-testmon"][UNCHANGED]
+        kept.append(promise("a run without an edit, rlcanary / testmon alone", times, 1.1))
+    if "20 calls" not in without:
+        return kept
+    ratio = {name: costs["recording"][name] / without[name] for name in without}
     start = (costs["recording"]["start of an actor"] - costs["without"]["start of an actor"]) * 1000
     return [
+        *kept,
         promise("Ray calls, recorded / not", ratio["20 calls"], 1.15),
         promise("Ray calls in flight, recorded / not", ratio["100 calls in flight"], 1.3),
         promise("compute in an actor, recorded / not", ratio["compute in an actor"], 1.3),
