@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from audited_runs.training import PROFILES, Run
+from audited_runs.training import MAX_TOKENS, PROFILES, ROWS, Run
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.batch import Group
 from rlcanary.contract.state import Item
@@ -33,7 +33,8 @@ class AllAtOnce(ReferenceAdapter):
 def healthy(kind: str, seed: int, length: int) -> list[str]:
     """Train without a mistake -> the findings."""
     conventions, _ = PROFILES["micro-batches" if kind == "four micro-batches" else "GRPO"]
-    audit = Audit(conventions, every=1, on_finding="log", max_staleness=KINDS[kind].get("lag", 0))
+    declared = {"max_staleness": KINDS[kind].get("lag", 0), "rows": ROWS, "max_tokens": MAX_TOKENS}
+    audit = Audit(conventions, every=1, on_finding="log", **declared)
     run = Run(AllAtOnce(conventions), audit, seed=seed, **KINDS[kind])
     while audit.updates < length:
         run.step()

@@ -4,7 +4,7 @@ import math
 from functools import cache
 from typing import Any
 
-from audited_runs.training import PROFILES, Run
+from audited_runs.training import MAX_TOKENS, PROFILES, ROWS, Run
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import Bug
 from rlcanary.live import Audit
@@ -24,7 +24,7 @@ def planted(bug: type[Bug], updates: int) -> list[Any] | None:
     """
     is_reached = False
     for profile, (conventions, pieces) in PROFILES.items():
-        audit = Audit(conventions, every=1, on_finding="log")
+        audit = Audit(conventions, every=1, on_finding="log", rows=ROWS, max_tokens=MAX_TOKENS)
         run = Run(bug(conventions), audit, pieces=pieces)
         while audit.updates < updates:
             try:

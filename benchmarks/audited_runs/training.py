@@ -21,6 +21,8 @@ from rlcanary.tiny_models import tiny_llama
 
 PAD, EOS = 0, 2
 LEARNING_RATE = 1e-2
+# The tokens that a completion may have, and the rows of an update: four groups of four, less an aborted request.
+MAX_TOKENS, ROWS = 12, 15
 # Conventions and micro-batches of the runs with a bug.
 PROFILES = {
     "GRPO": (GRPO.replace(kl_coef=0.05, temperature=0.8), 1),
@@ -84,7 +86,7 @@ class Run:
         self.sampling = {
             "n": 4,
             "temperature": self.adapter.conventions.temperature,
-            "max_new_tokens": 12,
+            "max_new_tokens": MAX_TOKENS,
             "eos_token_ids": [EOS],
         }
         if self.size is not None:

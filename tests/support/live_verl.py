@@ -3,19 +3,17 @@
 import json
 import random
 import sys
+from dataclasses import replace
 
 import torch
 import verl.workers.engine.fsdp.transformer_impl as transformer_impl
-from omegaconf import OmegaConf
-from verl.protocol import DataProto
 from verl.trainer.ppo import core_algos
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-from verl.utils.debug import metrics as debug_metrics
 from verl.workers.engine.base import BaseEngine
 
 from rlcanary.adapters.verl.adapter import VerlAdapter
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.live.hooks.verl import workers as hook
+from rlcanary.reference import completion_logprobs, make_batch
 from rlcanary.tiny_models import tiny_llama
 
 AUDITS = []
@@ -40,8 +38,22 @@ def groups(seed):
     ]
 
 
-def trained(updates=1):
-    """Take updates of two micro-batches -> the weights, what was found, and the names of what is logged of it."""
+def scored(group, off):
+    """Give completions the logprobs of the policy, and so much less."""
+    batch, _ = make_batch([group], 0)
+    logprobs = completion_logprobs(tiny_llama(), batch) - off
+    completions = [
+        replace(completion, logprobs=logprobs[row, : len(completion.token_ids)].tolist())
+        for row, completion in enumerate(group.completions)
+    ]
+    return replace(group, completions=completions)
+
+
+def trained(updates=1, off=None):
+    """Take updates of two micro-batches -> the weights, what was found, and the names of what is logged of it.
+
+    `off` is what the engine's logprobs lack; None reports none.
+    """
     AUDITS.clear()
     torch.manual_seed(0)
     adapter = VerlAdapter(
@@ -51,7 +63,8 @@ def trained(updates=1):
     logged, named = set(), adapter._named
     adapter._named = lambda metrics: logged.update(metrics) or named(metrics)
     for seed in range(updates):
-        adapter.rl_step(state, groups(seed), 0)
+        sampled = groups(seed) if off is None else [scored(group, off) for group in groups(seed)]
+        adapter.rl_step(state, sampled, 0)
     found = sorted({str(finding) for audit in AUDITS for finding in audit.findings})
     told = {
         "found": found,
@@ -59,28 +72,6 @@ def trained(updates=1):
         "logged": sorted(name for name in logged if "canary" in name),
     }
     return state.model.state_dict(), told
-
-
-def compared(trainer, temperature):
-    """Let a trainer of this class compare logprobs -> what it logs; the engine's are those of another temperature."""
-    trainer = object.__new__(trainer)
-    trainer.config = OmegaConf.create(
-        {"actor_rollout_ref": {"rollout": {"top_p": 1.0, "top_k": -1}}, "algorithm": {"filter_groups": None}}
-    )
-    logits = 3 * torch.randn(8, 12, 20, generator=torch.Generator().manual_seed(0))
-    ids = torch.distributions.Categorical(logits=logits).sample().unsqueeze(-1)
-    own, engine = ((logits / t).log_softmax(-1).gather(-1, ids)[..., 0] for t in (1.0, temperature))
-    batch = {
-        "old_log_probs": own,
-        "rollout_log_probs": engine,
-        "response_mask": torch.ones(8, 12),
-        "responses": ids[..., 0],
-    }
-    return _compare(trainer, DataProto.from_dict(batch))
-
-
-def _compare(self, data):
-    return debug_metrics.calculate_debug_metrics(data)
 
 
 def main():
@@ -91,6 +82,14 @@ def main():
     others, results["without"] = trained(2)
     BaseEngine.train_batch = watched
     results["equal"] = all(torch.equal(weights[name], others[name]) for name in weights)
+
+    results["samples"] = {
+        "of the policy": trained(off=0.0)[1]["found"],
+        "of other weights": trained(off=0.7)[1]["found"],
+    }
+    synchronous, hook.SYNCHRONOUS = hook.SYNCHRONOUS, "another"
+    results["samples"]["of an asynchronous trainer"] = trained(off=0.7)[1]["found"]
+    hook.SYNCHRONOUS = synchronous
 
     agg_loss = core_algos.agg_loss
     core_algos.agg_loss = lambda loss_mat, loss_mask, **options: agg_loss(loss_mat, loss_mask.roll(1, -1), **options)
@@ -115,8 +114,6 @@ def main():
 
     core_algos.compute_grpo_outcome_advantage = hook.watched_estimator(undivided, "grpo")
     _, results["not divided"] = trained()
-    for name, trainer in (("synchronous", RayPPOTrainer), ("asynchronous", type("Later", (RayPPOTrainer,), {}))):
-        results[name] = [compared(trainer, 1.0).get("canary/findings"), compared(trainer, 1.5).get("canary/findings")]
     json.dump(results, sys.stdout)
 
 

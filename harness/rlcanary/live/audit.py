@@ -61,6 +61,8 @@ class Audit:
         every: int = 20,
         on_finding: OnFinding = "warn",
         max_staleness: int | None = None,
+        rows: int | None = None,
+        max_tokens: int | None = None,
         bundles: Path | None = None,
         ranks: Ranks | None = None,
         group: Any = None,
@@ -73,6 +75,8 @@ class Audit:
             on_finding: "log" writes a line to the logger `rlcanary.live`, "warn" is also a warning, "stop" also raises
                 `Stopped` behind the update.
             max_staleness: versions by which a row may be older than the trainer; None allows any.
+            rows: the rows that each update has, over all its processes; None allows any number.
+            max_tokens: the tokens that a completion may have; None allows any number.
             bundles: the folder that gets a bundle of each update with a new finding (`rlcanary replay`); None writes none.
             ranks: what the optimizer gets of the gradients of several processes that share an update: their "mean", as DDP
                 and FSDP have it, or their "sum"; "separate" where each process takes updates of its own.
@@ -95,6 +99,7 @@ class Audit:
         self.group = group
         self.conventions, self.every = conventions, every
         self.on_finding, self.max_staleness, self.bundles = on_finding, max_staleness, bundles
+        self.rows, self.max_tokens = rows, max_tokens
         self.findings = Findings()
         self.updates = self.audited = self.rollouts = self.samplings = 0
         self._has_failed = self._has_missed = False

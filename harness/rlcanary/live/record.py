@@ -34,6 +34,8 @@ class Record:
         versions: [B] the policy version that sampled each row.
         trainer_version: the number of weight syncs at the time of the update.
         max_staleness: the versions by which a row may be older; None allows any.
+        declared_rows: the rows that an update has; None allows any number.
+        max_tokens: the tokens that a completion may have; None allows any number.
         drawn_freely: the rows are samples as they come: neither chosen by their rewards or lengths, nor drawn with top-k,
             top-p or penalties.
         logged: the numbers that the run logs of this update, by the names of `rlcanary.contract.batch.LossOutput`, and
@@ -63,6 +65,8 @@ class Record:
     versions: Tensor | None = None
     trainer_version: int | None = None
     max_staleness: int | None = None
+    declared_rows: int | None = None
+    max_tokens: int | None = None
     drawn_freely: bool = True
     logged: dict[str, float] = field(default_factory=dict)
     parts: list[Tensor] = field(default_factory=list)
@@ -101,7 +105,7 @@ class Record:
         """Select rows by `index`, [n] long; they are one micro-batch, and nothing is logged of them."""
         tensors = {each.name: getattr(self, each.name) for each in fields(self)}
         chosen: dict[str, Any] = {name: value[index] for name, value in tensors.items() if isinstance(value, Tensor)}
-        return replace(self, **chosen, pieces=[], logged={}, parts=[], measured={})
+        return replace(self, **chosen, pieces=[], logged={}, parts=[], measured={}, declared_rows=None)
 
     def under(self, **changes: Any) -> Record:
         """Return the same update under other conventions."""

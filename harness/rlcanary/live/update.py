@@ -25,6 +25,8 @@ class Auditor(Protocol):
 
     conventions: Conventions | None
     max_staleness: int | None
+    rows: int | None
+    max_tokens: int | None
     on_finding: OnFinding
     ranks: Ranks | None
 
@@ -206,6 +208,8 @@ class Update:
             pieces=rows,
             eps=max((torch.finfo(piece.logprobs.dtype).eps for piece in pieces), default=0.0),
             max_staleness=self.audit.max_staleness,
+            declared_rows=self.audit.rows,
+            max_tokens=self.audit.max_tokens,
             logged=self._logged,
             parts=rows if self._are_means else [],
             **given,

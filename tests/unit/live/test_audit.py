@@ -313,3 +313,19 @@ def test_an_update_that_is_dropped_is_not_judged() -> None:
         update.watch(torch.zeros(2, 3, requires_grad=True))
         update.drop()
     assert audit.audited == 0
+
+
+def test_rows_that_are_lost_and_completions_that_are_too_long_are_found_where_they_are_declared() -> None:
+    mask = torch.zeros(3, 6).bool()
+    mask[0, 1:4] = mask[1, 2:4] = True
+    mask[2, [1, 5]] = True  # with a tool's tokens between its own
+
+    def found(rows: int | None, max_tokens: int | None) -> list[str]:
+        audit = Audit(every=1, on_finding="log", rows=rows, max_tokens=max_tokens)
+        with audit.update(mask=mask) as update:
+            (update.watch(torch.zeros(3, 6, requires_grad=True)) * mask).sum().backward()
+        return [finding.invariant for finding in update.findings]
+
+    assert found(None, None) == found(3, 5) == []
+    assert found(4, 5) == ["size.rows"]
+    assert found(3, 4) == ["size.tokens"]

@@ -49,15 +49,25 @@ def test_a_planted_bug_is_found_in_the_first_update(framework: str, bug: str) ->
     assert FOUND[framework, bug] in found
 
 
-def test_samples_of_the_present_weights_are_compared_where_verl_compares_them_and_older_ones_left_out() -> None:
-    results = run("verl")
-    right, wrong = results["synchronous"]
-    assert right == 0
-    assert wrong > 0
-    assert results["asynchronous"] == [None, None]
+@pytest.mark.parametrize("framework", STARTED_BY)
+def test_the_logprobs_of_the_engine_are_compared_with_the_trainers(framework: str) -> None:
+    samples = run(framework)["samples"]
+    assert samples["of the policy"] == []
+    assert "sampling.ratio" in samples["of other weights"][0]
 
 
-def test_the_logprobs_of_skyrls_engine_are_compared_with_the_trainers() -> None:
-    results = run("skyrl")
-    assert "sampling." in results["samples"]["of other weights"][0]
-    assert results["samples"]["of the policy"] == []
+def test_samples_of_an_asynchronous_trainer_are_left_out() -> None:
+    assert run("verl")["samples"]["of an asynchronous trainer"] == []
+
+
+def test_an_update_of_verl_on_two_ranks_is_judged_as_one(tmp_path: Path) -> None:
+    environment = os.environ | STARTED_BY["verl"] | {"RLCANARY_LIVE_EVERY": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = SUPPORT / "live_verl_ranks.py"
+    done = subprocess.run([*command, script, tmp_path], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["none"] == [[]]
+    ((told,),) = first["scaled by accumulation"]
+    assert "the update is 0.5 times the declared one" in told

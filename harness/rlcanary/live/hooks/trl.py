@@ -62,6 +62,7 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
         self.audit = Audit(
             conventions,
             every=every,
+            max_tokens=trainer.args.max_completion_length,
             on_finding="log" if on_finding == "log" else "warn",
             bundles=Path(trainer.args.output_dir) / "canary" if bundles else None,
             ranks="mean",

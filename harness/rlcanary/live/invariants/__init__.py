@@ -1,5 +1,5 @@
 """The invariants of an update, one module each with a function `judge` that yields what it finds wrong with a record."""
 
-from rlcanary.live.invariants import advantages, gradient, logged, mask, staleness
+from rlcanary.live.invariants import advantages, gradient, logged, mask, size, staleness
 
-JUDGES = (gradient.judge, advantages.judge, mask.judge, staleness.judge, logged.judge)
+JUDGES = (gradient.judge, advantages.judge, mask.judge, staleness.judge, size.judge, logged.judge)
