@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.building import connected
@@ -45,7 +46,8 @@ class Syncing(Datasets):
         part.model_config = SimpleNamespace(hf_config=state.model.config, lora=worker.config.model.get("lora") or {})
         part._uses_fsdp2_cpu_offload_policy = False
         worker.actor = SimpleNamespace(engine=part)
-        with connected(), quiet():
+        # To collect what other models left takes older releases longer than the sync.
+        with connected(), quiet(), mock.patch("gc.collect"):
             on_ranks(1, lambda _, __: asyncio.run(worker.update_weights(global_steps=engine.version + 1)))
 
     def evaluate(self, state: Any) -> dict[str, float]:

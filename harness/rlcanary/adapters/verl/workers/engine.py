@@ -148,7 +148,7 @@ def tensordict(tensors: dict[str, Tensor], **others: Any) -> Any:
     import torch
     from verl.utils import tensordict_utils
 
-    if "prompts" in tensors and keeps_padding():
+    if "prompts" in tensors and "attention_mask" not in tensors and keeps_padding():
         ids, prompts, responses = (tensors[name] for name in ("input_ids", "prompts", "responses"))
         of_rows = torch.ones_like(ids) if prompts.is_nested else torch.ones_like(torch.cat([prompts, responses], dim=1))
         tensors = {**tensors, "attention_mask": of_rows}
@@ -181,13 +181,38 @@ def sequences(batch: CollatedBatch) -> dict[str, Tensor]:
     completions = [ids[kept] for ids, kept in zip(batch.completion_ids, are_tokens_BT, strict=True)]
     rows = [torch.cat(pair) for pair in zip(prompts, completions, strict=True)]
     mask = [each[kept].long() for each, kept in zip(batch.completion_mask, are_tokens_BT, strict=True)]
-    return {
+    fields = {
         "input_ids": ragged(rows),
         "position_ids": ragged([torch.arange(len(ids)) for ids in rows]),
+    }
+    if keeps_padding():
+        return fields | _padded(prompts, completions, mask)
+    return fields | {
         "prompts": ragged(prompts),
         "responses": ragged(completions),
         "response_mask": ragged(mask),
         "loss_mask": ragged(mask),
+    }
+
+
+def _padded(prompts: list[Tensor], completions: list[Tensor], mask: list[Tensor]) -> dict[str, Tensor]:
+    """Return what an older verl calls rows without padding: that of the responses stays, and that of the prompts beside."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    def left(rows: list[Tensor]) -> Tensor:
+        return pad_sequence(rows, batch_first=True, padding_side="left")
+
+    def right(rows: list[Tensor]) -> Tensor:
+        return pad_sequence(rows, batch_first=True)
+
+    ones = [[torch.ones_like(each) for each in part] for part in (prompts, completions)]
+    return {
+        "attention_mask": torch.cat([left(ones[0]), right(ones[1])], dim=1),
+        "prompts": left(prompts),
+        "responses": right(completions),
+        "response_mask": right(mask),
+        "loss_mask": right(mask),
     }
 
 
