@@ -86,3 +86,14 @@ def test_folder_that_cannot_be_made_is_refused_before_anything_is_written(tmp_pa
     assert done.returncode == 2
     assert ".github" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == [".github"]
+
+
+def test_trainer_of_ones_own_is_the_start_beside_an_import_of_a_framework(tmp_path: Path) -> None:
+    (tmp_path / "grpo.py").write_text("class GRPO:\n    def compute_loss(self): ...\n")
+    (tmp_path / "finetune.py").write_text("from trl import SFTTrainer\n")
+    done = rlcanary("init", "--dry-run", cwd=tmp_path)
+    assert "GRPO.compute_loss" in done.stdout
+    assert "--framework trl starts from its adapter" in done.stdout
+    assert "textbook code" in done.stdout
+    (tmp_path / "requirements.txt").write_text("trl\n")
+    assert "its adapter is the start" in rlcanary("init", "--dry-run", cwd=tmp_path).stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rlcanary.adapters.load import load_adapter
 from rlcanary.commands.parts.suite import run_suite
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
-from rlcanary.scaffold.functions import functions_by_capability
+from rlcanary.scaffold.functions import Function, functions_by_capability
 from rlcanary.scaffold.plan import Plan, Planned, is_from_a_folder, own_requirement
 from rlcanary.scaffold.survey import FRAMEWORKS, Survey, python_files, survey
 
@@ -52,10 +53,9 @@ def init(dry_run: bool, framework: str | None, only: tuple[str, ...]) -> None:
     """
     root = Path.cwd()
     found = survey(root)
-    used = found.frameworks
-    chosen = (used[0] if used else None) if framework is None else framework.replace("none", "") or None
-    plan = Plan(found, chosen, only, {} if chosen else functions_by_capability(root, python_files(root)))
-    console = report_console(highlight=False)
+    console, own = report_console(highlight=False), functions_by_capability(root, python_files(root))
+    chosen = _start(found, own) if framework is None else framework.replace("none", "") or None
+    plan = Plan(found, chosen, only, {} if chosen else own)
     files = plan.files()
     _require_folders(root, [*files, Planned(plan.expected, "", "")])
     _show_survey(console, found, plan)
@@ -72,6 +72,12 @@ def init(dry_run: bool, framework: str | None, only: tuple[str, ...]) -> None:
     if problem:
         command = f"rlcanary check {plan.arguments} --update-expected {plan.expected}"
         raise UserError(f"{plan.expected} was not written: {problem}. When that is mended, run: {command}")
+
+
+def _start(found: Survey, own: Mapping[str, Sequence[Function]]) -> str | None:
+    """Choose the framework to start from: one that is named as a dependency, or imported where there is no own loss."""
+    used = [name for name in found.frameworks if name in found.named or "policy_loss" not in own]
+    return used[0] if used else None
 
 
 def _write_expected(plan: Plan) -> str:
@@ -110,6 +116,8 @@ def _show_survey(console: Console, found: Survey, plan: Plan) -> None:
     for name, files in found.evidence.items():
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         told = "its adapter is the start" if name == plan.framework else EFFECT_OF_PLUGINS.get(name, "")
+        if name in found.frameworks and plan.framework is None:
+            told = f"--framework {name} starts from its adapter"
         table.add_row("found", name, f"in {files[0]}{more}{told and f'; {told}'}")
     if not found.frameworks:
         table.add_row("found", "no framework", "whose adapter is bundled")
