@@ -170,17 +170,21 @@ def _scripts_and_odd_texts() -> Iterator[Case]:
     completions = [completion_of(text, 1) for text in rewards]
     for chosen in (rewards, rewards | {"b": None}):
         yield _case([ScriptedItem("a", prompt_of("a"), completions, chosen)])
+    for told, (completion, ends) in unusual_completions().items():
+        yield Case(told, scripted=alone(completion), ends=ends)
 
 
 @check("rollout.rewards_of_their_completion", needs=("rollout",), cases=_scripts_and_odd_texts, draws=_drawn)
-def rewards_of_their_completion(adapter: Adapter, scripted: list[ScriptedItem], delays: Sequence[int] = ()) -> None:
+def rewards_of_their_completion(
+    adapter: Adapter, scripted: list[ScriptedItem], delays: Sequence[int] = (), ends: dict[str, Any] | None = None
+) -> None:
     """Each completion has the reward of its own item's function for its text; 0.0 stays 0.0 and None becomes NaN.
 
     Silent because a neighbour's reward is a plausible reward: the advantage then has a random direction. Look for
     rewards that are collected in the order in which they arrive, for `reward or default`, and for text that is stripped
     or has its prompt in front before it is scored.
     """
-    both = _rollout(adapter, scripted, delays=delays), groups_of(scripted)
+    both = _rollout(adapter, scripted, delays=delays, **(ends or {})), groups_of(scripted)
     got, expected = (list(map(_rewarded, groups)) for groups in both)
     assert_equal(got, expected, "the rewards are not those of the completions beside them")
 
