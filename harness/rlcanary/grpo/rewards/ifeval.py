@@ -48,7 +48,9 @@ def _words(text: str) -> int:
 
 
 def _sentences(text: str) -> int:
-    return sum(bool(re.search(r"\w", part)) for part in re.split(r"(?<=[.!?])[\"')\]]*\s+", text.strip()))
+    # Not behind an abbreviation such as Dr. or e.g.
+    parts = re.split(r"(?<!\b[A-Z][a-z]\.)(?<!\b\w\.\w\.)(?<=[.!?])[\"')\]]*\s+", text.strip())
+    return sum(bool(re.search(r"\w", part)) for part in parts)
 
 
 def _highlights(text: str) -> int:
@@ -118,12 +120,12 @@ CONSTRAINTS: dict[str, Callable[..., bool]] = {
 }
 
 
-def _quantity(count: int, bound: int, quantifier: str) -> bool:
-    """Compare as RLVR-IFeval does, where "around" is within a tenth."""
+def _quantity(count: int, bound: int, quantifier: str, tolerance: int) -> bool:
+    """Compare as RLVR-IFeval does, where "around" is within a tolerance."""
     if quantifier not in ("at least", "at most", "around"):
         raise TypeError(f"quantifier {quantifier!r} is none of 'at least', 'at most' and 'around'")
-    low, high = bound - max(round(bound / 10), 1), bound + max(round(bound / 10), 1)
-    return {"at least": count >= bound, "at most": count <= bound, "around": low <= count <= high}[quantifier]
+    is_around = abs(count - bound) <= tolerance
+    return {"at least": count >= bound, "at most": count <= bound, "around": is_around}[quantifier]
 
 
 def _is(name: str, **spelled: str) -> Callable[..., bool]:
@@ -133,15 +135,20 @@ def _is(name: str, **spelled: str) -> Callable[..., bool]:
 
 # The functions of RLVR-IFeval's targets (allenai/RLVR-IFeval); the language of a response is not among them.
 FUNCTIONS: dict[str, Callable[..., bool]] = {
-    "verify_keywords": _is("keywords:existence", keyword_list="keywords"),
+    # Here a keyword may be a part of a word.
+    "verify_keywords": lambda text, keyword_list: all(word.lower() in text.lower() for word in keyword_list),
     "verify_keyword_frequency": lambda text, word, N: _occurrences(word, text) == N,
-    "validate_forbidden_words": _is("keywords:forbidden_words"),
+    "validate_forbidden_words": lambda text, forbidden_words: (
+        not any(word.lower() in text.lower() for word in forbidden_words)
+    ),
     "verify_letter_frequency": lambda text, letter, N: text.count(letter) == N,
     "verify_paragraph_count": lambda text, N: len(_paragraphs(text, r"\* \* \*")) == N,
-    "validate_word_count": lambda text, N, quantifier: _quantity(len(text.split()), N, quantifier),
-    "verify_sentence_constraint": lambda text, N, quantifier: _quantity(_sentences(text), N, quantifier),
+    "validate_word_constraint": lambda text, N, quantifier: _quantity(
+        len(text.split()), N, quantifier, max(round(N / 10), 1)
+    ),
+    "verify_sentence_constraint": lambda text, N, quantifier: _quantity(_sentences(text), N, quantifier, 1),
     "validate_paragraphs": lambda text, N, first_word, i: _has_first_word(text, N, i, first_word),
-    "verify_postscript": _is("detectable_content:postscript"),
+    "verify_postscript": lambda text, postscript_marker: bool(text.partition(postscript_marker)[2].strip()),
     "validate_placeholders": _is("detectable_content:number_placeholders", N="num_placeholders"),
     "verify_bullet_points": _is("detectable_format:number_bullet_lists", N="num_bullets"),
     "validate_title": _is("detectable_format:title"),
@@ -153,8 +160,8 @@ FUNCTIONS: dict[str, Callable[..., bool]] = {
     "validate_two_responses": _is("combination:two_responses"),
     "validate_uppercase": _is("change_case:english_capital"),
     "validate_lowercase": _is("change_case:english_lowercase"),
-    "validate_frequency_capital_words": lambda text, N, quantifier: _quantity(_capital_words(text), N, quantifier),
-    "validate_end": _is("startend:end_checker"),
+    "validate_frequency_capital_words": lambda text, N, quantifier: _quantity(_capital_words(text), N, quantifier, 0),
+    "validate_end": lambda text, end_phrase: text.endswith(end_phrase),
     "validate_quotation": _is("startend:quotation"),
     "validate_no_commas": _is("punctuation:no_comma"),
 }

@@ -54,16 +54,18 @@ CASES = [
 
 # The same for the functions of RLVR-IFeval.
 FUNCTION_CASES = [
-    ("verify_keywords", {"keyword_list": ["sea", "sky"]}, "The Sea meets the sky", "Seaside sky"),
+    ("verify_keywords", {"keyword_list": ["sea", "sky"]}, "Seaside, the SKY", "The sea"),
     ("verify_keyword_frequency", {"word": "a", "N": 2}, "a cat, a dog", "a, a, a"),
-    ("validate_forbidden_words", {"forbidden_words": ["no"]}, "I know", "No, I know"),
+    ("validate_forbidden_words", {"forbidden_words": ["No"]}, "I see", "I know"),
     ("verify_letter_frequency", {"letter": "e", "N": 2}, "eeE", "eee"),
     ("verify_paragraph_count", {"N": 2}, "one\n* * *\ntwo", "one\n***\ntwo"),
-    ("validate_word_count", {"N": 3, "quantifier": "at most"}, "one two three", "one two three four"),
-    ("validate_word_count", {"N": 20, "quantifier": "around"}, "a " * 22, "a " * 23),
+    ("validate_word_constraint", {"N": 3, "quantifier": "at most"}, "one two three", "one two three four"),
+    ("validate_word_constraint", {"N": 20, "quantifier": "around"}, "a " * 22, "a " * 23),
     ("verify_sentence_constraint", {"N": 2, "quantifier": "at least"}, "One. Two?", "One, two."),
+    ("verify_sentence_constraint", {"N": 30, "quantifier": "around"}, "One. " * 31, "One. " * 32),
+    ("verify_sentence_constraint", {"N": 2, "quantifier": "at least"}, "Look! See Dr. No.", "Ask Dr. No, e.g. now."),
     ("validate_paragraphs", {"N": 2, "first_word": "then", "i": 2}, "First.\n\nThen that.", "Then.\n\nFirst."),
-    ("verify_postscript", {"postscript_marker": "P.S."}, "Bye\nP.S. hello", "Bye"),
+    ("verify_postscript", {"postscript_marker": "P.S."}, "Bye. P.S. hello", "Bye\nP.S. "),
     ("validate_placeholders", {"N": 2}, "[name], [address]", "[name]"),
     ("verify_bullet_points", {"N": 2}, "* one\n- two", "* one"),
     ("validate_title", {}, "<<A poem>>\nroses", "roses"),
@@ -76,7 +78,8 @@ FUNCTION_CASES = [
     ("validate_uppercase", {}, "ALL OF IT.", "ALL of IT."),
     ("validate_lowercase", {}, "all of it.", "All of it."),
     ("validate_frequency_capital_words", {"N": 1, "quantifier": "at most"}, "NO way", "NO WAY"),
-    ("validate_end", {"end_phrase": "The end."}, "It was the end. ", "The end. Or not?"),
+    ("validate_frequency_capital_words", {"N": 2, "quantifier": "around"}, "NO WAY", "NO way"),
+    ("validate_end", {"end_phrase": "The end."}, "That was it. The end.", "That was the end."),
     ("validate_quotation", {}, ' "quoted" ', '"'),
     ("validate_no_commas", {}, "one two", "one, two"),
 ]
@@ -157,7 +160,7 @@ def test_every_function_of_rlvr_has_a_case():
     [
         {"func_name": "validate_response_language", "language": "en"},
         {"func_name": "verify_bullet_points"},
-        {"func_name": "validate_word_count", "N": 3, "quantifier": "roughly"},
+        {"func_name": "validate_word_constraint", "N": 3, "quantifier": "roughly"},
         {"func_name": "validate_no_commas", "commas": 3},
     ],
 )
