@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
+from typing import cast
 
 from rlcanary.adapters.load import load_adapter
 from rlcanary.contract.adapter import Adapter
@@ -47,4 +48,5 @@ class InstalledMutant(FunctionMutant):
 
     def planted_in(self, adapter: Adapter) -> Adapter:
         """Plant the mutant to the end of the process, which is a fork, and load the adapter again."""
-        return planted_for_good([(self.function, self.code)], self.spec, adapter)
+        function = cast(FunctionType, self.function)  # a function as an attribute is typed as a bound method
+        return planted_for_good([(function, self.code)], self.spec, adapter)
