@@ -227,8 +227,8 @@ class Audit:
         Args:
             trained: the trainer's weights by name, or fingerprints of them; or the logprobs [N] that it gives probe tokens.
             held: the same of the engine.
-            allowed: the mean difference of logprobs, in nats, that the engine's precision may make. None takes ten times
-                that of the first sync of the run, or a tenth of a nat if that is less.
+            allowed: the mean difference of logprobs, in nats, that the engine's precision may make. None takes what half
+                precision makes, or less for an engine that was as exact as the trainer behind the first sync.
         """
         found: list[Finding] = []
         self.guard(lambda: found.extend(self._syncs.judge(trained, held, allowed)))
