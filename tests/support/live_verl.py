@@ -10,10 +10,11 @@ import verl.workers.engine.fsdp.transformer_impl as transformer_impl
 from verl.trainer.ppo import core_algos
 from verl.workers.engine.base import BaseEngine
 
+from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.adapters.verl.adapter import VerlAdapter
 from rlcanary.contract.batch import Completion, Group
+from rlcanary.contract.presets import GRPO
 from rlcanary.live.hooks.verl import workers as hook
-from rlcanary.reference import completion_logprobs, make_batch
 from rlcanary.tiny_models import tiny_llama
 
 AUDITS = []
@@ -38,15 +39,17 @@ def groups(seed):
     ]
 
 
-def scored(group, off):
-    """Give completions the logprobs of the policy, and so much less."""
-    batch, _ = make_batch([group], 0)
-    logprobs = completion_logprobs(tiny_llama(), batch) - off
-    completions = [
-        replace(completion, logprobs=logprobs[row, : len(completion.token_ids)].tolist())
-        for row, completion in enumerate(group.completions)
+def sampled(seed, off):
+    """Sample two groups of four completions from the policy, whose engine reports so much less than their logprobs."""
+    engine = ReferenceAdapter(GRPO).new_engine(tiny_llama())
+    drawn = engine.generate([[1, 5], [1, 6]], {"n": 4, "max_new_tokens": 6, "seed": seed})
+    return [
+        replace(
+            group,
+            completions=[replace(each, logprobs=[value - off for value in each.logprobs]) for each in completions],
+        )
+        for group, completions in zip(groups(seed), drawn, strict=True)
     ]
-    return replace(group, completions=completions)
 
 
 def trained(updates=1, off=None):
@@ -63,8 +66,7 @@ def trained(updates=1, off=None):
     logged, named = set(), adapter._named
     adapter._named = lambda metrics: logged.update(metrics) or named(metrics)
     for seed in range(updates):
-        sampled = groups(seed) if off is None else [scored(group, off) for group in groups(seed)]
-        adapter.rl_step(state, sampled, 0)
+        adapter.rl_step(state, groups(seed) if off is None else sampled(seed, off), 0)
     found = sorted({str(finding) for audit in AUDITS for finding in audit.findings})
     told = {
         "found": found,

@@ -53,7 +53,7 @@ def test_a_planted_bug_is_found_in_the_first_update(framework: str, bug: str) ->
 def test_the_logprobs_of_the_engine_are_compared_with_the_trainers(framework: str) -> None:
     samples = run(framework)["samples"]
     assert samples["of the policy"] == []
-    assert "sampling.ratio" in samples["of other weights"][0]
+    assert any("sampling.ratio" in told for told in samples["of other weights"])
 
 
 def test_samples_of_an_asynchronous_trainer_are_left_out() -> None:
