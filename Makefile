@@ -7,13 +7,14 @@ PYTHON312 ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/
 	"$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$python" && break; done)
 BIN312 := .venv312/bin
 
-.PHONY: help venv venv312 demo test test312 styles lint bench curve docs release clean
+.PHONY: help venv venv312 demo test test312 styles releases lint bench curve docs release clean
 
 help:
 	@echo "make demo    from a planted silent bug to the commit that planted it, in about two minutes"
 	@echo "make test    the whole test suite"
 	@echo "make test312 the tests of test selection under Python 3.12, in an environment without torch"
 	@echo "make styles  the correct trainers of the tests under 20 seeds, which accuse nobody"
+	@echo "make releases two or more older releases of TRL, verl and torchrl each, installed into temporary folders, in about half an hour"
 	@echo "make lint    ruff, mypy, import rules, shellcheck"
 	@echo "make bench   the benchmarks, each against a peer in the same run"
 	@echo "make curve   train examples/arithmetic.yaml and draw its curve for the README, in some minutes"
@@ -62,6 +63,9 @@ endif
 
 styles: venv
 	@RLCANARY_STYLE_SEEDS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/checks/test_styles.py tests/unit/checks/test_state_styles.py
+
+releases: venv
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nightly tests/nightly/test_older_releases.py
 
 lint: venv
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure

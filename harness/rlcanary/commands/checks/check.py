@@ -148,7 +148,7 @@ def check(
     from rlcanary.checks import checks_of
     from rlcanary.checks.findings.annotations import to_annotations
     from rlcanary.checks.findings.diagnosis import Diagnosis
-    from rlcanary.checks.findings.document import to_document
+    from rlcanary.checks.findings.document import coverage_of, to_document
     from rlcanary.checks.findings.expected import NO_REASON, changes, compare, read_expected, update_expected
     from rlcanary.checks.findings.junit import to_junit
     from rlcanary.checks.findings.locations import repository_root
@@ -209,7 +209,8 @@ def check(
     if sarif is not None:
         write_whole(sarif, to_sarif(implementation, checks, comparison, expected, causes, root))
     if versions:
-        click.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
+        told = ", ".join(f"{name} {version}" for name, version in versions.items())
+        click.echo(f"{told}: {coverage_of(results)}")
     show(report_console(), implementation.name, checks, results, comparison, causes)
     if github:
         given = (implementation, checks, results, comparison, causes, fail_on, root, expected_path)

@@ -156,10 +156,10 @@ def tensordict(tensors: dict[str, Tensor], **others: Any) -> Any:
 
 
 def keeps_padding() -> bool:
-    """Tell whether verl's driver keeps the padding of responses and the mask of it, as that of older releases does."""
-    from verl.workers.utils.padding import no_padding_2_padding
+    """Tell whether verl's losses take responses with their padding and its mask, as older ones do that add none."""
+    from verl.workers.utils.losses import ppo_loss
 
-    return 'data["attention_mask"]' in inspect.getsource(no_padding_2_padding)
+    return "to_padded_tensor" not in inspect.getsource(ppo_loss)
 
 
 def sent(values: Tensor) -> Tensor:
