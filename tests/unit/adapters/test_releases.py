@@ -75,6 +75,17 @@ def test_what_a_bundled_adapter_misses_in_a_release_is_not_charged_to_the_framew
     assert "adapters/someframe/objective.py" in tally.misfits[0]
 
 
+def test_what_a_bundled_adapter_looks_up_by_a_library_is_its_own():
+    tally = Tally()
+    text = "import unittest.mock\ndef call(module):\n    unittest.mock.patch.object(module, 'no_such_name').start()\n"
+    names: dict = {}
+    exec(compile(text, str(ADAPTERS / "someframe" / "state.py"), "exec"), names)
+    with tally.case("one"):
+        names["call"](importlib)
+    assert tally.found == []
+    assert "line 3 of adapters/someframe/state.py" in tally.misfits[0]
+
+
 @pytest.mark.parametrize("place", ["elsewhere/objective.py", ADAPTERS / "reference.py", ADAPTERS / "grpo/adapter.py"])
 def test_the_same_error_in_other_code_is_found(place):
     tally = Tally()
@@ -93,3 +104,21 @@ def test_a_part_that_trl_does_not_have_is_declined():
     assert not releases.has_part("trl.no_such_module:anything")
     assert releases.knows_loss("sigmoid")
     assert not releases.knows_loss("no_such_loss")
+
+
+def test_transformers_answers_as_it_once_did_only_while_an_older_trl_is_imported():
+    pytest.importorskip("trl")
+    import_utils = importlib.import_module("transformers.utils.import_utils")
+    releases = importlib.import_module("rlcanary.adapters.trl.releases")
+    with releases.packages_as_flags():
+        assert not import_utils._is_package_available("no_such_package")
+        assert import_utils._is_package_available("transformers")
+        assert import_utils._is_package_available("no_such_package")[0] is False
+        assert import_utils._is_package_available("no_such_package", return_version=True)[0] is False
+    assert bool(import_utils._is_package_available("no_such_package")) is True
+
+
+def test_the_installed_verl_is_sent_rows_without_padding():
+    pytest.importorskip("verl")
+    importlib.import_module("rlcanary.adapters").load_adapter("verl")
+    assert not importlib.import_module("rlcanary.adapters.verl.engine").keeps_padding()
