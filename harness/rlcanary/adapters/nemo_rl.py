@@ -37,6 +37,9 @@ WITHOUT_WORDS = (
     "positive_example_nll_weight",
 )
 
+# Loggers and watchers, none of which the checks call.
+SERVICES = ("mlflow", "swanlab", "wandb", "nvidia_resiliency_ext")
+
 
 class NemoRlAdapter(Adapter):
     """Adapter of NeMo RL under some settings, by default its own."""
@@ -58,7 +61,7 @@ class NemoRlAdapter(Adapter):
         install = "run this in the environment in which NeMo RL trains, with rlcanary installed there"
         with (
             usable("nemo_rl", install, "NeMo RL of August 2026"),
-            absent("mlflow", "swanlab", "wandb", "nvidia_resiliency_ext"),
+            absent(*SERVICES),
             quiet(),
             contextlib.redirect_stdout(io.StringIO()),
         ):
@@ -124,7 +127,9 @@ class NemoRlAdapter(Adapter):
     def keep_group(self, rewards: Tensor) -> bool:
         """Decide as dynamic sampling does when enabled; a group that it keeps only in part counts as dropped."""
         import torch
-        from nemo_rl.algorithms.grpo import dynamic_sampling
+
+        with absent(*SERVICES, "soundfile"):
+            from nemo_rl.algorithms.grpo import dynamic_sampling
         from nemo_rl.algorithms.utils import calculate_baseline_and_std_per_prompt
         from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 

@@ -39,7 +39,7 @@ CONVENTIONS = Conventions(
 )
 
 # Sandboxes, loggers and kernels, none of which the checks call.
-SERVICES = ("prime_sandboxes", "prime_tunnel", "prime_evals", "wandb", "beartype", "quack", "flash_attn")
+SERVICES = ("tenacity", "prime_sandboxes", "prime_tunnel", "prime_evals", "wandb", "beartype", "quack", "flash_attn")
 
 
 class PrimeRlAdapter(Adapter):

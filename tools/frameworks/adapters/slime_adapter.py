@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import slime_run as run
-
 from slime_rollouts import Rollouts
+from slime_scoring import Scoring
+from slime_settings import conventions_of, settings_for
 
-from rlcanary.adapters.batches import prompts_of, tokens_of_completions
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from rlcanary.contract.records.other_losses import SupervisedBatch
     from rlcanary.contract.records.preparation import Answer
 
-ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
-GROUPED = ("grpo", "gspo", "cispo")
 
-
-class SlimeAdapter(Rollouts):
+class SlimeAdapter(Scoring, Rollouts):
     """Adapter of slime under some of its options, by default their defaults."""
 
     name = "slime"
@@ -49,52 +46,7 @@ class SlimeAdapter(Rollouts):
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
-        """Translate the options into conventions."""
-        args = self.args
-        kind = args.advantage_estimator
-        mean = "token_mean" if args.calculate_per_token_loss else "sequence_mean"
-        is_clamped = args.kl_loss_type == "low_var_kl"
-        return Conventions(
-            advantage_baseline="mean" if kind in GROUPED and args.rewards_normalization else "none",
-            advantage_scale="group" if kind in GROUPED and args.grpo_std_normalization else "none",
-            singleton_group="nan",
-            token_credit={"ppo": "gae", "reinforce_plus_plus": "returns"}.get(kind, "outcome"),  # type: ignore[arg-type]
-            whitening="mean_std" if args.normalize_advantages else "none",
-            discount=args.gamma,
-            gae_lambda=args.lambd,
-            objective="cispo" if kind == "cispo" else "clip",
-            ratio_level="sequence" if kind == "gspo" else "token",
-            clip_low=args.eps_clip,
-            clip_high=args.eps_clip_high,
-            dual_clip=args.eps_clip_c,
-            aggregation=mean,  # type: ignore[arg-type]
-            kl_estimator="k3" if is_clamped else args.kl_loss_type,
-            kl_coef=args.kl_loss_coef if args.use_kl_loss else 0.0,
-            kl_output_clamp=10.0 if is_clamped else None,
-            kl_ratio_weighted=args.use_unbiased_kl,
-            entropy_coef=args.entropy_coef,
-            importance_level="token" if args.use_tis else "none",
-            importance_mode="mask" if args.custom_tis_function_path == ICEPOP else "truncate",
-            importance_low=args.tis_clip_low,
-            importance_high=args.tis_clip,
-            old_logprobs="sampler" if args.use_rollout_logprobs else "trainer",
-            # The logprobs of the update itself are the old ones where there is one update.
-            training_dropout=True,
-            temperature=args.rollout_temperature,
-            max_grad_norm=args.clip_grad or None,
-            value_clip=args.value_clip,
-            value_coef=1.0,
-            value_aggregation=mean,  # type: ignore[arg-type]
-            supervised_aggregation=mean,  # type: ignore[arg-type]
-            data_order="shuffled" if args.rollout_shuffle else "sequential",
-            logged_std="batch",
-            logged_length="sampled",
-            approx_kl_estimator="k1",
-            mini_batches=self.mini_batches,
-            long_prompt="drop",
-            # Generation ends, or is aborted, before weights are updated.
-            sync_while_sampling=False,
-        )
+        return conventions_of(self.args, self.mini_batches)
 
     def configured(self, **changes: Any) -> Self:
         wanted = self.conventions.replace(**changes)
@@ -105,72 +57,6 @@ class SlimeAdapter(Rollouts):
         if made.conventions != wanted:
             raise NotProvided("slime has this option together with others alone")
         return made
-
-    # Scoring
-
-    def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
-        return self._scored(logits, token_ids, temperature, with_entropy=False)[0]
-
-    def entropy(self, logits: Tensor) -> Tensor:
-        import torch
-
-        return self._scored(logits, torch.zeros(logits.shape[:2], dtype=torch.long), 1.0, with_entropy=True)[1]
-
-    def _scored(
-        self, logits: Tensor, token_ids: Tensor, temperature: float, with_entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Run `get_log_probs_and_entropy` on rows whose prompt is one token -> [B, T] and [B, T], or [0]."""
-        import torch
-        from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
-
-        rows, width, _ = logits.shape
-        args = run.args_of({**self.settings, "rollout_temperature": temperature, "entropy_coef": 1.0})
-        packed = torch.nn.functional.pad(logits, (0, 0, 0, 1)).flatten(0, 1).unsqueeze(0)
-        with run.on_cpu():
-            _, found = get_log_probs_and_entropy(
-                packed.float(),  # as Megatron's output is
-                args=args,
-                unconcat_tokens=list(torch.nn.functional.pad(token_ids, (1, 0))),
-                total_lengths=[width + 1] * rows,
-                response_lengths=[width] * rows,
-                with_entropy=with_entropy,
-            )
-        return torch.stack(found["log_probs"]), torch.stack(found["entropy"]) if with_entropy else torch.empty(0)
-
-    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
-        import torch
-        from slime.backends.megatron_utils.data import DataIterator, get_batch
-        from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
-
-        args = run.args_of({**self.settings, "rollout_temperature": temperature})
-        data = self._rows(batch)
-        keys = ("tokens", "loss_masks", "multimodal_train_inputs", "total_lengths", "response_lengths")
-        iterator = DataIterator(data, [[row] for row in range(len(data["tokens"]))])
-        rows, width = [], batch.completion_ids.shape[1]
-        with run.on_cpu():
-            for _ in data["tokens"]:
-                micro = get_batch(iterator, keys, args.data_pad_size_multiplier, args.allgather_cp)
-                _, found = get_log_probs_and_entropy(
-                    run.Chunk(model)(micro["tokens"]),
-                    args=args,
-                    **{name: micro[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")},
-                )
-                rows.extend(found["log_probs"])
-        return torch.stack([torch.nn.functional.pad(row, (0, width - len(row)), value=torch.nan) for row in rows])
-
-    def _rows(self, batch: CollatedBatch) -> dict[str, list[Any]]:
-        """Return the fields of a rollout that a forward pass reads."""
-        import torch
-
-        kept_BT = tokens_of_completions(batch)
-        completions = [ids[kept] for ids, kept in zip(batch.completion_ids, kept_BT, strict=True)]
-        tokens = [torch.cat(pair) for pair in zip(prompts_of(batch), completions, strict=True)]
-        return {
-            "tokens": tokens,
-            "loss_masks": [mask[kept].int() for mask, kept in zip(batch.completion_mask, kept_BT, strict=True)],
-            "total_lengths": [len(each) for each in tokens],
-            "response_lengths": [len(each) for each in completions],
-        }
 
     # Rewards and advantages
 
@@ -333,16 +219,13 @@ class SlimeAdapter(Rollouts):
                 "total_lengths": [lengths[row] + 1 for row in own],
                 "unconcat_tokens": None,
             }
-            with run.on_cpu(get_data_parallel_world_size=n_ranks):
-                with (
-                    run.patch.object(losses, "get_log_probs_and_entropy", lambda *_, given=given, **__: (None, given)),
-                    torch.compiler.set_stance("force_eager"),
-                ):
-                    part = functools.partial(losses.loss_function, self.args, data, n_micro, len(batch.mask))
-                    loss, tokens = run.micro_loss(part, self.args, n_micro, logged)
-            total = total + loss
-            if self.args.calculate_per_token_loss:
-                data["tokens"] = tokens
+            with (
+                run.on_cpu(get_data_parallel_world_size=n_ranks),
+                run.patch.object(losses, "get_log_probs_and_entropy", lambda *_, given=given, **__: (None, given)),
+                torch.compiler.set_stance("force_eager"),
+            ):
+                part = functools.partial(losses.loss_function, self.args, data, n_micro, len(batch.mask))
+                total = total + run.micro_loss(part, self.args, n_micro, logged)
         if self.args.calculate_per_token_loss:
             # As finalize_model_grads does.
             total = total / sum(float(each["values"][0]) for each in logged)
@@ -461,60 +344,3 @@ def _lengths(mask: Tensor) -> list[int]:
     """Lengths of rows that end with their last trained token, or of the whole width without one."""
     width = mask.shape[1]
     return [max((place + 1 for place in range(width) if row[place]), default=width) for row in mask.tolist()]
-
-
-def settings_for(wanted: Conventions, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return slime's options for changed conventions; those that it has no option for are left out."""
-    kinds = {"gae": "ppo", "returns": "reinforce_plus_plus"}
-    found: dict[str, Any] = {}
-    for name in changes:
-        match name:
-            case "token_credit" | "objective" | "ratio_level":
-                outcome = {("cispo", "token"): "cispo", ("clip", "sequence"): "gspo", ("clip", "token"): "grpo"}
-                kind = outcome.get((str(wanted.objective), wanted.ratio_level), "grpo")
-                found["advantage_estimator"] = kinds.get(wanted.token_credit, kind)
-            case "advantage_baseline":
-                found["rewards_normalization"] = wanted.advantage_baseline == "mean"
-            case "advantage_scale":
-                found["grpo_std_normalization"] = wanted.advantage_scale == "group"
-            case "whitening":
-                found["normalize_advantages"] = wanted.whitening == "mean_std"
-            case "clip_low" | "clip_high" | "value_clip" if getattr(wanted, name) is None:
-                raise NotProvided(f"slime's {SAME[name]} is a number")
-            case "discount" | "gae_lambda" | "clip_low" | "clip_high" | "dual_clip" | "entropy_coef" | "value_clip":
-                found[SAME[name]] = getattr(wanted, name)
-            case "importance_low" | "importance_high" | "temperature":
-                found[SAME[name]] = getattr(wanted, name)
-            case "aggregation" | "value_aggregation" | "supervised_aggregation":
-                found["calculate_per_token_loss"] = wanted.aggregation == "token_mean"
-            case "kl_coef":
-                found |= {"use_kl_loss": wanted.kl_coef != 0, "kl_loss_coef": wanted.kl_coef}
-            case "kl_estimator" | "kl_output_clamp" if wanted.kl_estimator not in ("k1", "k2", "k3"):
-                raise NotProvided("slime's kl_loss_type is k1, k2, k3 or low_var_kl")
-            case "kl_estimator" | "kl_output_clamp":
-                is_clamped = wanted.kl_estimator == "k3" and wanted.kl_output_clamp == 10.0
-                found["kl_loss_type"] = "low_var_kl" if is_clamped else wanted.kl_estimator
-            case "kl_ratio_weighted":
-                found["use_unbiased_kl"] = wanted.kl_ratio_weighted
-            case "importance_level" | "importance_mode":
-                found["use_tis"] = wanted.importance_level == "token"
-                found["custom_tis_function_path"] = ICEPOP if wanted.importance_mode == "mask" else None
-            case "old_logprobs":
-                found["use_rollout_logprobs"] = wanted.old_logprobs == "sampler"
-            case "max_grad_norm":
-                found["clip_grad"] = wanted.max_grad_norm or 0.0
-    return found
-
-
-SAME = {
-    "discount": "gamma",
-    "gae_lambda": "lambd",
-    "clip_low": "eps_clip",
-    "clip_high": "eps_clip_high",
-    "dual_clip": "eps_clip_c",
-    "entropy_coef": "entropy_coef",
-    "value_clip": "value_clip",
-    "importance_low": "tis_clip_low",
-    "importance_high": "tis_clip",
-    "temperature": "rollout_temperature",
-}

@@ -8,7 +8,6 @@ import random
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -117,14 +116,16 @@ class Rollouts(Adapter):
             skip_special_tokens=request.skip_special_tokens,
         )
         if request != plain:
-            raise NotProvided("top_p needs the nucleus of each token, which only SGLang returns; other options are none")
+            raise NotProvided(
+                "top_p needs the nucleus of each token, which only SGLang returns; other options are none"
+            )
         args = self._sampling_args(request)
         made = [
             [Sample(prompt=str(number), tokens=list(item.prompt_ids)) for _ in range(request.n)]
             for number, item in enumerate(items)
         ]
 
-        async def post(_: str, payload: Mapping[str, Any], headers: Any = None) -> dict[str, Any]:
+        async def post(_: str, payload: Mapping[str, Any], **__: Any) -> dict[str, Any]:
             params = payload["sampling_params"]
             wanted = {
                 "temperature": params["temperature"],

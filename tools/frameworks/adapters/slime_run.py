@@ -1,4 +1,4 @@
-"""slime in one process on the CPU: its parser's settings, its rollout manager, and its Megatron actor on a model of torch."""
+"""slime in one process on the CPU: its parser, its rollout manager, and its Megatron actor on a model of torch."""
 
 from __future__ import annotations
 
@@ -35,20 +35,23 @@ def imported() -> None:
     Raises:
         UserError: slime or Megatron's core is not installed or cannot be imported.
     """
-    with usable("megatron", INSTALL, "Megatron-core 0.16"), usable("slime", INSTALL, "slime of August 2026"):
-        with absent(*ABSENT), quiet(), on_cpu():
-            import slime.backends.megatron_utils.actor
-            import slime.ray.rollout
-            import slime.utils.arguments  # noqa: F401
-            import torch
-            from megatron.core import mpu
+    with (
+        usable("megatron", INSTALL, "Megatron-core 0.16"),
+        usable("slime", INSTALL, "slime of August 2026"),
+        absent(*ABSENT),
+        quiet(),
+        on_cpu(),
+    ):
+        import slime.backends.megatron_utils.actor
+        import slime.ray.rollout
+        import slime.utils.arguments  # noqa: F401
+        import torch
+        from megatron.core import mpu
 
-            if not torch.distributed.is_initialized():
-                torch.distributed.init_process_group(
-                    "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-                )
-            if not mpu.model_parallel_is_initialized():
-                mpu.initialize_model_parallel()
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        if not mpu.model_parallel_is_initialized():
+            mpu.initialize_model_parallel()
 
 
 def args_of(settings: Mapping[str, Any]) -> argparse.Namespace:
@@ -214,7 +217,9 @@ def forward_backward(
     return stored
 
 
-def trained(args: argparse.Namespace, state: Any, rollout_data: dict[str, Any], has_reference: bool) -> dict[str, float]:
+def trained(
+    args: argparse.Namespace, state: Any, rollout_data: dict[str, Any], has_reference: bool
+) -> dict[str, float]:
     """Run `train_actor` of slime's actor on the data of one rollout -> what it logs, the mean over its updates."""
     import slime.backends.megatron_utils.actor as actors
     import slime.backends.megatron_utils.model as models
@@ -251,6 +256,7 @@ def trained(args: argparse.Namespace, state: Any, rollout_data: dict[str, Any], 
         patch.object(models, "get_forward_backward_func", lambda: forward_backward),
         patch.object(models, "get_args", lambda: args),
         patch.object(models, "get_model_config", lambda model: model.config),
+        patch.object(models, "_disable_tqdm_for_non_main_rank", lambda: True),
         patch.object(models, "DDP", type("NoDDP", (), {})),
         patch.object(models.logging_utils, "log", log),
         patch.object(actors.train_metric_utils, "log_rollout_data", lambda *_, **__: None),
@@ -261,7 +267,7 @@ def trained(args: argparse.Namespace, state: Any, rollout_data: dict[str, Any], 
     return {name: sum(each[name] for each in logged) / len(logged) for name in logged[0]}
 
 
-def micro_loss(loss_func: Any, args: argparse.Namespace, n_micro: int, logged: list[Any]) -> tuple[Any, Any]:
+def micro_loss(loss_func: Any, args: argparse.Namespace, n_micro: int, logged: list[Any]) -> Any:
     """Compute what goes backward of one micro-batch, as Megatron's schedule does, and keep what it logs."""
     import torch
     from megatron.core.pipeline_parallel.schedules import forward_step_calc_loss
@@ -270,7 +276,7 @@ def micro_loss(loss_func: Any, args: argparse.Namespace, n_micro: int, logged: l
         timers=None, num_moe_experts=None, calculate_per_token_loss=args.calculate_per_token_loss, grad_scale_func=None
     )
     output = torch.zeros(1, 1, 1)
-    return forward_step_calc_loss(None, output, loss_func, config, None, False, n_micro, logged)[:2]  # type: ignore[no-any-return]
+    return forward_step_calc_loss(None, output, loss_func, config, None, False, n_micro, logged)[0]
 
 
 def reduced(logged: list[Any], args: argparse.Namespace, rows: int) -> dict[str, float]:
@@ -295,9 +301,7 @@ def rollout_data(args: argparse.Namespace, samples: list[Any]) -> dict[str, Any]
     from slime.backends.megatron_utils.actor import MegatronTrainRayActor
 
     made = manager(args)
-    made.set_train_parallel_config(
-        {"dp_size": 1, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
-    )
+    made.set_train_parallel_config({"dp_size": 1, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1})
     with (
         patch.object(rollouts.ray, "put", lambda value, **_: value),
         patch.object(data_module.ray, "get", lambda value: value),
