@@ -9,7 +9,7 @@ environment; and 32 kinds of edits of them.
 ray: a project of 60 modules uses every kind of remote code: own and shared actors, async, threaded and nested ones,
 generators, tasks, work that nobody waits for, subprocesses, multiprocessing.
 
-real: a library of the package index with its own tests (`real_project`), and at most 100 edits of it.
+real: a library of the package index with its own tests (`generated_project.downloaded`), and at most 100 edits of it.
 
 The generators know which functions, constants and files each test reaches, so that the exact set of tests of an edit is
 known without running any. Each tool records a project once; then every edit is made, the tool's choice is read, and the edit
@@ -35,8 +35,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import real_project
-from generated_project import edits, generate
+from generated_project import downloaded, edits, generate
 from generated_project.costs import CALLS, COMPUTE
 from generated_project.holes import Edit, Holes
 from rich.console import Console
@@ -245,10 +244,10 @@ def main() -> int:
             compare(folder / "ray", tests, list(edits(project, number, arguments.seed)), scores)
         if "real" in arguments.parts:
             (folder / "real").mkdir()
-            place = real_project.download(folder / "real")
-            found = list(real_project.edits(place, min(number, 100), arguments.seed))
+            place = downloaded.download(folder / "real")
+            found = list(downloaded.edits(place, min(number, 100), arguments.seed))
             record(place, console)
-            compare(place, sorted(real_project.outcomes(place)), found, scores)
+            compare(place, sorted(downloaded.outcomes(place)), found, scores)
         costs = overheads(folder / "compute", rounds, COMPUTE) if "compute" in arguments.parts else {}
         if "unchanged" in arguments.parts:
             Holes(groups=4, seed=arguments.seed).write(folder / "unchanged")

@@ -28,7 +28,7 @@ RUN_OUTPUT = "rlcanary_records"
 
 
 def __dir__() -> list[str]:
-    return hooks_in(globals())
+    return [*hooks_in(globals()), "tracker"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

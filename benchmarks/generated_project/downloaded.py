@@ -1,4 +1,4 @@
-"""Edits of a real project, with the tests that each concerns as found by running all tests, without a tracer.
+"""Edits of a downloaded project, with the tests that each concerns as found by running all tests, without a tracer.
 
 The project is Mistune, from its source distribution on the package index: pure Python, 300 tests in a second, with plugins
 that are imported by name, parsers shared by all tests of a file, and scanners that are compiled when first asked for. Two
