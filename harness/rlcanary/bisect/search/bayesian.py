@@ -1,8 +1,7 @@
 """Bayesian search for the commit that broke a command or moved a metric, on runs that may be flaky.
 
-Every commit has a probability of being the culprit. The next run goes to the commit with the largest expected
-information about it. The noise is estimated from the same runs (pass_fail_noise.py, metric_noise.py). While no run
-contradicts another, the search is plain halving.
+The next run goes to the commit with the largest expected information about the culprit. The noise is estimated from
+the same runs (pass_fail_noise.py, metric_noise.py). While no run contradicts another, the search is plain halving.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,12 +40,12 @@ READY_SHARE = 0.35
 
 A build often takes longer than a run.
 """
-CLEAR = 0.8
-"""The least difference in failure rate, between good and bad commits, at which the requested confidence suffices."""
 WORTHLESS_SHARE = 0.05
 """A running probe below this share of the best information is cancelled."""
 LEAST_INFORMATION = 1e-6
 """The least information, in bits, for which a run is started."""
+FUTILE = 0.005
+"""The information, in bits, of the best run below which suspects count as not to be told apart."""
 RELAPSE_ODDS = 20.0
 """The odds of several breakages against one above which the result names a relapse."""
 HOPELESS_ODDS = 1000.0
@@ -155,7 +154,7 @@ class Bayesian:
         self._infer()
         if self._is_over:
             return list(running)
-        information_C = self._information([])
+        information_C = self._information_alone
         enough = WORTHLESS_SHARE * float((information_C * self._chance_C).max())
         return [sha for sha in running if sha not in self._end_of and information_C[self._candidate(sha)] < enough]
 
@@ -181,7 +180,8 @@ class Bayesian:
             member_N = self._group_N == self._likeliest_group
         else:
             order = np.argsort(-self._posterior_N, kind="stable")
-            count = int(np.searchsorted(np.cumsum(self._posterior_N[order]), self._confidence)) + 1
+            held_N = np.cumsum(self._posterior_N[order])
+            count = int(np.searchsorted(held_N, self._confidence_of_set * held_N[-1])) + 1
             member_N = np.zeros(len(order), dtype=bool)
             member_N[order[:count]] = True
         suspects = tuple(self._commits[index] for index in np.flatnonzero(member_N))
@@ -210,7 +210,7 @@ class Bayesian:
         good, bad = self._bounds
         if self._likelihood.reads_outcomes and good < bad:
             return self._tests_without_surprise()
-        information = float((self._information([]) * self._chance_C).max())
+        information = float((self._information_alone * self._chance_C).max())
         if information <= LEAST_INFORMATION:
             return 0
         unknown = float(entropy(self._posterior_N))
@@ -249,7 +249,7 @@ class Bayesian:
     def _is_over(self) -> bool:
         if self.refusal is not None:
             return True
-        settled = self._is_certain_enough or self._relapse_odds >= HOPELESS_ODDS
+        settled = self._is_certain_enough or self._relapse_odds >= HOPELESS_ODDS or self._is_futile
         return settled and self._ends.next_end() is None
 
     def _next(self, running: Sequence[str], ready: Collection[str]) -> str | None:
@@ -258,7 +258,10 @@ class Bayesian:
         end = self._ends.next_end([self._end_of[sha] for sha in running if sha in self._end_of])
         if end is not None:
             return self._commit_of_end[end]
-        worth_C = self._information([self._candidate(sha) for sha in running]) * self._chance_C
+        information_C = (
+            self._information([self._candidate(sha) for sha in running]) if running else self._information_alone
+        )
+        worth_C = information_C * self._chance_C
         best = int(worth_C.argmax())
         if worth_C[best] <= LEAST_INFORMATION:
             return None
@@ -303,7 +306,8 @@ class Bayesian:
         tested = sorted(self._readings)
         readings = [self._readings[index] for index in tested]
         count = len(self._commits)
-        self._prediction: Prediction = self._likelihood.predict(readings)
+        ends = -1 in self._readings, count - 1 in self._readings
+        self._prediction: Prediction = self._likelihood.predict(readings, ends)
         self._place_H = np.searchsorted(np.array(tested, dtype=int), np.arange(-1, count + 1))
         log_weight_H = self._prediction.log_evidence_S[self._place_H] + self._log_prior_H
         log_alike = self._prediction.log_evidence_alike + self._log_prior_alike
@@ -325,23 +329,33 @@ class Bayesian:
         self._chance_C[-1] *= BAD in self._ends.asked
         gaps = np.bincount(self._place_H[1:-1], minlength=len(tested) + 1)
         self._relapse_odds = float(np.exp(min(self._likelihood.log_odds_relapse(readings, gaps.tolist()), 50.0)))
+        again_SDK = self._prediction.chances_again_SDK
+        self._alone_C: Array | None = None
+        self._again: dict[int, Array] = {}
+        if again_SDK is not None:
+            self._again = {index + 1: again_SDK[self._place_H, order] for order, index in enumerate(tested)}
         self._inferred = True
 
     @property
-    def _demanded(self) -> float:
-        """The probability of the culprit at which the search stops.
+    def _is_futile(self) -> bool:
+        """Whether the suspects cannot be told apart: wrong outcomes repeat, so that no run tells much more."""
+        if self._prediction.repeats_S is None:
+            return False
+        repeats = float(self._belief_H @ self._prediction.repeats_S[self._place_H])
+        inside = float(self._posterior_N.sum())
+        if 2 * repeats < inside or inside * self._confidence_of_set < self._confidence:
+            return False
+        return float((self._information_alone * self._chance_C).max()) < FUTILE
 
-        The noisier the runs, the more likely a search stops at a wrong commit before two runs contradict each other. A
-        higher threshold makes up for it. Metric values differ from the first two runs on, so a metric needs no
-        correction.
-        """
-        likeliest = int(self._posterior_N.argmax())
-        asked = self._confidence_of.get(self._commits[likeliest], self._confidence)
-        if not self._likelihood.reads_outcomes:
-            return asked
-        good_K, bad_K = self._prediction.chances_S2K[self._place_H[1 + likeliest]]
-        tells = float(np.abs(good_K - bad_K).sum() / 2)
-        return 1 - (1 - asked) * min(1.0, tells / CLEAR) ** 2
+    @property
+    def _confidence_of_set(self) -> float:
+        """The probability of several suspects. They are named with half the doubt, since that costs no run."""
+        return 1 - (1 - self._confidence) / 2
+
+    @property
+    def _demanded(self) -> float:
+        """The probability of the culprit at which the search stops."""
+        return self._confidence_of.get(self._commits[int(self._posterior_N.argmax())], self._confidence)
 
     @property
     def _relapse(self) -> tuple[str, str] | None:
@@ -374,7 +388,13 @@ class Bayesian:
         bad = min((index for index, values in self._readings.items() if BAD in values), default=len(self._commits) - 1)
         return good, bad
 
+    @property
+    def _information_alone(self) -> Array:
+        if self._alone_C is None:
+            self._alone_C = self._information([])
+        return self._alone_C
+
     def _information(self, running: Sequence[int]) -> Array:
         chances_H2K = self._prediction.chances_S2K[self._place_H]
         belief_Z = np.append(self._belief_H, self._alike)
-        return information(belief_Z, chances_H2K, self._prediction.chances_alike_K, running)
+        return information(belief_Z, chances_H2K, self._prediction.chances_alike_K, running, self._again)

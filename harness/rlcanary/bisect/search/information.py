@@ -4,7 +4,8 @@ Shapes: C candidates to run, H positions of the culprit, Z = H + 1 hypotheses (t
 X scenarios, K kinds of reading.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,7 +15,13 @@ SCENARIOS = 16
 """The number of joint outcomes of the running probes that are considered."""
 
 
-def information(belief_Z: Array, chances_H2K: Array, alike_K: Array, running: Sequence[int]) -> Array:
+def information(
+    belief_Z: Array,
+    chances_H2K: Array,
+    alike_K: Array,
+    running: Sequence[int],
+    again: Mapping[int, Array] = MappingProxyType({}),
+) -> Array:
     """Compute the expected information, in bits, of a run of each candidate.
 
     With other runs in progress, it is the information added to theirs: the mean over their joint outcomes.
@@ -24,18 +31,26 @@ def information(belief_Z: Array, chances_H2K: Array, alike_K: Array, running: Se
         chances_H2K: The probability of each kind of reading, given the position and the good or bad side.
         alike_K: The same if every commit is alike.
         running: The candidates that run now.
+        again: The probability of each kind of reading for one more run of a candidate that ran before, given the
+            position [H, K]. The other candidates have `chances_H2K`.
     """
-    joint_XZ = _scenarios(belief_Z, chances_H2K, alike_K, running)
+    joint_XZ = _scenarios(belief_Z, chances_H2K, alike_K, running, again)
     weight_X = joint_XZ.sum(axis=1)
     reading_XCK = _mixture(joint_XZ, chances_H2K, alike_K) / weight_X[:, None, None]
     surprise_C = weight_X @ entropy(reading_XCK)
     ambiguity_H21, ambiguity_1 = entropy(chances_H2K)[..., None], entropy(alike_K)[None]
     given_C = _mixture(joint_XZ.sum(axis=0)[None], ambiguity_H21, ambiguity_1)[0, :, 0]
+    for candidate, chances_HK in again.items():
+        chances_ZK = np.concatenate([chances_HK, alike_K[None]])
+        surprise_C[candidate] = weight_X @ entropy(joint_XZ @ chances_ZK / weight_X[:, None])
+        given_C[candidate] = joint_XZ.sum(axis=0) @ entropy(chances_ZK)
     information_C: Array = np.maximum(surprise_C - given_C, 0.0)
     return information_C
 
 
-def _scenarios(belief_Z: Array, chances_H2K: Array, alike_K: Array, running: Sequence[int]) -> Array:
+def _scenarios(
+    belief_Z: Array, chances_H2K: Array, alike_K: Array, running: Sequence[int], again: Mapping[int, Array]
+) -> Array:
     """Compute the joint probability of each hypothesis and each likely outcome of the running commits."""
     joint_XZ = belief_Z[None]
     if not running:
@@ -46,7 +61,10 @@ def _scenarios(belief_Z: Array, chances_H2K: Array, alike_K: Array, running: Seq
     bad_H2 = chances_H2K @ speaks_bad_K
     place_H = np.arange(len(chances_H2K))
     for candidate in running:
-        bad_H = np.where(candidate >= place_H, bad_H2[:, 1], bad_H2[:, 0])
+        if candidate in again:
+            bad_H = again[candidate] @ speaks_bad_K
+        else:
+            bad_H = np.where(candidate >= place_H, bad_H2[:, 1], bad_H2[:, 0])
         bad_Z = np.append(bad_H, alike_K @ speaks_bad_K)
         joint_XZ = np.concatenate([joint_XZ * bad_Z, joint_XZ * (1 - bad_Z)])
         likeliest = np.argsort(-joint_XZ.sum(axis=1), kind="stable")[:SCENARIOS]

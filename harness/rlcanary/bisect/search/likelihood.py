@@ -28,6 +28,10 @@ class Prediction:
     log_evidence_alike: float
     """Log probability of all readings if every commit is alike, up to the same constant."""
     chances_alike_K: Array
+    chances_again_SDK: Array | None = None
+    """Probability of each kind for one more reading of each of the D commits. None if it is that of any commit."""
+    repeats_S: Array | None = None
+    """Probability that wrong readings repeat on the same commit. None if the model has none that do."""
 
 
 class Likelihood(Protocol):
@@ -42,8 +46,13 @@ class Likelihood(Protocol):
     refusal_runs: int
     """The number of runs after which an end that was wrong every time is refused."""
 
-    def predict(self, readings: Sequence[Sequence[float]]) -> Prediction:
-        """Compute the prediction from the readings of each commit that was run, oldest commit first."""
+    def predict(self, readings: Sequence[Sequence[float]], ends: tuple[bool, bool] = (False, False)) -> Prediction:
+        """Compute the prediction from the readings of each commit that was run, oldest commit first.
+
+        Args:
+            readings: The readings of each commit.
+            ends: Whether the first of these commits is GOOD, and whether the last is BAD.
+        """
         ...
 
     def log_odds_relapse(self, readings: Sequence[Sequence[float]], gaps: Sequence[int]) -> float:

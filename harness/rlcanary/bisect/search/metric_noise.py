@@ -53,7 +53,7 @@ class Levels:
         weight_G = np.exp(-(np.log(self._step_G / USUAL_STEP) ** 2) / (2 * USUAL_SPREAD**2))
         self._log_prior_G = np.log(weight_G * len(PRECISIONS) / weight_G.sum())
 
-    def predict(self, readings: Sequence[Sequence[float]]) -> Prediction:
+    def predict(self, readings: Sequence[Sequence[float]], ends: tuple[bool, bool] = (False, False)) -> Prediction:
         data = _Data(readings, self._worse)
         log_weight_SG = data.log_likelihood(self._step_G, self._precision_G) + self._log_prior_G
         largest_S = log_weight_SG.max(axis=1)

@@ -90,6 +90,12 @@ def _print_suspects(console: Console, report: Report) -> None:
             )
             if untried:
                 _say(console, f"{untried} of them lie between untestable commits and were not tried.")
+        else:
+            _say(
+                console,
+                "They cannot be told apart: the command repeats its outcome on the same commit, right or wrong. If it "
+                "takes a seed, give it $RLCANARY_BISECT_SEED.",
+            )
 
 
 def _learned(report: Report) -> str | None:
