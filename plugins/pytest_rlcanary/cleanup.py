@@ -30,7 +30,6 @@ from pytest_rlcanary.hooks import Hooks, hooks_in
 from pytest_rlcanary.marks import closest_mark
 from pytest_rlcanary.stash import BELONGINGS, GIVEN_UP
 from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches, gpu_bytes_allocated
-from rlcanary.cleanup.frames import clear_tracebacks
 from rlcanary.cleanup.gpu_shares import take_share
 from rlcanary.cleanup.session_guardian import SessionGuardian
 from rlcanary.cleanup.surroundings import Keeper
@@ -242,6 +241,8 @@ class Cleanup(Hooks):
 
     def let_go(self, error: BaseException) -> None:
         if not self.keeps_tracebacks:
+            from rlcanary.cleanup.frames import clear_tracebacks
+
             clear_tracebacks(error)
 
     def report_left(self) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from pytest_rlcanary.stash import BELONGINGS
 from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches
-from rlcanary.cleanup.ray_start import start_ray
 from rlcanary.system import processes
 
 # Settings that vLLM's CPU engine needs on a small machine; on a GPU it reads none of them.
@@ -66,6 +65,8 @@ def cluster(config: pytest.Config, options: Mapping[str, Any]) -> Iterator[Any]:
     if address := config.getoption("ray_address"):
         ray.init(address=address, namespace=namespace)
     else:
+        from rlcanary.cleanup.ray_start import start_ray
+
         start_ray(lambda: ray.init(address="local", namespace=namespace, **options))
     try:
         yield ray

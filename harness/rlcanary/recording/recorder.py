@@ -27,7 +27,6 @@ from rlcanary.errors import UserError
 from rlcanary.recording.assembly import assemble
 from rlcanary.recording.json_text import quoted
 from rlcanary.recording.outcomes import Outcome
-from rlcanary.recording.provenance import environment_key, git_commit, installed_versions
 from rlcanary.recording.records import Records
 from rlcanary.recording.recovery import (
     CONTROLLER,
@@ -235,6 +234,8 @@ def reason(error: OSError | UserError) -> str:
 
 def describe_run(root: Path, started: datetime.datetime) -> tuple[Record, list[str]]:
     """Gathers the facts about a run before its first test, and the problems in finding them."""
+    from rlcanary.recording.provenance import environment_key, git_commit, installed_versions
+
     commit = git_commit(root)
     problems = [commit.problem] if commit.problem else []
     try:
