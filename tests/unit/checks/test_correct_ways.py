@@ -1,6 +1,7 @@
 """Code of correct ways of its own, as public trainers have them, is accused of nothing."""
 
 from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from rlcanary import reference
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check
+from rlcanary.checks.worlds import inputs
 from rlcanary.contract.adapter import TrainState
 from rlcanary.contract.batch import CollatedBatch, LossOutput, PolicyBatch
 
@@ -84,3 +86,10 @@ def test_batch_gives_back_the_groups_it_was_made_of() -> None:
         for field in fields(batch):
             before, after = getattr(batch, field.name), getattr(again, field.name)
             assert torch.equal(before, after) if isinstance(before, Tensor) else before == after, field.name
+
+
+def test_tokens_of_the_batches_of_losses_have_probabilities() -> None:
+    for seed, shape in product(range(5), (*inputs.SHAPES, *inputs.LARGE)):
+        batch = inputs.policy_batch(torch.Generator().manual_seed(seed), *shape)
+        for name in ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs"):
+            assert float(getattr(batch, name).max()) < 0, name

@@ -66,7 +66,7 @@ def policy_batch(
     mismatch_BT = torch.zeros(rows, width) if on_policy else uniform(rng, rows, width, low=-0.4, high=0.4)
     # A row advantage of both signs in every batch of two rows or more, none of them zero.
     signs_B = torch.tensor([1.0, -1.0]).repeat(rows)[:rows]
-    return PolicyBatch(
+    batch = PolicyBatch(
         logprobs=logprobs_BT.clone().requires_grad_(),
         old_logprobs=(logprobs_BT - drift_BT).round(decimals=3),
         advantages=signs_B * uniform(rng, rows, low=0.3, high=1.5),
@@ -76,6 +76,17 @@ def policy_batch(
         entropy=uniform(rng, rows, width, low=0.1, high=2),
         group_ids=torch.arange(rows) // 2,
     )
+    return _of_probabilities(batch)
+
+
+def _of_probabilities(batch: PolicyBatch) -> PolicyBatch:
+    """Lower all logprobs of a token alike, so that none is above zero: code may take them back to probabilities."""
+    names = ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs")
+    given = {name: getattr(batch, name).detach() for name in names}
+    highest_BT = torch.stack(list(given.values())).amax(dim=0)
+    excess_BT = torch.where(highest_BT > 0, highest_BT + 0.1, 0.0)
+    lowered = {name: (values_BT - excess_BT).round(decimals=3) for name, values_BT in given.items()}
+    return replace(batch, **{**lowered, "logprobs": lowered["logprobs"].requires_grad_()})
 
 
 def on_policy_batch(logprobs_BT: Tensor, advantages: Tensor, mask_BT: Tensor) -> PolicyBatch:
