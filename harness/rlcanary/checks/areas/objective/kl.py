@@ -49,7 +49,7 @@ def _near(rng: Generator, rows: int, width: int) -> dict[str, Any]:
     logprobs_BT = inputs.uniform(rng, rows, width, low=-3, high=-0.5)
     ref_BT = logprobs_BT + inputs.uniform(rng, rows, width, low=-1, high=1)
     # No probability is above 1; the differences stay.
-    excess_BT = torch.where(ref_BT > 0, ref_BT + 0.1, 0.0)
+    excess_BT = (ref_BT + 0.1).clamp(min=0)
     logprobs_BT, ref_BT = logprobs_BT - excess_BT, ref_BT - excess_BT
     return {"logprobs_BT": logprobs_BT.requires_grad_(), "ref_BT": ref_BT.detach()}
 
