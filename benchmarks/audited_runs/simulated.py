@@ -76,7 +76,8 @@ def pool(rollouts: list[Rollout], draws: int, start: float | None, source: torch
     sampling = Sampling()
     bets = {name: Noted(bound, len(BOUNDS)) for name, bound in BOUNDS.items()}
     sampling._bets.update(bets)
-    sampling._at_start = [] if start is None else [start] * FIRST
+    if start is not None:
+        sampling._at_start, sampling._open_at_start = [start] * FIRST, [1.0] * FIRST
     won: dict[str, list[Tensor]] = {name: [] for name in BOUNDS}
     for number in range(draws * len(rollouts)):
         rollout = rollouts[number % len(rollouts)]

@@ -29,6 +29,10 @@ LEAST = -20.0
 FURTHEST, FURTHER, TIMES = 0.05, 0.02, 10
 # The audited updates that are the start.
 FIRST = 3
+# An engine in the trainer's own precision is told by the tokens that are not sure, of which half precision moves nearly all
+# by more than NEAR nats: in each of the first updates at least LEAST_OPEN of them, half of them nearer. It has a bound of
+# its own.
+NEAR, SURE, LEAST_OPEN, FURTHEST_EXACT = 1e-4, -0.01, 8, 1e-3
 # A pair of equal completions counts as no less likely than exp(-20).
 RAREST = 20.0
 
@@ -50,17 +54,19 @@ class Sampling:
     def __init__(self) -> None:
         self._bets = {name: Bets(bound, len(BOUNDS)) for name, bound in BOUNDS.items()}
         self._at_start: list[float] = []
+        self._open_at_start: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is known so far, in plain values."""
         bets = {name: each.state_dict() for name, each in self._bets.items()}
-        return {"bets": bets, "at_start": list(self._at_start)}
+        return {"bets": bets, "at_start": self._at_start[:], "open_at_start": self._open_at_start[:]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what was known before."""
         for name, each in state["bets"].items():
             self._bets[name].load_state_dict(each)
         self._at_start = list(state["at_start"])
+        self._open_at_start = list(state.get("open_at_start", [LARGEST]))
 
     def judge(self, record: Record) -> Iterator[Finding]:
         """Judge the rows of an update that the present weights have drawn."""
@@ -103,10 +109,13 @@ class Sampling:
         away_BT = (gap_BT.exp() - 1 - gap_BT).masked_fill(~known_BT, 0)
         is_started = len(self._at_start) == FIRST
         start = min(self._at_start) if is_started else FURTHEST
-        most = min(TIMES * start + FURTHER, FURTHEST)
+        is_exact = is_started and max(self._open_at_start) < NEAR
+        most = FURTHEST_EXACT if is_exact else min(TIMES * start + FURTHER, FURTHEST)
         now = float(away_BT[known_BT].mean())
         if not is_started:
+            open_N = gap_BT[known_BT & (record.logprobs[has_known_B] < SURE)].abs()
             self._at_start.append(now)
+            self._open_at_start.append(float(open_N.median()) if len(open_N) >= LEAST_OPEN else LARGEST)
         is_away = self._bets["away"].refuted_by(away_BT[known_BT] / most, 0.0)
         is_row_away = self._bets["row away"].refuted_by(evidence_of_rows(away_BT / most, known_BT), 0.0)
         away_B = away_BT.sum(dim=1) / known_BT.sum(dim=1)

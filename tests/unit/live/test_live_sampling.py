@@ -134,6 +134,18 @@ def test_a_row_that_the_sampler_reads_in_another_way_is_found() -> None:
     assert "in row 3" in str(run.audit.findings[0])
 
 
+def test_beside_an_engine_of_the_same_precision_a_row_that_is_a_little_off_is_found() -> None:
+    def one_row(logits: Tensor, _: int) -> Tensor:
+        other = logits.clone()
+        other[3] += 0.2 * torch.randn(T, V, generator=torch.Generator().manual_seed(9))
+        return other
+
+    run = Run(0)
+    assert "sampling.uneven" in [kind for _ in range(6) for kind in run.update(one_row)]
+    run = Run(0)
+    assert [kind for _ in range(6) for kind in run.update(lambda *now: in_half_precision(one_row(*now), 0))] == []
+
+
 def test_samples_of_a_prompt_that_share_a_seed_are_found() -> None:
     run = Run(0)
     assert run.update(same, same_seed=True) == ["sampling.repeats"]
