@@ -61,6 +61,8 @@ def part(place: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
         raise NotProvided(f"this release of {module.partition('.')[0]} has no {name} in {module}") from error
+    except RuntimeError as error:  # of a module that is imported when it is first read
+        raise NotProvided(f"{name} of this release cannot be imported: {' '.join(str(error).split())}") from error
 
 
 def has_part(place: str) -> bool:

@@ -241,10 +241,10 @@ def settings_for(settings: dict[str, Any], conventions: Conventions, changes: di
                     result["vllm_importance_sampling_clip_min"] = None
             case _:
                 raise NotProvided(f"this adapter has no setting of TRL for {name}={changes[name]!r}")
-    return _of_the_release(result)
+    return of_the_release(result)
 
 
-def _of_the_release(settings: dict[str, Any]) -> dict[str, Any]:
+def of_the_release(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings under the names that the release has for them.
 
     Raises:

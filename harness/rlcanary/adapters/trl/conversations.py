@@ -133,6 +133,8 @@ class _Loop:
     def run(self, prompts: list[list[Any]], count: int) -> tuple[list[Any], ...]:
         """Have the conversations -> prompt ids, completion ids, masks of what was sampled, logprobs and messages."""
         trainer = self.trainer
+        if not hasattr(trainer, "_tokenize_prompts"):
+            raise NotProvided("this release of TRL has no tool loop")
         prompt_ids, images, fields = trainer._tokenize_prompts(prompts)
         ids, logprobs = releases.single_turn(trainer, prompt_ids, count, images, fields)
         generate = trainer._generate_single_turn

@@ -64,8 +64,8 @@ class TrlLosses(TrlBase):
         trainer.model.train()
         count = None if batch.global_tokens is None else torch.tensor(batch.global_tokens)
         loss = trainer.compute_loss(model, inputs, num_items_in_batch=count)
-        metrics = {"loss": float(loss.detach()), "accuracy": trainer._metrics["train"]["mean_token_accuracy"][-1]}
-        return LossOutput(loss, metrics)
+        logged = trainer._metrics["train"].get("mean_token_accuracy", [])
+        return LossOutput(loss, {"loss": float(loss.detach()), **({"accuracy": logged[-1]} if logged else {})})
 
     def preference_loss(self, batch: PreferenceBatch) -> LossOutput:
         import torch
@@ -126,10 +126,10 @@ class TrlLosses(TrlBase):
 
     @cached_property
     def _built_dpo_trainer(self) -> Any:
-        from trl import DPOConfig, DPOTrainer
+        from trl import DPOConfig
 
         pair = {"prompt": PROMPT, "chosen": "t6", "rejected": "t7"}
-        return _constructed(DPOTrainer, DPOConfig, self.dpo, [pair], ref_model=_tiny())
+        return _constructed(releases.part("trl:DPOTrainer"), DPOConfig, self.dpo, [pair], ref_model=_tiny())
 
 
 def distillation_beta(settings: dict[str, Any]) -> float:

@@ -15,6 +15,7 @@ from rlcanary.adapters.batches import kl_of_each_token, micro_batches, prompts_o
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
+from rlcanary.adapters.trl.conventions import of_the_release
 from rlcanary.adapters.trl.trainer.ranks import Ranks
 from rlcanary.adapters.trl.trainer.state import METRICS, group_size
 from rlcanary.adapters.trl.trainer.trainers import PROMPT, PROMPT_IDS
@@ -221,4 +222,4 @@ def _loss_inputs(batch: PolicyBatch, tokens_of_update: Tensor) -> dict[str, Tens
 
 @cache
 def _with_beta_one() -> TrlObjective:
-    return TrlObjective(beta=1.0, loss_type="grpo", use_bias_correction_kl=False)
+    return TrlObjective(**of_the_release({"beta": 1.0, "loss_type": "grpo", "use_bias_correction_kl": False}))

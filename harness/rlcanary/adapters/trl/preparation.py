@@ -9,7 +9,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.frameworks import part, quiet
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.trainer.trainers import QUIETLY, grpo_trainer
 from rlcanary.contract.declining import NotProvided
@@ -25,8 +25,7 @@ class TrlPreparation(TrlBase):
     """What a run starts from."""
 
     def verify(self, answer: Answer) -> bool:
-        from trl.rewards import accuracy_reward
-
+        accuracy_reward = part("trl.rewards:accuracy_reward")
         if answer.kind not in ("number", "math") or answer.format != "boxed":
             raise NotProvided("accuracy_reward reads numbers and formulas in LaTeX")
         (reward,) = accuracy_reward([[{"role": "assistant", "content": answer.text}]], [answer.reference])

@@ -52,6 +52,7 @@ class TrlSampling(TrlBase):
         def reward(completions: list[str], item: list[Item], **_: Any) -> list[float | None]:
             return [each.reward(text) for each, text in zip(item, completions, strict=True)]
 
+        releases.require_rollout_func()
         count, trainer = sampling.get("n", 1), self._trainer
         releases.use_tokenizer(trainer, engine.tokenizer)
         trainer.rollout_func, trainer.reward_funcs = None, [reward]

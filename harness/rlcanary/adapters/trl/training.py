@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.trainer.state import Rollout, TrlState
 from rlcanary.adapters.trl.trainer.trainers import UPDATES, grpo_trainer
@@ -86,6 +87,7 @@ class TrlTraining(TrlBase):
         def reward(completions: list[str], item: list[int], **_: Any) -> list[float | None]:
             return [items[index].reward(text) for index, text in zip(item, completions, strict=True)]
 
+        releases.require_rollout_func()
         with state.running() as trainer:
             decode = trainer.processing_class.decode
             rows = [{"prompt": decode(item.prompt_ids), "item": index} for index, item in enumerate(items)]

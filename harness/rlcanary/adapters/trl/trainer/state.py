@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.trainer.trainers import PROMPT, begin
 from rlcanary.contract.batch import CollatedBatch, Group
 from rlcanary.contract.declining import NotProvided
@@ -206,7 +207,12 @@ class Rollout:
         )
 
     def outputs(self, with_logprobs: bool) -> dict[str, Any]:
-        """Return what a `rollout_func` returns; only an engine other than the trainer gives logprobs."""
+        """Return what a `rollout_func` returns; only an engine other than the trainer gives logprobs.
+
+        Raises:
+            NotProvided: the trainer of this release takes none.
+        """
+        releases.require_rollout_func()
         given = {
             "prompt_ids": self.prompt_ids,
             "completion_ids": self.completion_ids,
