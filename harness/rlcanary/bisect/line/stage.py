@@ -73,6 +73,8 @@ def make_stage(
     """
     confidence = request.confidence if confidence is None else confidence
     names = [commit.sha for commit in commits]
+    merges = () if request.first_parent else repository.merges(good.sha, names[-1])
+    asked = dict.fromkeys(merges, math.sqrt(confidence))
     likelihood: Likelihood
     if request.metric is not None:
         likelihood = Levels(1 if request.worse == "higher" else -1)
@@ -80,9 +82,8 @@ def make_stage(
         likelihood = Believed()
     else:
         past = past_runs(request.command, repository, good.sha, names[-1])
-        likelihood = PassFail(past + known if past and known else past or known)
-    merges = () if request.first_parent else repository.merges(good.sha, names[-1])
-    asked = dict.fromkeys(merges, math.sqrt(confidence))
+        highest = max([confidence, *asked.values()])
+        likelihood = PassFail(past + known if past and known else past or known, highest)
     search = Bayesian(good.sha, names, likelihood, confidence=confidence, confidence_of=asked, trusted=trusted)
     return Stage(good, good_name, tuple(commits), search, confidence)
 

@@ -39,6 +39,8 @@ SAMENESS = ((0.5, 0.02, 12.0), (0.04, 4.0, 6.0))
 With a sameness of 0.02 a commit gives the same outcome on nearly every run, as under a fixed seed, and the rate is the
 share of commits whose outcome is wrong. With 4 the flake rate differs between commits.
 """
+USUAL_CONFIDENCE = 0.95
+"""The confidence at which the models of `SAMENESS` have their whole weight."""
 SAME_ALIKE = 0.7
 """The part of these models in which good and bad commits are wrong alike. The rest is wrong in one direction."""
 CERTAIN = 1e-9
@@ -66,15 +68,19 @@ class History:
 
 
 class PassFail:
-    """The likelihood of passes and failures with unknown flake rates. A `history` narrows the rates down."""
+    """The likelihood of passes and failures with unknown flake rates.
+
+    A `history` narrows the rates down. Runs cannot exclude repeated lies to any wanted `confidence`, so their prior
+    weight falls with the doubt that is left.
+    """
 
     believes = False
     reads_outcomes = True
     end_runs = 1
     refusal_runs = 4
 
-    def __init__(self, history: History | None = None) -> None:
-        self._weigh(*_prior())
+    def __init__(self, history: History | None = None, confidence: float = USUAL_CONFIDENCE) -> None:
+        self._weigh(*_prior(min(1.0, (1 - confidence) / (1 - USUAL_CONFIDENCE))))
         if history is not None:
             self._log_prior_R = self._log_weight(history.counts_4)
             self._log_prior_R -= np.logaddexp.reduce(self._log_prior_R)
@@ -208,8 +214,11 @@ def _counts(readings: Sequence[Sequence[float]]) -> tuple[Array, Array]:
     return bad_D, np.array([len(values) for values in readings], dtype=float) - bad_D
 
 
-def _prior() -> tuple[Array, Array, Array, Array]:
-    """Return weight, false-fail rate, false-pass rate and sameness of every grid point of nonzero weight."""
+def _prior(part: float) -> tuple[Array, Array, Array, Array]:
+    """Return weight, false-fail rate, false-pass rate and sameness of every grid point of nonzero weight.
+
+    The models in which outcomes repeat have this `part` of their usual weight.
+    """
     rate_L = np.array(LEVELS)
     edges = np.concatenate([[0.004], (rate_L[1:-1] + rate_L[2:]) / 2, [0.85]])
     width_L = np.diff(edges)  # Widths of the levels above the first.
@@ -222,14 +231,14 @@ def _prior() -> tuple[Array, Array, Array, Array]:
     weight_LL[0, 1:] = FALSE_PASS_ONLY * one_way_L / one_way_L.sum()
     weight_LL[1:, 1:] = ANYHOW * anyhow_LL / anyhow_LL.sum() + np.diag(BOTH_ALIKE * alike_L / alike_L.sum())
     fail_G, pass_G = np.nonzero(weight_LL)
-    independent = 1 - sum(weight for weight, _, _ in SAMENESS)
+    independent = 1 - part * sum(weight for weight, _, _ in SAMENESS)
     weight_G = independent * weight_LL[fail_G, pass_G]
     parts = [(weight_G, rate_L[fail_G], rate_L[pass_G], np.full(len(fail_G), INDEPENDENT))]
     rate_M = rate_L[1:][rate_L[1:] < LARGEST_ALIKE]
     never_M = np.full(len(rate_M), rate_L[0])
     for weight, sameness, decay in SAMENESS:
         share_M = width_L[: len(rate_M)] * np.exp(-decay * rate_M)
-        share_M *= weight / share_M.sum()
+        share_M *= part * weight / share_M.sum()
         same_M = np.full(len(rate_M), sameness)
         parts.append((SAME_ALIKE * share_M, rate_M, rate_M, same_M))
         parts.append(((1 - SAME_ALIKE) / 2 * share_M, rate_M, never_M, same_M))
