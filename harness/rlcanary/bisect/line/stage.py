@@ -83,7 +83,7 @@ def make_stage(
     else:
         past = past_runs(request.command, repository, good.sha, names[-1])
         highest = max([confidence, *asked.values()])
-        likelihood = PassFail(past + known if past and known else past or known, highest)
+        likelihood = PassFail(past + known if past and known else past or known, highest, len(names))
     search = Bayesian(good.sha, names, likelihood, confidence=confidence, confidence_of=asked, trusted=trusted)
     return Stage(good, good_name, tuple(commits), search, confidence)
 

@@ -45,7 +45,7 @@ WORTHLESS_SHARE = 0.05
 LEAST_INFORMATION = 1e-6
 """The least information, in bits, for which a run is started."""
 FUTILE = 0.005
-"""The information, in bits, of the best run below which suspects count as not to be told apart."""
+"""The information, in bits, of the best run below which suspects are not told apart. Less at a high confidence."""
 RELAPSE_ODDS = 20.0
 """The odds of several breakages against one above which the result names a relapse."""
 HOPELESS_ODDS = 1000.0
@@ -341,20 +341,21 @@ class Bayesian:
         """Whether the suspects cannot be told apart: wrong outcomes repeat, so that no run tells much more."""
         if self._prediction.repeats_S is None:
             return False
-        repeats = float(self._belief_H @ self._prediction.repeats_S[self._place_H])
-        inside = float(self._posterior_N.sum())
-        if 2 * repeats < inside or inside * self._confidence_of_set < self._confidence:
+        inside, likeliest = float(self._posterior_N.sum()), float(self._posterior_N.max())
+        repeats_N = self._prediction.repeats_S[self._place_H][1:-1]
+        repeats = float((self._posterior_N * repeats_N).sum() - likeliest * repeats_N[self._posterior_N.argmax()])
+        if 2 * repeats < inside - likeliest or inside * self._confidence_of_set < self._confidence:
             return False
-        return float((self._information_alone * self._chance_C).max()) < FUTILE
+        enough = FUTILE * min(1.0, (1 - self._demanded) / (1 - CONFIDENCE))
+        return float((self._information_alone * self._chance_C).max()) < enough
 
     @property
     def _confidence_of_set(self) -> float:
-        """The probability of several suspects. They are named with half the doubt, since that costs no run."""
+        """The probability of several suspects: half the doubt, since that costs no run."""
         return 1 - (1 - self._confidence) / 2
 
     @property
     def _demanded(self) -> float:
-        """The probability of the culprit at which the search stops."""
         return self._confidence_of.get(self._commits[int(self._posterior_N.argmax())], self._confidence)
 
     @property
@@ -390,8 +391,7 @@ class Bayesian:
 
     @property
     def _information_alone(self) -> Array:
-        if self._alone_C is None:
-            self._alone_C = self._information([])
+        self._alone_C = self._information([]) if self._alone_C is None else self._alone_C
         return self._alone_C
 
     def _information(self, running: Sequence[int]) -> Array:

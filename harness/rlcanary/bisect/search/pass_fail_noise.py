@@ -40,7 +40,9 @@ With a sameness of 0.02 a commit gives the same outcome on nearly every run, as 
 share of commits whose outcome is wrong. With 4 the flake rate differs between commits.
 """
 USUAL_CONFIDENCE = 0.95
-"""The confidence at which the models of `SAMENESS` have their whole weight."""
+"""The highest confidence at which the models of `SAMENESS` have their whole weight."""
+USUAL_COMMITS = 100
+"""The least number of commits with which they have it."""
 SAME_ALIKE = 0.7
 """The part of these models in which good and bad commits are wrong alike. The rest is wrong in one direction."""
 CERTAIN = 1e-9
@@ -70,8 +72,8 @@ class History:
 class PassFail:
     """The likelihood of passes and failures with unknown flake rates.
 
-    A `history` narrows the rates down. Runs cannot exclude repeated lies to any wanted `confidence`, so their prior
-    weight falls with the doubt that is left.
+    A `history` narrows the rates down. Runs cannot exclude repeated lies to any wanted `confidence`, nor among few
+    `commits`, so the prior weight of lies falls with the doubt that is left and with the number of commits.
     """
 
     believes = False
@@ -79,8 +81,11 @@ class PassFail:
     end_runs = 1
     refusal_runs = 4
 
-    def __init__(self, history: History | None = None, confidence: float = USUAL_CONFIDENCE) -> None:
-        self._weigh(*_prior(min(1.0, (1 - confidence) / (1 - USUAL_CONFIDENCE))))
+    def __init__(
+        self, history: History | None = None, confidence: float = USUAL_CONFIDENCE, commits: int = USUAL_COMMITS
+    ) -> None:
+        doubt = min(1.0, (1 - confidence) / (1 - USUAL_CONFIDENCE))
+        self._weigh(*_prior(doubt * min(1.0, commits / USUAL_COMMITS)))
         if history is not None:
             self._log_prior_R = self._log_weight(history.counts_4)
             self._log_prior_R -= np.logaddexp.reduce(self._log_prior_R)
