@@ -31,8 +31,8 @@ FURTHEST, FURTHER, TIMES = 0.05, 0.02, 10
 FIRST = 3
 # An engine in the trainer's own precision is told by the tokens that are not sure, of which half precision moves nearly all
 # by more than NEAR nats: in each of the first updates at least LEAST_OPEN of them, half of them nearer. It has a bound of
-# its own.
-NEAR, SURE, LEAST_OPEN, FURTHEST_EXACT = 1e-4, -0.01, 8, 1e-3
+# its own, a hundred times the square of NEAR.
+NEAR, SURE, LEAST_OPEN, FURTHEST_EXACT = 1e-4, -0.01, 8, 1e-6
 # A pair of equal completions counts as no less likely than exp(-20).
 RAREST = 20.0
 
