@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("plain_git")
 
 @pytest.mark.parametrize("culprit", [2, 63, 100])
 def test_driver_names_the_culprit_of_a_hundred_commits_with_few_runs(history: Path, culprit: int) -> None:
-    """B01, B20: halving, then runs that confirm the culprit, its parent and the commits beside them, or the end of the range."""
+    """B01, B20: halving, then runs that confirm the culprit, its parent and the commits beside them."""
     result = subprocess.run(
         [DRIVER, "sh", "-c", f"test $(cat value) -lt {culprit}"],
         cwd=history,
