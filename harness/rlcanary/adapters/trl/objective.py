@@ -135,6 +135,8 @@ class TrlObjective(TrlBase):
         import torch
 
         _require_whole(batch)
+        if not releases.has_rollout_func():
+            raise NotProvided("the ranks of trainers without a rollout_func wait for each other without end here")
         if len(batch.mask) % n_ranks:
             raise NotProvided("ranks have to have equally many rows")
         pieces = micro_batches(batch, n_ranks)
