@@ -201,8 +201,7 @@ class Bayesian:
     def tests_left(self) -> int:
         """Estimate how many more runs the search takes. 0 when it is over.
 
-        Until two runs contradict each other, the estimate assumes that none will and that the likeliest commit is the
-        culprit.
+        Until two runs contradict each other, the estimate assumes that none will and that the median is the culprit.
         """
         self._infer()
         if self._is_over:
@@ -219,7 +218,8 @@ class Bayesian:
         return max(1, int(np.ceil(runs - 1e-6))) + self._ends.runs_left
 
     def _tests_without_surprise(self) -> int:
-        search, culprit, count = deepcopy(self), int(self._posterior_N.argmax()), 0
+        search, count = deepcopy(self), 0
+        culprit = int(np.searchsorted(np.cumsum(self._posterior_N), self._posterior_N.sum() / 2))
         while chosen := search.next_commits(1):
             search.record(chosen[0], Outcome.BAD if self._position[chosen[0]] >= culprit else Outcome.GOOD)
             count += 1
