@@ -18,13 +18,17 @@ from rlcanary.system.git import Commit, Repository
 
 @dataclass(frozen=True)
 class Stage:
-    """A search over one line of commits: the first parents, or a branch inside a guilty merge."""
+    """A search over one line of commits: the first parents, or a branch inside a guilty merge.
+
+    `known` counts the runs of the searches around this one.
+    """
 
     good: Commit
     good_name: str
     commits: tuple[Commit, ...]
     search: Bayesian
     confidence: float
+    known: History | None = None
 
     @property
     def bad(self) -> Commit:
@@ -85,18 +89,18 @@ def make_stage(
         highest = max([confidence, *asked.values()])
         likelihood = PassFail(past + known if past and known else past or known, highest, len(names))
     search = Bayesian(good.sha, names, likelihood, confidence=confidence, confidence_of=asked, trusted=trusted)
-    return Stage(good, good_name, tuple(commits), search, confidence)
+    return Stage(good, good_name, tuple(commits), search, confidence, known)
 
 
 def make_stage_inside(request: Request, repository: Repository, inside: Inside, outer: Stage) -> Stage:
     """Set up the search over the branch of the merge at which the search `outer` ended.
 
-    The two searches share the requested confidence. The runs of `outer` tell how flaky the command is. If `outer`
-    includes the commit that the branch left, that commit is trusted to be good.
+    The two searches share the requested confidence. The runs of `outer` and of the searches around it tell how flaky
+    the command is. If `outer` includes the commit that the branch left, that commit is trusted to be good.
     """
     shared = {inside.good.sha, *(commit.sha for commit in inside.commits)}
     good, bad = outer.search.sides(inside.merge.sha, without=shared)
-    counts = good.count(GOOD), good.count(BAD), bad.count(GOOD), bad.count(BAD)
+    known = None if request.metric else History(good.count(GOOD), good.count(BAD), bad.count(GOOD), bad.count(BAD))
     return make_stage(
         request,
         repository,
@@ -105,5 +109,5 @@ def make_stage_inside(request: Request, repository: Repository, inside: Inside, 
         inside.commits,
         trusted={inside.good.sha} & outer.range,
         confidence=math.sqrt(outer.confidence),
-        known=None if request.metric else History(*counts),
+        known=known + outer.known if known and outer.known else known,
     )
