@@ -33,7 +33,7 @@ INDEPENDENT = 1e12
 A commit's own flake rate follows a beta distribution whose mean is the command's rate and whose two parameters add up
 to the sameness. The smaller the sameness, the more often a commit repeats its outcomes, right or wrong.
 """
-SAMENESS = ((0.5, 0.02, 12.0), (0.04, 4.0, 6.0))
+SAMENESS = ((0.12, 0.02, 12.0), (0.04, 4.0, 6.0))
 """Models in which wrong outcomes repeat: prior weight, sameness, and the decay of the prior over the rate.
 
 With a sameness of 0.02 a commit gives the same outcome on nearly every run, as under a fixed seed, and the rate is the
