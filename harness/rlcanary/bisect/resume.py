@@ -125,7 +125,7 @@ def save_log(plan: Plan, header: Header, journal: Journal) -> Path:
     while path.exists():
         suffix += 1
         path = plan.save_dir / f"{stamp}-{suffix}.log"
-    write_whole(path, format_log(header, journal.observations(), plan.repository.commit).encode())
+    write_whole(path, format_log(header, journal.observations(), plan.repository).encode())
     return path
 
 

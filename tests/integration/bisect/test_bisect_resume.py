@@ -175,7 +175,7 @@ def test_our_log_replays_without_a_run_and_git_can_read_it(history: Path, tmp_pa
 
 
 def test_edited_log_is_taken_at_its_word(history: Path) -> None:
-    """B46: a verdict turned into skip, another dropped, one added at the end."""
+    """B46: verdicts turned into skip, one added at the end."""
     found(bisect(history, "--good", "c1", "--bad", "c100", "--", *BUG))
     log = log_of(history)
     sha = git(history, "rev-parse", "c63")
@@ -183,7 +183,8 @@ def test_edited_log_is_taken_at_its_word(history: Path) -> None:
     log.write_text(text + "git bisect skip c64\n")
     result = bisect(history, "--replay", str(log), "--", *BUG)
     assert result.returncode == 1
-    assert "one of these 3 commits" in result.stdout
+    assert "one of these" in result.stdout
+    assert sha in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -191,17 +191,18 @@ def test_runs_added_to_those_under_way_fill_the_gaps() -> None:
 
 def test_runs_at_once_find_the_culprit_in_fewer_rounds() -> None:
     random = np.random.default_rng(5)
-    rounds = {}
+    rounds, right, culprits = {}, 0, (30, 60, 90, 120, 150, 200)
     for jobs in (1, 4):
         rounds[jobs] = 0
-        for culprit in (30, 90, 200):
+        for culprit in culprits:
             search = Bayesian("-1", commits(256), PassFail())
             answer = flaky(random, culprit, 0.05, 0.05)
             while chosen := search.next_commits(jobs):
                 rounds[jobs] += 1
                 for commit in chosen:
                     search.record(commit, answer(int(commit)))
-            assert str(culprit) in search.result().suspects
+            right += str(culprit) in search.result().suspects
+    assert right >= 2 * len(culprits) - 2  # a search at 0.95 may be wrong; three of twelve would be in one case of 50
     assert rounds[4] <= rounds[1] / 1.8
 
 

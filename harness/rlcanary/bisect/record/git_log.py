@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from rlcanary.bisect.record.journal import Header, Observation, Record
 from rlcanary.errors import UserError
 from rlcanary.jobs.outcomes import Outcome
-from rlcanary.system.git import Commit, Repository
+from rlcanary.system.git import Repository
 
 OURS = "# rlcanary "
 TERMS = {Outcome.GOOD: "good", Outcome.BAD: "bad", Outcome.UNTESTABLE: "skip"}
@@ -44,11 +44,11 @@ class BisectLog:
     """A sentence for each unusable line of a journal."""
 
 
-def format_log(header: Header, observations: Iterable[Observation], commit: Callable[[str], Commit]) -> str:
+def format_log(header: Header, observations: Iterable[Observation], repository: Repository) -> str:
     """Format a log: git's lines, which may be edited by hand, and a JSON comment with the facts of each run."""
 
     def comment(term: str, sha: str) -> str:
-        return f"# {term}: [{sha}] {commit(sha).subject}"
+        return f"# {term}: [{sha}] {repository.commit(sha).subject}"
 
     lines = [
         OURS + json.dumps(asdict(header)),
@@ -56,8 +56,10 @@ def format_log(header: Header, observations: Iterable[Observation], commit: Call
         comment("good", header.good),
         f"git bisect start --first-parent '{header.bad}' '{header.good}'",
     ]
-    # For git the last bad commit counts. Runs of the ends, which may be repeated late, go first; rlcanary ignores the order.
-    for observation in sorted(observations, key=lambda run: run.commit not in (header.good, header.bad)):
+    # For git the last bad commit counts: later commits go first, those inside merges last. rlcanary ignores the order.
+    newest_first = repository.commits("--first-parent", f"{header.good}..{header.bad}")
+    place = {commit.sha: place for place, commit in enumerate(newest_first)}
+    for observation in sorted(observations, key=lambda run: place.get(run.commit, len(place))):
         lines.append(OURS + json.dumps(asdict(observation)))
         if (term := TERMS.get(observation.outcome)) is not None:
             lines += [comment(term, observation.commit), f"git bisect {term} {observation.commit}"]

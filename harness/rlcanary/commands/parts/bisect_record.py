@@ -40,7 +40,7 @@ from rlcanary.system.git import Repository
 def log() -> None:
     """Print the last search as a `git bisect log`, to edit and go on from with --replay."""
     last = _last_search()
-    click.echo(format_log(last.header, last.record.observations(), last.repository.commit), nl=False)
+    click.echo(format_log(last.header, last.record.observations(), last.repository), nl=False)
 
 
 @click.command()
