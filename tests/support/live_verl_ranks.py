@@ -8,7 +8,7 @@ import live_verl
 import torch
 import torch.distributed as dist
 
-from rlcanary.adapters.verl import engine, trainer
+from rlcanary.adapters.verl.workers import engine, trainer
 from rlcanary.adapters.verl.adapter import VerlAdapter
 from rlcanary.tiny_models import tiny_llama
 
