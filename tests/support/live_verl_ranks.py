@@ -8,8 +8,8 @@ import live_verl
 import torch
 import torch.distributed as dist
 
-from rlcanary.adapters.verl.workers import engine, trainer
 from rlcanary.adapters.verl.adapter import VerlAdapter
+from rlcanary.adapters.verl.workers import engine, trainer
 from rlcanary.tiny_models import tiny_llama
 
 

@@ -50,7 +50,8 @@ def test_a_hook_that_fails_in_a_run_returns_nothing() -> None:
 
 def test_a_trainer_of_another_trl_is_trained_without_the_audit() -> None:
     trainer = SimpleNamespace(
-        args=SimpleNamespace(loss_type="of my own", output_dir="out"), state=SimpleNamespace(global_step=0)
+        args=SimpleNamespace(loss_type="of my own", output_dir="out", max_completion_length=8),
+        state=SimpleNamespace(global_step=0),
     )
     with pytest.warns(UserWarning, match="this run of trl .* written for trl 1.16: .*_compute_loss"):
         callback = live.trl(trainer)
