@@ -121,4 +121,4 @@ def test_transformers_answers_as_it_once_did_only_while_an_older_trl_is_imported
 def test_the_installed_verl_is_sent_rows_without_padding():
     pytest.importorskip("verl")
     importlib.import_module("rlcanary.adapters").load_adapter("verl")
-    assert not importlib.import_module("rlcanary.adapters.verl.engine").keeps_padding()
+    assert not importlib.import_module("rlcanary.adapters.verl.workers.engine").keeps_padding()

@@ -1,6 +1,5 @@
 """Engines in lower precision than the trainer: green where they are right and their distance is declared."""
 
-import pytest
 from styles.low_precision_engines import BfloatEngine, EightBitEngine, LastMatrixNeverSent, OneScaleForAllMatrices
 
 from rlcanary.adapters.reference import ReferenceAdapter
@@ -41,4 +40,4 @@ def test_no_sync_makes_weights_grow_beyond_what_the_declared_distance_is_for() -
     sizes = sizes_of(state.model)
     for _ in range(3):
         shaken(state, 0.5)
-    assert sizes_of(state.model) == pytest.approx(sizes, rel=1e-4)
+    assert all(size < sizes[name] * 1.0001 for name, size in sizes_of(state.model).items())

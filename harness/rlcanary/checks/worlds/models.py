@@ -30,27 +30,27 @@ def llama() -> Any:
 
 def learned_positions() -> Any:
     """GPT-2: positions are absolute, so that position ids which are missing or off by a shift show."""
-    return _copy_of("tiny_gpt2")
+    return _copy_of(tiny_models.tiny_gpt2)
 
 
 def tied_and_biased() -> Any:
     """Qwen2 with one tensor for embedding and output layer, and with biases that are not zero."""
-    return nudged(_copy_of("tiny_qwen2", tied=True))
+    return nudged(_copy_of(tiny_models.tiny_qwen2, tied=True))
 
 
 def sliding_window() -> Any:
     """Mistral whose tokens attend to the last four positions only."""
-    return _copy_of("tiny_mistral")
+    return _copy_of(tiny_models.tiny_mistral)
 
 
 def router() -> Any:
     """Mixtral: a router sends each token to two of four experts."""
-    return _copy_of("tiny_mixtral")
+    return _copy_of(tiny_models.tiny_mixtral)
 
 
 def convolution() -> Any:
     """LFM2: a causal convolution over the last three positions, then a layer with attention."""
-    return _copy_of("tiny_lfm2")
+    return _copy_of(tiny_models.tiny_lfm2)
 
 
 def lora() -> Any:
@@ -161,13 +161,13 @@ def chosen(text: str) -> tuple[str, ...]:
     return names
 
 
-def _copy_of(name: str, **options: Any) -> Any:
+def _copy_of(make: Callable[..., Any], **options: Any) -> Any:
     try:
-        return copied(_built(name, **options))
+        return copied(_built(make, **options))
     except ModuleNotFoundError as error:
         raise NotProvided(f"{error.name} is not installed") from error
 
 
 @cache
-def _built(name: str, **options: Any) -> Any:
-    return getattr(tiny_models, name)(**options)
+def _built(make: Callable[..., Any], **options: Any) -> Any:
+    return make(**options)

@@ -4,6 +4,7 @@ import copy
 import math
 import random
 import warnings
+import zlib
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -34,9 +35,9 @@ def seeded(make: Callable[..., Any], *arguments: Any, seed: int = 0) -> Any:
         np.random.set_state(before[1])
 
 
-def nudged(model: Any, scale: float = 0.05, only: Collection[str] | None = None) -> Any:
+def nudged(model: Any, scale: float = 0.05, only: Collection[str] | None = None, seed: int = 0) -> Any:
     """Add noise to every parameter of the model, or to those of these names, in proportion to the parameter's size."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     sizes = sizes_of(model)
     with torch.no_grad():
         for name, parameter in named(model).items():
@@ -91,9 +92,10 @@ def coin(model: Any, bias: float) -> Any:
 def shaken(state: Any, allowed: float = 0.0, only: Collection[str] | None = None) -> Any:
     """Add noise to all weights of the state, enough to change the logprobs of completions visibly.
 
-    That is by four times the rounding, or by twice the given number of nats. The weights keep their size, since the
-    rounding of an engine in lower precision grows with it. Copies that the optimizer moves, such as float32 masters, get
-    the same noise. `only` names the parameters that get any.
+    That is by four times the rounding, or by twice the given number of nats. No weight outgrows its size, since the
+    rounding of an engine in lower precision grows with it. The noise depends on the weights: the same noise again and again
+    would move them ever less. Copies that the optimizer moves, such as float32 masters, get the same noise. `only` names
+    the parameters that get any.
 
     Raises:
         NotProvided: noise does not change what the model computes.
@@ -103,12 +105,13 @@ def shaken(state: Any, allowed: float = 0.0, only: Collection[str] | None = None
     before_BT, sizes = own_logprobs(state.model, batch), sizes_of(state.model)
     visible = max(4 * nats(state.model), 2 * allowed)
     for doubling in range(7):
-        nudged(state.model, 0.05 * 2**doubling, only)
         parameters = named(state.model)
+        seed = zlib.crc32(b"".join(each.detach().float().cpu().numpy().tobytes() for each in parameters.values()))
+        nudged(state.model, 0.05 * 2**doubling, only, seed)
         with torch.no_grad():
             for name in parameters.keys() if only is None else only:
                 parameter = parameters[name]
-                parameter.mul_(sizes[name] / parameter.float().square().mean().sqrt())
+                parameter.mul_((sizes[name] / parameter.float().square().mean().sqrt()).clamp(max=1.0))
             for name, tensor in copies.items():
                 if tensor is not parameters[name]:
                     tensor.copy_(parameters[name])
