@@ -72,7 +72,7 @@ def run_search(request: Request, plan: Plan, display: Display, interrupts: Inter
             runs=loop.runs,
             reused=reused,
             seconds=sum(observation.seconds for observation in observations),
-            wall_seconds=time.monotonic() - began,
+            wall_seconds=round(time.monotonic() - began, 3),
             log=log,
             journal=search.journal.path,
             probability=verdict.probability,

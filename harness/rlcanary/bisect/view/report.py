@@ -121,7 +121,7 @@ def result_json(report: Report, plan: Plan, command: Sequence[str]) -> str:
         "runs": report.runs,
         "reused": report.reused,
         "seconds": round(report.seconds, 3),
-        "wall_seconds": round(report.wall_seconds, 3),
+        "wall_seconds": report.wall_seconds,
         "environments_built": report.environments_built,
         "observations": [asdict(observation) for observation in report.observations],
         "notices": list(plan.notices),
