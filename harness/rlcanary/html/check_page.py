@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby
 
 from rlcanary.html.findings import Report, article, failed, name_of
@@ -11,6 +12,7 @@ from rlcanary.html.strips import LEGEND
 
 STATUSES = {
     "fail": ("failed", "fail"),
+    "expected": ("failed as expected", "muted"),
     "error": ("raised", "fail"),
     "adapter-error": ("adapter errors", "muted"),
     "pass": ("passed", "pass"),
@@ -26,7 +28,7 @@ def check_page(report: Report) -> str:
 
 
 def _head(report: Report, title: str) -> str:
-    counts = Counter(check["status"] for check in report["checks"])
+    counts = _counts(report["checks"], report)
     facts = [
         f"<li><b class={style}>{counts[status]}</b> {words}"
         for status, (words, style) in STATUSES.items()
@@ -49,6 +51,12 @@ def _head(report: Report, title: str) -> str:
 </header>"""
 
 
+def _counts(checks: Sequence[Report], report: Report) -> Counter[str]:
+    """Count the checks by status; those that fail as a list of known failures says have one of their own."""
+    known = report.get("expected", ())
+    return Counter("expected" if check["id"] in known else check["status"] for check in checks)
+
+
 def _areas(report: Report) -> str:
     """Write a tile for each area of which a check ran; the head names the others."""
     tiles = []
@@ -56,14 +64,14 @@ def _areas(report: Report) -> str:
         checks = list(members)
         if all(check["status"] == "not-provided" for check in checks):
             continue
-        counts = Counter(check["status"] for check in checks)
+        counts = _counts(checks, report)
         told = [
             f"<span class={style}>{counts[status]} {words}</span>"
             for status, (words, style) in STATUSES.items()
             if counts[status]
         ]
         first = next((check for check in checks if check["status"] in ("fail", "error")), None)
-        kind = "failing" if first else "passing" if counts["pass"] else "open"
+        kind = "failing" if counts["fail"] or counts["error"] else "passing" if counts["pass"] else "open"
         name = f'<a href="#{escaped(first["id"])}">{escaped(area)}</a>' if first else escaped(area)
         tiles.append(f"<li class={kind}><b>{name}</b>{''.join(told)}")
     return f"<section>\n<h2>Areas</h2>\n<ul class=areas>{''.join(tiles)}</ul>\n</section>"

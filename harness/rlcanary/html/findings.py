@@ -42,13 +42,13 @@ def article(check: Report, report: Report, anchor: str, note: str = "") -> str:
     parts = [f'<article id="{escaped(anchor)}">\n<h3>{escaped(check["id"])}{tags}</h3>']
     parts += [f"<p class=muted>{escaped(note)}</p>"] if note else []
     parts.append(_message(check["message"], findings))
-    parts += [drawing(each.get("picture", {})) for each in _first(findings)]
+    parts += [drawing(each) for each in _first(findings)]
     if explanation := report.get("explanations", {}).get(check["id"]):
         paragraphs = "".join(f"<p>{escaped(each)}</p>" for each in explanation.split("\n\n"))
         parts.append(_fold("The property, why breaking it is silent, where to look", paragraphs))
     if len(findings) > 1:
         others = [
-            f"<h4>{escaped(each['fingerprint'])}</h4>{_message(each['message'], [each])}{drawing(each.get('picture', {}))}"
+            f"<h4>{escaped(each['fingerprint'])}</h4>{_message(each['message'], [each])}{drawing(each)}"
             for each in findings[1:DRAWN]
         ]
         left = [f"<li>{escaped(each['fingerprint'])}" for each in findings[DRAWN:]]

@@ -99,8 +99,9 @@ def _richness(check: Report) -> int:
 
 
 def _index(exhibits: Sequence[Exhibit]) -> str:
+    counted = "1 silent bug" if len(exhibits) == 1 else f"{len(exhibits)} silent bugs"
     parts = [
-        f"<header>\n<h1>The museum</h1>\n<p>{len(exhibits)} silent bugs of RL codebases. Each is planted in the reference: "
+        f"<header>\n<h1>The museum</h1>\n<p>{counted} of RL codebases, planted in the reference: "
         "what it does to a batch, what it does to a run, and the checks that catch it.</p>\n</header>"
     ]
     for area, members in groupby(exhibits, key=lambda exhibit: exhibit.area):

@@ -22,11 +22,12 @@ LEGEND = """<p class="legend"><span><b class="p2">0.5</b><b class="p4">1</b> abo
 <span><b class="off">2<i>≠</i></b> differs from what is expected</span></p>"""
 
 
-def drawing(picture: Mapping[str, Any]) -> str:
-    """Draw the pictures of a finding; empty where it has none."""
-    parts = []
+def drawing(finding: Mapping[str, Any]) -> str:
+    """Draw the pictures of a finding, which name the quantity that is off; empty where it has none."""
+    picture, parts = finding.get("picture", {}), []
     if compared := picture.get("compared"):
-        parts.append(table(compared, "Expected and got"))
+        quantity = finding["fingerprint"].rpartition(": ")[2].partition(" off by ")[0]
+        parts.append(table(compared, f"Expected and got: {quantity}"))
     if batch := picture.get("batch"):
         parts.append(table(batch, f"The batch: {' and '.join(batch['rows'][0]['strips'])} of each token"))
     return "".join(parts)

@@ -76,7 +76,7 @@ def test_matrix_without_configurations_and_with_files_of_one_is_refused(mine: Pa
     (mine / "plain.py").write_text(IGNORES_BATCH.replace("def configurations", "def others"))
     for arguments, told in (
         (("plain.py", "--matrix"), "plain.py lists no configurations"),
-        (("mine.py", "--matrix", "--junit", "out.xml"), "--junit is of one configuration"),
+        (("mine.py", "--matrix", "--junit", "out.xml"), "--junit takes one configuration"),
     ):
         done = rlcanary("check", *arguments, cwd=mine)
         assert done.returncode == 2

@@ -177,6 +177,34 @@ def brightness(colour: str) -> float:
     return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
+def test_failures_on_a_list_of_known_ones_are_counted_apart() -> None:
+    known = RED | {"expected": ["loss.b"]}
+    page = Outline(check_page(known))
+    assert "0 failed1 failed as expected1 passed" in page.text
+    assert not page.named("li", "failing")
+    assert page.named("li", "passing")
+
+
+def test_a_strip_names_the_quantity_that_is_off() -> None:
+    found = [("[2, 2]: value off by 1", [[1.0]]), ("[2, 2]: gradient off by 0.5", [[1.0, 2.0]])]
+    findings = [
+        {
+            "fingerprint": fingerprint,
+            "message": "it differs",
+            "snippet": "run()",
+            "picture": {"compared": {**grid(), "shape": [len(shape), len(shape[0])]}},
+        }
+        for fingerprint, shape in found
+    ]
+    page = Outline(check_page(report({**check("loss.b", "fail"), "findings": findings})))
+    assert "Expected and got: value" in page.text
+    assert "Expected and got: gradient" in page.text
+
+
+def test_the_museum_counts_one_bug_as_one() -> None:
+    assert "1 silent bug of RL" in museum_pages([Exhibit("a.b", "loss", "a 1", "it does", RED)])["index.html"]
+
+
 @pytest.mark.parametrize("dark", [0, 1])
 def test_text_has_contrast_on_every_colour(dark: int) -> None:
     html = resources.files("rlcanary.html")

@@ -136,7 +136,9 @@ def check(
             "--update-expected": updated_path,
         }
         if asked := [option for option, value in others.items() if value is not None]:
-            raise UserError(f"{asked[0]} is of one configuration: give it with `rlcanary check '{adapter}[NAME]'`")
+            raise UserError(
+                f"{asked[0]} takes one configuration: use it without --matrix, as in `rlcanary check '{adapter}[NAME]'`"
+            )
     if programs is not None:
         make_folder(programs)
     # The console script does not put the current folder, with the user's package, on the path.
