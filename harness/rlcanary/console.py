@@ -6,7 +6,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn
+from rich.text import Text
 
 # A pipe or a CI log has no width of its own, and Rich's 80 columns cut tables short.
 PLAIN_WIDTH = 120
@@ -18,10 +19,17 @@ def report_console(highlight: bool = True) -> Console:
     return console if console.is_terminal else Console(highlight=highlight, width=PLAIN_WIDTH)
 
 
+class Count(MofNCompleteColumn):
+    """The number of steps done, of how many; nothing where nobody knows of how many."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
 def progress_bar() -> Progress:
     """Show a bar with a description and a count on stderr, gone when it is done; shows nothing without a terminal."""
     console = Console(file=sys.stderr)  # not the stream that a progress bar of the code under test is given
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), Count())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 

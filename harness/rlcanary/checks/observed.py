@@ -60,6 +60,8 @@ class Observed:
             self._tally.given = {key: value for key, value in given.items() if isinstance(value, Tensor | Batch | list)}
             self._tally.has_returned = False
             output = attribute(*arguments, **keywords)
+            if isinstance(output, Tensor) and contract_of(name).return_annotation == "LossOutput":
+                raise TypeError(f"{name} returned a tensor, where a LossOutput belongs: return LossOutput(loss)")
             self._tally.has_returned = True
             self._tally.made += 1
             self._tally.is_elsewhere |= is_elsewhere(output)

@@ -94,6 +94,6 @@ def checks_of(prefixes: Sequence[str]) -> list[Check]:
         if not any(each.id.startswith(start) for each in checks):
             areas = list(dict.fromkeys(each.area for each in checks))
             close = get_close_matches(start.partition(".")[0], areas, n=1)
-            meant = f"did you mean {close[0]}? " if close else ""
-            raise UserError(f"no check starts with {start}: {meant}The areas are {', '.join(areas)}")
+            meant = f"did you mean {close[0]}? The" if close else "the"
+            raise UserError(f"no check starts with {start}: {meant} areas are {', '.join(areas)}")
     return [each for each in checks if not starts or each.id.startswith(tuple(starts))]

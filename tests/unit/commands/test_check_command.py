@@ -68,6 +68,14 @@ def test_exception_in_the_adapter_is_an_error_and_the_rest_runs(tmp_path: Path) 
     assert "NameError" in checks[0]["message"]
 
 
+def test_a_loss_that_is_no_loss_output_is_told_what_to_return(tmp_path: Path) -> None:
+    loss = "    def policy_loss(self, batch):\n        return batch.logprobs.sum()\n"
+    (tmp_path / "mine.py").write_text(WRONG_MEAN + loss)
+    done = rlcanary("check", "mine.py", "--only", "loss.declared_value", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "policy_loss returned a tensor, where a LossOutput belongs" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -77,6 +85,7 @@ def test_exception_in_the_adapter_is_an_error_and_the_rest_runs(tmp_path: Path) 
         (["check", "reference", "--only", "mask,fliter"], "no check starts with fliter: did you mean filter?"),
         (["check", "reference", "--json", "no/such/folder/out.json"], "cannot write"),
         (["chek", "reference"], "No such command"),
+        (["gallery", "nothing_like_it"], "cannot check nothing_like_it: no adapter 'nothing_like_it'"),
     ],
 )
 def test_mistake_is_one_line_on_stderr_and_exit_2(arguments: list[str], told: str, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def check(
     from rlcanary.bugs.causes import causes_of
     from rlcanary.checks import checks_of
     from rlcanary.checks.findings.annotations import to_annotations
-    from rlcanary.checks.findings.diagnosis import Diagnosis
+    from rlcanary.checks.findings.diagnosis import SECONDS, Diagnosis
     from rlcanary.checks.findings.document import coverage_of, to_document
     from rlcanary.checks.findings.expected import NO_REASON, changes, compare, read_expected, update_expected
     from rlcanary.checks.findings.junit import to_junit
@@ -192,7 +192,7 @@ def check(
     # Known failures need no explanation.
     if comparison.unexpected:
         with progress_bar() as progress, without_output(unless=show_output):
-            progress.add_task("searching for causes", total=None)
+            progress.add_task(f"searching for causes, {SECONDS:g} s at most", total=None)
             diagnosis = causes_of(checks, results, implementation, seed, timeout)
     causes, known = diagnosis.causes, [result.id for result in comparison.known]
     if json_path is not None:

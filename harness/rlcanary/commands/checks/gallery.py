@@ -67,7 +67,8 @@ def _check(adapter: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "rlcanary", "check", adapter, "--json", str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode not in (0, 1):
-            raise UserError(f"cannot check {adapter}: {''.join(done.stderr.strip().splitlines()[-1:])}")
+            why = "".join(done.stderr.strip().splitlines()[-1:]).removeprefix("rlcanary: ")
+            raise UserError(f"cannot check {adapter}: {why}")
         return _read(path)
 
 
