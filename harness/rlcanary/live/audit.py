@@ -63,7 +63,7 @@ class Audit:
         max_staleness: int | None = None,
         rows: int | None = None,
         max_tokens: int | None = None,
-        bundles: Path | None = None,
+        bundles: str | Path | None = None,
         ranks: Ranks | None = None,
         group: Any = None,
     ) -> None:
@@ -98,7 +98,8 @@ class Audit:
         self.ranks = ranks if processes.count() > 1 else "separate"
         self.group = group
         self.conventions, self.every = conventions, every
-        self.on_finding, self.max_staleness, self.bundles = on_finding, max_staleness, bundles
+        self.on_finding, self.max_staleness = on_finding, max_staleness
+        self.bundles = None if bundles is None else Path(bundles)
         self.rows, self.max_tokens = rows, max_tokens
         self.findings = Findings()
         self.updates = self.audited = self.rollouts = self.samplings = 0

@@ -76,7 +76,10 @@ def read(bundle: Path) -> tuple[Record, list[str]]:
         raise UserError("bundles need the safetensors package: pip install safetensors") from error
 
     if not (bundle / DESCRIPTION).is_file():
-        raise UserError(f"{bundle} is no bundle of an update: it has no {DESCRIPTION}")
+        inside = sorted(each.parent.name for each in bundle.glob(f"*/{DESCRIPTION}"))
+        told = f"it holds several: {', '.join(inside)}" if len(inside) > 1 else f"it has no {DESCRIPTION}"
+        told = f"did you mean {bundle / inside[0]}?" if len(inside) == 1 else told
+        raise UserError(f"{bundle} is no bundle of an update: {told}")
     try:
         content = json.loads((bundle / DESCRIPTION).read_text(encoding="utf-8"))
         tensors = load_file(bundle / TENSORS)

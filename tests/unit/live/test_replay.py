@@ -58,7 +58,7 @@ class FirstTokenTwice(ReferenceAdapter):
 
 
 def bundle_of(
-    folder: Path, loss: Callable[[PolicyBatch], Tensor], conventions: Conventions | None = GRPO, pieces: int = 1
+    folder: str | Path, loss: Callable[[PolicyBatch], Tensor], conventions: Conventions | None = GRPO, pieces: int = 1
 ) -> Path:
     """Audit an update of this loss, and return the bundle that its finding leaves."""
     policy = (-3 * torch.rand(B, T, generator=torch.Generator().manual_seed(0))).requires_grad_()
@@ -74,7 +74,7 @@ def bundle_of(
             piece.logprobs = update.watch(policy[rows], rows=rows)
             (loss(piece) / pieces).backward()
     assert update.findings
-    return folder / "update-0"
+    return Path(folder) / "update-0"
 
 
 def doubled(batch: PolicyBatch) -> Tensor:
@@ -119,6 +119,16 @@ def test_the_update_shrinks_to_the_row_that_is_wrong(tmp_path: Path) -> None:
     rows, _ = shrunk(taken_by(FirstTokenTwice(GRPO), record), "gradient.direction", FirstTokenTwice(GRPO))
     assert len(rows) == 2, "alone in its group the row has no advantage"
     assert 5 in rows.tolist()
+
+
+def test_the_folder_of_bundles_may_be_a_text(tmp_path: Path) -> None:
+    assert bundle.read(bundle_of(str(tmp_path), doubled))[1]
+
+
+def test_the_folder_above_a_bundle_names_the_bundle(tmp_path: Path) -> None:
+    written = bundle_of(tmp_path, doubled)
+    with pytest.raises(UserError, match=f"did you mean {written}"):
+        bundle.read(tmp_path)
 
 
 def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ WRITTEN_FOR = "0.14"
 
 
 def torchrl(
-    trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn", bundles: Path | None = None
+    trainer: Any, *, every: int = 20, on_finding: OnFinding = "warn", bundles: str | Path | None = None
 ) -> TorchrlAudit | None:
     """Audit a trainer from its next update on: `rlcanary.live.torchrl(trainer, every=20)`.
 
@@ -50,7 +50,7 @@ class TorchrlAudit:
         audit: of the updates, and of the groups that the replay buffer is given.
     """
 
-    def __init__(self, trainer: Any, every: int, on_finding: OnFinding, bundles: Path | None) -> None:
+    def __init__(self, trainer: Any, every: int, on_finding: OnFinding, bundles: str | Path | None) -> None:
         loss = trainer.loss_module
         stepper = getattr(trainer, "optimization_stepper", None)
         optimizer = getattr(trainer, "optimizer", None) or stepper.optimizer  # type: ignore[union-attr]
