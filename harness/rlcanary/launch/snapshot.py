@@ -34,9 +34,11 @@ def take_snapshot(
     relative to the checkout that need not be tracked.
 
     Raises:
-        UserError: An existing snapshot was modified.
+        UserError: An existing snapshot was modified, or there is nothing to copy.
     """
     files = sorted({*tracked_files(repository.toplevel), *also})
+    if not files:
+        raise UserError(f"git tracks no file in {repository.toplevel}: there is nothing to copy")
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / ".gitignore").exists() and folder.is_relative_to(repository.toplevel):
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from rlcanary import commands
@@ -20,3 +21,8 @@ def test_help_lists_every_module_below_its_section() -> None:
         }
         modules -= own
     assert not modules
+
+
+@pytest.mark.parametrize("group", ["selection", "bisect"])
+def test_no_line_of_a_subcommand_is_cut(group: str) -> None:
+    assert "..." not in CliRunner().invoke(cli, [group, "--help"]).output.partition("Commands:")[2]

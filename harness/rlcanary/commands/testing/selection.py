@@ -26,7 +26,7 @@ def selection() -> None:
     """Show which tests an edit would run, and why."""
 
 
-@selection.command()
+@selection.command(short_help="Show what TEST depends on.")
 @click.argument("test")
 def explain(test: str) -> None:
     """Show which files and functions TEST depends on, and through which process.
@@ -48,7 +48,7 @@ def explain(test: str) -> None:
         console.print(f"{call} was not recorded: the test depends on every module imported there", markup=False)
 
 
-@selection.command()
+@selection.command(short_help="Show which tests an edit of FILE would run.")
 @click.argument("file")
 @click.argument("function", required=False)
 def why(file: str, function: str | None) -> None:
@@ -76,7 +76,7 @@ def why(file: str, function: str | None) -> None:
     console.print(table)
 
 
-@selection.command()
+@selection.command(short_help="Delete the recorded dependencies.")
 def reset() -> None:
     """Delete the recorded dependencies, so that the next run with --testmon runs every test."""
     from rlcanary.selection import run_folders
