@@ -114,6 +114,8 @@ def write_expected(cwd: Path) -> str:
     done = rlcanary("check", "mine", "--only", "advantage.", "--update-expected", "known.txt", cwd=cwd)
     assert done.returncode == 0, done.stdout
     assert "groups_are_separate is expected" in done.stderr
+    assert "known.txt: written, failed checks: " in done.stdout
+    assert "known.txt: added " not in done.stdout
     written = (cwd / "known.txt").read_text()
     (cwd / "known.txt").write_text(written.replace("# say why", "# the mean of the batch, on purpose"))
     return written

@@ -181,9 +181,12 @@ def check(
     expected = {} if expected_path is None else read_expected(expected_path)
     results = run_suite(checks, implementation, adapter, seed, timeout, examples, models, shows_output=show_output)
     if updated_path is not None:
-        before = read_expected(updated_path, is_draft=True) if updated_path.exists() else {}
+        before = read_expected(updated_path, is_draft=True) if updated_path.exists() else None
         expected = update_expected(updated_path, results)
-        for line in changes(before, expected):
+        if before is None:  # all of it is new, and the table below shows it
+            count = sum(len(each.findings) for each in expected.values())
+            click.echo(f"{updated_path}: written, failed checks: {len(expected)}, findings: {count}")
+        for line in changes(before, expected) if before is not None else ():
             click.echo(f"{updated_path}: {line}")
         for name in (name for name, expectation in expected.items() if expectation.reason == NO_REASON):
             click.echo(f"rlcanary: {updated_path}: say after the # why {name} is expected to fail", err=True)
@@ -218,7 +221,8 @@ def check(
         given = (implementation, checks, results, comparison, causes, fail_on, root, expected_path)
         click.echo("".join(f"{line}\n" for line in to_annotations(*given)), nl=False)
     if programs is not None:
-        click.echo(f"rlcanary: programs written to {programs}: {len(written)}", err=True)
+        left = f"; known failures left out: {len(known)}" if known else ""
+        click.echo(f"rlcanary: programs written to {programs}: {len(written)}{left}", err=True)
     if str(diagnosis):
         click.echo(f"rlcanary: {diagnosis}", err=True)
     for line in (*misspelt(implementation), *outdated(implementation)):
