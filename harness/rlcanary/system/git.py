@@ -118,9 +118,7 @@ class Repository:
                 raise UserError(f"{directory} is not in a working tree: start in a checkout of the code") from None
             if "not a git repository" not in str(error):
                 raise UserError(f"{directory}: {error}") from None
-            raise UserError(
-                f"{directory} is not in a git repository: start in the checkout of the code to search"
-            ) from None
+            raise UserError(f"{directory} is not in a git repository: start in a checkout of your code") from None
         return cls(Path(lines[0]), Path(lines[1]), Path(lines[2]), Path(lines[3]))
 
     def git(self, *arguments: str) -> str:
