@@ -49,6 +49,27 @@ class CountedOnBothSides(ReferenceAdapter):
         return LossOutput(output.loss, {"clip_fraction": float(outside_BT[batch.mask].float().mean())})
 
 
+class WrongCispoThatCountsClippedTokens(ReferenceAdapter):
+    """CISPO with twice the gradient, whose clip fraction is a sum."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        if self.conventions.objective != "cispo":
+            return output
+        counted = output.metrics["clip_fraction"] * float(batch.mask.sum())
+        return LossOutput(2 * output.loss, {"clip_fraction": counted})
+
+
+class LoggedKlIsASum(ReferenceAdapter):
+    """Logs a KL only with a KL in the loss, and then its sum."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        kl = output.metrics.pop("kl", 0.0)
+        logged = {"kl": kl * float(batch.mask.sum())} if self.conventions.kl_coef else {}
+        return LossOutput(output.loss, {**output.metrics, **logged})
+
+
 class LogRatioUnclamped(ReferenceAdapter):
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         return reference.policy_loss(batch, self.conventions.replace(log_ratio_clamp=None))

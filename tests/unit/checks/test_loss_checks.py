@@ -41,6 +41,18 @@ def test_token_that_is_counted_as_clipped_and_is_not_is_a_finding() -> None:
     assert result.message.startswith("the metric clip_fraction is 1, for one token with ratio 0.31 and advantage 1")
 
 
+def test_wrong_gradient_hides_no_wrong_metric() -> None:
+    found = run("config.clip_options", mutants.WrongCispoThatCountsClippedTokens()).findings
+    assert {"gradient", "metric clip_fraction"} <= {each.fingerprint.quantity for each in found}
+
+
+def test_logged_kl_of_a_loss_with_kl_is_compared() -> None:
+    adapter = mutants.LoggedKlIsASum(GRPO.replace(kl_coef=0.0))
+    assert run("loss.metrics", adapter).status == "pass"
+    found = run("config.kl_options", adapter).findings
+    assert {each.fingerprint.quantity for each in found} == {"metric kl"}
+
+
 @pytest.mark.parametrize("conventions", [GRPO, GRPO.replace(dual_clip=3.0), CODEBASES["verl"], CODEBASES["openrlhf"]])
 def test_ignored_clamp_of_the_log_ratio_is_a_finding(conventions: Conventions) -> None:
     assert run("loss.log_ratio_clamp", ReferenceAdapter(conventions)).status == "pass"

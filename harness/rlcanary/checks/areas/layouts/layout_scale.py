@@ -121,7 +121,8 @@ def one_piece_is_train_step(adapter: Adapter, model: Any) -> None:
     start = scene(adapter, model)
     other = twin(adapter, start, GROUPS)
     got, metrics = layout_step(adapter, start, Layout())
-    assert_gradients(got, step_gradients(adapter, other), start.state.model, "one piece gives another gradient")
+    with soft():
+        assert_gradients(got, step_gradients(adapter, other), start.state.model, "one piece gives another gradient")
     logged = adapter.train_step(twin(adapter, start, GROUPS).state, start.batch)
     assert_metrics(metrics, {name: float(value) for name, value in logged.items()}, "in train_step")
 

@@ -16,7 +16,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.examples import Draw
 from rlcanary.checks.worlds import inputs, rows
-from rlcanary.checks.worlds.oracle import double, exact_loss, exact_output
+from rlcanary.checks.worlds.oracle import double, exact_update
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import (
@@ -47,14 +47,16 @@ def _drawn_under(choices: Sequence[dict[str, Any]]) -> Draw:
     return draw
 
 
-def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str) -> LossOutput:
-    expected, expected_BT = exact_loss(batch, adapter.conventions)
+def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str) -> tuple[LossOutput, dict[str, float]]:
+    """Assert loss and gradient; return what the code gives, and the metrics that it should log."""
+    expected, expected_BT = exact_update(batch, adapter.conventions)
     output = adapter.policy_loss(batch)
     with soft():
-        assert_close(output.loss, expected, f"with {told} the loss is another one")
-    told = f"with {told} the gradient is another one"
-    assert_close(gradient(output.loss, batch.logprobs), expected_BT, told, quantity="gradient")
-    return output
+        assert_close(output.loss, expected.loss, f"with {told} the loss is another one")
+    gradient_BT = gradient(output.loss, batch.logprobs)
+    with soft():
+        assert_close(gradient_BT, expected_BT, f"with {told} the gradient is another one", quantity="gradient")
+    return output, expected.metrics
 
 
 def _advantage_choices(conventions: Conventions) -> Iterator[Case]:
@@ -195,8 +197,8 @@ def clip_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     Silent because few tokens are clipped at all: a bound that is ignored or used on both sides changes a percent of the
     gradient. Look for the one epsilon used twice, and for the upper bound's default.
     """
-    output = _assert_declared(adapter, batch, told)
-    assert_metrics(output, exact_output(batch, adapter.conventions).metrics, f"with {told}")
+    output, metrics = _assert_declared(adapter, batch, told)
+    assert_metrics(output, metrics, f"with {told}")
 
 
 _KL_OPTIONS: tuple[dict[str, Any], ...] = (
@@ -237,7 +239,8 @@ def kl_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     Silent because the coefficient is small: two switches tied together, or an estimator that falls back to the default,
     change the third digit. Look at `if not use_kl_loss`, and at names that are matched by prefix.
     """
-    _assert_declared(adapter, batch, told)
+    output, metrics = _assert_declared(adapter, batch, told)
+    assert_metrics(output, {name: metrics[name] for name in ("kl",) if name in metrics}, f"with {told}")
 
 
 _ENTROPY_OPTIONS: tuple[dict[str, Any], ...] = (
