@@ -54,8 +54,8 @@ def main() -> None:
         table.add_column(name, justify="left" if name == "Adapter" else "right")
     judged = []
     for name in names:
-        found = [trial for trial in gather(name) if trial.mutant.id not in listed]
-        chosen, started = drawn(found, size, seed=0), time.perf_counter()
+        found, started = gather(name), time.perf_counter()
+        chosen = [trial for trial in drawn(found, size, seed=0) if trial.mutant.id not in listed]
         own = list(track(kill(chosen), name, len(chosen), console=Console(stderr=True), transient=True))
         seconds = (time.perf_counter() - started) / max(len(own), 1)
         counts, share = Counter(fate.verdict for _, fate in own), score(own).share

@@ -87,8 +87,8 @@ SHAPE = re.compile(r"_[A-Z][A-Z0-9]*$")
 DIFFERENTIABLE = re.compile(r"log_?p|logit|ratio|loss|kl|entrop|estimate|values?(_[A-Z]|$)|scores|hidden|penalty")
 # Arguments without an effect on the CPU, or on values.
 IDLE_KEYWORDS = {"device", "strict", "non_blocking", "pin_memory", "memory_format", "stacklevel"}
-# Calls that only tell somebody something.
-TELLING = {"log", "logger", "logging", "print", "warn", "warnings"}
+# Functions and objects that only tell somebody something. In longer names, "log" is the logarithm.
+TELLING = re.compile(r"(log|print)$|(.*_)?(logger|logging|warn|warnings)(_|$)")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -111,8 +111,8 @@ class Mutation:
 def mutations(function: Function) -> Iterator[Mutation]:
     """Yield every first-order mutation of a function, in the order of its source.
 
-    The tree itself carries a mutation until the next one is taken. Text stays, and so do guards, that is `if` statements
-    that only raise: code that accepts what it should refuse is no silent mistake in the numbers of a run.
+    The tree itself carries a mutation until the next one is taken. Text and log lines stay, and so do guards, that is `if`
+    statements that only raise or tell: code that accepts what it should refuse is no silent mistake in the numbers of a run.
     """
     names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
     names |= {argument.arg for argument in ast.walk(function) if isinstance(argument, ast.arg)}
@@ -188,8 +188,10 @@ def _is_left_alone(node: ast.AST) -> bool:
             return True
         case ast.If(body=[*_, ast.Raise()], orelse=[]):
             return True
+        case ast.If(body=body, orelse=orelse):
+            return all(map(_is_left_alone, (*body, *orelse)))
         case ast.Expr(value=ast.Call(func=called)):
-            return any(isinstance(part, ast.Name) and part.id in TELLING for part in ast.walk(called))
+            return any(isinstance(part, ast.Name) and TELLING.match(part.id) for part in ast.walk(called))
     return False
 
 

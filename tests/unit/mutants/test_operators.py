@@ -74,6 +74,8 @@ def test_values_of_one_kind_are_swapped_only_where_both_exist() -> None:
         "if x < 0:\n    raise ValueError(f'{x + 1} is negative')",
         "assert x < 0",
         "logger.info('%d', x + 1)",
+        "if x < 0:\n    own_logger.info('%d', x + 1)",
+        "if x < 0:\n    _warn_once(x + 1)\nelse:\n    raise ValueError(x)",
         "'''Docstring.'''",
         "return 'text'",
         "return f'{x + 1}'",

@@ -88,11 +88,13 @@ def mutants(
     listed = {entry.id for entry in reviewed()}
     with progress_bar() as progress:
         found = [trial for name in dict.fromkeys(names) for trial in _trials(name, modules, only, progress)]
-        reviewed_or_not = [trial for trial in found if (trial.mutant.id in listed) == equivalents]
-        wanted = [trial for trial in reviewed_or_not if trial.runs] if reached else reviewed_or_not
-        if not wanted:
+        counted = [trial for trial in found if trial.runs] if reached else found
+        wanted = [trial for trial in counted if trial.mutant.id in listed] if equivalents else counted
+        # Drawn before the equivalents are left out: a review of the survivors leaves the sample as it is.
+        sampled = drawn(wanted, sample, seed)
+        chosen = sampled if equivalents else [trial for trial in sampled if trial.mutant.id not in listed]
+        if not chosen:
             raise UserError(f"nothing to mutate in {', '.join(modules) or ', '.join(names)}: no check runs it")
-        chosen = drawn(wanted, sample, seed)
         task = progress.add_task("judging mutants", total=len(chosen))
         judged, is_cut_short = [], False
         try:
@@ -109,9 +111,12 @@ def mutants(
     left = ("killed",) if equivalents else ("survived", "unreached")
     _show_mutants(console, [(trial, fate) for trial, fate in judged if fate.verdict in left])
     _show_scores(console, judged)
-    console.print(f"{len(judged)} of {len(wanted)} mutants; {len(found) - len(reviewed_or_not)} left out")
+    left_out = len(sampled) - len(chosen)
+    console.print(
+        f"{len(judged)} of {len(wanted)} mutants" + (f"; {left_out} equivalents left out" if left_out else "")
+    )
     if reached:
-        console.print(f"no check runs the line of {len(reviewed_or_not) - len(wanted)} others")
+        console.print(f"no check runs the line of {len(found) - len(counted)} others")
     if is_cut_short:
         console.print("interrupted: the others were not judged")
         raise click.Abort
