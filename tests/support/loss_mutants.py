@@ -49,6 +49,17 @@ class CountedOnBothSides(ReferenceAdapter):
         return LossOutput(output.loss, {"clip_fraction": float(outside_BT[batch.mask].float().mean())})
 
 
+class CountsTokensWithoutAdvantage(ReferenceAdapter):
+    """The clip fraction counts a ratio above the bound also where the advantage is 0."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        ratio_BT = (batch.logprobs - batch.old_logprobs).exp().detach()
+        above_BT = (ratio_BT > 1.2) & (batch.advantages.unsqueeze(1) == 0)
+        more = float(above_BT[batch.mask].float().mean())
+        return LossOutput(output.loss, {"clip_fraction": output.metrics["clip_fraction"] + more})
+
+
 class WrongCispoThatCountsClippedTokens(ReferenceAdapter):
     """CISPO with twice the gradient, whose clip fraction is a sum."""
 

@@ -41,6 +41,12 @@ def test_token_that_is_counted_as_clipped_and_is_not_is_a_finding() -> None:
     assert result.message.startswith("the metric clip_fraction is 1, for one token with ratio 0.31 and advantage 1")
 
 
+def test_token_without_advantage_that_is_counted_as_clipped_is_a_finding() -> None:
+    found = run("loss.clipping", mutants.CountsTokensWithoutAdvantage()).findings
+    assert {each.fingerprint.quantity for each in found} == {"metric clip_fraction"}
+    assert all("advantage 0" in each.fingerprint.case for each in found)
+
+
 def test_wrong_gradient_hides_no_wrong_metric() -> None:
     found = run("config.clip_options", mutants.WrongCispoThatCountsClippedTokens()).findings
     assert {"gradient", "metric clip_fraction"} <= {each.fingerprint.quantity for each in found}

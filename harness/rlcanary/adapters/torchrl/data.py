@@ -22,7 +22,10 @@ def given_actor() -> Any:
 
     class GivenActor(torch.nn.Module):
         def _get_sft_dist(self, data: Any) -> Any:
-            return _given_distribution_class()(data["given"])
+            # torchrl's wrapper pads ragged rows on the left.
+            how = {"as_padded_tensor": True, "padding_side": "left", "padding_value": 0}
+            given = {name: data.get(("given", name), None, **how) for name in ("log_prob", "mask", "entropy")}
+            return _given_distribution_class()(given)
 
         _get_rlhf_dist = _get_generic_dist = get_dist = _get_sft_dist
 
@@ -45,7 +48,7 @@ def _given_distribution_class() -> Any:
             return self.given["log_prob"]  # type: ignore[no-any-return]
 
         def entropy(self) -> Tensor:
-            entropy = self.given.get("entropy")
+            entropy = self.given["entropy"]
             return torch.zeros_like(self.given["log_prob"]) if entropy is None else entropy
 
     return GivenDistribution

@@ -17,6 +17,7 @@ from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
     from torch import Tensor
 
     from rlcanary.contract.batch import PolicyBatch
@@ -128,8 +129,9 @@ class Objective(TorchrlBase):
             data["given"]["entropy"] = batch.entropy
         if batch.ref_logprobs is not None:
             data["next"] = {"ref_log_probs": {"full": batch.ref_logprobs}}
+        rows = TensorDict(data, batch_size=[len(batch.mask)])
         with quiet():
-            return loss(TensorDict(data, batch_size=[len(batch.mask)]))
+            return loss(_ragged(rows, batch.mask) if batch.advantages.ndim == 2 else rows)
 
     def _metrics(self, output: Any, batch: PolicyBatch) -> dict[str, float]:
         metrics = {ours: output.get(theirs) for theirs, ours in METRICS.items()}
@@ -141,6 +143,16 @@ class Objective(TorchrlBase):
 def _losses(output: Any) -> dict[str, Tensor]:
     """Return the losses that the trainer adds up and sends backward."""
     return {name: value for name, value in output.items() if name.startswith("loss") and value is not None}
+
+
+def _ragged(rows: TensorDict, mask_BT: Tensor) -> Any:
+    """Cut each row behind its last trained token: advantages of tokens come ragged out of the replay buffer."""
+    from tensordict import lazy_stack
+
+    lengths = [max(1, int(row.nonzero().max()) + 1 if row.any() else 1) for row in mask_BT]
+    return lazy_stack(
+        [row.apply(lambda each, length=length: each[:length]) for row, length in zip(rows, lengths, strict=True)]
+    )
 
 
 @cache

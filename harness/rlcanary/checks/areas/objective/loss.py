@@ -301,7 +301,8 @@ def masked_positions(adapter: Adapter, batch: PolicyBatch, name: str, garbage: f
 
 def _both_sides_of_bounds(conventions: Conventions) -> Iterator[Case]:
     for ratio in inputs.ratios_around_bounds(conventions):
-        for advantage in (1.0, -1.0):
+        # No bound holds a token of a group of equal rewards, whose advantage is 0.
+        for advantage in (1.0, -1.0, 0.0):
             yield Case(f"ratio {ratio:.3g}", f"advantage {advantage:g}", ratio=ratio, advantage=advantage)
 
 
