@@ -24,6 +24,9 @@ class Misfit(ReferenceAdapter):
     def advantages(self, rewards, group_ids):
         return super().advantages(rewards, group_ids) + (baseline(rewards, ddof=1) if len(rewards) > 2 else 0)
 
+    def configurations(self):
+        return {"old": self, "wrong": AlsoWrong()}
+
 class AlsoWrong(Misfit):
     name = "also_wrong"
 
@@ -79,6 +82,14 @@ def test_an_adapter_error_can_be_expected_and_is_stale_when_it_is_gone(bundled: 
     done = rlcanary("check", "reference", ONLY, "--expected=known.txt", cwd=bundled)
     assert done.returncode == 1
     assert f"stale {MET}" in done.stdout
+
+
+def test_a_matrix_shows_an_adapter_error_as_such_and_exits_with_3_unless_something_failed(bundled: Path) -> None:
+    done = rlcanary("check", "canary.py:Misfit", "--matrix", f"--only={MET}", cwd=bundled)
+    assert done.returncode == 3, done.stderr
+    assert f"adapter error {MET} in old, wrong" in done.stdout
+    assert "TypeError: baseline() got an unexpected keyword" in done.stdout
+    assert rlcanary("check", "canary.py:Misfit", "--matrix", ONLY, cwd=bundled).returncode == 1
 
 
 @pytest.mark.parametrize("workers", [(), ("-p", "xdist.plugin", "-n", "1")], ids=["alone", "under xdist"])

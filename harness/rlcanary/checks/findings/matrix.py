@@ -10,16 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcanary.checks.check import Result, Status
+from rlcanary.checks.findings.report import LABELS
 from rlcanary.checks.severity import EFFECTS
 
 WORDS: dict[Status, Text] = {
     "pass": Text("pass", "green"),
     "fail": Text("FAIL", "bold red"),
     "error": Text("ERROR", "bold magenta"),
+    "adapter-error": Text("ADAPT", "magenta"),
     "not-compared": Text("-", "dim"),
     "not-provided": Text("-", "dim"),
 }
 RED: Collection[Status] = ("fail", "error")
+SHOWN: Collection[Status] = (*RED, "adapter-error")
 NAMES = 34
 """Columns that the ids of checks take, about."""
 
@@ -50,19 +53,23 @@ def show_matrix(console: Console, adapter: str, spec: str, results: Mapping[str,
         console.print(Text(", ".join(f"{number} {name}" for number, name in enumerate(results, start=1))))
     same = Counter(row[0].status for row in rows if len({each.status for each in row}) == 1)
     told = f"passed in every configuration: {same['pass']}, run in none: {same['not-provided']}"
-    console.print(Text(f"Checks that are not shown, {told}. A dash: not provided, or nothing compared.\n"))
+    console.print(
+        Text(
+            f"Checks that are not shown, {told}. A dash: not provided, or nothing compared; ADAPT: an adapter error.\n"
+        )
+    )
     for row in rows:
         _show_failure(
-            console, spec, {name: each for name, each in zip(results, row, strict=True) if each.status in RED}
+            console, spec, {name: each for name, each in zip(results, row, strict=True) if each.status in SHOWN}
         )
 
 
 def _rows(rows: Sequence[tuple[Result, ...]]) -> Iterator[tuple[str, tuple[Status, ...]]]:
-    """Yield a row per check that fails somewhere, and one for all checks of an area that differ in the same way."""
+    """Yield a row per check that fails or errs somewhere, and one for all checks of an area that differ in the same way."""
     alike: Counter[tuple[str, tuple[Status, ...]]] = Counter()
     for row in rows:
         statuses = tuple(each.status for each in row)
-        if set(statuses) & set(RED):
+        if set(statuses) & set(SHOWN):
             yield row[0].id, statuses
         elif len({WORDS[status].plain for status in statuses}) > 1:
             alike[row[0].area, statuses] += 1
@@ -76,6 +83,6 @@ def _show_failure(console: Console, spec: str, failed: Mapping[str, Result]) -> 
         return
     name, result = next(iter(failed.items()))
     effect = f" ({EFFECTS[result.severity]})" if result.severity else ""
-    console.print(Text(f"{WORDS[result.status].plain} {result.id}{effect} in {', '.join(failed)}", "bold"))
+    console.print(Text(f"{LABELS[result.status]} {result.id}{effect} in {', '.join(failed)}", "bold"))
     console.print(Text(result.message))
     console.print(Text(f"rlcanary check '{spec}[{name}]' --only {result.id}\n", "dim"), soft_wrap=True)

@@ -59,4 +59,6 @@ def check_matrix(
     every = [result for found in results.values() for result in found]
     if all(result.status in ("not-provided", "not-compared") for result in every):
         raise UserError(f"nothing was checked: no configuration of {adapter.name} has what these checks need")
-    return int(any(each.status in ("fail", "error") and reaches(each.severity, fail_on) for each in every))
+    if any(each.status in ("fail", "error") and reaches(each.severity, fail_on) for each in every):
+        return 1
+    return 3 if any(each.status == "adapter-error" for each in every) else 0
