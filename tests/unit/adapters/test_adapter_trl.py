@@ -88,3 +88,26 @@ def test_a_copied_model_of_a_state_computes_with_its_own_weights() -> None:
     with torch.no_grad():
         other.lm_head.weight.zero_()
     assert not other(input_ids=torch.tensor([[5, 6]])).logits.any()
+
+
+def test_a_setting_for_the_calls_of_tools_leaves_the_limits_of_the_checks_alone() -> None:
+    from rlcanary.adapters.trl import TrlAdapter
+
+    chosen = ("conversation.max_turns", "conversation.history", "rendering.tool_turns")
+    checks = [check for check in all_checks() if check.id in chosen]
+    found = {check.id: run_check(check, TrlAdapter(max_tool_calling_iterations=0), "trl") for check in checks}
+    wanted = {check.id: run_check(check, TrlAdapter(), "trl") for check in checks}
+    assert {name: (each.status, each.message) for name, each in found.items()} == {
+        name: (each.status, each.message) for name, each in wanted.items()
+    }
+    assert found["conversation.max_turns"].status == "pass"
+
+
+def test_a_trl_without_a_limit_of_tool_calls_declines_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlcanary.adapters.trl import TrlAdapter, conversations
+
+    monkeypatch.setattr(conversations.releases, "parameters", lambda _: ["self", "beta"])
+    (check,) = (check for check in all_checks() if check.id == "conversation.history")
+    result = run_check(check, TrlAdapter(), "trl")
+    assert result.status == "not-provided", result.message
+    assert "this release of TRL has no tool loop" in result.message

@@ -61,9 +61,15 @@ class TrlConversations(TrlBase):
         return [episodes[first : first + count] for first in range(0, len(rows), count)]
 
     def _limited(self, max_turns: int | None) -> Any:
-        """Return a trainer that was told how often its tools may be called: between two answers."""
+        """Return a trainer that was told how often its tools may be called: between two answers.
+
+        Raises:
+            NotProvided: the trainer of this release has no such setting.
+        """
+        if "max_tool_calling_iterations" not in releases.parameters(releases.part("trl:GRPOConfig")):
+            raise NotProvided("this release of TRL has no tool loop")
         calls = None if max_turns is None else max_turns - 1
-        return type(self)(**self._all_settings, max_tool_calling_iterations=calls)._trainer
+        return type(self)(**{**self._all_settings, "max_tool_calling_iterations": calls})._trainer
 
     def render(
         self, messages: list[Mapping[str, Any]], tokenizer: Any, tools: list[Mapping[str, Any]] | None = None
@@ -82,7 +88,7 @@ class TrlConversations(TrlBase):
                 raise NotProvided("behind the first answer come tools and further answers")
         if not answers or replies[-1] or not all(replies[:-1]):
             raise NotProvided("a row ends with an answer, and between answers come tools")
-        trainer = self._trainer
+        trainer = self._limited(None)
         releases.use_tokenizer(trainer, tokenizer)
         trainer.tools = [dict(tool) for tool in tools or ()]
         given = iter(answers)
