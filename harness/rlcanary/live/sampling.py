@@ -75,13 +75,14 @@ class Sampling:
         present_BT = record.mask & (record.versions == record.trainer_version).unsqueeze(1)
         has_dropout = record.conventions is not None and record.conventions.training_dropout
         if record.sampler_logprobs is not None:
-            known_BT = present_BT & ~record.sampler_logprobs.isnan()
+            # A NaN would stay in the bets to the end of the run.
+            known_BT = present_BT & ~(record.logprobs - record.sampler_logprobs).isnan()
             yield from self._ratios(record, known_BT)
             yield from self._repeats(record, present_BT)
             if known_BT.any() and not has_dropout:
                 yield from self._distances(record, known_BT)
         if record.entropy is not None and record.drawn_freely and not has_dropout:
-            yield from self._surprises(record, present_BT)
+            yield from self._surprises(record, present_BT & ~(record.entropy + record.logprobs).isnan())
 
     def _ratios(self, record: Record, known_BT: Tensor) -> Iterator[Finding]:
         if record.sampler_logprobs is None or not known_BT.any():

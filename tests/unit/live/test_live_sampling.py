@@ -123,6 +123,20 @@ def test_a_sampler_that_reads_something_else_from_the_start_is_found() -> None:
     assert "sampling.distance" in kinds
 
 
+@pytest.mark.parametrize(("reported", "found"), [(colder, "sampling.ratio"), (same, "sampling.surprise")])
+def test_an_update_with_a_logprob_that_is_no_number_hides_nothing_of_later_ones(reported: Sampler, found: str) -> None:
+    run = Run(0)
+    healthy = run.logits.clone()
+    run.logits[0, 0] = torch.nan
+    number = run.audit.updates
+    logprobs = run.logits.log_softmax(-1)[..., 0].requires_grad_()
+    known = {"sampler_logprobs": healthy.log_softmax(-1)[..., 0], "versions": torch.full((B,), number)}
+    with run.audit.update(mask=MASK, trainer_version=number, **known) as update:
+        update.watch(logprobs, entropy=logprobs.detach()).sum().backward()
+    run.logits = healthy
+    assert found in {kind for _ in range(5) for kind in run.update(colder if reported is same else same, reported)}
+
+
 def test_a_row_that_the_sampler_reads_in_another_way_is_found() -> None:
     def one_row(logits: Tensor, _: int) -> Tensor:
         other = logits.clone()
