@@ -1,5 +1,6 @@
 """A framework of another version than a hook was written for is a warning, and its run goes on."""
 
+import subprocess
 import sys
 import warnings
 from types import ModuleType, SimpleNamespace
@@ -75,3 +76,19 @@ def test_an_audited_update_without_logprobs_is_told_once() -> None:
         with audit.update(mask=mask):
             pass
     assert audit.audited == 0
+
+
+def test_nothing_of_verl_is_watched_where_one_function_does_not_fit() -> None:
+    pytest.importorskip("verl")
+    script = """
+from verl.trainer.ppo import core_algos
+from verl.workers.engine.base import BaseEngine
+
+core_algos.ADV_ESTIMATOR_REGISTRY["rloo"] = lambda rewards: None
+before = BaseEngine.train_batch
+import rlcanary.live.hooks.verl
+print(BaseEngine.train_batch is before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
+    assert "is not audited" in done.stderr

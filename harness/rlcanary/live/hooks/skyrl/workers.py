@@ -23,6 +23,7 @@ from rlcanary.errors import UserError
 from rlcanary.live.audit import Audit, log
 from rlcanary.live.hooks.environment import audit_of
 from rlcanary.live.hooks.fitting import attempted, require
+from rlcanary.live.hooks.skyrl import WRITTEN_FOR
 from rlcanary.live.hooks.steps import Steps
 from rlcanary.live.record import Record
 from rlcanary.live.update import exact
@@ -48,7 +49,7 @@ def watched_micro_batch(run: Callable[..., Any]) -> Callable[..., Any]:
     def watched(worker: Any, experience: Any, microbatch_weight: float, loss_fn: Any = None, **options: Any) -> Any:
         if loss_fn is not None or not hasattr(worker.optimizer, "register_step_post_hook"):
             return run(worker, experience, microbatch_weight, loss_fn=loss_fn, **options)
-        steps = attempted("skyrl", "0.3", lambda: _steps(worker))
+        steps = attempted("skyrl", WRITTEN_FOR, lambda: _steps(worker))
         if steps is None:
             return run(worker, experience, microbatch_weight, loss_fn=loss_fn, **options)
         loss = worker.policy_loss_fn
@@ -106,7 +107,7 @@ def watched_estimate(estimate: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(estimate)
     def watched(trainer: Any, data: Any) -> Any:
         data = estimate(trainer, data)
-        attempted("skyrl", "0.3", lambda: _judge_advantages(trainer, data))
+        attempted("skyrl", WRITTEN_FOR, lambda: _judge_advantages(trainer, data))
         return data
 
     return watched
@@ -133,7 +134,7 @@ def watched_division(divide: Callable[..., Any]) -> Callable[..., Any]:
     def watched(trainer: Any, data: Any, boundaries: Any, prompt_boundaries: Any = None) -> Any:
         before = data["advantages"]
         data = divide(trainer, data, boundaries, prompt_boundaries)
-        attempted("skyrl", "0.3", lambda: _judge_division(trainer, before, data, boundaries, prompt_boundaries))
+        attempted("skyrl", WRITTEN_FOR, lambda: _judge_division(trainer, before, data, boundaries, prompt_boundaries))
         return data
 
     return watched
@@ -175,7 +176,7 @@ def watched_scores(score: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(score)
     def watched(trainer: Any, training_input: Any) -> Any:
         training_input = score(trainer, training_input)
-        attempted("skyrl", "0.3", lambda: _judge_samples(trainer, training_input))
+        attempted("skyrl", WRITTEN_FOR, lambda: _judge_samples(trainer, training_input))
         return training_input
 
     return watched
@@ -214,6 +215,7 @@ def install() -> None:
     require(PolicyWorkerBase._forward_backward_micro, "self", "experience", "microbatch_weight", "loss_fn")
     require(RayPPOTrainer.compute_advantages_and_returns, "self", "data")
     require(RayPPOTrainer.fwd_logprobs_values_reward, "self", "training_input")
+    require(RayPPOTrainer._normalize_advantages, "self", "data", "mini_batch_boundaries", "prompt_boundaries")
     PolicyWorkerBase._forward_backward_micro = watched_micro_batch(PolicyWorkerBase._forward_backward_micro)
     RayPPOTrainer.compute_advantages_and_returns = watched_estimate(RayPPOTrainer.compute_advantages_and_returns)
     RayPPOTrainer.fwd_logprobs_values_reward = watched_scores(RayPPOTrainer.fwd_logprobs_values_reward)

@@ -30,6 +30,7 @@ from rlcanary.errors import UserError
 from rlcanary.live.audit import Audit, log
 from rlcanary.live.hooks.environment import audit_of
 from rlcanary.live.hooks.fitting import attempted, require
+from rlcanary.live.hooks.verl import WRITTEN_FOR
 from rlcanary.live.update import Update
 
 # What the loss is given, by verl's names and by ours.
@@ -52,7 +53,7 @@ def watched_engine(train_batch: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(train_batch)
     def watched(engine: Any, data: Any, loss_function: Any) -> Any:
-        update = attempted("verl", "0.9", lambda: _begun(engine, loss_function))
+        update = attempted("verl", WRITTEN_FOR, lambda: _begun(engine, loss_function))
         if update is None:
             return train_batch(engine, data, loss_function)
         with update:
@@ -156,7 +157,7 @@ def watched_comparison(compare: Callable[..., Any]) -> Callable[..., Any]:
     def watched(data: Any) -> Any:
         metrics = compare(data)
         trainer = sys._getframe(1).f_locals.get("self")  # the function is not told who calls
-        audit = attempted("verl", "0.9", lambda: _judged_samples(trainer, data))
+        audit = attempted("verl", WRITTEN_FOR, lambda: _judged_samples(trainer, data))
         return metrics if audit is None else metrics | audit.metrics()
 
     return watched
@@ -187,6 +188,7 @@ def install() -> None:
     """Watch the engines, the estimators and the comparison of this process."""
     require(BaseEngine.train_batch, "self", "data", "loss_function")
     require(core_algos.compute_grpo_outcome_advantage, "token_level_rewards", "response_mask", "index")
+    require(core_algos.ADV_ESTIMATOR_REGISTRY["rloo"], "token_level_rewards", "response_mask", "index")
     require(debug_metrics.calculate_debug_metrics, "data")
     BaseEngine.train_batch = watched_engine(BaseEngine.train_batch)
     grpo = watched_estimator(core_algos.compute_grpo_outcome_advantage, "grpo")
