@@ -155,7 +155,7 @@ def _section(title: str, found: list[Finding], purposes: list[Finding]) -> str:
     lines = [f"\n## {title}\n\n| check | smallest counterexample | cause and line | severity |\n|---|---|---|---|\n"]
     for each in found:
         checks = ", ".join(f"`{check_id}`" for check_id in each.others)
-        told = _cell(each.failure["message"].splitlines()[0])
+        told = _cell(each.failure["message"].partition("\n")[0])
         lines.append(f"| {checks} | {told} | {_cell(each.reason)} | {SEVERITIES[each.failure['severity']]} |\n")
     if purposes:
         told = "; ".join(

@@ -64,6 +64,12 @@ def test_the_page_counts_findings_and_shows_the_program_of_a_wrong_update(findin
     assert "assert rate" not in page
 
 
+def test_a_check_that_is_listed_without_its_findings_has_an_empty_counterexample(findings):
+    made = result(failure("loss.nothing_trained", message="", snippet=""))
+    page = findings.page([(made, {"loss.nothing_trained": "0 / 0 (loss.py:3)"})])
+    assert "| `loss.nothing_trained` |  | 0 / 0 (loss.py:3) | a wrong update |" in page
+
+
 def test_folders_of_a_machine_are_left_out_of_what_is_kept(findings):
     message = "raised (f, line 3 of /home/me/slime/slime/loss.py)"
     snippet = "load_adapter('/home/me/rl/tools/frameworks/adapters/x_adapter.py')"
@@ -100,3 +106,13 @@ def test_an_unknown_framework_is_one_line_and_exit_code_2(tmp_path):
     environment = {"FRAMEWORKS": str(tmp_path), "PATH": "/bin:/usr/bin"}
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (run.returncode, run.stderr) == (2, "there is no framework no-such-framework\n")
+
+
+def test_results_that_cannot_be_kept_end_the_script_with_1(tmp_path):
+    """A stand-in of Python runs the checks, and fails where their results are kept."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$*" in *collect*) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    environment = {"FRAMEWORKS": str(tmp_path), "PATH": "/bin:/usr/bin", "PYTHON": str(python)}
+    run = subprocess.run(["bash", str(FOLDER / "run"), "trl"], capture_output=True, check=False, env=environment)
+    assert run.returncode == 1
