@@ -204,8 +204,11 @@ def completion_of(text: str, offset: float, finish_reason: str = "stop") -> Comp
     )
 
 
-def unusual_completions() -> dict[str, tuple[Completion, dict[str, Any]]]:
-    """Return completions with unusual ids or ends, and the sampling parameters that such an end takes, by what they are."""
+def unusual_completions() -> dict[str, dict[str, Any]]:
+    """Return the inputs of cases of one completion with unusual ids or an unusual end, by what it is.
+
+    They are the item, `scripted`, and the sampling parameters that such an end takes, `ends`.
+    """
     a, b = spelled("a"), spelled("b")
     sampled = {
         "a word spelled out": completion_of("hello", 1),
@@ -222,7 +225,7 @@ def unusual_completions() -> dict[str, tuple[Completion, dict[str, Any]]]:
         "an end at the limit": {"max_new_tokens": 3},
         "an end at the second EOS id": {"eos_token_ids": (EOS_ID, START_ID)},
     }
-    return {told: (completion, ends.get(told, {})) for told, completion in sampled.items()}
+    return {told: {"scripted": alone(each), "ends": ends.get(told, {})} for told, each in sampled.items()}
 
 
 def alone(*completions: Completion) -> list[ScriptedItem]:

@@ -112,8 +112,7 @@ def completions_of_their_prompt(adapter: Adapter, scripted: list[ScriptedItem], 
 
 
 def _unusual_completions() -> Iterator[Case]:
-    for told, (completion, ends) in unusual_completions().items():
-        yield Case(told, scripted=alone(completion), ends=ends, told=told)
+    yield from (Case(told, **given, told=told) for told, given in unusual_completions().items())
 
 
 @check("rollout.tokens_in_tokens_out", needs=("rollout",), cases=_unusual_completions)
@@ -138,8 +137,7 @@ def _scripts_and_missing_logprobs() -> Iterator[Case]:
     marks = [True, False, True]
     marked = [replace(completion_of(text, 1), sampled=marks[: len(text) + 1]) for text in ("a0", "b")]
     yield Case("tokens of a tool", scripted=alone(*marked))
-    for told, (completion, ends) in unusual_completions().items():
-        yield Case(told, scripted=alone(completion), ends=ends)
+    yield from (Case(told, **given) for told, given in unusual_completions().items())
 
 
 @check("rollout.logprobs_and_finish_reasons", needs=("rollout",), cases=_scripts_and_missing_logprobs, draws=_drawn)
@@ -170,8 +168,7 @@ def _scripts_and_odd_texts() -> Iterator[Case]:
     completions = [completion_of(text, 1) for text in rewards]
     for chosen in (rewards, rewards | {"b": None}):
         yield _case([ScriptedItem("a", prompt_of("a"), completions, chosen)])
-    for told, (completion, ends) in unusual_completions().items():
-        yield Case(told, scripted=alone(completion), ends=ends)
+    yield from (Case(told, **given) for told, given in unusual_completions().items())
 
 
 @check("rollout.rewards_of_their_completion", needs=("rollout",), cases=_scripts_and_odd_texts, draws=_drawn)
