@@ -73,7 +73,7 @@ class Audit:
             conventions: what the run is declared to do; None judges only what holds for every implementation.
             every: updates from one audited update to the next; the first one is audited.
             on_finding: "log" writes a line to the logger `rlcanary.live`, "warn" is also a warning, "stop" also raises
-                `Stopped` behind the update.
+                `Stopped` behind the update; what `rollout`, `sampled` and `synced` find is a warning then.
             max_staleness: versions by which a row may be older than the trainer; None allows any.
             rows: the rows that each update has, over all its processes; None allows any number.
             max_tokens: the tokens that a completion may have; None allows any number.
