@@ -20,7 +20,8 @@ IDLE = ["not reached", 0]
 def planted(bug: type[Bug], updates: int) -> list[Any] | None:
     """Train with a bug -> the kind of its first finding and the audited updates until then.
 
-    None is one that takes the weights elsewhere and is not found. IDLE does not, or ends the run with an error.
+    None is one that takes the weights elsewhere in some run and is not found. IDLE does not, or ends its first such run
+    with an error.
     """
     is_reached = False
     for profile, (conventions, pieces) in PROFILES.items():
@@ -30,7 +31,7 @@ def planted(bug: type[Bug], updates: int) -> list[Any] | None:
             try:
                 run.step()
             except (ValueError, RuntimeError, LookupError, TypeError, AttributeError):
-                return IDLE  # The run ends with an error.
+                return None if is_reached else IDLE  # The run ends with an error.
             if audit.findings:
                 return [audit.findings[0].invariant, audit.audited]
         # Later, a difference in the last bit has grown.
