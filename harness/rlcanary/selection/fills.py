@@ -139,6 +139,8 @@ def is_absence(test: ast.expr, values: dict[str, ast.expr], made: set[str]) -> b
         asked = test.left
     else:
         return False
+    if isinstance(asked, ast.Call):  # `hasattr(self, "x")`, `getattr(self, "x", None)`
+        return getattr(asked.func, "id", "") in ("hasattr", "getattr")
     return isinstance(asked, ast.Attribute) or (isinstance(asked, ast.Name) and asked.id not in values.keys() | made)
 
 

@@ -30,6 +30,8 @@ def filled(text: str) -> list[str]:
         "if 'x' not in self.ready:\n    self.ready.add('x'); self.x = load()",
         "while self.x is None:\n    self.x = load()",
         "if self.x is None:\n    load()",
+        "if not hasattr(self, 'x'):\n    load()",
+        "if getattr(self, 'x', None) is None:\n    load()",
         "self.x = self.x or load()",
         "return cache.setdefault(key, load())",
     ],
@@ -46,6 +48,7 @@ def test_what_is_made_when_first_asked_for_is_filled(text: str) -> None:
         "for item in items:\n    if 'text' in item:\n        item['children'] = load()",
         "if key:\n    self.x = load()",
         "if items:\n    load()",
+        "if not isinstance(items, list):\n    load()",
     ],
 )
 def test_what_a_condition_does_not_ask_for_is_not_filled(text: str) -> None:
