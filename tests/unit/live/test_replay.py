@@ -169,6 +169,17 @@ def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], told: str) 
     assert told in done.stderr
 
 
+def test_samples_are_shown_as_trainer_and_sampler_score_them(tmp_path: Path) -> None:
+    audit = Audit(None, every=1, on_finding="log", bundles=tmp_path)
+    logprobs = torch.full((B, T), -0.5)
+    audit.sampled(mask=torch.ones(B, T).bool(), logprobs=logprobs, sampler_logprobs=logprobs - 3)
+    done = rlcanary("replay", "samples-0", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Samples 0 of a run" in done.stdout
+    (first, *_) = [line.split() for line in done.stdout.splitlines() if "-3.5" in line]
+    assert [each for each in first if each != "│"][1:] == ["0", "-0.5", "-3.5"]
+
+
 def test_an_adapter_is_not_blamed_for_what_its_loss_cannot_cause(tmp_path: Path) -> None:
     audit = Audit(GRPO, every=1, on_finding="log", bundles=tmp_path, max_staleness=1)
     policy = (-torch.rand(B, T)).requires_grad_()

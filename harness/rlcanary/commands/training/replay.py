@@ -74,7 +74,8 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     code = None if adapter is None else load_adapter(adapter)
     record, told_before = bundles.read(bundle)
     console = report_console()
-    what = "Rollout" if record.is_rollout else "Update"
+    are_samples = record.is_rollout and record.advantages is None
+    what = "Samples" if are_samples else "Rollout" if record.is_rollout else "Update"
     console.print(
         f"{what} {record.update} of a run, {len(record.mask)} rows. The audit of the run found:", highlight=False
     )
@@ -93,7 +94,8 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
         console.print(f"  {finding.invariant}: {finding.message}", markup=False, highlight=False)
     rows, smallest = shrunk(record, found[0].invariant, code)
     console.print(f"{found[0].invariant} is left with {len(rows)} of {len(record.mask)} rows:", highlight=False)
-    console.print(_rows(rows, smallest) if record.is_rollout else _tokens(rows, smallest))
+    tabulate = _samples if are_samples else _rows if record.is_rollout else _tokens
+    console.print(tabulate(rows, smallest))
     if test is not None and adapter is not None:
         _write_test(test, adapter, smallest, found[0])
         console.print(f"{test} written", highlight=False)
@@ -113,6 +115,21 @@ def _rows(rows: Tensor, record: Record) -> Table:
         table.add_row(str(int(rows[place])), group, *told)
     if len(rows) > SHOWN:
         table.caption = f"and {len(rows) - SHOWN} more rows"
+    return table
+
+
+def _samples(rows: Tensor, record: Record) -> Table:
+    """Tabulate the tokens of samples, as trainer and sampler score them."""
+    table = Table()
+    for name in ("row", "token", "logprob", "sampler's", "entropy"):
+        table.add_column(name, justify="right")
+    places = record.mask.nonzero().tolist()
+    for row, place in places[:SHOWN]:
+        values = (record.logprobs, record.sampler_logprobs, record.entropy)
+        told = ["" if each is None else f"{float(each[row, place]):.4g}" for each in values]
+        table.add_row(str(int(rows[row])), str(place), *told)
+    if len(places) > SHOWN:
+        table.caption = f"and {len(places) - SHOWN} more tokens"
     return table
 
 
