@@ -59,10 +59,6 @@ PLANTS = (
         (Change(STEPPER, "sum(loss_items) / self.gradient_accumulation_steps", "sum(loss_items)"),),
     ),
     Plant(
-        "rlvr.batch-instead-of-group",
-        (Change(GROUPS, "advantage = (reward - reward_mean)", "advantage = reward"),),
-    ),
-    Plant(
         "trl.permuted-scale",
         (Change(GROUPS, "(reward - reward_mean) / reward_scale.clamp_min(1e-6)", "reward - reward_mean"),),
     ),
