@@ -188,7 +188,8 @@ def test_budget_spent_inside_a_merge_leaves_the_probability_of_both_searches(tmp
 
 def test_search_that_is_killed_inside_merges_goes_on_from_all_finished_runs(tmp_path: Path) -> None:
     folder = nested(tmp_path / "r", 2).folder
-    arguments = "--good", "start", "--bad", "main", "--jobs", "2", "--", *flaky(5)
+    # Which commit gets which number of run depends on time here, so a command that flakes would make the answer luck.
+    arguments = "--good", "start", "--bad", "main", "--jobs", "2", "--", "test", "!", "-e", "bug"
 
     def finished_runs() -> int:
         journals = (folder / ".git/rlcanary/bisect").glob("*/journal.jsonl")
