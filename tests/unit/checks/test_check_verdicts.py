@@ -13,6 +13,7 @@ from rlcanary.checks.check import Result, check
 from rlcanary.checks.worlds.training.descent import assert_gradients
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.records.conversations import Episode
 
 CHECKS = {item.id: item for item in all_checks()}
 
@@ -237,3 +238,13 @@ def test_declaration_that_explains_one_case_alone_is_not_named(name: str, adapte
     result = run(name, adapter)
     assert result.status == "fail"
     assert HINT not in result.message
+
+
+class NoConversation(ReferenceAdapter):
+    def converse(self, *_: object) -> list[list[Episode]]:
+        raise TypeError("converse() got an unexpected keyword argument")
+
+
+def test_conversation_that_never_works_is_no_answer_to_a_failing_environment() -> None:
+    result = run_check(CHECKS["conversation.failing_environment"], NoConversation(), "unused")
+    assert result.status in ("error", "adapter-error")

@@ -304,6 +304,8 @@ def failing_environment(adapter: Adapter) -> None:
     Silent because a reward of 0 looks like a wrong answer: the policy is punished for a broken tool. Look for `except`
     around the environment's reply.
     """
+    # What raises without a failure is no answer to one.
+    talk(adapter, [2, 2, 1])
 
     def had() -> object:
         return talk(adapter, [2, 2, 1], fails="b")
