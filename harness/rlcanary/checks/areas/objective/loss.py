@@ -300,9 +300,10 @@ def masked_positions(adapter: Adapter, batch: PolicyBatch, name: str, garbage: f
 
 
 def _both_sides_of_bounds(conventions: Conventions) -> Iterator[Case]:
+    # No bound holds a token of a group of equal rewards, whose advantage is 0. CISPO's bounds hold the weight of any token.
+    advantages = (1.0, -1.0) if conventions.objective == "cispo" else (1.0, -1.0, 0.0)
     for ratio in inputs.ratios_around_bounds(conventions):
-        # No bound holds a token of a group of equal rewards, whose advantage is 0.
-        for advantage in (1.0, -1.0, 0.0):
+        for advantage in advantages:
             yield Case(f"ratio {ratio:.3g}", f"advantage {advantage:g}", ratio=ratio, advantage=advantage)
 
 
