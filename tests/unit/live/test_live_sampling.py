@@ -133,6 +133,7 @@ def test_an_update_with_a_logprob_that_is_no_number_hides_nothing_of_later_ones(
     known = {"sampler_logprobs": healthy.log_softmax(-1)[..., 0], "versions": torch.full((B,), number)}
     with run.audit.update(mask=MASK, trainer_version=number, **known) as update:
         update.watch(logprobs, entropy=logprobs.detach()).sum().backward()
+    assert [finding.invariant for finding in update.findings] == ["logprobs.not_finite"]
     run.logits = healthy
     assert found in {kind for _ in range(5) for kind in run.update(colder if reported is same else same, reported)}
 
@@ -194,13 +195,13 @@ def test_rows_that_were_chosen_are_not_taken_for_samples_of_the_policy() -> None
 
 
 def test_samples_are_judged_apart_from_the_loss_with_the_logprobs_of_the_sampler_or_the_entropy_alone() -> None:
-    def found(temperature: float, with_logprobs: bool) -> list[str]:
+    def found(temperature: float, with_logprobs: bool, spoilt: float = 0.0) -> list[str]:
         source, audit = torch.Generator().manual_seed(0), Audit(every=2, on_finding="log")
         for _ in range(10):
             logits = 2 * torch.randn(B, T, V, generator=source)
             drawn_from = logits / temperature
             ids = torch.multinomial(drawn_from.softmax(-1).view(-1, V), 1, generator=source).view(B, T, 1)
-            log_probs = logits.log_softmax(-1)
+            log_probs = (logits + spoilt).log_softmax(-1)
             audit.sampled(
                 mask=MASK,
                 logprobs=log_probs.gather(-1, ids)[..., 0],
@@ -213,3 +214,4 @@ def test_samples_are_judged_apart_from_the_loss_with_the_logprobs_of_the_sampler
     assert found(1.0, with_logprobs=True) == found(1.0, with_logprobs=False) == []
     assert "sampling.surprise" in found(0.8, with_logprobs=True)
     assert found(0.8, with_logprobs=False) == ["sampling.surprise"]
+    assert found(1.0, with_logprobs=True, spoilt=torch.nan) == ["logprobs.not_finite"]
