@@ -72,6 +72,13 @@ def test_configuration_is_checked_alone_by_its_name(mine: Path) -> None:
     )
 
 
+def test_method_with_a_misspelt_name_is_told_below_the_table(mine: Path) -> None:
+    with (mine / "mine.py").open("a") as file:
+        file.write("\n    def keep_groups(self, rewards):\n        return None\n")
+    done = rlcanary("check", "mine.py", "--matrix", "--only", "advantage.declared_formula", cwd=mine)
+    assert done.stderr == "rlcanary: keep_groups is no capability; did you mean keep_group?\n"
+
+
 def test_matrix_without_configurations_and_with_files_of_one_is_refused(mine: Path) -> None:
     (mine / "plain.py").write_text(IGNORES_BATCH.replace("def configurations", "def others"))
     for arguments, told in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -15,6 +15,9 @@ from rlcanary.console import progress_bar, report_console, without_output
 from rlcanary.errors import UserError
 from rlcanary.html.check_page import check_page
 from rlcanary.system.files import make_folder, require_writable, write_whole
+
+if TYPE_CHECKING:
+    from rlcanary.contract.adapter import Adapter
 
 
 @click.command(
@@ -164,20 +167,20 @@ def check(
     if matrix:
         if versions:
             click.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
-        ctx.exit(
-            check_matrix(
-                implementation,
-                adapter,
-                checks,
-                seed=seed,
-                timeout=timeout,
-                examples=examples,
-                models=models,
-                fail_on=fail_on,
-                json_path=json_path,
-                shows_output=show_output,
-            )
+        code = check_matrix(
+            implementation,
+            adapter,
+            checks,
+            seed=seed,
+            timeout=timeout,
+            examples=examples,
+            models=models,
+            fail_on=fail_on,
+            json_path=json_path,
+            shows_output=show_output,
         )
+        warn_of_names(implementation)
+        ctx.exit(code)
     expected = {} if expected_path is None else read_expected(expected_path)
     results = run_suite(checks, implementation, adapter, seed, timeout, examples, models, shows_output=show_output)
     if updated_path is not None:
@@ -225,8 +228,7 @@ def check(
         click.echo(f"rlcanary: programs written to {programs}: {len(written)}{left}", err=True)
     if str(diagnosis):
         click.echo(f"rlcanary: {diagnosis}", err=True)
-    for line in (*misspelt(implementation), *outdated(implementation)):
-        click.echo(f"rlcanary: {line}", err=True)
+    warn_of_names(implementation)
     for each in comparison.misfits:
         click.echo(f"rlcanary: adapter error in {each.id}: {each.message.splitlines()[0]}", err=True)
     if all(result.status in ("not-provided", "not-compared") for result in results):
@@ -235,3 +237,9 @@ def check(
             why = f"{implementation.name} provides nothing that these checks need"
         raise UserError(f"nothing was checked: {why}")
     ctx.exit(1 if comparison.is_red_from(fail_on) else 3 if comparison.misfits else 0)
+
+
+def warn_of_names(implementation: Adapter) -> None:
+    """Print the methods whose names are nearly those of capabilities, and those without newer arguments."""
+    for line in (*misspelt(implementation), *outdated(implementation)):
+        click.echo(f"rlcanary: {line}", err=True)
