@@ -48,6 +48,11 @@ def router() -> Any:
     return _copy_of(tiny_models.tiny_mixtral)
 
 
+def capped_logits() -> Any:
+    """Gemma 2: behind its output layer the logits are bent, which a product of hidden states and weights leaves out."""
+    return _copy_of(tiny_models.tiny_gemma2)
+
+
 def convolution() -> Any:
     """LFM2: a causal convolution over the last three positions, then a layer with attention."""
     return _copy_of(tiny_models.tiny_lfm2)
@@ -112,6 +117,7 @@ WORLDS: dict[str, Callable[[], Any]] = {
         tied_and_biased,
         sliding_window,
         router,
+        capped_logits,
         convolution,
         lora,
         part_frozen,

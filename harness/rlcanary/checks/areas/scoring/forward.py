@@ -86,7 +86,7 @@ def _assert_as_alone(
     needs=("completion_logprobs",),
     cases=_few_and_many,
     draws=_drawn,
-    worlds=("router",),
+    worlds=("router", "capped_logits"),
 )
 def scores_each_token_at_its_place(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     """Every completion token is scored by the logits at the position before it, for prompts of any length.

@@ -81,6 +81,8 @@ def _batches_and_older_policies(conventions: Conventions) -> Iterator[Case]:
     yield from _batches()
     for changes in ({}, {"kl_coef": conventions.kl_coef or 0.3}):
         yield Case("an older policy", changes, changes=changes, groups=GROUPS, drift=0.5)
+    for changes in ({}, {"old_logprobs": "trainer"}):
+        yield Case("tool tokens of an older policy", changes, changes=changes, groups=TOOLS, drift=0.5)
 
 
 def _drawn(rng: Generator, size: int) -> Case:
@@ -92,8 +94,8 @@ def recomputed(adapter: Adapter, model: Any, groups: list[Group], drift: float =
     """The logged loss, learning rate, gradient norm, reward, KL, entropy, ratios and tokens are those of this update.
 
     Silent because a dashboard affects only people's decisions. Look for a learning rate that is read after the schedule
-    has moved on, rewards before their weights, means over padding, the metrics of one worker, and a variable that was
-    reused before it was logged.
+    has moved on, rewards before their weights, means over padding or tool tokens, the metrics of one worker,
+    and a variable that was reused before it was logged.
     """
     ref_model = reference_near(model, adapter.conventions)
     state = decaying(state_of(adapter, model, copied(ref_model)))
