@@ -223,7 +223,8 @@ def test_tests_that_catch_every_interruption_end_and_the_others_run(tmp_path: Pa
     assert [run.cases[f"test_after[{i}]"].outcome for i in range(13)] == ["passed"] * 13
     assert run.cases["test_fails"].outcome == "failed"
     assert (tmp_path / "set_ups").read_text().count("set up") == 3  # one in each process
-    assert not [child for child in psutil.process_iter(["cmdline"]) if child.info["cmdline"] == ["sleep", "9998"]]
+    left = [child.info for child in psutil.process_iter(["cmdline", "cwd"]) if child.info["cwd"] == str(tmp_path)]
+    assert not [each for each in left if each["cmdline"] == ["sleep", "9998"]]
 
 
 def test_maxfail_ends_the_session_at_a_test_that_cannot_be_stopped(tmp_path: Path) -> None:
