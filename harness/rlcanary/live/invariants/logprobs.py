@@ -14,5 +14,5 @@ def judge(record: Record) -> Iterator[Finding]:
     if unscored_BT.any():
         row, place = unscored_BT.nonzero()[0].tolist()
         count, trained = int(unscored_BT.sum()), int(record.mask.sum())
-        told = f"the trainer's logprob is NaN on {count} of {trained} trained tokens, the first is token {place} of row {row}"
+        told = f"the trainer's logprob is NaN on {count} of {trained} trained tokens, first token {place} of row {row}"
         yield Finding("logprobs.not_finite", told, count / trained)
