@@ -100,18 +100,6 @@ class WhitenedPerSlice(Bug):
         return replace(plain, advantages=torch.cat(parts, dim=1))
 
 
-class OneTokenWhitened(Bug):
-    id = "roll.one-token-whitened"
-    source = "ROLL 370cb24c"
-    effect = "whitening is left out for no trained token, but not for one, whose deviation is NaN"
-
-    def token_advantages(self, batch: CreditBatch) -> Credit:
-        credit, ddof = super().token_advantages(batch), self.conventions.whitening_ddof
-        if self.conventions.whitening not in ("mean_std", "std") or batch.mask.sum() != 1 or ddof == 0:
-            return credit
-        return replace(credit, advantages=credit.advantages.masked_fill(batch.mask, torch.nan))
-
-
 class MaskOfTheLastStep(Bug):
     id = "skyrl.mask-of-the-last-step"
     source = "SkyRL 76b718782, #1507"

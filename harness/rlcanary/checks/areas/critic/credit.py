@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from rlcanary import reference
-from rlcanary.checks.asserts import assert_close, assert_true, soft, unless_raised
+from rlcanary.checks.asserts import assert_close, assert_true, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import Cases, check, other_values
 from rlcanary.checks.worlds import inputs, rows
@@ -246,35 +246,6 @@ def whitened(adapter: Adapter, batch: CreditBatch) -> None:
     if kind in ("mean_std", "std"):
         told = f"advantages that are declared as divided by their deviation (ddof {ddof}) have another one than 1"
         assert_close(trained_N.std(correction=ddof), torch.ones(()), told, quantity="deviation")
-
-
-def _without_spread(conventions: Conventions) -> Iterator[Case]:
-    one_BT = torch.tensor([[True, False], [False, False]])
-    for kind in dict.fromkeys((conventions.whitening, "mean_std", "mean", "std")):
-        for ddof in (0, 1):
-            changes = {"whitening": kind, "whitening_ddof": ddof}
-            for name, rewards, mask_BT in (
-                ("one trained token", [1.0, 0.25], one_BT),
-                ("equal rewards", [0.1, 0.1], torch.ones_like(one_BT)),
-            ):
-                batch = CreditBatch(torch.tensor(rewards), mask_BT, torch.tensor([0, 0]), torch.zeros(one_BT.shape))
-                batch.turn_ids = torch.zeros(one_BT.shape, dtype=torch.long)
-                yield Case(name, within=changes, changes=changes, batch=batch)
-
-
-@check("credit.without_spread", needs=("token_advantages",), cases=_without_spread)
-def without_spread(adapter: Adapter, batch: CreditBatch) -> None:
-    """Advantages are finite, or an error, where there is nothing to divide by: one trained token, or equal rewards.
-
-    Silent until a filter or a rank leaves one token: the deviation of one number is NaN, which ends the run a step later
-    and far from here, or is replaced by a zero and never seen. Look for a deviation with ddof 1 of what a mask leaves,
-    and for a condition that asks for no token where it has to ask for fewer than two.
-    """
-    credit = unless_raised(adapter.token_advantages, copy.deepcopy(batch))
-    if credit is not None:
-        trained_N = credit.advantages[batch.mask]
-        told = f"advantages of trained tokens are {trained_N.tolist()}"
-        assert_true(bool(trained_N.isfinite().all()), told, quantity="advantages", compared=len(trained_N))
 
 
 def _outcomes(rng: Generator) -> Iterator[Case]:

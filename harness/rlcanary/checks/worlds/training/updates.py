@@ -83,16 +83,6 @@ class Update:
     learning_rates: tuple[float, ...]
 
 
-def _copied(optimizer: Any) -> Any:
-    """Copy an optimizer with the attributes of its own class, which torch's copy leaves out."""
-    memo: dict[int, Any] = {}
-    twin = copy.deepcopy(optimizer, memo)
-    for name, value in vars(optimizer).items():
-        if name not in vars(twin) and not callable(value):
-            setattr(twin, name, copy.deepcopy(value, memo))
-    return twin
-
-
 class Watch:
     """Recorder of the steps of a state's optimizer.
 
@@ -106,7 +96,7 @@ class Watch:
     def __init__(self, state: Any) -> None:
         self.updates: list[Update] = []
         self._state = state
-        self._twin = _copied(state.optimizer)
+        self._twin = copy.deepcopy(state.optimizer)
         self.held, self.unknown = held(state)
         places = {id(tensor): place for place, tensor in enumerate(_moved(state.optimizer))}
         self._places = {name: places[id(tensor)] for name, tensor in self.held.items()}
@@ -174,7 +164,7 @@ class Watch:
 
     def _replayed(self, dtype: torch.dtype | None = torch.float64) -> dict[str, Tensor]:
         """Take the same steps again in this precision, or in that of each tensor -> where the optimizer's tensors end."""
-        optimizer = _copied(self._twin)
+        optimizer = copy.deepcopy(self._twin)
         tensors = _moved(optimizer)
         for tensor in tensors:
             tensor.data = tensor.data.to(dtype or tensor.dtype)
