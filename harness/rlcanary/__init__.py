@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
     from rlcanary.contract.records.reward_parts import RewardParts
     from rlcanary.contract.records.routing import ReplayLayout, RoutedRow
+    from rlcanary.contract.stand_ins import EngineModel, LogprobModel
     from rlcanary.contract.state import Item
     from rlcanary.errors import UserError
 
@@ -74,6 +75,7 @@ HOMES = {
     "rlcanary.contract.records.lengths": ("Lengths",),
     "rlcanary.contract.records.reward_parts": ("RewardParts",),
     "rlcanary.contract.records.routing": ("ReplayLayout", "RoutedRow"),
+    "rlcanary.contract.stand_ins": ("EngineModel", "LogprobModel"),
     "rlcanary.contract.state": ("Item",),
     "rlcanary.contract.records.other_losses": ("DistillationBatch", "PreferenceBatch", "SupervisedBatch"),
     "rlcanary.contract.records.preparation": (
@@ -105,6 +107,7 @@ __all__ = [
     "DataRow",
     "DistillationBatch",
     "Engine",
+    "EngineModel",
     "Environment",
     "Episode",
     "EvaluatedItem",
@@ -114,6 +117,7 @@ __all__ = [
     "Layout",
     "Lengths",
     "LoggedSample",
+    "LogprobModel",
     "LoraSettings",
     "LossOutput",
     "Metric",

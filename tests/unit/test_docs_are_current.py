@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlcanary import reference
 from rlcanary.adapters import Adapter
@@ -48,7 +49,7 @@ def test_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert (tmp_path / "checks/loss/index.html").is_file()
 
 
-SETTABLE, CONFIGURATIONS, OWN_OBJECTIVE, ON_A_GPU, UPDATE, LOSS_ON_LOGITS = re.findall(
+SETTABLE, CONFIGURATIONS, OWN_OBJECTIVE, ON_A_GPU, UPDATE, LOSS_OF_A_MODEL, LOSS_ON_LOGITS = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs/adapters.md").read_text(), re.DOTALL
 )
 
@@ -102,6 +103,33 @@ def test_example_of_an_update_hands_over_what_was_sampled() -> None:
         for each, reward in zip(group.completions, group.rewards, strict=True)
     ]
     assert sampled == rewarded
+
+
+def test_example_of_a_loss_that_takes_a_model_gives_what_an_update_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = types.SimpleNamespace(normalized=lambda samples: [(*sample[:2], 0.0) for sample in samples])
+    tokens_too_many = 0
+
+    def update_policy(model: Any, optimizer: Any, samples: list[Any], pad_token_id: int) -> dict[str, float]:
+        total, count = 0.0, sum(len(ids) for _, ids, _ in samples) + tokens_too_many
+        for prompt, ids, advantage in trainer.normalized(samples):
+            row_1S = torch.tensor([[*prompt, *ids]])
+            logprobs_1S = model(row_1S).logits[:, :-1].log_softmax(dim=-1).gather(-1, row_1S[:, 1:, None])
+            loss = -advantage * logprobs_1S.sum() / count
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"loss": total}
+
+    names: dict[str, Any] = {"update_policy": update_policy, "my_trainer": trainer, "MySample": lambda *parts: parts}
+    exec(LOSS_OF_A_MODEL, names)
+    conventions = Conventions(objective="reinforce", aggregation="token_mean")
+    monkeypatch.setattr(names["MyAdapter"], "conventions", conventions)
+    declared = [each for each in all_checks() if each.id in ("loss.on_policy_sign", "loss.rows_are_separate")]
+    declared += [each for each in all_checks() if each.id == "loss.declared_value"]
+    assert [run_check(each, names["MyAdapter"](), "example").status for each in declared] == ["pass"] * 3
+    tokens_too_many = 1
+    assert run_check(declared[-1], names["MyAdapter"](), "example").status == "fail"
 
 
 def test_example_of_a_gpu_is_right_code() -> None:

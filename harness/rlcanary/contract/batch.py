@@ -128,6 +128,17 @@ class CollatedBatch(Batch):
         index_BT = first_B.unsqueeze(1) + torch.arange(self.completion_ids.shape[1], device=first_B.device)
         return values.gather(1, index_BT.clamp(max=values.shape[1] - 1).to(values.device))
 
+    def padded(self, rows: Sequence[Tensor]) -> Tensor:
+        """Pad one value per completion token, [t] for each row, for code that scores one row at a time.
+
+        Returns:
+            [B, T], 0 on padding.
+        """
+        import torch
+
+        width = self.completion_ids.shape[1]
+        return torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
+
     def groups(self) -> list[Group]:
         """Return the same completions without padding, for code that pads and collates itself.
 

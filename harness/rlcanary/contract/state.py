@@ -14,7 +14,7 @@ class TrainState:
     Attributes:
         model: the policy in training, called with input_ids, attention_mask and position_ids.
         optimizer: a torch optimizer over its parameters, or over copies of them such as float32 masters.
-        scheduler: a torch learning-rate scheduler, stepped once per update.
+        scheduler: a torch learning-rate scheduler, stepped once per update; None where the learning rate is constant.
         ref_model: the reference model, or None where there is no KL term.
         eval_items: the items that an evaluation answers and is rewarded for.
     """

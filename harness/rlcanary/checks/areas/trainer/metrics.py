@@ -99,7 +99,9 @@ def recomputed(adapter: Adapter, model: Any, groups: list[Group], drift: float =
     and a variable that was reused before it was logged.
     """
     ref_model = reference_near(model, adapter.conventions)
-    state = decaying(state_of(adapter, model, copied(ref_model)))
+    state = state_of(adapter, model, copied(ref_model))
+    if state.scheduler is not None:
+        state = decaying(state)
     batch = sampled(state.model, adapter.conventions, groups, drift)
     metrics = declared(state.model, in_precision_of(state, ref_model), batch, adapter.conventions).metrics
     if drift and adapter.conventions.kl_coef and adapter.conventions.kl_placement == "reward":

@@ -13,6 +13,7 @@ from rlcanary.checks.asserts import assert_true
 from rlcanary.checks.worlds.training.descent import watched
 from rlcanary.checks.worlds.training.states import decaying, named, precision, seeded, unwrapped
 from rlcanary.checks.worlds.training.tiny_trainer import reference_near, sampled, state_of
+from rlcanary.checks.worlds.training.updates import before_steps
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group, PolicyBatch
 from rlcanary.contract.conventions import Conventions
@@ -67,7 +68,7 @@ class RlStep:
         self.metrics: dict[str, float] = {}
         self._models: list[Any] = []
         self._watch = watched(self.state)
-        self.state.optimizer.register_step_pre_hook(self._keep)
+        before_steps(self.state.optimizer, self._keep)
 
     def take(self, adapter: Adapter, groups: Sequence[Group]) -> "Frozen":
         """Take a step on these groups -> what stays the same in its updates, by the oracle.
@@ -93,7 +94,7 @@ class RlStep:
         """Return the parameters that are not where the optimizer takes them with the gradients of all steps."""
         return self._watch.astray()
 
-    def _keep(self, *_: Any) -> None:
+    def _keep(self) -> None:
         self._models.append(copied(unwrapped(self.state.model)))
 
 

@@ -21,7 +21,7 @@ def snapshot(state: Any) -> dict[str, Any]:
         "requires_grad": {name: parameter.requires_grad for name, parameter in state.model.named_parameters()},
         "optimizer": state.optimizer.state_dict(),
         "moved by the optimizer": [group["params"] for group in state.optimizer.param_groups],
-        "scheduler": state.scheduler.state_dict(),
+        "scheduler": {} if state.scheduler is None else state.scheduler.state_dict(),
         "ref_model": {} if state.ref_model is None else state.ref_model.state_dict(),
     }
     return {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in _entries("", parts)}

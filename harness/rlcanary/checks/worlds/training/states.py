@@ -127,7 +127,8 @@ def started(state: Any) -> Any:
         if parameter.requires_grad:
             parameter.grad = torch.ones_like(parameter)
     state.optimizer.step()
-    state.scheduler.step()
+    if state.scheduler is not None:
+        state.scheduler.step()
     return state
 
 
@@ -135,9 +136,11 @@ def decaying(state: Any) -> Any:
     """Set the state's own scheduler to 1 / (k + 1) of the learning rate in update k = 0, 1, 2, ….
 
     Raises:
-        NotProvided: the scheduler is not one of torch's that follow a formula.
+        NotProvided: there is none, or not one of torch's that follow a formula.
     """
     scheduler = state.scheduler
+    if scheduler is None:
+        raise NotProvided("the learning rate is constant")
     if not isinstance(scheduler, LRScheduler) or type(scheduler).step is not LRScheduler.step:
         raise NotProvided(f"{type(scheduler).__name__} follows no formula")
     scheduler.__class__ = type("Decaying", (_Decaying, type(scheduler)), {})
@@ -163,7 +166,8 @@ def scheduled_rates(state: Any, updates: int) -> list[list[float]]:
         warnings.simplefilter("ignore")
         for _ in range(updates):
             rates.append([float(group["lr"]) for group in optimizer.param_groups])
-            scheduler.step()
+            if scheduler is not None:
+                scheduler.step()
     return rates
 
 

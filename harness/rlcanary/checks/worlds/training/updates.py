@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -83,6 +83,16 @@ class Update:
     learning_rates: tuple[float, ...]
 
 
+def _copied(optimizer: Any) -> Any:
+    """Copy an optimizer with the attributes of its own class, which torch's copy leaves out."""
+    memo: dict[int, Any] = {}
+    twin = copy.deepcopy(optimizer, memo)
+    for name, value in vars(optimizer).items():
+        if name not in vars(twin) and not callable(value):
+            setattr(twin, name, copy.deepcopy(value, memo))
+    return twin
+
+
 class Watch:
     """Recorder of the steps of a state's optimizer.
 
@@ -96,14 +106,14 @@ class Watch:
     def __init__(self, state: Any) -> None:
         self.updates: list[Update] = []
         self._state = state
-        self._twin = copy.deepcopy(state.optimizer)
+        self._twin = _copied(state.optimizer)
         self.held, self.unknown = held(state)
         places = {id(tensor): place for place, tensor in enumerate(_moved(state.optimizer))}
         self._places = {name: places[id(tensor)] for name, tensor in self.held.items()}
         self._parameters_at_start = named(state.model)
         self.before = _values(self._parameters_at_start)
         self._started = _values(self.held)
-        state.optimizer.register_step_pre_hook(self._note)
+        before_steps(state.optimizer, self._note)
 
     def standing_still(self, gradients: dict[str, Tensor]) -> list[str]:
         """Return the parameters that did not move although their gradient among these is not negligible."""
@@ -164,7 +174,7 @@ class Watch:
 
     def _replayed(self, dtype: torch.dtype | None = torch.float64) -> dict[str, Tensor]:
         """Take the same steps again in this precision, or in that of each tensor -> where the optimizer's tensors end."""
-        optimizer = copy.deepcopy(self._twin)
+        optimizer = _copied(self._twin)
         tensors = _moved(optimizer)
         for tensor in tensors:
             tensor.data = tensor.data.to(dtype or tensor.dtype)
@@ -177,7 +187,8 @@ class Watch:
             optimizer.step()
         return {name: tensors[place].detach().double() for name, place in self._places.items()}
 
-    def _note(self, optimizer: Any, *_: Any) -> None:
+    def _note(self) -> None:
+        optimizer = self._state.optimizer
         given = {name: self.held.get(name, parameter) for name, parameter in _trainable(self._state.model)}
         gradients = {
             name: descended(optimizer, tensor, torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
@@ -185,6 +196,22 @@ class Watch:
         }
         gradients = {name: gradient.detach().clone().cpu() for name, gradient in gradients.items()}
         self.updates.append(Update(gradients, tuple(float(group["lr"]) for group in optimizer.param_groups)))
+
+
+def before_steps(optimizer: Any, action: Callable[[], None]) -> None:
+    """Call this before each step of an optimizer from now on.
+
+    A subclass whose `step` calls that of a torch optimizer makes one step, and torch announces two.
+    """
+    running: list[bool] = []
+
+    def began(*_: Any) -> None:
+        if not running:
+            action()
+        running.append(True)
+
+    optimizer.register_step_pre_hook(began)
+    optimizer.register_step_post_hook(lambda *_: running.pop())
 
 
 def descended(optimizer: Any, tensor: Tensor, gradient: Tensor) -> Tensor:

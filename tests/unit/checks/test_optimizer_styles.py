@@ -1,0 +1,81 @@
+"""Trainers with a constant learning rate, or with an optimizer of their own, are green where they are right."""
+
+from typing import Any
+
+import torch
+
+from rlcanary import TrainState
+from rlcanary.adapters.reference import ReferenceAdapter
+from rlcanary.checks import all_checks, run_check
+
+CHECKS = {check.id: check for check in all_checks()}
+
+
+class Switched(torch.optim.AdamW):
+    """An optimizer that reads an attribute of its own when it steps."""
+
+    enabled = None
+
+    def __init__(self, parameters: Any, enabled: bool, **options: Any) -> None:
+        super().__init__(parameters, **options)
+        self.enabled = enabled
+
+    def step(self, closure: Any = None) -> Any:
+        if self.enabled is None:
+            raise AttributeError("the optimizer has lost its own attribute")
+        return super().step(closure)
+
+
+class ConstantRate(ReferenceAdapter):
+    """A codebase without a schedule, whose update steps none."""
+
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        optimizer = Switched(model.parameters(), True, lr=learning_rate, weight_decay=0.0)
+        return TrainState(model, optimizer, None, ref_model)
+
+    def train_step(self, state: Any, batch: Any) -> dict[str, float]:
+        return super().train_step(_steppable(state), batch)
+
+    def rl_step(self, state: Any, groups: Any, pad_token_id: int) -> dict[str, float]:
+        return super().rl_step(_steppable(state), groups, pad_token_id)
+
+
+def _steppable(state: Any) -> TrainState:
+    constant = torch.optim.lr_scheduler.LambdaLR(state.optimizer, lambda _: 1.0)
+    return TrainState(state.model, state.optimizer, constant, state.ref_model)
+
+
+class Drifting(ConstantRate):
+    """The same codebase, whose learning rate changes all the same."""
+
+    def train_step(self, state: Any, batch: Any) -> dict[str, float]:
+        metrics = super().train_step(state, batch)
+        for group in state.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] = group["lr"] / 2
+        return metrics
+
+
+def statuses(adapter: ReferenceAdapter, *names: str) -> dict[str, str]:
+    return {name: run_check(CHECKS[name], adapter, "unused").status for name in names}
+
+
+STEPPED = (
+    "step.learning_rate_schedule",
+    "step.small_learning_rate",
+    "step.only_the_optimizer_moves",
+    "metrics.recomputed",
+)
+
+
+def test_a_constant_learning_rate_needs_no_scheduler() -> None:
+    # Once there is a plain AdamW in the process, torch announces its step within that of a subclass too.
+    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+    assert statuses(ConstantRate(), *STEPPED) == dict.fromkeys(STEPPED, "pass")
+    assert statuses(ConstantRate(), "rl_step.weights_move", "rl_step.learning_rates") == {
+        "rl_step.weights_move": "pass",
+        "rl_step.learning_rates": "not-provided",
+    }
+
+
+def test_a_learning_rate_that_changes_without_a_scheduler_is_red() -> None:
+    assert statuses(Drifting(), "step.learning_rate_schedule") == {"step.learning_rate_schedule": "fail"}
