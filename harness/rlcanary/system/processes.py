@@ -153,11 +153,19 @@ def reap(dead: Iterable[ProcessId]) -> None:
 
 
 def command_line(pid: int) -> str:
-    """Return the command of a process, its arguments separated by spaces. Empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
+    """Return the command of a process, its arguments separated by spaces. Empty if it has ended.
+
+    A process that is being replaced by another program has none for a moment, which is waited out for up to 0.2 s.
+    """
+    for _ in range(100):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            return ""
+        if command or identify(pid) is None:
+            return command
+        time.sleep(0.002)
+    return ""
 
 
 def is_kept(pid: int, patterns: Iterable[str] = KEPT_COMMANDS) -> bool:
