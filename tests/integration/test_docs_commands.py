@@ -41,7 +41,6 @@ def test_kl(tracker):
 FIRST_BAD = 3
 
 
-
 @pytest.fixture(autouse=True)
 def without_the_users_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)

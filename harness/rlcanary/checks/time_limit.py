@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+import torch
+
 # Seconds after which code that catches everything is interrupted again.
 AGAIN_SECONDS = 1.0
 
@@ -23,19 +25,26 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     The main thread is interrupted by a signal, which also ends sleeps and waits for locks. In another thread the
     exception is raised at the next line of Python. Neither interrupts a single call of native code: the limit takes
-    effect at its end.
+    effect at its end. What comes between `torch.no_grad` and the line that ends it leaves the gradients off, so torch's
+    grad mode and default dtype are those of the beginning again.
 
     Args:
         seconds: 0 for no limit.
     """
-    if not seconds:
-        yield
-    elif threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
-        with _by_signal(seconds):
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    try:
+        if not seconds:
             yield
-    else:
-        with _by_thread(seconds):
-            yield
+        elif threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+            with _by_signal(seconds):
+                yield
+        else:
+            with _by_thread(seconds):
+                yield
+    except TookTooLong:
+        torch.set_grad_enabled(grad)
+        torch.set_default_dtype(dtype)
+        raise
 
 
 @contextmanager

@@ -98,6 +98,15 @@ def test_alarm_of_the_caller_is_left_as_it_was() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+def test_gradients_are_on_again_where_the_limit_came_before_they_were_put_on() -> None:
+    with pytest.raises(TookTooLong), time_limit(0.01):
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        time.sleep(HANG_S)
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_no_limit_is_none() -> None:
     with time_limit(0):
         time.sleep(0.01)
