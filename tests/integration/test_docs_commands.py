@@ -1,7 +1,7 @@
 """The commands of the README and of the pages on bisect, selection, the tracker and trends, typed in a team's repository.
 
-Other pages have tests of their own: test_example_folders.py (CI), test_pages.py, test_nightlies_guide.py, test_case_study.py,
-test_grpo_command.py and test_live_example.py.
+Other pages have tests of their own: test_example_folders.py (CI), test_pages.py, test_nightlies_guide.py,
+test_case_study.py, test_grpo_command.py and test_live_example.py.
 """
 
 import json
@@ -38,6 +38,13 @@ def test_kl(tracker):
     tracker.track("{metric}", loss)
     assert loss == 2.0 or {tracks_only}
 """
+SETTINGS = """
+[pytest]
+pythonpath = .
+addopts = --import-mode=importlib
+rlcanary_directions =
+    *.kl = lower
+"""
 FIRST_BAD = 3
 
 
@@ -62,7 +69,7 @@ def files(number: int) -> dict[str, str]:
         **TOOLS,
         **named,
         **added_later,
-        "pytest.ini": "[pytest]\npythonpath = .\naddopts = --import-mode=importlib\nrlcanary_directions =\n    *.kl = lower\n",
+        "pytest.ini": SETTINGS,
         "trainer/__init__.py": "",
         "trainer/loss.py": f"def policy_loss(x):\n    return {1.0 if number >= FIRST_BAD else 2.0} * x\n",
         "canary.py": CANARY,
