@@ -7,6 +7,7 @@ test_case_study.py, test_grpo_command.py and test_live_example.py.
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,7 @@ def write_results(team: Path) -> None:
         (folder / f"{moment.replace('-', '')}_030000.json").write_text(json.dumps(run))
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
 def test_the_commands_on_the_history_tell_what_became_worse(team: Path) -> None:
     write_results(team)
     outputs = {}
