@@ -1,14 +1,9 @@
 import os
 
-from hypothesis import settings
 from inner_session import WITHOUT_FOREIGN
 
 # Ray gives its workers niceness 15: beside busy tests they hardly run, and the limits of their own tests pass.
 os.environ |= {"RAY_worker_niceness": "0"}
-
-# On a busy machine any example may take longer than a deadline.
-settings.register_profile("any time", deadline=None)
-settings.load_profile("any time")
 
 pytest_plugins = ["pytester"]
 

@@ -2,7 +2,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcanary.bisect.search.bayesian import Bayesian
@@ -37,6 +37,7 @@ def test_every_culprit_is_found_within_the_runs_of_halving(n: int) -> None:
         assert tests <= math.ceil(math.log2(n))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_culprit_is_never_outside_the_suspects_and_a_single_one_is_never_wrong(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 60))
