@@ -1,6 +1,5 @@
 """The runs of a results folder, in the order in which they ran, and the series of one metric."""
 
-import datetime
 import difflib
 import os
 from collections.abc import Iterator, Sequence
@@ -9,28 +8,12 @@ from pathlib import Path
 from typing import NamedTuple, Self, overload
 
 from rlcanary.errors import UserError
-from rlcanary.history.index import EVERY_FILE, Index, Watch, open_index, unwatched
+from rlcanary.history.index import EVERY_FILE, Index, Run, Watch, open_index, unwatched
 from rlcanary.history.settings import pytest_settings
 from rlcanary.recording.results_file import RESULTS_NAME, default_results_file, history_folder
 from rlcanary.system.printable import printable
 
 FEW_RUNS = 500  # are looked up by number
-
-
-class Run(NamedTuple):
-    file: str
-    run_id: str
-    started_s: float  # since the epoch
-    git_commit: str | None
-    dirty: bool | None
-    exit_status: int | None
-    environment: str | None
-    host: str | None = None
-
-    @property
-    def start(self) -> datetime.datetime:
-        """The time when the run started, in UTC."""
-        return datetime.datetime.fromtimestamp(self.started_s, datetime.UTC)
 
 
 class Point(NamedTuple):
@@ -109,8 +92,7 @@ class Runs(Sequence[Run]):
         return Runs(self._index, numbers, self._known)
 
     def _look_up(self, numbers: list[int] | None) -> None:
-        for number, row in self._index.runs(numbers).items():
-            self._known[number] = Run._make(row._replace(dirty=None if row.dirty is None else bool(row.dirty)))
+        self._known.update(self._index.runs(numbers))
 
 
 class History:

@@ -6,6 +6,7 @@ time. A broken one is built anew, and where none can be kept (a read-only folder
 in memory for the one command.
 """
 
+import datetime
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,17 +55,22 @@ WHERE run_id IN (SELECT run_id FROM files WHERE problem IS NULL GROUP BY run_id 
 Watch = Callable[[list[str]], Iterable[str]]
 
 
-class RunRow(NamedTuple):
+class Run(NamedTuple):
     """A run in the index."""
 
     file: str
     run_id: str
     started_s: float  # since the epoch
     git_commit: str | None
-    dirty: int | None
+    dirty: bool | None
     exit_status: int | None
     environment: str | None
-    host: str | None
+    host: str | None = None
+
+    @property
+    def start(self) -> datetime.datetime:
+        """The time when the run started, in UTC."""
+        return datetime.datetime.fromtimestamp(self.started_s, datetime.UTC)
 
 
 class Index:
@@ -81,14 +87,17 @@ class Index:
         rows = self._ask("SELECT id FROM files WHERE problem IS NULL AND copy_of IS NULL ORDER BY started_s, run_id")
         return [number for (number,) in rows]
 
-    def runs(self, numbers: Sequence[int] | None = None) -> dict[int, RunRow]:
+    def runs(self, numbers: Sequence[int] | None = None) -> dict[int, Run]:
         """Returns runs by number; all of them without numbers."""
         query = "SELECT id, name, run_id, started_s, git_commit, dirty, exit_status, environment, host FROM files"
         if numbers is None:
             rows = self._ask(query)
         else:
             rows = self._ask(f"{query} WHERE id IN ({', '.join('?' * len(numbers))})", *numbers)
-        return {number: RunRow._make(row) for number, *row in rows}
+        return {
+            number: Run(file, run_id, started_s, commit, None if dirty is None else bool(dirty), *others)
+            for number, file, run_id, started_s, commit, dirty, *others in rows
+        }
 
     def problems(self) -> list[tuple[str, str]]:
         """Lists the files that are not runs of their own, with the reason."""

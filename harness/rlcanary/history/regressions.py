@@ -9,7 +9,8 @@ import numpy as np
 
 from rlcanary.history.changepoints import MIN_RUNS, ChangePoint, noise_of, ratio
 from rlcanary.history.directions import Direction
-from rlcanary.history.history import Point, Run, Series
+from rlcanary.history.history import Point, Series
+from rlcanary.history.index import Run
 from rlcanary.history.ledger import Alarm, Ledger
 from rlcanary.history.significance import deviations_at_cuts, normal_scores
 from rlcanary.history.trends import Trend

@@ -9,7 +9,8 @@ from typing import Any
 
 from rlcanary.history.changepoints import ChangePoint
 from rlcanary.history.directions import Direction
-from rlcanary.history.history import History, Run, Series
+from rlcanary.history.history import History, Series
+from rlcanary.history.index import Run
 from rlcanary.history.regressions import Regression, is_worse
 from rlcanary.history.run_result import read_json
 from rlcanary.history.trends import Trend, commit_text, effects_text, relative_size, size_text, step_size

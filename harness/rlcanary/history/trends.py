@@ -11,7 +11,8 @@ from rich.text import Text
 
 from rlcanary.history.changepoints import ChangePoint, find_levels
 from rlcanary.history.covariates import WINDOW, adjust
-from rlcanary.history.history import Run, Series, counted
+from rlcanary.history.history import Series, counted
+from rlcanary.history.index import Run
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 60

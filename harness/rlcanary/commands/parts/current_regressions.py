@@ -11,7 +11,8 @@ from typing import NamedTuple
 from rlcanary.commands.parts.history_options import warn, with_progress
 from rlcanary.errors import UserError
 from rlcanary.history.directions import Direction, Rule, direction_of, matches
-from rlcanary.history.history import History, Run, metric_name
+from rlcanary.history.history import History, metric_name
+from rlcanary.history.index import Run
 from rlcanary.history.ledger import Ledger, open_ledger, read_ledger
 from rlcanary.history.regressions import HISTORY_RUNS, Kind, Regression, Status, find_regressions, judge, too_short
 from rlcanary.history.repository import top_level
