@@ -9,9 +9,9 @@ from typing import NamedTuple, Self, overload
 
 from rlcanary.errors import UserError
 from rlcanary.history.index import EVERY_FILE, Index, Run, Watch, open_index, unwatched
-from rlcanary.history.settings import pytest_settings
 from rlcanary.recording.results_file import RESULTS_NAME, default_results_file, history_folder
 from rlcanary.system.printable import printable
+from rlcanary.system.pytest_settings import pytest_settings
 
 FEW_RUNS = 500  # are looked up by number
 

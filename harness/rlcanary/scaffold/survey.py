@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcanary.errors import UserError
-from rlcanary.history.settings import pytest_settings
+from rlcanary.system.pytest_settings import pytest_settings
 
 FRAMEWORKS = ("trl", "verl", "skyrl", "torchrl", "nemo_rl", "openrlhf", "prime_rl")
 """The frameworks with a bundled adapter."""

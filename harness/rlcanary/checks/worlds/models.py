@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlcanary import tiny_models
 from rlcanary.checks.case import Model
-from rlcanary.checks.worlds.dtypes import bfloat16, float16
 from rlcanary.checks.worlds.training.states import nudged
 from rlcanary.checks.worlds.training.tiny_trainer import tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
@@ -26,6 +25,16 @@ RANK, ALPHA = 2, 6
 def llama() -> Any:
     """A float32 Llama with rotary positions, whose parameters are all away from zero. Every check runs on it."""
     return tiny_policy()
+
+
+def bfloat16() -> Any:
+    """The Llama in bfloat16, whose trainer needs float32 masters outside the model."""
+    return tiny_policy().to(torch.bfloat16)
+
+
+def float16() -> Any:
+    """The Llama in float16, whose numbers end at 65504."""
+    return tiny_policy().to(torch.float16)
 
 
 def learned_positions() -> Any:

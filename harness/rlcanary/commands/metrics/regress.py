@@ -17,8 +17,8 @@ from rlcanary.history.changepoints import MIN_RUNS
 from rlcanary.history.directions import Direction, Rule, matches, parse_rules
 from rlcanary.history.history import counted, metric_name, nearest_names
 from rlcanary.history.regressions import Kind, Regression, Status
-from rlcanary.history.settings import pytest_settings
 from rlcanary.history.trends import commit_text, effects_text, size_text
+from rlcanary.system.pytest_settings import pytest_settings
 
 STYLES = {Status.NEW: "bold red", Status.UNCONFIRMED: "yellow", Status.MOVED: "yellow", Status.KNOWN: "red"}
 BETTER = {Direction.LOWER: "lower", Direction.HIGHER: "higher", Direction.STABLE: "stable", None: "?"}

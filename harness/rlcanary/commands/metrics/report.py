@@ -11,9 +11,9 @@ from rlcanary.history.directions import direction_of, parse_rules
 from rlcanary.history.history import counted
 from rlcanary.history.report import fill_page, regression_document, report_document
 from rlcanary.history.repository import web_address
-from rlcanary.history.settings import pytest_settings
 from rlcanary.known_issues import FILE_NAME, read_issues
 from rlcanary.system.files import require_writable, write_whole
+from rlcanary.system.pytest_settings import pytest_settings
 
 
 @click.command()

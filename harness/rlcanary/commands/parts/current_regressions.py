@@ -17,9 +17,9 @@ from rlcanary.history.ledger import Ledger, open_ledger, read_ledger
 from rlcanary.history.regressions import HISTORY_RUNS, Kind, Regression, Status, find_regressions, judge, too_short
 from rlcanary.history.repository import top_level
 from rlcanary.history.run_result import read_json
-from rlcanary.history.settings import Settings
 from rlcanary.recording.keys import plain_key
 from rlcanary.recording.provenance import environment_change
+from rlcanary.system.pytest_settings import Settings
 
 PROBE = "regress_probe.json"
 

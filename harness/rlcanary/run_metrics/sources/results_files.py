@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rlcanary.errors import UserError
 from rlcanary.history.run_result import UnreadableFile, read_run
-from rlcanary.history.settings import pytest_settings
 from rlcanary.recording.results_file import RESULTS_NAME
 from rlcanary.run_metrics.source import MetricSource, Scalar
+from rlcanary.system.pytest_settings import pytest_settings
 
 
 class ResultsFiles(MetricSource):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlcanary.errors import UserError
-from rlcanary.history.settings import pytest_settings
+from rlcanary.system.pytest_settings import pytest_settings
 
 INI = (
     "[pytest]\nrlcanary_results = out/%x.json  # kept\ntestpaths = checks more\n"
