@@ -131,6 +131,11 @@ def prepare(request: Request, plan: Plan, copies: Path) -> Preparation:
     if command.pinned:
         names = ", ".join(file.relative for file in command.pinned)
         notices.append(f"pinned as it is in your checkout, the same for every commit: {names}")
+    if command.absent and not request.in_place:
+        names = ", ".join(command.absent)
+        notices.append(
+            f"warning: not in the history, so no run finds it: {names}; a whole path names the one in your checkout"
+        )
     texts = [file.copy.read_text(encoding="utf-8", errors="replace") for file in command.pinned]
     imports = find_import_paths(request.command, repository.toplevel, repository.toplevel / repository.directory)
     if imports.relative:

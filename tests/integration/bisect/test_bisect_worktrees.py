@@ -50,6 +50,28 @@ def test_absolute_path_of_a_test_means_the_commits_test(tmp_path: Path) -> None:
     assert found(result) == "change 9 [wip]"
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_folder_of_the_checkout_means_the_commits_folder(tmp_path: Path, whole: bool) -> None:
+    repository = make_history(tmp_path / "r", 16, numbered)
+    place = str(repository) if whole else "."
+    command = "sh", "-c", 'test $(cat "$1/value") -lt 9', "-", place
+    assert found(bisect(repository, "--good", "c1", "--bad", "c16", "--", *command)) == "change 9 [wip]"
+
+
+def test_untracked_folder_is_named_at_the_opening_unless_its_path_is_whole(tmp_path: Path) -> None:
+    repository = make_history(tmp_path / "r", 16, numbered)
+    (repository / "run/bundle").mkdir(parents=True)
+    command = "sh", "-c", 'test -d "$1" && test $(cat value) -lt 9', "-"
+    ends = "--good", "c1", "--bad", "c16", "--"
+    notice = "not in the history, so no run finds it: run/bundle; a whole path names the one in your checkout"
+    relative = bisect(repository, *ends, *command, "run/bundle")
+    assert "GOOD (" in refusal(relative)
+    assert notice in relative.stderr
+    result = bisect(repository, *ends, *command, str(repository / "run/bundle"))
+    assert found(result) == "change 9 [wip]"
+    assert notice not in result.stderr
+
+
 @pytest.mark.parametrize("layout", ["pth", "finder", "PYTHONPATH"])
 def test_package_installed_from_the_checkout_is_imported_from_the_commit(tmp_path: Path, layout: str) -> None:
     """An editable install points every run at the user's checkout, which would make all commits look alike."""
@@ -123,7 +145,7 @@ def test_git_variables_of_the_caller_do_not_point_runs_at_the_checkout(history: 
 @pytest.fixture
 def with_submodule(tmp_path: Path) -> Path:
     """A clone whose submodule lib moves with every second commit; its origin is gone, so all must come from the clone."""
-    library = make_history(tmp_path / "library", 20, lambda i: {"n": f"{i}\n"})
+    library = make_history(tmp_path / "library", 20, lambda i: {"n": f"{i}\n", "data/x": ""})
     origin = make_history(tmp_path / "origin", 1, lambda i: {"readme": "x\n"})
     allowed = "-c", "protocol.file.allow=always"
     git(origin, *allowed, "submodule", "--quiet", "add", str(library), "lib")
@@ -147,9 +169,11 @@ def test_submodules_follow_each_commit_without_touching_the_users(
     (with_submodule / "lib" / "NOTE.txt").write_text("mine\n")
     before = contents(with_submodule)
     follows = "test $(cat lib/n) = $((($(cat value) + 1) / 2)) || exit 99"
-    script = f"{follows}; echo x > lib/n; touch lib/new; test $(cat value) -lt 23"
-    result = bisect(with_submodule, "--good", "s1", "--bad", "s40", *options, "--", "sh", "-c", script)
+    script = f"{follows}; echo x > lib/n; touch lib/new; test -d $1 && test $(cat value) -lt 23"
+    command = "sh", "-c", script, "-", "lib/data"
+    result = bisect(with_submodule, "--good", "s1", "--bad", "s40", *options, "--", *command)
     assert found(result) == "step 23"
+    assert "no run finds it" not in result.stderr
     assert "exit 99" not in result.stdout
     assert (with_submodule / "lib" / "NOTE.txt").read_text() == "mine\n"
     if "--in-place" not in options:

@@ -51,6 +51,8 @@ class Command:
     relocated: frozenset[int]
     """Indices of the arguments that are absolute paths in the checkout. `inside` moves them to the worktree."""
     pinned: tuple[PinnedFile, ...]
+    absent: tuple[str, ...] = ()
+    """Files and folders named by a relative path that neither the history nor a pin brings to a worktree."""
 
     def inside(self, worktree: Path, toplevel: Path) -> list[str]:
         """Return the arguments for a run in `worktree`."""
@@ -76,6 +78,7 @@ def prepare_command(
     prepared = list(arguments)
     relocated: set[int] = set()
     chosen: list[str] = []
+    absent: list[str] = []
     for index, argument in enumerate(arguments):
         path = argument.split("::")[0]
         absolute = Path(path).is_absolute()
@@ -91,20 +94,23 @@ def prepare_command(
         if in_virtual_environment(file):
             prepared[index] = str(file)
             continue
-        known = repository.has_file(bad, relative)
+        known = relative == "." or repository.has_file(bad, relative)
         pins = automatic and file.is_file() and (index == script or (not known and not absolute))
         if pins:
             chosen.append(relative)
         if absolute and (pins or known):
             prepared[index] = str(file) + argument.removeprefix(path)
             relocated.add(index)
+        if not (absolute or pins or known or _in_submodule(file, repository)):
+            absent.append(relative)
     for path in also:
         relative = _inside(here / path, repository)
         if relative is None or not (repository.toplevel / relative).is_file():
             raise UserError(f"--pin {path}: no such file in {repository.toplevel}")
         chosen.append(relative)
     pinned = tuple(_copy(repository.toplevel, relative, copies) for relative in dict.fromkeys(chosen))
-    return Command(tuple(prepared), frozenset(relocated), pinned)
+    left = tuple(relative for relative in dict.fromkeys(absent) if relative not in chosen)
+    return Command(tuple(prepared), frozenset(relocated), pinned, left)
 
 
 def script_of(arguments: Sequence[str], repository: Repository) -> str | None:
@@ -142,8 +148,11 @@ def _inside(path: Path, repository: Repository) -> str | None:
     place = Path(os.path.realpath(path.parent)) / path.name
     if not place.is_relative_to(repository.toplevel) or place.is_relative_to(repository.common_dir):
         return None
-    relative = str(place.relative_to(repository.toplevel))
-    return None if relative == "." else relative
+    return str(place.relative_to(repository.toplevel))
+
+
+def _in_submodule(file: Path, repository: Repository) -> bool:
+    return any((folder / ".git").exists() for folder in file.parents if repository.toplevel in folder.parents)
 
 
 def in_virtual_environment(file: Path) -> bool:
