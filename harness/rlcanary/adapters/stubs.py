@@ -5,6 +5,7 @@ A stub is used only where the package is not installed. Its functions fail when 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import typing
@@ -45,7 +46,8 @@ class _Stub:
 def stubbed(*modules: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
     """Let imports of the block find stubs of these modules where their packages are not installed.
 
-    The stubs are gone afterwards, so that nothing else takes the packages for installed.
+    The stubs are gone afterwards, so that nothing else takes the packages for installed. Nor does transformers, which asks
+    for flash-attention while it is imported: that is done first.
     """
     missing = [
         (name, names)
@@ -53,6 +55,8 @@ def stubbed(*modules: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
         for name, names in each.items()
         if importlib.util.find_spec(name.partition(".")[0]) is None
     ]
+    if ("flash_attn", ()) in missing and importlib.util.find_spec("transformers") is not None:
+        importlib.import_module("transformers.modeling_utils")
     for name, names in missing:
         stub = ModuleType(name, "A stub.")
         stub.__spec__ = ModuleSpec(name, None)

@@ -1,4 +1,5 @@
 import importlib.util
+import subprocess
 import sys
 import typing
 
@@ -35,6 +36,26 @@ def test_a_failed_import_leaves_no_stub_behind():
     with pytest.raises(ImportError), stubbed(KERNELS):
         from flash_attn.bert_padding import no_such_function  # noqa: F401
     assert "flash_attn" not in sys.modules
+
+
+def test_transformers_does_not_take_the_stubs_for_flash_attention():
+    """Up to 5.8 it looks up which package an installed flash_attn is of, and a stub is of none."""
+    program = """
+from transformers.utils import import_utils
+
+from rlcanary.adapters.stubs import KERNELS, stubbed
+
+
+class OfOlder(dict):
+    def get(self, name, default=None):
+        return self[name]
+
+
+import_utils.PACKAGE_DISTRIBUTION_MAPPING = OfOlder(import_utils.PACKAGE_DISTRIBUTION_MAPPING)
+with stubbed(KERNELS):
+    import transformers.trainer
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_typed_dicts_are_the_older_ones_again():
