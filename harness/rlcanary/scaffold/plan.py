@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -10,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
 
 from rlcanary.scaffold.functions import Function
+from rlcanary.scaffold.releases import origin_of
 from rlcanary.scaffold.survey import Survey, installed_release
 from rlcanary.scaffold.templates import (
     ADAPTERS,
@@ -82,6 +81,16 @@ class Plan:
         return f"{self.found.tests}/canary_expected.txt"
 
     @property
+    def releases(self) -> str:
+        """The file of the releases with which the known failures were found, relative to the repository."""
+        return f"{self.found.tests}/canary_requirements.txt"
+
+    @property
+    def runs_checks(self) -> bool:
+        """Whether the known failures, and with them the releases, are still to be written."""
+        return not (self.found.root / self.expected).exists()
+
+    @property
     def arguments(self) -> str:
         """The adapter and the choice of checks, as a command line."""
         return shlex.join([self.adapter, *(part for prefix in self.only for part in ("--only", prefix))])
@@ -138,7 +147,7 @@ class Plan:
         return Planned(path, None, "" if has_it else by_hand)
 
     def _requirements(self) -> list[str]:
-        """List what CI installs: the repository, the framework where no dependency file names it, and rlcanary.
+        """List what CI installs: the repository, the framework where no file names it, the releases, and rlcanary.
 
         Of a project without a build system, which pip often cannot build, these are its dependencies.
         """
@@ -147,12 +156,14 @@ class Plan:
         if self.framework is not None and self.framework not in self.found.named:
             release = installed_release(self.framework)
             wanted.append(f"{self.framework}=={release}" if release else self.framework)
+        if self.runs_checks or (self.found.root / self.releases).exists():
+            wanted.append(f"-r {self.releases}")
         return [*wanted, shlex.quote(own_requirement())]
 
 
 def own_requirement() -> str:
     """Return the requirement that installs this rlcanary elsewhere: the commit that it was installed from, else its name."""
-    origin = _origin()
+    origin = origin_of(distribution("rlcanary"))
     if is_from_a_folder() or "vcs_info" not in origin:
         return "rlcanary[torch]"
     source = origin["vcs_info"]
@@ -161,10 +172,4 @@ def own_requirement() -> str:
 
 def is_from_a_folder() -> bool:
     """Tell whether this rlcanary was installed from a folder or a file, which no other machine can reach."""
-    return str(_origin().get("url", "")).startswith("file:")
-
-
-def _origin() -> dict[str, Any]:
-    """Read where pip installed rlcanary from (PEP 610); empty for a release of an index."""
-    origin: dict[str, Any] = json.loads(distribution("rlcanary").read_text("direct_url.json") or "{}")
-    return origin
+    return str(origin_of(distribution("rlcanary")).get("url", "")).startswith("file:")

@@ -1,5 +1,6 @@
 """`rlcanary init`: one command, and CI is green with an honest list of what fails."""
 
+import re
 from pathlib import Path
 
 from command_line import rlcanary
@@ -28,9 +29,28 @@ def test_repository_of_no_framework_gets_a_first_adapter(tmp_path: Path) -> None
     adapter = (tmp_path / "tests/canary.py").read_text()
     assert "class Canary(Adapter)" in adapter
     assert "    advantages: group_advantages (grpo.py:1)\n" in adapter
+    assert re.search(r"^torch==[\d.]+$", (tmp_path / "tests/canary_requirements.txt").read_text(), re.MULTILINE)
+    assert "-r tests/canary_requirements.txt" in (tmp_path / WORKFLOW).read_text()
     command = "check tests/canary.py --only advantage,mask,loss --expected tests/canary_expected.txt"
     assert command in (tmp_path / WORKFLOW).read_text()
     assert rlcanary(*command.split(), cwd=tmp_path).returncode == 0
+
+
+def test_exceptions_that_hide_what_they_should_compare_are_told(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    adapter = """
+from rlcanary import Adapter
+
+
+class Canary(Adapter):
+    def advantages(self, rewards, group_ids):
+        import kernels_that_are_missing
+"""
+    (tmp_path / "tests/canary.py").write_text(adapter)
+    done = rlcanary("init", "--only", "advantage", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\d checks: ModuleNotFoundError: No module named 'kernels_that_are_missing'\n", done.stdout)
+    assert "delete tests/canary_expected.txt and run rlcanary init again" in done.stdout
 
 
 def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
@@ -74,7 +94,7 @@ def test_framework_that_is_not_installed_is_said_and_leaves_the_rest(tmp_path: P
     done = rlcanary("init", cwd=uses(tmp_path, "openrlhf"))
     assert done.returncode == 2
     assert "openrlhf is not installed" in done.stderr
-    assert "--update-expected tests/canary_expected.txt" in done.stderr
+    assert "run rlcanary init again" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert (tmp_path / "tests/canary.py").is_file()
     assert not (tmp_path / "tests/canary_expected.txt").exists()

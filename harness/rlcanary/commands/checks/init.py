@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -20,13 +22,22 @@ from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.scaffold.functions import Function, functions_by_capability
 from rlcanary.scaffold.plan import Plan, Planned, is_from_a_folder, own_requirement
+from rlcanary.scaffold.releases import HEADER, imported_requirements
 from rlcanary.scaffold.survey import FRAMEWORKS, Survey, python_files, survey
+from rlcanary.system.files import write_whole
+
+if TYPE_CHECKING:
+    from rlcanary.checks import Result
 
 EFFECT_OF_PLUGINS = {
     "ray": "pytest ends actors that a test leaves behind",
     "vllm": "pytest ends engines that a test leaves behind",
 }
 """What the plugins do from the next run of pytest on, where the package is used."""
+
+RAN = ("pass", "fail", "error")
+SHOWN = 5
+"""The exceptions that are named at most."""
 
 NOT_TRIAGED = "failed when rlcanary was added; not triaged yet"
 
@@ -62,16 +73,15 @@ def init(dry_run: bool, framework: str | None, only: tuple[str, ...]) -> None:
     if not dry_run:
         for file in files:
             file.write(root)
-    expected, problem = None, ""
-    if not (root / plan.expected).exists() and not dry_run:
+    results, problem = None, ""
+    if plan.runs_checks and not dry_run:
         try:
-            expected = _write_expected(plan)
+            results = _write_expected(plan)
         except UserError as error:
             problem = str(error)
-    _show_files(console, plan, files, expected, dry_run=dry_run, has_problem=bool(problem))
+    _show_files(console, plan, files, results, dry_run=dry_run, has_problem=bool(problem))
     if problem:
-        command = f"rlcanary check {plan.arguments} --update-expected {plan.expected}"
-        raise UserError(f"{plan.expected} was not written: {problem}. When that is mended, run: {command}")
+        raise UserError(f"{plan.expected} was not written: {problem}. When that is mended, run rlcanary init again")
 
 
 def _start(found: Survey, own: Mapping[str, Sequence[Function]]) -> str | None:
@@ -80,8 +90,8 @@ def _start(found: Survey, own: Mapping[str, Sequence[Function]]) -> str | None:
     return used[0] if used else None
 
 
-def _write_expected(plan: Plan) -> str:
-    """Run the checks, write those that fail to the file of known failures, and count them."""
+def _write_expected(plan: Plan) -> list[Result]:
+    """Run the checks, and write those that fail to the file of known failures, beside the releases with which they ran."""
     if find_spec("torch") is None:
         raise UserError("the checks need torch: pip install 'rlcanary[torch]'")
     sys.path.insert(0, str(Path.cwd()))
@@ -89,17 +99,35 @@ def _write_expected(plan: Plan) -> str:
 
     from rlcanary.checks import checks_of
     from rlcanary.checks.findings.expected import update_expected
-    from rlcanary.checks.severity import EFFECTS
 
     results = run_suite(checks_of(plan.only), adapter, plan.adapter)
-    counts = Counter(result.status for result in results)
-    ran = counts["pass"] + counts["fail"] + counts["error"]
-    if not ran:
+    if not any(result.status in RAN for result in results):
         raise UserError(f"{plan.adapter} provides nothing that these checks need")
-    failed = update_expected(Path(plan.expected), results, NOT_TRIAGED)
-    severities = Counter(result.severity for result in results if result.id in failed)
+    update_expected(Path(plan.expected), results, NOT_TRIAGED)
+    lines = imported_requirements(plan.found.root)
+    write_whole(Path(plan.releases), HEADER.format(expected=plan.expected) + "".join(f"{line}\n" for line in lines))
+    return results
+
+
+def _counted(results: Sequence[Result]) -> str:
+    """Say how many of the checks fail, and what that does."""
+    from rlcanary.checks.severity import EFFECTS
+
+    failed = [result for result in results if result.status in ("fail", "error")]
+    severities = Counter(result.severity for result in failed)
     told = ", ".join(f"{severities[severity]} {effect}" for severity, effect in EFFECTS.items() if severities[severity])
+    ran = sum(result.status in RAN for result in results)
     return f"{len(failed)} of {ran} checks that ran fail today{told and f': {told}'}"
+
+
+def _raised(results: Sequence[Result]) -> list[str]:
+    """Say what the checks met that could compare nothing, the most frequent exceptions first."""
+    met = Counter(
+        re.sub(r" \([^()]*\)$", "", result.message.splitlines()[0].rpartition(" raised ")[2])
+        for result in results
+        if result.status in ("error", "adapter-error")
+    )
+    return [f"{count} checks: {exception}" for exception, count in met.most_common()]
 
 
 def _require_folders(root: Path, files: list[Planned]) -> None:
@@ -128,7 +156,13 @@ def _show_survey(console: Console, found: Survey, plan: Plan) -> None:
 
 
 def _show_files(
-    console: Console, plan: Plan, files: list[Planned], expected: str | None, *, dry_run: bool, has_problem: bool
+    console: Console,
+    plan: Plan,
+    files: list[Planned],
+    results: Sequence[Result] | None,
+    *,
+    dry_run: bool,
+    has_problem: bool,
 ) -> None:
     verb = "would write" if dry_run else "wrote"
     table = Table.grid(padding=(0, 2))
@@ -138,9 +172,12 @@ def _show_files(
             table.add_row(Text("left", "yellow"), file.path, "exists: see below" if file.note else "exists")
         else:
             table.add_row(Text(appended, "green"), file.path, file.note)
-    if expected is not None or dry_run:
-        table.add_row(Text(verb, "green"), plan.expected, expected or "the checks that fail today")
-    elif not has_problem:
+    if results is not None or (dry_run and plan.runs_checks):
+        table.add_row(
+            Text(verb, "green"), plan.expected, _counted(results) if results else "the checks that fail today"
+        )
+        table.add_row(Text(verb, "green"), plan.releases, "the releases that they ran with, for CI to install")
+    elif not plan.runs_checks:
         table.add_row(Text("left", "yellow"), plan.expected, "exists")
     console.print(table)
     for file in files:
@@ -151,6 +188,12 @@ def _show_files(
         console.print(Text(f"\n{told}: say in the workflow where it installs {own_requirement()!r} from."))
     if dry_run or has_problem:
         return
+    if raised := _raised(results or []):
+        console.print(Text("\nNothing was compared where code raised an exception:"), soft_wrap=True)
+        for line in raised[:SHOWN]:
+            console.print(Text(f"  {line}"), soft_wrap=True)
+        told = f"Mend what you can, delete {plan.expected} and run rlcanary init again: until then these checks see nothing."
+        console.print(Text(told), soft_wrap=True)
     console.print(Text(f"\nCI runs: {plan.command}"), soft_wrap=True)
     if plan.framework is None and files[0].text is not None:
         told = f"{plan.adapter} holds textbook code: CI checks nothing of yours until its methods call your functions."

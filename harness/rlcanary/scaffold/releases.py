@@ -1,0 +1,49 @@
+"""The releases with which the checks ran here, so that CI compares with the same."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import Distribution, distribution, packages_distributions
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+HEADER = """\
+# What the checks imported when {expected} was written: CI installs the same releases.
+# Take out what CI cannot install. After an upgrade delete both files, and run `rlcanary init` again.
+"""
+
+
+def imported_requirements(root: Path) -> list[str]:
+    """List the distributions whose modules this process has imported, as lines of a requirements file.
+
+    What was installed from a folder of the repository is named by it. The repository itself, what was installed from another
+    folder, which CI cannot reach, and rlcanary are left out.
+
+    Args:
+        root: the repository.
+    """
+    distributions = packages_distributions()
+    imported = {name.partition(".")[0] for name in sys.modules}
+    names = {name for package in imported & distributions.keys() for name in distributions[package]}
+    lines = {requirement(distribution(name), root.resolve()) for name in names - {"rlcanary"}}
+    return sorted((line for line in lines if line), key=str.lower)
+
+
+def requirement(installed: Distribution, root: Path) -> str:
+    """Return the requirement that installs this release elsewhere; empty if nothing does."""
+    origin = origin_of(installed)
+    name = installed.metadata["Name"]
+    if "vcs_info" in origin:
+        return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"
+    if "dir_info" in origin:
+        folder = Path(unquote(urlsplit(origin["url"]).path))
+        return f"-e ./{folder.relative_to(root)}" if root in folder.parents else ""
+    return f"{name}=={installed.version.partition('+')[0]}"
+
+
+def origin_of(installed: Distribution) -> dict[str, Any]:
+    """Read where pip installed a distribution from (PEP 610); empty for a release of an index."""
+    origin: dict[str, Any] = json.loads(installed.read_text("direct_url.json") or "{}")
+    return origin

@@ -1,0 +1,43 @@
+"""The releases that the checks ran with, as a requirements file."""
+
+import json
+from importlib.metadata import Distribution, version
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcanary.scaffold.releases import imported_requirements, requirement
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        (None, "mine==1.2"),
+        (
+            {"url": "https://example.org/mine", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "mine @ git+https://example.org/mine@abc",
+        ),
+        ({"url": "file:///team/parts/mine", "dir_info": {"editable": True}}, "-e ./parts/mine"),
+        ({"url": "file:///team", "dir_info": {"editable": True}}, ""),
+        ({"url": "file:///elsewhere/mine", "dir_info": {}}, ""),
+    ],
+    ids=["release", "commit", "folder of the repository", "the repository", "folder that CI cannot reach"],
+)
+def test_requirement_installs_the_same_elsewhere(
+    tmp_path: Path, origin: dict[str, object] | None, expected: str
+) -> None:
+    folder = tmp_path / "mine-1.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.2+cpu\n")
+    if origin is not None:
+        (folder / "direct_url.json").write_text(json.dumps(origin))
+    assert requirement(Distribution.at(folder), Path("/team")) == expected
+
+
+def test_what_is_imported_is_named_once_without_rlcanary(tmp_path: Path) -> None:
+    lines = imported_requirements(tmp_path)
+    assert f"torch=={version('torch').partition('+')[0]}" in lines
+    assert torch.__version__.startswith(version("torch"))
+    assert len(set(lines)) == len(lines)
+    assert not [line for line in lines if line.startswith("rlcanary")]
