@@ -2,13 +2,12 @@
 
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from bisect_repositories import DRIVER, found, make_history
+from bisect_repositories import found, make_history
 from waiting import HANG_S
 
 PAGE = (Path(__file__).parents[2] / "docs/live-in-trl.md").read_text()
@@ -28,25 +27,32 @@ def commands() -> list[str]:
     return re.findall(r"^```sh\n(.*?)\n^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
+def typed(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=HANG_S, check=False)
+
+
 def test_the_page_leads_from_the_run_to_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titled = blocks()
     wrong_line = titled.pop("the last line of loss.py")
-    right_line = titled["loss.py"].splitlines(keepends=True)[-1]
-    wrong = titled["loss.py"].replace(right_line, wrong_line)
-
-    def files(number: int) -> dict[str, str]:
-        return {**titled, "loss.py": wrong if number >= 2 else titled["loss.py"], "n": f"{number}\n"}
-
-    repository = make_history(tmp_path / "repository", 3, files)
-    train, _, bisect = commands()
-
+    commit, commit_wrong, train, replay, bisect, write_test = commands()
+    repository = make_history(tmp_path / "repository", 1, lambda _: {"README.md": "A team.\n"})
     monkeypatch.chdir(repository)
     monkeypatch.syspath_prepend(repository)
+
+    for name, text in titled.items():
+        Path(name).write_text(text)
+    assert typed(f"set -e\n{commit}").returncode == 0
+    Path("loss.py").write_text("".join(titled["loss.py"].splitlines(keepends=True)[:-1]) + wrong_line)
+    assert typed(commit_wrong).returncode == 0
+
     with pytest.warns(UserWarning, match="rlcanary: gradient.*that of aggregation='sequence_mean'"):
         runpy.run_path(train.removeprefix("python "))
     monkeypatch.delitem(sys.modules, "loss")
 
-    assert bisect.startswith("GOOD=v1 BAD=HEAD tools/bisect-run.sh rlcanary replay ")
-    command = bisect.replace("GOOD=v1", "GOOD=c1").replace("tools/bisect-run.sh", shlex.quote(str(DRIVER)))
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=HANG_S)
-    assert found(done) == "change 2 [wip]"
+    assert typed(replay).returncode == 1
+    assert found(typed(bisect)) == "Tidy the loss"
+    assert typed(write_test).returncode == 1
+    kept = [sys.executable, "-P", "-m", "pytest", "-q", "tests/test_update.py"]
+    assert subprocess.run(kept, check=False).returncode == 1
+    assert typed("git checkout v1 loss.py").returncode == 0
+    assert subprocess.run(kept, check=False).returncode == 0

@@ -147,13 +147,15 @@ def test_the_command_says_it_again_and_its_exit_code_follows_the_code(tmp_path: 
     assert as_taken.returncode == 1
     assert "the update is 2 times the declared one" in as_taken.stdout
     assert rlcanary("replay", written, "--adapter=reference", cwd=tmp_path).returncode == 0
-    test = tmp_path / "test_update.py"
+    test = tmp_path / "tests/test_update.py"
     wrong = rlcanary("replay", written, "--adapter=mine", f"--write-test={test}", cwd=tmp_path)
     assert wrong.returncode == 1, wrong.stderr
-    ran = [subprocess.run([sys.executable, "-m", "pytest", "-q", test.name], cwd=tmp_path, check=False).returncode]
+    pytest_alone = [sys.executable, "-P", "-m", "pytest", "-q", str(test)]  # which puts the current folder on no path
+    ran = [subprocess.run(pytest_alone, cwd=tmp_path, capture_output=True, text=True, check=False)]
     (tmp_path / "mine.py").write_text(WRONG.replace("2 * ", ""))
-    ran.append(subprocess.run([sys.executable, "-m", "pytest", "-q", test.name], cwd=tmp_path, check=False).returncode)
-    assert ran == [1, 0]
+    ran.append(subprocess.run(pytest_alone, cwd=tmp_path, capture_output=True, text=True, check=False))
+    assert [done.returncode for done in ran] == [1, 0], ran[1].stdout
+    assert "the update is 2 times the declared one" in ran[0].stdout
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
-from rlcanary.system.files import require_writable, write_whole
+from rlcanary.system.files import make_folder, require_writable, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,13 +27,17 @@ TEST = '''"""Update {number} of a run, of which {rows} rows are left: {invariant
 
 from pathlib import Path
 
+import pytest
+
 from rlcanary.adapters.load import load_adapter
 from rlcanary.live import replayed
 
 BUNDLE = Path(__file__).with_name("{bundle}")
+ROOT = Path(__file__).parent.joinpath("{root}").resolve()  # where the adapter is imported from
 
 
-def test_update_{number}_is_the_declared_one() -> None:
+def test_update_{number}_is_the_declared_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
     found = replayed(BUNDLE, load_adapter({adapter!r}))
     assert not found, found[0]
 '''
@@ -61,6 +66,7 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     if test is not None and (adapter is None or test.suffix != ".py" or not test.stem.isidentifier()):
         raise UserError("--write-test needs --adapter, and a file such as tests/test_update.py")
     if test is not None:
+        make_folder(test.parent)
         require_writable(test)
     try:
         import torch  # noqa: F401 - asked for here, so that a missing package is named in one line
@@ -177,6 +183,7 @@ def _write_test(test: Path, adapter: str, record: Record, finding: Finding) -> N
             rows=len(record.mask),
             invariant=finding.invariant,
             bundle=kept.name,
+            root=os.path.relpath(Path.cwd(), test.parent.absolute()),
             adapter=adapter,
         ),
     )
