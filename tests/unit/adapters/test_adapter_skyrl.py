@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -38,6 +40,19 @@ def test_batches_end_together_and_have_the_tokens_as_sampled(skyrl):
     assert batch.input_ids.tolist() == [[5, 6, 7, 0, 2], [0, 0, 5, 6, 8]]
     assert batch.completion_mask.tolist() == [[True] * 3, [False, False, True]]
     assert batch.completion_starts.tolist() == [2, 4]
+
+
+def test_the_collation_of_commits_behind_the_release_takes_the_id_of_the_padding(skyrl, monkeypatch):
+    from skyrl.train.dataset import preprocess
+
+    released = preprocess.convert_prompts_responses_to_batch_tensors
+
+    def later(pad_token_id, **rows):
+        return released(SimpleNamespace(pad_token_id=int(pad_token_id)), **rows)
+
+    monkeypatch.setattr(preprocess, released.__name__, later)
+    group = Group([5, 6], [Completion([7, 0, 2], [-1.0, -2.0, -3.0]), Completion([8], [-4.0])], [1.0, 0.5])
+    assert skyrl.make_batch([group], 3).input_ids.tolist() == [[5, 6, 7, 0, 2], [3, 3, 5, 6, 8]]
 
 
 def test_advantages_over_tokens_of_tools_are_whitened_with_them(skyrl):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +114,9 @@ def collated(rows: Rows, pad_token_id: int) -> tuple[Any, ...]:
     """Run SkyRL's collation."""
     from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
 
-    tokenizer = SimpleNamespace(pad_token_id=pad_token_id)
-    found: tuple[Any, ...] = convert_prompts_responses_to_batch_tensors(tokenizer, **vars(rows))
+    takes_the_id = "pad_token_id" in signature(convert_prompts_responses_to_batch_tensors).parameters  # behind 0.3.0
+    padding: Any = pad_token_id if takes_the_id else SimpleNamespace(pad_token_id=pad_token_id)
+    found: tuple[Any, ...] = convert_prompts_responses_to_batch_tensors(padding, **vars(rows))
     return found
 
 
