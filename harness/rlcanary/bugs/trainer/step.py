@@ -229,3 +229,13 @@ class PolicyLossWithKl(Bug):
             policy = reference.policy_batch(state.model, state.ref_model, batch, self.conventions)
             loss = float(reference.policy_loss(policy, self.conventions).loss)
         return {**super().train_step(state, batch), "policy_loss": loss}
+
+
+class KlWhereItIsTrained(Bug):
+    id = "roll.kl-where-it-is-trained"
+    source = "ROLL 2d7848fa"
+    effect = "the KL of a run that only watches it, with a coefficient of 0, is logged as 0"
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        metrics = super().train_step(state, batch)
+        return metrics if self.conventions.kl_coef else {**metrics, "kl": 0.0}

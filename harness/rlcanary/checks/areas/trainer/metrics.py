@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Generator
@@ -13,12 +13,12 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs
 from rlcanary.checks.worlds.groups import sampled as drawn_groups
-from rlcanary.checks.worlds.training.states import decaying, in_precision_of, precision, scheduled_rates
+from rlcanary.checks.worlds.training.states import decaying, in_precision_of, nudged, precision, scheduled_rates
 from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, TOOLS, reference_near, sampled, state_of
 from rlcanary.checks.worlds.training.updates import declared
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Group, PolicyBatch
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.conventions import Conventions, KlPlacement
 from rlcanary.contract.layers import copied
 
 # Metrics that need no model to compute.
@@ -84,6 +84,9 @@ def _batches_and_older_policies(conventions: Conventions) -> Iterator[Case]:
     yield Case("tool tokens of an older policy", groups=TOOLS, drift=0.5)
     of_the_trainer = {"old_logprobs": "trainer"}
     yield Case("tool tokens of an older policy", of_the_trainer, changes=of_the_trainer, groups=TOOLS, drift=0.5)
+    # A run may watch a KL that it does not train.
+    for changes in ({"kl_coef": 0.0}, *({"kl_coef": 0.3, "kl_placement": place} for place in get_args(KlPlacement))):
+        yield Case("a reference model", changes, changes=changes, groups=GROUPS, has_reference=True)
 
 
 def _drawn(rng: Generator, size: int) -> Case:
@@ -91,14 +94,16 @@ def _drawn(rng: Generator, size: int) -> Case:
 
 
 @check("metrics.recomputed", needs=("train_step",), cases=_batches_and_older_policies, worlds=("router",), draws=_drawn)
-def recomputed(adapter: Adapter, model: Any, groups: list[Group], drift: float = 0.0) -> None:
+def recomputed(
+    adapter: Adapter, model: Any, groups: list[Group], drift: float = 0.0, has_reference: bool = False
+) -> None:
     """The logged loss, learning rate, gradient norm, reward, KL, entropy, ratios and tokens are those of this update.
 
     Silent because a dashboard affects only people's decisions. Look for a learning rate that is read after the schedule
     has moved on, rewards before their weights, means over padding or tool tokens, the metrics of one worker,
-    and a variable that was reused before it was logged.
+    a variable that was reused before it was logged, and a KL that is only computed where it is trained.
     """
-    ref_model = reference_near(model, adapter.conventions)
+    ref_model = nudged(copied(model).eval()) if has_reference else reference_near(model, adapter.conventions)
     state = state_of(adapter, model, copied(ref_model))
     if state.scheduler is not None:
         state = decaying(state)
