@@ -55,6 +55,17 @@ class ValuesShiftedByOne(ReferenceAdapter):
         return super().token_advantages(replace(batch, values=values_BT))
 
 
+class DividedByNothing(ReferenceAdapter):
+    """Divides by the deviation as it is, which is 0 where all advantages are equal."""
+
+    def token_advantages(self, batch: CreditBatch) -> Credit:
+        credit, ddof = super().token_advantages(batch), self.conventions.whitening_ddof
+        kept_N = credit.advantages[batch.mask]
+        if self.conventions.whitening not in ("mean_std", "std") or len(kept_N) <= ddof:
+            return credit
+        return replace(credit, advantages=credit.advantages / kept_N.std(correction=ddof))
+
+
 class SmallerOfTwoErrors(ReferenceAdapter):
     """Takes the minimum, as the policy's surrogate does."""
 
@@ -80,6 +91,7 @@ CRITIC_MUTANTS = [
     GroupsByPosition,
     RowsCountedByTokens,
     ValuesShiftedByOne,
+    DividedByNothing,
     SmallerOfTwoErrors,
     LossOfPaddingToo,
 ]

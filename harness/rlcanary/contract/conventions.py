@@ -52,6 +52,7 @@ PreferenceKind = Literal["sigmoid", "hinge", "ipo"]
 BaselineWeighting = Literal["rows", "tokens"]
 TokenCredit = Literal["outcome", "returns", "turn_returns", "gae"]
 Whitening = Literal["none", "mean_std", "mean", "std"]
+WhiteningSingleton = Literal["undivided", "unwhitened", "nan"]
 BufferOrder = Literal["oldest_first", "newest_first"]
 BufferFull = Literal["refuse", "drop_oldest"]
 AnswerTaken = Literal["last", "first"]
@@ -215,6 +216,8 @@ class Conventions:
         whitening: token advantages, of all trained tokens of the batch, are centred and divided by their standard
             deviation ("mean_std"), only centred, only divided, or left. The critic's returns are those before it.
         whitening_ddof: 0 divides the sum of squares of the standard deviation by n, 1 by n - 1.
+        whitening_singleton: where that leaves no deviation to divide by, of one trained token with n - 1, its advantage is
+            only centred if that is declared ("undivided"), left as it is ("unwhitened"), or NaN.
         value_clip: the value of a token is clipped to ± this around the old one, and the larger squared error counts; None
             is off.
         value_aggregation: the reduction of squared errors to one number, as `aggregation` for the policy.
@@ -329,6 +332,7 @@ class Conventions:
     critic_lambda: float | None = None
     whitening: Whitening = "none"
     whitening_ddof: int = 1
+    whitening_singleton: WhiteningSingleton = "undivided"
     value_clip: float | None = None
     value_aggregation: Aggregation = "token_mean"
     value_coef: float = 0.5

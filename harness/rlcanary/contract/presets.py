@@ -93,6 +93,7 @@ CODEBASES = {
         entropy_coef=0.01,
         logprobs_upcast=False,
         max_grad_norm=1.0,
+        whitening_singleton="nan",
     ),
     "rlvr-experiments": GRPO.replace(advantage_ddof=0, advantage_eps_mode="clamp", kl_coef=1e-3),
 }

@@ -89,7 +89,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "discount": {"token_credit": "gae"},
     "gae_lambda": {"token_credit": "gae"},
     "critic_lambda": {"token_credit": "gae"},
-    "whitening_ddof": {"whitening": "mean_std"},
+    **{f"whitening_{name}": {"whitening": "mean_std"} for name in ("ddof", "singleton")},
     **{f"kl_{name}": {"kl_coef": 0.5} for name in ("estimator", "direction", "placement", "score_term", "aggregation")},
     **{f"kl_{name}": {"kl_coef": 0.5} for name in ("ratio_weighted", "input_clamp", "output_clamp")},
 }

@@ -45,6 +45,7 @@ class Ppo(Configurable):
         token_credit="gae",
         gae_lambda=0.9,
         whitening="mean_std",
+        whitening_singleton="nan",
         value_clip=0.3,
         value_aggregation="sequence_mean_nonempty",
     )
@@ -94,7 +95,13 @@ class ReinforcePlusPlus(Configurable):
 
     name = "reinforce++-by-hand"
     options = ("discount",)
-    conventions = Conventions(advantage_scale="none", token_credit="returns", whitening="mean_std", discount=0.95)
+    conventions = Conventions(
+        advantage_scale="none",
+        token_credit="returns",
+        whitening="mean_std",
+        whitening_singleton="nan",
+        discount=0.95,
+    )
 
     def token_advantages(self, batch):
         _, group = batch.group_ids.unique(return_inverse=True)

@@ -27,7 +27,7 @@ OF_AREA = {
     **dict.fromkeys(("nan_reward", "singleton_group", "reward_clip"), "advantage"),
     **dict.fromkeys(("answer_taken",), "verifying"),
     **dict.fromkeys(("prompt_style", "long_prompt", "equal_prompts"), "preparing"),
-    **dict.fromkeys(("critic_lambda", "discount", "whitening", "whitening_ddof"), "credit"),
+    **dict.fromkeys(("critic_lambda", "discount", "whitening", "whitening_ddof", "whitening_singleton"), "credit"),
     **dict.fromkeys(("data_order",), "order"),
     **dict.fromkeys(("decayed",), "building"),
     **dict.fromkeys(("epochs_per_rollout", "mini_batches", "schedule_advances", "logged_updates"), "rl_step"),

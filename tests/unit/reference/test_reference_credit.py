@@ -142,6 +142,20 @@ def test_whitening_takes_the_statistics_of_trained_tokens(ddof):
         assert found.advantages[~MASK].abs().max() == 0
 
 
+@pytest.mark.parametrize(
+    ("singleton", "mean_std", "std"),
+    [("undivided", 0.0, 0.9), ("unwhitened", 0.9, 0.9), ("nan", math.nan, math.nan)],
+)
+def test_one_trained_token_has_no_deviation_with_n_minus_1(singleton, mean_std, std):
+    batch = CreditBatch(torch.tensor([0.9, 0.9]), torch.tensor([[True, False], [False, False]]), torch.zeros(2))
+    conventions = GRPO.replace(advantage_baseline="none", advantage_scale="none", whitening_singleton=singleton)
+    for name, expected in {"mean_std": mean_std, "mean": 0.0, "std": std}.items():
+        found = token_advantages(batch, conventions.replace(whitening=name)).advantages
+        assert found.tolist() == [[pytest.approx(expected, nan_ok=True), 0.0], [0.0, 0.0]]
+        by_n = token_advantages(batch, conventions.replace(whitening=name, whitening_ddof=0)).advantages
+        assert by_n[0, 0] == pytest.approx(0.9 if name == "std" else 0.0)
+
+
 def test_equal_advantages_are_whitened_to_zero():
     rewards, mask = torch.tensor([0.9, 0.9, 0.9]), torch.ones(3, 2, dtype=torch.bool)
     batch = CreditBatch(rewards, mask, torch.zeros(3))

@@ -90,6 +90,7 @@ class TorchrlBase(Adapter):
             discount=gae["gamma"],
             gae_lambda=gae["lmbda"],
             whitening="mean_std" if gae["average_gae"] else "none",
+            whitening_singleton="nan",
             value_clip=self._critic_loss.clip_value and exact(self._critic_loss.clip_value),
             value_coef=exact(self._critic_loss.critic_coeff),
             epochs_per_rollout=self.trainer["num_epochs"],

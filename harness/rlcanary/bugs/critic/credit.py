@@ -100,6 +100,15 @@ class WhitenedPerSlice(Bug):
         return replace(plain, advantages=torch.cat(parts, dim=1))
 
 
+class OneTokenWhitened(Bug):
+    id = "roll.one-token-whitened"
+    source = "ROLL 370cb24c"
+    effect = "whitening is left out for no trained token, but not for one, whose deviation is NaN"
+
+    def token_advantages(self, batch: CreditBatch) -> Credit:
+        return reference.token_advantages(batch, self.conventions.replace(whitening_singleton="nan"))
+
+
 class MaskOfTheLastStep(Bug):
     id = "skyrl.mask-of-the-last-step"
     source = "SkyRL 76b718782, #1507"

@@ -96,13 +96,17 @@ def returns_to_go(rewards_BT: Tensor, mask_BT: Tensor, discount: float) -> Tenso
 def whitened(values_BT: Tensor, mask_BT: Tensor, conventions: Conventions) -> Tensor:
     """Centre and scale by the trained tokens of the whole batch, as the `whitening_*` fields say.
 
-    Equal numbers, or too few for a standard deviation, are not divided.
+    Equal numbers are not divided.
     """
     kept_N = values_BT[mask_BT]
     if conventions.whitening == "none" or not len(kept_N):
         return values_BT
     ddof, mean = conventions.whitening_ddof, kept_N.mean()
-    deviation = kept_N.std(correction=ddof) if len(kept_N) > ddof else mean.new_zeros(())
+    deviation = mean.new_zeros(())
+    if len(kept_N) > ddof:
+        deviation = kept_N.std(correction=ddof)
+    elif conventions.whitening != "mean" and conventions.whitening_singleton != "undivided":
+        return values_BT if conventions.whitening_singleton == "unwhitened" else torch.full_like(values_BT, torch.nan)
     divisor = torch.where(deviation == 0, 1.0, deviation)
     match conventions.whitening:
         case "mean_std":

@@ -10,13 +10,13 @@ import torch
 from torch import Generator, Tensor
 
 from rlcanary import reference
-from rlcanary.checks.asserts import assert_close, assert_true, soft
+from rlcanary.checks.asserts import assert_close, assert_true, soft, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import Cases, check, other_values
 from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.credit import DECAYS, SHAPES, credit_batch, drawn_credit, known_returns, without_untrained
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.conventions import Conventions, TokenCredit, Whitening
+from rlcanary.contract.conventions import Conventions, TokenCredit, Whitening, WhiteningSingleton
 from rlcanary.contract.records.credit import Credit, CreditBatch
 
 RETURNS: dict[str, Any] = {"token_credit": "returns", **DECAYS}
@@ -246,6 +246,46 @@ def whitened(adapter: Adapter, batch: CreditBatch) -> None:
     if kind in ("mean_std", "std"):
         told = f"advantages that are declared as divided by their deviation (ddof {ddof}) have another one than 1"
         assert_close(trained_N.std(correction=ddof), torch.ones(()), told, quantity="deviation")
+
+
+def _without_spread(conventions: Conventions) -> Iterator[Case]:
+    one_BT, all_BT = torch.tensor([[True, False], [False, False]]), torch.ones(2, 2, dtype=torch.bool)
+    nothing_BT, turn_ids_BT = torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.long)
+    for kind in dict.fromkeys((conventions.whitening, "mean_std", "mean", "std")):
+        for ddof in (0, 1) if kind != "none" else ():
+            changes = {"whitening": kind, "whitening_ddof": ddof}
+            for name, rewards, mask_BT in (
+                ("one trained token", [1.0, 0.25], one_BT),
+                ("equal rewards", [0.1, 0.1], all_BT),
+            ):
+                batch = CreditBatch(torch.tensor(rewards), mask_BT, torch.tensor([0, 0]), nothing_BT)
+                batch.turn_ids = turn_ids_BT
+                yield Case(name, within=changes, changes=changes, batch=batch)
+
+
+def _other_singletons(conventions: Conventions) -> list[dict[str, Any]]:
+    return other_values(conventions, {"whitening_singleton": get_args(WhiteningSingleton)})
+
+
+@check("credit.without_spread", needs=("token_advantages",), cases=_without_spread, alternatives=_other_singletons)
+def without_spread(adapter: Adapter, batch: CreditBatch) -> None:
+    """Whitening is finite where all advantages are equal, and as declared where one token leaves no deviation.
+
+    Silent until a filter or a rank leaves one token: with n - 1 its deviation is NaN, and so are its advantage and, one step
+    later, all weights; or something replaces the NaN by a zero. Look for a condition that asks for no token where it has to
+    ask for fewer than two, and for a division without an epsilon. An error is no silence.
+    """
+    credit = unless_raised(adapter.token_advantages, copy.deepcopy(batch))
+    if credit is None:
+        return
+    trained_N = credit.advantages[batch.mask]
+    if len(trained_N) > adapter.conventions.whitening_ddof:
+        told = f"advantages of trained tokens are {trained_N.tolist()}"
+        assert_true(bool(trained_N.isfinite().all()), told, quantity="advantages", compared=len(trained_N))
+    else:
+        expected = reference.token_advantages(_double(batch), adapter.conventions)
+        told = f"the advantage of one trained token is not as declared ({adapter.conventions.whitening_singleton!r})"
+        assert_close(credit.advantages, expected.advantages, told, where=batch.mask, quantity="advantages")
 
 
 def _outcomes(rng: Generator) -> Iterator[Case]:
