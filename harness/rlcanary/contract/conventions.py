@@ -155,8 +155,7 @@ class Conventions:
             of the checks, for an engine in lower precision than the trainer: 0.5 for bfloat16. 0 allows for rounding in
             the trainer's precision. An engine of weights in eight bits is checked in bfloat16, or by `sync.small_weights`
             alone: on models as tiny as these its roundings hide much else.
-        sync_while_sampling: weights may be synced while requests are under way, so that completions straddle two policy
-            versions. False where every sync waits until nothing is being sampled.
+        sync_while_sampling: weights may be synced while requests are under way; completions straddle two versions then.
         data_order: every epoch has an order of its own, or all epochs go through the items from first to last.
         epochs_per_rollout: the passes of an RL step over its rollout batch.
         mini_batches: the updates of such a pass, each on its share of the completions.
@@ -190,6 +189,8 @@ class Conventions:
         distillation_label_weight: the weight w of the cross entropy of the completion's own ids, at temperature 1; the
             divergence has the weight 1 - w.
         distillation_aggregation: the reduction of token losses, as supervised_aggregation.
+        distillation_whole_rows: the teacher scores every position, as a model does. False where it scores trained tokens
+            alone, as a server may, and its logits are -inf or NaN elsewhere.
         preference_kind: the loss of a margin z = beta × (log-ratio of chosen - log-ratio of rejected) - preference_margin:
             -log sigmoid(z) (DPO, 2305.18290, eq. 7), max(0, 1 - z) (SLiC, 2305.10425), or the squared distance of that
             difference of log-ratios from 1 / (2 beta) (IPO, 2310.12036, eq. 17).
@@ -317,6 +318,7 @@ class Conventions:
     distillation_temperature_squared: bool = False
     distillation_label_weight: float = 0.0
     distillation_aggregation: TokenAggregation = "token_mean"
+    distillation_whole_rows: bool = True
     preference_kind: PreferenceKind = "sigmoid"
     preference_beta: float = 0.1
     preference_reference: bool = True

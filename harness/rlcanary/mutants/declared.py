@@ -57,6 +57,7 @@ NUMBERS: dict[str, Any] = {
     "distillation_beta": 0.2,
     "distillation_temperature_squared": True,
     "distillation_label_weight": 0.3,
+    "distillation_whole_rows": False,
     "preference_beta": 0.5,
     "preference_reference": False,
     "preference_length_normalised": True,

@@ -1,6 +1,7 @@
 """A fine-tuning trainer: labels of -100, one forward pass over chosen and rejected rows, torch's own loss functions.
 
-It can be set to every convention of these losses. Shapes: B rows, S positions, T completion positions, V vocabulary.
+It can be set to every convention of these losses, but its teacher is a model, which scores whole rows.
+Shapes: B rows, S positions, T completion positions, V vocabulary.
 """
 
 import math
@@ -8,7 +9,7 @@ import math
 import torch
 from torch.nn import functional
 
-from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
 
@@ -38,6 +39,8 @@ class FineTuning(Adapter):
         )
 
     def configured(self, **changes):
+        if not changes.get("distillation_whole_rows", True):
+            raise NotProvided("the teacher is a model, which scores whole rows")
         return type(self)(self.conventions.replace(**changes))
 
     def supervised_loss(self, batch):

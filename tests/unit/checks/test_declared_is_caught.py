@@ -38,6 +38,7 @@ OF_AREA = {
 UNCAUGHT = {
     "logprobs_upcast": "True is caught by logprob.bfloat16_logits on code that does not upcast; False permits both",
     "sync_buffers": "True is caught by sync.buffers on code that sends parameters alone; False permits both",
+    "distillation_whole_rows": "False is caught by distillation.unscored_positions on code that masks behind the divergence",
     "engine_tolerance": "a permission: it takes no engine further from its trainer",
     "sync_frozen": "True is caught by sync.every_parameter on code that sends trained parameters alone; False permits both",
     "sync_while_sampling": "a permission: False only takes two checks away",

@@ -10,7 +10,7 @@ from rlcanary.bugs.museum import Bug
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.records.other_losses import DistillationBatch
 from rlcanary.reference.objective.aggregation import aggregate_tokens
-from rlcanary.reference.objective.distillation import kl_between
+from rlcanary.reference.objective.distillation import divergence, kl_between
 from rlcanary.reference.objective.supervised import log_softmax, spread
 
 
@@ -75,6 +75,23 @@ class EmptyRowsCounted(Bug):
         if conventions.distillation_aggregation == "sequence_mean_nonempty":
             conventions = conventions.replace(distillation_aggregation="sequence_mean")
         return reference.distillation_loss(batch, conventions)
+
+
+class MaskBehindTheDivergence(Bug):
+    id = "trl.mask-behind-the-divergence"
+    source = "TRL 43e09b8fb, #5594"
+    effect = "where rows end early the teacher's server scored nothing: the gradient is NaN, the loss is right"
+
+    def distillation_loss(self, batch: DistillationBatch) -> LossOutput:
+        if self.conventions.distillation_whole_rows:
+            return super().distillation_loss(batch)
+        student_NV, teacher_NV = (
+            log_softmax(each.flatten(0, 1) / batch.temperature) for each in (batch.logits, batch.teacher_logits)
+        )
+        everywhere_BT = divergence(student_NV, teacher_NV, self.conventions).view(batch.mask.shape)
+        counts = batch.global_tokens, batch.global_sequences
+        loss_BT, aggregation = everywhere_BT.masked_fill(~batch.mask, 0), self.conventions.distillation_aggregation
+        return LossOutput(aggregate_tokens(loss_BT, batch.mask, aggregation, *counts))
 
 
 class TeacherAtAnotherTemperature(Bug):

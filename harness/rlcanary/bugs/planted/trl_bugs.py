@@ -355,6 +355,7 @@ ELSEWHERE = {
     "trl.logprobs-not-filtered": "GFPOTrainer is experimental",
     "trl.tool-marks-forgotten": "the trainer with a replay buffer is experimental",
     "trl.distilled-one-position-late": "DistillationTrainer slices the hidden states before the loss that the adapter calls",
+    "trl.mask-behind-the-divergence": "it is in the loss of a teacher behind a server, which the adapter does not drive",
     "trl.hard-labels-in-the-fused-loss": "this release has no Liger loss",
     "trl.cross-entropy-in-fused-loss": "this release has no Liger loss",
     "trl.one-path-before-temperature": "the mode of logprobs is an option of vLLM; the engine of the checks takes its place",

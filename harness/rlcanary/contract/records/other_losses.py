@@ -48,7 +48,8 @@ class DistillationBatch(Batch):
     Attributes:
         logits: [B, T, V] of the student, which predict the token at their own position; the loss is differentiable with
             respect to them.
-        teacher_logits: [B, T, V] of the teacher for the same tokens, computed without a gradient.
+        teacher_logits: [B, T, V] of the teacher for the same tokens, computed without a gradient; -inf or NaN where
+            `distillation_whole_rows` says that it scores trained tokens alone.
         token_ids: [B, T] ids of the completion, for a term of hard labels.
         mask: [B, T] bool, true on the tokens that are trained.
         temperature: divides the logits of both, for the divergence.

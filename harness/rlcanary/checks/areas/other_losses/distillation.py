@@ -1,5 +1,6 @@
 """On-policy distillation: divergences between teacher and student, and their estimate from the sampled tokens."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
@@ -8,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from rlcanary import reference
-from rlcanary.checks.asserts import assert_close, assert_metrics, gradient, soft
+from rlcanary.checks.asserts import assert_close, assert_metrics, gradient, soft, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs, rows
@@ -146,6 +147,35 @@ def untrained_tokens(adapter: Adapter, batch: DistillationBatch, left: int, righ
     expected_BTV = widened(gradient(loss, batch.logits), left, right)
     told = "other untrained positions changed the gradient, or received one"
     assert_close(gradient(other_loss, other.logits), expected_BTV, told, quantity="gradient")
+
+
+def _unscored(rng: Generator) -> Iterator[Case]:
+    for choice in _DIVERGENCES:
+        changes = {**choice, "distillation_whole_rows": False}
+        for name in ("uneven rows", "several turns"):
+            for nothing in (-math.inf, math.nan):
+                batch = distillation_batch(rng, mask(MASKS[name]))
+                yield Case(name, nothing, within=choice, changes=changes, batch=batch, nothing=nothing)
+
+
+@check("distillation.unscored_positions", needs=("distillation_loss",), cases=_unscored)
+def unscored_positions(adapter: Adapter, batch: DistillationBatch, nothing: float) -> None:
+    """Where a teacher scores trained tokens alone, what stands in the other places changes no loss and no gradient.
+
+    Silent because the loss is right: a mask behind the divergence takes the infinity out of the sum, and lets it back in as
+    a gradient of NaN, which a guard of the norm then skips with the whole batch. It takes rows of different lengths. Look
+    for `x * mask` and for `where` around the divergence; `where` in front of it is immune.
+    """
+    filled_BTV = batch.teacher_logits.masked_fill(~batch.mask.unsqueeze(2), nothing)
+    output = unless_raised(adapter.distillation_loss, replace(batch, teacher_logits=filled_BTV))
+    if output is None:
+        return
+    found_BTV = gradient(output.loss, batch.logits)
+    expected = adapter.distillation_loss(batch).loss
+    told = f"{nothing} where the teacher scores nothing changed the"
+    with soft():
+        assert_close(output.loss, expected.detach(), f"{told} loss")
+    assert_close(found_BTV, gradient(expected, batch.logits), f"{told} gradient", quantity="gradient")
 
 
 def _sampled(rng: Generator) -> Iterator[Case]:
