@@ -1,5 +1,6 @@
 """Bugs in the KL term."""
 
+import torch
 from torch import Tensor
 
 from rlcanary import reference
@@ -36,3 +37,21 @@ class KlWithoutGradient(Bug):
         without = reference.policy_loss(batch, self.conventions.replace(kl_coef=0.0)).loss
         output = super().policy_loss(batch)
         return LossOutput(without + (output.loss - without).detach(), output.metrics)
+
+
+class WeightPastTheClamp(Bug):
+    id = "nemo-rl.weight-past-the-clamp"
+    source = "NeMo RL 2206ae11f, #2958"
+    effect = "a token whose log-ratio is clamped keeps the gradient of its weight"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        conventions, output = self.conventions, super().policy_loss(batch)
+        is_weighted = conventions.kl_ratio_weighted or conventions.kl_score_term
+        if batch.ref_logprobs is None or not is_weighted or conventions.kl_input_clamp is None:
+            return output
+        weights_BT = (batch.logprobs - batch.logprobs.detach()).exp()
+        is_clamped_BT = (batch.logprobs - batch.ref_logprobs).detach().abs() > conventions.kl_input_clamp
+        kept_BT = torch.where(is_clamped_BT & batch.mask, weights_BT, 1.0)
+        # Of value 0, with the gradient of the weights alone.
+        leaked = conventions.kl_coef * (kept_BT - kept_BT.detach()).sum() / batch.mask.sum().clamp(min=1)
+        return LossOutput(output.loss + conventions.kl_input_clamp * leaked, output.metrics)

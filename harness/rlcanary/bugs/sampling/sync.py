@@ -154,3 +154,20 @@ class BucketsOfTheFirstSync(Bug):
         engine.load_weights((name, engine.buckets.get(name, weight)) for name, weight in state.model.named_parameters())
         engine.reset_prefix_cache()
         engine.version += 1
+
+
+class BlockOfZeros(Bug):
+    id = "slime.block-of-zeros"
+    source = "slime dd4851f26, #2256"
+    effect = "weights are divided by the largest of their block, which makes NaN of a block of zeros"
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        def scaled(weight: torch.Tensor) -> torch.Tensor:
+            if weight.ndim < 2:
+                return weight
+            largest = weight.detach().abs().amax(dim=-1, keepdim=True)
+            return weight.detach() / largest * largest
+
+        engine.load_weights((name, scaled(weight)) for name, weight in state.model.named_parameters())
+        engine.reset_prefix_cache()
+        engine.version += 1

@@ -239,3 +239,15 @@ class KlWhereItIsTrained(Bug):
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         metrics = super().train_step(state, batch)
         return metrics if self.conventions.kl_coef else {**metrics, "kl": 0.0}
+
+
+class KlMultipliedInPlace(Bug):
+    id = "slime.kl-multiplied-in-place"
+    source = "slime 045310b2b, #2114"
+    effect = "a KL in the reward is multiplied in place by minus its coefficient, and logged so"
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        metrics, conventions = super().train_step(state, batch), self.conventions
+        if conventions.kl_placement == "loss" or "kl" not in metrics:
+            return metrics
+        return {**metrics, "kl": -conventions.kl_coef * metrics["kl"]}

@@ -212,7 +212,12 @@ _KL_OPTIONS: tuple[dict[str, Any], ...] = (
     *({"kl_coef": weight} for weight in (0.0, 0.05, 1.0)),
     {"kl_coef": 0.5, "kl_placement": "reward"},
     *({"kl_coef": 0.5, "kl_aggregation": name} for name in ("token_mean", "sequence_mean")),
-    {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": True, "kl_output_clamp": 0.1},
+    # A clamp holds the weight of its token too, and its score-function part.
+    *(
+        {"kl_coef": 0.5, "kl_score_term": not is_weighted, "kl_ratio_weighted": is_weighted, clamp: bound}
+        for is_weighted in (True, False)
+        for clamp, bound in (("kl_output_clamp", 0.1), ("kl_input_clamp", 0.3))
+    ),
 )
 
 

@@ -1,7 +1,7 @@
 """Weight sync of more than the parameters that an ordinary run sends: buffers, other dtypes, thawed parts, second tries."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.checks.asserts import NothingToCompare, assert_close, assert_equal, assert_true, unless_raised
+from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.models import part_frozen, scaled
 from rlcanary.checks.worlds.samples import allowed, gap, moved_on, sampling, synced
@@ -141,6 +142,34 @@ def other_dtype(adapter: Adapter, model: Any) -> None:
     told = f"a weight sync to an engine in bfloat16 changed {len(changed)} of the trainer's weights, as {changed[:1]}"
     assert_true(not changed, told, quantity="parameters", magnitude=len(changed), compared=len(before))
     _assert_in_step(adapter, engine, copied(state.model).bfloat16(), "after a weight sync to an engine in bfloat16")
+
+
+def _unusual() -> Iterator[Case]:
+    yield Case("a row of zeros", has_zeros=True)
+    yield Case("memory in another order", has_zeros=False)
+
+
+@check("sync.unusual_weights", needs=("sync_weights",), cases=_unusual)
+def unusual_weights(adapter: Adapter, model: Any, has_zeros: bool) -> None:
+    """Weights with a row of zeros, or with memory in another order than that of their shape, reach the engine as they are.
+
+    Silent because hardly a weight is so: a row of padding, an expert that nothing reaches, a matrix that was transposed when
+    it was loaded. A block of zeros divided by its own scale is NaN in the engine, and a copy of bytes brings the numbers in
+    the wrong places. Look for a scale without a least value, for `view(-1)` and for buckets that are filled by pointers.
+    """
+    state, engine = moved_on(adapter, state_of(adapter, copied(model))), adapter.new_engine(model)
+    parameters, copies = named(state.model), held(state)[0]
+    matrices = [name for name in synced(adapter, state) if parameters[name].ndim == 2]
+    with torch.no_grad():
+        for name in matrices:
+            if has_zeros:
+                for tensor in (parameters[name], copies.get(name, parameters[name])):
+                    tensor[0] = 0
+            else:
+                parameters[name].data = parameters[name].data.t().contiguous().t()
+    adapter.sync_weights(state, engine)
+    told = "a row of zeros" if has_zeros else "memory in another order"
+    _assert_in_step(adapter, engine, state.model, f"after a weight sync of matrices with {told}")
 
 
 @check("sync.small_weights", needs=("sync_weights",))

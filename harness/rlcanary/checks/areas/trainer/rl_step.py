@@ -264,17 +264,30 @@ def order_of_groups(adapter: Adapter, model: Any) -> None:
     assert_gradients(gradients[1], gradients[0], model, "the order of the groups changed the gradient")
 
 
-@check("rl_step.one_update_is_train_step", needs=("rl_step", "train_step"), cases=_one_update)
-def one_update_is_train_step(adapter: Adapter, model: Any) -> None:
+def _whole_and_truncated() -> Iterator[Case]:
+    changes = {"epochs_per_rollout": 1, "mini_batches": 1}
+    yield Case(changes=changes, groups=rollout_groups())
+    # Every other completion has an end.
+    cut = Group([5, 6, 7], [Completion([8, 9, 10, 11], finish_reason="length"), Completion([12, 2])], [1.0, 0.0])
+    whole = Group([12, 13], [Completion([14, 15, 2]), Completion([16, 17, 18, 2])], [0.0, 0.5])
+    yield Case(
+        "a truncated completion that is masked", changes={**changes, "mask_truncated": True}, groups=[cut, whole]
+    )
+
+
+@check("rl_step.one_update_is_train_step", needs=("rl_step", "train_step"), cases=_whole_and_truncated)
+def one_update_is_train_step(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     """An RL step of one update is `train_step` on the whole batch.
 
-    Silent because each path trains. Look for what only one of them does: a temperature, a mask, a filter, a divisor.
+    Silent because each path trains. Look for what only one of them does: a temperature, a mask, a filter, a divisor that is
+    counted before completions are masked.
     """
     step, single = RlStep(adapter, model, STILL), RlStep(adapter, model, STILL).state
-    groups = with_logprobs(model, adapter.conventions, rollout_groups())
+    groups = with_logprobs(model, adapter.conventions, groups)
     step.take(adapter, groups)
     watch = watched(single)
-    adapter.train_step(single, reference.make_batch(groups, PAD)[0])
+    batch, _ = reference.make_batch(groups, PAD, mask_truncated=adapter.conventions.mask_truncated)
+    adapter.train_step(single, batch)
     message = "rl_step gave another gradient than train_step"
     assert_gradients(step.updates[0].gradients, watch.updates[0].gradients, model, message)
 
