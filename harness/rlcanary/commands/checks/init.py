@@ -127,7 +127,7 @@ def _raised(results: Sequence[Result]) -> list[str]:
         for result in results
         if result.status in ("error", "adapter-error")
     )
-    return [f"{count} checks: {exception}" for exception, count in met.most_common()]
+    return [f"{count} check{'s' * (count > 1)}: {exception}" for exception, count in met.most_common()]
 
 
 def _require_folders(root: Path, files: list[Planned]) -> None:
