@@ -16,8 +16,10 @@ MODULE = "trl.trainer.grpo_trainer"
 class Ranks:
     """Ranks that wait for each other in every collective."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, module: str = MODULE) -> None:
+        """Take their number, and the module whose names of accelerate's collectives the trainer looks up."""
         self.count = count
+        self._module = module
         self._barrier = threading.Barrier(count)
         self._values: list[Any] = [None] * count
         self._own = threading.local()
@@ -63,7 +65,7 @@ class Ranks:
         def gather_object(values: list[Any]) -> list[Any]:
             return [value for own in self.all(values) for value in own]
 
-        with patch(f"{MODULE}.gather", self.gather), patch(f"{MODULE}.gather_object", gather_object):
+        with patch(f"{self._module}.gather", self.gather), patch(f"{self._module}.gather_object", gather_object):
             yield
 
 

@@ -1,0 +1,9 @@
+"""ms-swift as an adapter: its GRPO trainer on the CPU, with the engine that samples replaced. Written for 4.5 and 4.6."""
+
+from __future__ import annotations
+
+from ms_swift_data import SwiftData
+
+
+class MsSwiftAdapter(SwiftData):
+    """Adapter of ms-swift under some settings, by default those of `swift rlhf --rlhf_type grpo`."""
