@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ms_swift_data import SwiftData
+from ms_swift_sampling import SwiftSampling
 
 
-class MsSwiftAdapter(SwiftData):
+class MsSwiftAdapter(SwiftSampling):
     """Adapter of ms-swift under some settings, by default those of `swift rlhf --rlhf_type grpo`."""

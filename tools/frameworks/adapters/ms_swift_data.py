@@ -109,8 +109,8 @@ class SwiftData(SwiftTraining):
     def verify(self, answer: Answer) -> bool:
         from swift.rewards import orms
 
-        if answer.kind not in ("number", "math") or answer.format not in ("boxed", "answer_tag"):
-            raise NotProvided("the reward function accuracy reads formulas in LaTeX or in an answer tag")
+        if (answer.kind, answer.format) not in (("number", "boxed"), ("math", "boxed"), ("number", "tag")):
+            raise NotProvided("the reward function accuracy reads LaTeX, and plain numbers in an answer tag")
         reference = f"${answer.reference}$"
         (reward,) = orms["accuracy"]()([answer.text], solution=[reference])
         return float(reward) == 1.0
@@ -145,6 +145,8 @@ class SwiftData(SwiftTraining):
 
         if any(group.ref_logprobs is not None for group in groups):
             raise NotProvided("the trainer scores with its reference model itself")
+        if self.conventions.mask_truncated:
+            raise NotProvided("overlong_filter takes truncated completions out of the loss, not out of the batch")
         rollout = Rollout.of_groups(groups, is_grouped=False)
         if any(not ids for ids in rollout.completion_ids):
             raise NotProvided("an engine of swift returns a token at least")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import patch
 
 from ms_swift_settings import conventions_of, settings_for
-from ms_swift_trainers import GRPO, grpo_trainer, row
+from ms_swift_trainers import GRPO, grpo_trainer, own_tokenizer, row
 
 from rlcanary.adapters.batches import kl_of_each_token, micro_batches, prompts_of, tokens_of_completions
 from rlcanary.adapters.frameworks import quiet, usable
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 MODULE = "swift.rlhf_trainers.grpo_trainer"
 # Swift's names of metrics, and the contract's.
-METRICS = {"loss": "loss", "kl": "kl", "entropy/mean": "entropy", "clip_ratio/region_mean": "clip_fraction"}
-# Settings that are no fields of `GRPOConfig`'s trainer but of its reward functions.
-WITH_ENTROPY = {"log_entropy": True}
+METRICS = {"loss": "loss", "kl": "kl", "clip_ratio/region_mean": "clip_fraction"}
 
 
 class SwiftObjective(Adapter):
@@ -78,7 +76,7 @@ class SwiftObjective(Adapter):
         trainer.state = copy.copy(trainer.state)
         trainer.state.log_history = []
         trainer.template = copy.copy(trainer.template)
-        trainer.template.tokenizer = copy.copy(trainer.template.tokenizer)
+        trainer.template.tokenizer = own_tokenizer(trainer.template.tokenizer)
         trainer._metrics = {mode: type(values)(list) for mode, values in trainer._metrics.items()}
         trainer._logs = copy.deepcopy(trainer._logs)
         trainer.accelerator = copy.copy(trainer.accelerator)
@@ -179,9 +177,9 @@ class SwiftObjective(Adapter):
 
         def work(rank: int, trainer: Any) -> tuple[Tensor, dict[str, float]]:
             loss = _loss_of_piece(trainer, pieces[rank], batch)
-            return loss, _logged(trainer, loss, batch)
+            return loss, _logged(trainer, loss)
 
-        trainer = self._prepared(1, batch)
+        trainer = self._prepared(1)
         with quiet():
             results = Ranks(n_ranks, MODULE).run(work, trainer)
         # The average of the ranks' gradients, as data parallelism has it.
@@ -191,16 +189,15 @@ class SwiftObjective(Adapter):
         import torch
 
         _require_whole(whole)
-        trainer = self._prepared(len(pieces), whole)
+        trainer = self._prepared(len(pieces))
         with quiet():
             losses = [_loss_of_piece(trainer, piece, whole) for piece in pieces]
         loss = torch.stack(losses).sum()
-        return LossOutput(loss, _logged(trainer, loss, whole))
+        return LossOutput(loss, _logged(trainer, loss))
 
-    def _prepared(self, n_micro: int, batch: PolicyBatch) -> Any:
+    def _prepared(self, n_micro: int) -> Any:
         """Return a trainer in an update of so many micro-batches."""
-        settings = self.settings if batch.entropy is None else {**self.settings, **WITH_ENTROPY}
-        trainer = type(self)(settings)._trainer
+        trainer = self._trainer
         trainer.current_gradient_accumulation_steps = n_micro
         trainer.args.gradient_accumulation_steps = trainer.args.steps_per_generation = n_micro
         trainer.disable_rollout_importance_sampling = False
@@ -280,12 +277,9 @@ def _inputs(trainer: Any, piece: PolicyBatch, whole: PolicyBatch) -> dict[str, A
     return {"model_inputs": {"input_ids": piece.mask.long()}, "grpo_batch": batch}
 
 
-def _logged(trainer: Any, loss: Tensor, batch: PolicyBatch) -> dict[str, float]:
+def _logged(trainer: Any, loss: Tensor) -> dict[str, float]:
     """Have the trainer log the metrics of an update -> those of the loss, by the contract's names."""
     trainer.state.log_history = []
     trainer.log({"loss": float(loss.detach())})
     (log,) = trainer.state.log_history
-    metrics = {ours: log[theirs] for theirs, ours in METRICS.items() if log.get(theirs) is not None}
-    if batch.entropy is None:
-        metrics.pop("entropy", None)
-    return metrics
+    return {ours: log[theirs] for theirs, ours in METRICS.items() if log.get(theirs) is not None}

@@ -43,8 +43,6 @@ def conventions_of(args: Any, settings: dict[str, Any]) -> Conventions:
         aggregation=AGGREGATIONS[args.loss_type],
         aggregation_constant=args.max_completion_length,
         top_entropy=None if args.top_entropy_quantile == 1 else args.top_entropy_quantile,
-        # That of the logged number: the trainer has no bonus.
-        entropy_aggregation="sequence_mean_nonempty",
         kl_estimator="k3",
         kl_coef=args.beta,
         kl_input_clamp=20.0,

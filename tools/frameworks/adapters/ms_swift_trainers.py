@@ -15,6 +15,8 @@ from rlcanary.adapters.trl.trainer.trainers import PROMPT, dataset_of, random_st
 
 # Updates of a run: enough that no check comes to the end of its schedule.
 UPDATES = 1000
+# Ids of the tokenizer, among which are those of all prompts.
+IDS = 160_000
 # On the CPU in full precision, without a progress bar, without workers that load data; each update logs its metrics.
 QUIETLY: dict[str, Any] = {
     "use_cpu": True,
@@ -46,6 +48,7 @@ def grpo_trainer(
     *,
     rows: Sequence[dict[str, Any]] | None = None,
     tokenizer: Any = None,
+    replays: bool = True,
 ) -> Any:
     """Construct a `GRPOTrainer` whose engine replays the completions of `Replay`.
 
@@ -54,7 +57,8 @@ def grpo_trainer(
         model: the policy, by default the tiny Llama.
         ref_model: the reference model where beta is above zero, by default a copy of the policy.
         rows: the training dataset, in swift's format; by default 64 prompts of one token.
-        tokenizer: by default the tiny one.
+        tokenizer: by default one of words that are numbers.
+        replays: whether the engine replays; otherwise it is the trainer's own.
     """
     from swift.rlhf_trainers.arguments import GRPOConfig
     from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
@@ -83,7 +87,8 @@ def grpo_trainer(
         for callback in list(trainer.callback_handler.callbacks):
             if type(callback).__name__ == "PrinterCallbackNew":
                 trainer.remove_callback(callback)
-    trainer.engine = Replay(trainer)
+    if replays:
+        trainer.engine = Replay(trainer)
     return trainer
 
 
@@ -105,14 +110,33 @@ def template_of(model: Any, tokenizer: Any = None, **options: Any) -> Any:
     """Make the template of a run with `use_chat_template=False`: the prompt is the text of the user."""
     from swift.template import get_template
 
-    from rlcanary.tiny_models import tiny_tokenizer
-
-    processor = copy.copy(tiny_tokenizer() if tokenizer is None else tokenizer)
+    processor = own_tokenizer(_words() if tokenizer is None else tokenizer)
     processor.model_info, processor.model_meta = model.model_info, model.model_meta
     given = {"use_chat_template": False, "template_type": "default", "max_length": None, **options}
     template = get_template(processor, loss_scale="last_round", truncation_strategy="left", **given)
+    template.template_meta.auto_add_bos = False  # the prompts of the checks have theirs
     template.set_mode("train")
     return template
+
+
+def own_tokenizer(tokenizer: Any) -> Any:
+    """Copy a tokenizer so that its special tokens can be changed."""
+    own = copy.copy(tokenizer)
+    own._special_tokens_map = dict(tokenizer._special_tokens_map)
+    return own
+
+
+@cache
+def _words() -> Any:
+    """Make a tokenizer of one id per word, as the tiny one is, with ids enough for the prompts of the checks."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"t{index}": index for index in range(3, IDS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 @cache
@@ -141,6 +165,7 @@ class Replay:
 
     def __init__(self, trainer: Any) -> None:
         self.decode = trainer.template.decode_generate_ids
+        self.of_model = trainer.engine
         self.rollout: Rollout | None = None
         self.finish_reasons: list[str | None] | None = None
         self.texts: list[str] | None = None

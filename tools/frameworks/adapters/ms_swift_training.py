@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SwiftState(TrlState):
     """A trainer of swift that has come to its first epoch."""
 
-    def update(self, rollout: Rollout) -> list[dict[str, float]]:
+    def update(self, rollout: Rollout, finish_reasons: list[str] | None = None) -> list[dict[str, float]]:
         """Run the trainer's loop over one rollout batch -> the logged metrics of each update, by the contract's names."""
         with self.running() as trainer:
             args, rows = trainer.args, len(rollout.rewards)
@@ -32,7 +32,7 @@ class SwiftState(TrlState):
                 raise NotProvided(f"{rows} completions are no {args.steps_per_generation} equal batches")
             trainer.num_generations = rollout.group_size
             args.per_device_train_batch_size = rows // args.steps_per_generation
-            trainer.engine.rollout = rollout
+            trainer.engine.rollout, trainer.engine.finish_reasons = rollout, finish_reasons
             trainer._buffered_inputs = None
             before = len(trainer.state.log_history)
             texts = [trainer.template.tokenizer.decode(ids) for ids in rollout.prompt_ids]
@@ -92,14 +92,15 @@ class SwiftTraining(SwiftObjective):
         return self._update(state, Rollout.of_batch(batch))
 
     def rl_step(self, state: Any, groups: list[Group], pad_token_id: int) -> dict[str, float]:
-        return self._update(state, Rollout.of_groups(groups))
+        reasons = [each.finish_reason for group in groups for each in group.completions]
+        return self._update(state, Rollout.of_groups(groups), reasons)
 
-    def _update(self, state: Any, rollout: Rollout) -> dict[str, float]:
+    def _update(self, state: Any, rollout: Rollout, finish_reasons: list[str] | None = None) -> dict[str, float]:
         if rollout.group_size < 2:
             raise NotProvided("num_generations has to be greater than 1")
         if any(not ids for ids in rollout.completion_ids):
             raise NotProvided("an engine of swift returns a token at least")
-        updates: list[dict[str, float]] = state.update(rollout)
+        updates: list[dict[str, float]] = state.update(rollout, finish_reasons)
         return updates[-1]
 
     def save_checkpoint(self, state: Any, folder: Path) -> None:
