@@ -293,5 +293,3 @@ def _padded_left(values_BT: Tensor, width: int) -> Tensor:
     import torch
 
     return torch.nn.functional.pad(values_BT, (width, 0))
-
-

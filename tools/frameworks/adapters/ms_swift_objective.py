@@ -17,7 +17,7 @@ from ms_swift_trainers import GRPO, grpo_trainer, own_tokenizer, row
 from rlcanary.adapters.batches import kl_of_each_token, micro_batches, prompts_of, tokens_of_completions
 from rlcanary.adapters.frameworks import quiet, usable
 from rlcanary.adapters.trl.trainer.ranks import Ranks
-from rlcanary.adapters.trl.trainer.state import Rollout, group_size
+from rlcanary.adapters.trl.trainer.state import group_size
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions

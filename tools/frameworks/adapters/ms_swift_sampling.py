@@ -210,7 +210,9 @@ class Core:
         ids = list(completion.token_ids)
         scores = None
         if parameters.logprobs is not None:
-            scores = [{token: SimpleNamespace(logprob=value)} for token, value in zip(ids, completion.logprobs, strict=True)]
+            scores = [
+                {token: SimpleNamespace(logprob=value)} for token, value in zip(ids, completion.logprobs, strict=True)
+            ]
         output = SimpleNamespace(index=0, token_ids=ids, logprobs=scores, finish_reason=completion.finish_reason)
         return SimpleNamespace(request_id=request_id, prompt_token_ids=prompt, outputs=[output], finished=True)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -69,7 +70,7 @@ def grpo_trainer(
 
     policy = known(tiny_llama() if model is None else model)
     # A run constructs its trainer once, which sets the random seeds; here many are constructed.
-    with quiet(), random_states_kept():
+    with quiet(), random_states_kept(), _accelerators_kept():
         args = GRPOConfig(output_dir=_folder().name, **{**QUIETLY, **SIZES, **GRPO, **settings})
         reference = None
         if args.beta:
@@ -83,9 +84,8 @@ def grpo_trainer(
             template=template_of(policy, tokenizer),
             train_dataset=_prompts() if rows is None else dataset_of(rows),
         )
-        trainer.remove_callback(PrinterCallback)
         for callback in list(trainer.callback_handler.callbacks):
-            if type(callback).__name__ == "PrinterCallbackNew":
+            if isinstance(callback, PrinterCallback):
                 trainer.remove_callback(callback)
     if replays:
         trainer.engine = Replay(trainer)
@@ -139,6 +139,18 @@ def _words() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
+@contextmanager
+def _accelerators_kept() -> Iterator[None]:
+    """Give the trainers of before the state of accelerate again, which arguments reset, if the block fails."""
+    from accelerate import Accelerator
+
+    try:
+        yield
+    except Exception:
+        Accelerator(cpu=True)
+        raise
+
+
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """Make the folder that trainers are constructed with. One that writes is given another."""
@@ -155,7 +167,7 @@ def row(prompt: str = PROMPT, **columns: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": prompt}], **columns}
 
 
-def given_reward(completions: list[str], given_reward: list[float], **_: Any) -> list[float | None]:
+def given_reward(_: list[str], given_reward: list[float], **__: Any) -> list[float | None]:
     """Return the rewards that the rows come with; None stands for one that is NaN."""
     return [None if math.isnan(reward) else reward for reward in given_reward]
 
