@@ -32,6 +32,7 @@ TITLES = {
     "prime_rl": "prime-rl",
     "slime": "slime",
     "areal": "AReaL",
+    "ms_swift": "ms-swift",
     "nano_aha": "nano-aha-moment",
 }
 SEVERITIES = {"update": "a wrong update", "dashboard": "a wrong logged number", "hardening": "hardening"}

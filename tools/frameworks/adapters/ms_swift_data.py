@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from ms_swift_objective import MODULE, generated
-from ms_swift_trainers import grpo_trainer, row
+from ms_swift_trainers import as_rank, grpo_trainer, row
 from ms_swift_training import SwiftTraining
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl.trainer.ranks import Ranks
-from rlcanary.adapters.trl.trainer.runs import GROUP, ranked
+from rlcanary.adapters.trl.trainer.runs import GROUP
 from rlcanary.adapters.trl.trainer.state import Rollout, group_size
 from rlcanary.contract.declining import NotProvided
 
@@ -221,7 +221,7 @@ class SwiftData(SwiftTraining):
 
     def _epochs_of(self, n_items: int, rank: int, n_ranks: int) -> Iterator[list[int]]:
         """Go through the epochs of a run's data loader, as its loop does."""
-        with ranked(rank, n_ranks):
+        with as_rank(rank, n_ranks):
             loader = self._dataset_trainer(n_items, n_ranks, n_ranks).get_train_dataloader()
         epoch = 0
         while True:
@@ -257,7 +257,7 @@ class SwiftData(SwiftTraining):
             given["max_steps"] = settings.max_batches * conventions.epochs_per_rollout * conventions.mini_batches
         batches = []
         for rank in range(settings.ranks):
-            with ranked(rank, settings.ranks):
+            with as_rank(rank, settings.ranks):
                 trainer = self._dataset_trainer(settings.n_items, settings.prompts_per_batch, settings.ranks, **given)
                 run = noted(trainer)
             batches.append(run.batches)

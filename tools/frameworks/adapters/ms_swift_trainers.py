@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl.trainer.runs import ranked
 from rlcanary.adapters.trl.trainer.state import Rollout
 from rlcanary.adapters.trl.trainer.trainers import PROMPT, dataset_of, random_states_kept
 
@@ -140,15 +141,32 @@ def _words() -> Any:
 
 
 @contextmanager
+def as_rank(rank: int, n_ranks: int) -> Iterator[None]:
+    """Have accelerate believe that this process is one of several, and know better behind the block."""
+    try:
+        with ranked(rank, n_ranks):
+            yield
+    finally:
+        _begin_accelerate()
+
+
+@contextmanager
 def _accelerators_kept() -> Iterator[None]:
     """Give the trainers of before the state of accelerate again, which arguments reset, if the block fails."""
-    from accelerate import Accelerator
-
     try:
         yield
     except Exception:
-        Accelerator(cpu=True)
+        _begin_accelerate()
         raise
+
+
+def _begin_accelerate() -> None:
+    """Fill the state that all accelerators share."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    Accelerator(cpu=True)
 
 
 @cache
