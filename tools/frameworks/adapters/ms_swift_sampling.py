@@ -185,7 +185,7 @@ class Core:
         self.waiting: list[tuple[str, list[int], Any]] = []
         # The path on which swift finds the model.
         runner = SimpleNamespace(model_runner=SimpleNamespace(model=self))
-        self.model_executor = SimpleNamespace(driver_worker=SimpleNamespace(worker=runner))
+        self.model_executor = SimpleNamespace(driver_worker=SimpleNamespace(worker=runner), is_sleeping=False)
 
     def add_request(self, request_id: str, inputs: dict[str, Any], parameters: Any, **_: Any) -> None:
         self.waiting.append((request_id, list(inputs["prompt_token_ids"]), parameters))

@@ -28,6 +28,7 @@ QUIETLY: dict[str, Any] = {
     "logging_steps": 1,
     "check_model": False,
     "dataloader_num_workers": 0,
+    "dataloader_persistent_workers": False,
     # It changes no number, and the checks read gradients in a way that its default variant forbids.
     "gradient_checkpointing": False,
 }
