@@ -58,8 +58,10 @@ class Training(Objective):
         sizes = {order.count(group) for group in groups}
         if len(sizes) > 1 or sorted(order, key=groups.index) != order or len(groups) % mini_batches:
             raise NotProvided("prompts have one number of samples, beside each other, and mini-batches one of prompts")
-        given_reference = self.conventions.kl_coef != 0 and batch.ref_logprobs is not None
-        has_reference = self.conventions.kl_coef != 0 and not given_reference
+        # SkyRL computes the KL also where its coefficient is 0.
+        has_kl = self.algorithm.use_kl_loss or self.algorithm.use_kl_in_reward
+        given_reference = has_kl and batch.ref_logprobs is not None
+        has_reference = has_kl and not given_reference
         if has_reference and state.ref_model is None:
             raise NotProvided("use_kl_loss needs a reference")
         config = self.config
@@ -94,6 +96,8 @@ class Training(Objective):
             with torch.enable_grad():
                 status = runner.train_critic_and_policy(data)
         metrics = {ours: float(status[theirs]) for theirs, ours in LOGGED.items() if theirs in status}
+        if self.algorithm.use_kl_in_reward:  # these rewards have the KL in them
+            return metrics
         return {**metrics, "reward": runner.all_metrics["loss/avg_final_rewards"]}
 
 

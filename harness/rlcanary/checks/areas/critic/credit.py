@@ -271,9 +271,9 @@ def _other_singletons(conventions: Conventions) -> list[dict[str, Any]]:
 def without_spread(adapter: Adapter, batch: CreditBatch) -> None:
     """Whitening is finite where all advantages are equal, and as declared where one token leaves no deviation.
 
-    Silent until a filter or a rank leaves one token: with n - 1 its deviation is NaN, and so are its advantage and, one step
-    later, all weights; or something replaces the NaN by a zero. Look for a condition that asks for no token where it has to
-    ask for fewer than two, and for a division without an epsilon. An error is no silence.
+    Silent because it takes a filter or a rank that leaves one token: with n - 1 its deviation is NaN, and so are its
+    advantage and, one step later, all weights; or something replaces the NaN by a zero. Look for a condition that asks for
+    no token where it has to ask for fewer than two, and for a division without an epsilon. An error is no silence.
     """
     credit = unless_raised(adapter.token_advantages, copy.deepcopy(batch))
     if credit is None:
