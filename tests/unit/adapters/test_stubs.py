@@ -55,7 +55,8 @@ import_utils.PACKAGE_DISTRIBUTION_MAPPING = OfOlder(import_utils.PACKAGE_DISTRIB
 with stubbed(KERNELS):
     import transformers.trainer
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_typed_dicts_are_the_older_ones_again():

@@ -14,6 +14,7 @@ from ms_swift_trainers import as_rank, grpo_trainer, row
 from ms_swift_training import SwiftTraining
 
 from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.trl.reporting import METRICS
 from rlcanary.adapters.trl.trainer.ranks import Ranks
 from rlcanary.adapters.trl.trainer.runs import GROUP
 from rlcanary.adapters.trl.trainer.state import Rollout, group_size
@@ -32,17 +33,6 @@ if TYPE_CHECKING:
     from rlcanary.contract.records.reporting import RolloutBatch
     from rlcanary.contract.records.reward_parts import RewardParts
     from rlcanary.contract.state import Item
-
-# Swift's names of metrics, and the contract's.
-METRICS = {
-    "reward": "reward",
-    "reward_std": "reward_std",
-    "completions/mean_length": "length",
-    "completions/min_length": "length_min",
-    "completions/max_length": "length_max",
-    "completions/clipped_ratio": "truncated",
-    "frac_reward_zero_std": "no_signal",
-}
 
 
 class SwiftData(SwiftTraining):

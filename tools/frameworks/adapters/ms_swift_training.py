@@ -11,6 +11,7 @@ from ms_swift_trainers import UPDATES, grpo_trainer, known, row
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl.trainer.state import Rollout, TrlState
+from rlcanary.adapters.trl.training import arguments_of
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:
@@ -72,19 +73,8 @@ class SwiftTraining(SwiftObjective):
             model = Swift.prepare_model(known(model), LoraConfig(target_modules=list(lora.targets), **sizes))
         else:
             reference = None
-        given = {
-            **_schedule(settings),
-            "max_steps": settings.total_updates,
-            "learning_rate": settings.learning_rate,
-            "warmup_steps": settings.warmup_updates,
-            "weight_decay": settings.weight_decay,
-            "adam_beta1": settings.betas[0],
-            "adam_beta2": settings.betas[1],
-            "adam_epsilon": settings.eps,
-            "gradient_checkpointing": settings.gradient_checkpointing,
-        }
         with quiet():
-            return self._state({**self.settings, **given}, model, reference)
+            return self._state({**self.settings, **arguments_of(settings)}, model, reference)
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         if batch.ref_logprobs is not None and state.trainer.beta:
@@ -111,16 +101,3 @@ class SwiftTraining(SwiftObjective):
     def load_checkpoint(self, state: Any, folder: Path) -> Any:
         state.resume(str(folder))
         return state
-
-
-def _schedule(settings: RunSettings) -> dict[str, Any]:
-    """Return the settings of a schedule of transformers for the course of the learning rate."""
-    kind: dict[str, Any] = {"lr_scheduler_type": settings.rate_shape}
-    if settings.rate_shape == "constant" and settings.warmup_updates:
-        return {"lr_scheduler_type": "constant_with_warmup"}
-    if not settings.final_share or settings.rate_shape == "constant":
-        return kind
-    if settings.rate_shape == "cosine":
-        return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": settings.final_share}}
-    end = {"lr_end": settings.final_share * settings.learning_rate, "power": 1.0}
-    return {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": end}

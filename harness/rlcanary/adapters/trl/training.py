@@ -48,18 +48,9 @@ class TrlTraining(TrlBase):
             lora = settings.lora
             sizes: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha}
             adapters = LoraConfig(target_modules=list(lora.targets), **sizes)
-        given = {
-            **_schedule(settings),
-            "max_steps": settings.total_updates,
-            "learning_rate": settings.learning_rate,
-            "warmup_steps": settings.warmup_updates,
-            "weight_decay": settings.weight_decay,
-            "adam_beta1": settings.betas[0],
-            "adam_beta2": settings.betas[1],
-            "adam_epsilon": settings.eps,
-            "gradient_checkpointing": settings.gradient_checkpointing,
-        }
-        trainer = grpo_trainer({**self.settings, **given}, model, copied(model).eval(), peft_config=adapters)
+        trainer = grpo_trainer(
+            {**self.settings, **arguments_of(settings)}, model, copied(model).eval(), peft_config=adapters
+        )
         return TrlState.of(trainer)
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
@@ -112,6 +103,25 @@ class TrlTraining(TrlBase):
             raise NotProvided("num_generations has to be at least 2")
         updates: list[dict[str, float]] = state.update(rollout)
         return updates
+
+
+def arguments_of(settings: RunSettings) -> dict[str, Any]:
+    """Return the arguments of transformers for a run: its length, optimizer and schedule.
+
+    Raises:
+        NotProvided: transformers has no such schedule.
+    """
+    return {
+        **_schedule(settings),
+        "max_steps": settings.total_updates,
+        "learning_rate": settings.learning_rate,
+        "warmup_steps": settings.warmup_updates,
+        "weight_decay": settings.weight_decay,
+        "adam_beta1": settings.betas[0],
+        "adam_beta2": settings.betas[1],
+        "adam_epsilon": settings.eps,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+    }
 
 
 def _schedule(settings: RunSettings) -> dict[str, Any]:
