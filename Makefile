@@ -62,7 +62,7 @@ else
 endif
 
 styles: venv
-	@RLCANARY_STYLE_SEEDS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/checks/test_styles.py tests/unit/checks/test_state_styles.py
+	@RLCANARY_STYLE_SEEDS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/checks/styles/test_styles.py tests/unit/checks/styles/test_state_styles.py
 
 releases: venv
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nightly tests/nightly/test_older_releases.py

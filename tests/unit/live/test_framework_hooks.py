@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-SUPPORT = Path(__file__).parents[2] / "support"
+RUNS = Path(__file__).parents[2] / "support/live_runs"
 STARTED_BY = {"verl": {"VERL_USE_EXTERNAL_MODULES": "rlcanary.live.hooks.verl"}, "skyrl": {}}
 FOUND = {
     ("verl", "mask off by one"): "gradient.direction",
@@ -27,7 +27,7 @@ FOUND = {
 def run(framework: str) -> dict[str, Any]:
     """Train with the framework's own code, without a bug and with each."""
     environment = os.environ | STARTED_BY[framework] | {"RLCANARY_LIVE_EVERY": "1", "OMP_NUM_THREADS": "1"}
-    script = SUPPORT / f"live_{framework}.py"
+    script = RUNS / f"live_{framework}.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads(done.stdout)
@@ -63,7 +63,7 @@ def test_samples_of_an_asynchronous_trainer_are_left_out() -> None:
 def test_an_update_of_verl_on_two_ranks_is_judged_as_one(tmp_path: Path) -> None:
     environment = os.environ | STARTED_BY["verl"] | {"RLCANARY_LIVE_EVERY": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = SUPPORT / "live_verl_ranks.py"
+    script = RUNS / "live_verl_ranks.py"
     done = subprocess.run([*command, script, tmp_path], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))

@@ -14,7 +14,7 @@ from rlcanary.live import Audit
 from rlcanary.live.ranks import joined
 from rlcanary.live.record import Record
 
-SCRIPT = Path(__file__).parents[2] / "support/live_ranks.py"
+SCRIPT = Path(__file__).parents[2] / "support/live_runs/live_ranks.py"
 
 
 RUNS = [

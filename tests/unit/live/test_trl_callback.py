@@ -133,7 +133,7 @@ def test_a_run_that_is_resumed_goes_on_with_its_evidence(tmp_path: Path) -> None
 def test_an_update_of_two_ranks_is_judged_as_one(tmp_path: Path, loss_type: str, found: str | None) -> None:
     tiny_llama().save_pretrained(tmp_path / "model")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = Path(__file__).parents[2] / "support/live_trl_ranks.py"
+    script = Path(__file__).parents[2] / "support/live_runs/live_trl_ranks.py"
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, script, loss_type, tmp_path / "model", tmp_path], capture_output=True, text=True, env=environment
