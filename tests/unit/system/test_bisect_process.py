@@ -15,7 +15,13 @@ SLEEP = "import time; time.sleep(9999)"
 
 
 def sleeper(mark: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", SLEEP], env=os.environ | {"MARK": mark}, start_new_session=True)
+    """Start a process with this mark, and wait until it runs: just after `exec` its environment can still read as empty."""
+    program = f"print(flush=True); {SLEEP}"
+    marked = os.environ | {"MARK": mark}
+    process = subprocess.Popen([sys.executable, "-c", program], env=marked, start_new_session=True, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
 
 
 def test_process_without_our_mark_is_left_alone() -> None:
