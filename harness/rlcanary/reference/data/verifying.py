@@ -70,7 +70,7 @@ def fraction(text: str) -> Fraction | None:
 def plain_latex(text: str) -> str:
     r"""Remove what does not change the meaning of an expression: dollar signs, spacing, sizes of fractions and brackets."""
     text = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", text)
-    return re.sub(r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|[\s$]", "", text)
+    return re.sub(r"\\(?:left|right|q?quad)(?![a-zA-Z])|\\[!,;: ]|[\s$]", "", text)
 
 
 def _boxed(text: str) -> list[str]:

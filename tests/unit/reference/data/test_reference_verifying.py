@@ -54,6 +54,7 @@ def test_fractions_have_their_exact_value(text: str, value: Fraction | None) -> 
 def test_spacing_and_sizes_of_brackets_do_not_change_an_expression() -> None:
     assert plain_latex(r"\left( \dfrac{1}{2},\, 3 \right)$") == r"(\frac{1}{2},3)"
     assert plain_latex(r"\leftarrow \rightarrow") == r"\leftarrow\rightarrow"
+    assert plain_latex(r"x \quad = \qquad y") == "x=y"
 
 
 @pytest.mark.parametrize("format", FORMATS)
