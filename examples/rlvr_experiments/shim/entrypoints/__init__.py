@@ -1,0 +1,1 @@
+"""The entry points whose functions the unit tests call."""
