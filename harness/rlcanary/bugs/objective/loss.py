@@ -50,6 +50,18 @@ class KlOverPadding(Bug):
         return LossOutput(output.loss, {**output.metrics, "kl": output.metrics["kl"] * share})
 
 
+class LoggedKlClamped(Bug):
+    id = "openrlhf.logged-kl-clamped"
+    source = "OpenRLHF 3a9815c5"
+    effect = "the logged KL to the old policy is of log-ratios that were clamped for the ratio: it never exceeds 20"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        log_ratio_BT = (batch.logprobs - batch.old_logprobs).detach().clamp(-20.0, 20.0)
+        held = replace(batch, old_logprobs=batch.logprobs.detach() - log_ratio_BT)
+        output, logged = super().policy_loss(batch), super().policy_loss(held).metrics["approx_kl"]
+        return LossOutput(output.loss, {**output.metrics, "approx_kl": logged})
+
+
 class OldLogprobsNotReindexed(Bug):
     id = "trl.old-logprobs-not-reindexed"
     source = "TRL 941fb332c, #4454, survey T23"

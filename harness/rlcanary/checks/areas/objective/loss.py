@@ -349,12 +349,20 @@ def log_ratio_clamp(adapter: Adapter, log_ratios: list[float], advantage: float)
     _assert_declared(adapter, inputs.one_row(log_ratios, advantage), told)
 
 
-@check("loss.metrics", severity="dashboard", needs=("policy_loss",), cases=inputs.batches(*inputs.SHAPES), draws=_drawn)
+def _near_and_far(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    yield from inputs.batches(*inputs.SHAPES)(rng)
+    # A clamp of the ratio, which many have at 20 nats, is none of the logged distance.
+    far = max(20.0, conventions.log_ratio_clamp or 0.0) + 5
+    for log_ratios in ([-far, 0.1], [far, -0.1]):
+        yield Case(f"log-ratios {log_ratios}", batch=inputs.one_row(log_ratios, 1.0))
+
+
+@check("loss.metrics", severity="dashboard", needs=("policy_loss",), cases=_near_and_far, draws=_drawn)
 def metrics(adapter: Adapter, batch: PolicyBatch) -> None:
     """Logged KL, entropy, clip fraction and ratios are those of the trained tokens, as recomputed from the batch.
 
-    Silent because metrics affect only people's decisions. Look for means over padding, means of means, and a clip
-    fraction that counts tokens which are not clipped.
+    Silent because metrics affect only people's decisions. Look for means over padding, means of means, a clip fraction
+    that counts tokens which are not clipped, and a KL of log-ratios that were clamped for the loss.
     """
     expected = exact_output(batch, adapter.conventions).metrics
     assert_metrics(adapter.policy_loss(batch), expected, "recomputed from the batch")
