@@ -64,6 +64,16 @@ class PromptNotCounted(Bug):
         return super().rollout(engine, items, {**sampling, "max_new_tokens": sampling["max_new_tokens"] + longest})
 
 
+class NoEndNeverPassedOn(Bug):
+    id = "verl.ignore-eos-never-passed-on"
+    source = "verl 15560eae1, #6630; NeMo RL, #2788"
+    effect = "a run that asks for completions without an end still gets those that end at the engine's own EOS"
+
+    def rollout(self, engine: Any, items: list[Item], sampling: Sampling) -> list[Group]:
+        passed_on = {name: value for name, value in sampling.items() if name != "eos_token_ids" or value}
+        return super().rollout(engine, items, passed_on)
+
+
 class TemplateStripped(Bug):
     id = "trl.template-stripped"
     source = "TRL 79ec242ae, #3651, survey T12"

@@ -228,7 +228,7 @@ def prompts_as_given(adapter: Adapter) -> None:
 
 def _sampling_choices() -> Iterator[Case]:
     singly = {"temperature": (0.7, 0.0), "top_p": (0.9,), "top_k": (20,), "max_new_tokens": (7, 1)}
-    ends = {"eos_token_ids": ((EOS_ID, 5), (5,))}
+    ends = {"eos_token_ids": ((EOS_ID, 5), (5,), ())}
     together = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "max_new_tokens": 7, "eos_token_ids": (EOS_ID, 5)}
     for choice in (*({name: each} for name, values in (singly | ends).items() for each in values), together):
         yield Case(choice, choice=choice)
@@ -239,9 +239,10 @@ def sampling_reaches_the_engine(adapter: Adapter, choice: dict[str, Any]) -> Non
     """Temperature, top-p, top-k, token limit and EOS ids reach the engine unchanged, and no penalty is added.
 
     Silent because another temperature or a repetition penalty still samples good text, only not from the distribution
-    that is trained; a `0` that means greedy or "off" turns into a default under `or`; a limit that forgets the prompt
-    overruns the context. Look for `x or default`, for keyword arguments that shadow the configuration, for the model's
-    generation config, and for a token limit computed from the padded prompt.
+    that is trained; a `0` that means greedy or "off", or an empty list of EOS ids (`ignore_eos`), turns into a default
+    under `or`; a limit that forgets the prompt overruns the context. Look for `x or default`, for keyword arguments that
+    shadow the configuration, for an option that is defined and never passed on, for the model's generation config, and
+    for a token limit computed from the padded prompt.
     """
     wanted, neutral = sampling_of(**choice), sampling_of()
     penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0}
@@ -251,7 +252,9 @@ def sampling_reaches_the_engine(adapter: Adapter, choice: dict[str, Any]) -> Non
         given = list(dict.fromkeys(each.get(name, neutral[name]) for each in asked))
         assert_equal(given, [wanted[name]], f"{name} {wanted[name]} was asked for, {told}")
     ends = wanted["eos_token_ids"]
-    given = list(dict.fromkeys(tuple(each.get("eos_token_ids", ())) for each in asked))
+    # Without any in the request, the engine ends at its own.
+    named = (each.get("eos_token_ids") for each in asked)
+    given = list(dict.fromkeys(None if ids is None else tuple(ids) for ids in named))
     assert_equal(given, [ends], f"EOS ids {ends} were asked for, {told}")
     for name, none in penalties.items():
         given = list(dict.fromkeys(each.get(name) or none for each in asked))
