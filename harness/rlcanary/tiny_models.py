@@ -11,16 +11,37 @@ from rlcanary.contract.layers import copied
 VOCABULARY = 64
 PAD_ID, EOS_ID, BOS_ID = 0, 2, 1
 
-CHAT_TEMPLATE = """\
+OPENING = """\
 {{- bos_token }}
 {%- if tools -%}
 <|start|>tools
 {{ tools | map("tojson") | join("\\n") }}<|end|>
 {% endif -%}
+"""
+TURNS = """\
 {%- for message in messages -%}
 <|start|>{{ message.role }}
 {{ message.content }}<|end|>
 {% endfor -%}
+"""
+# The answers of all tools that a turn called are one turn of the user, as in Qwen's templates.
+TURNS_WITH_MERGED_TOOLS = """\
+{%- for message in messages -%}
+{%- if message.role != "tool" -%}
+<|start|>{{ message.role }}
+{{ message.content }}<|end|>
+{% else -%}
+{%- if loop.first or loop.previtem.role != "tool" -%}
+<|start|>user
+{% endif -%}
+<tool>{{ message.content }}</tool>
+{%- if loop.last or loop.nextitem.role != "tool" -%}
+<|end|>
+{% endif -%}
+{% endif -%}
+{% endfor -%}
+"""
+GENERATION_PROMPT = """\
 {%- if add_generation_prompt -%}
 <|start|>assistant
 {% endif -%}"""
@@ -68,12 +89,15 @@ def tiny_tokenizer() -> Any:
     )
 
 
-def tiny_chat_tokenizer() -> Any:
+def tiny_chat_tokenizer(merges_tools: bool = False) -> Any:
     """A byte-level BPE tokenizer with a chat template; ids 0, 1, 2 and 3 are padding, BOS, end of turn and start of turn.
 
     The template writes BOS, a turn with the tools where there are any, the roles as they are (system, user, assistant,
     tool) and a line break behind each end of turn; `encode` adds a BOS of its own. Words such as "hello" are merged into
     one id, so that "hello" sampled letter by letter has other ids when its text is encoded again.
+
+    Args:
+        merges_tools: the template writes consecutive messages of tools as one turn of the user, each in a tag of its own.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -98,7 +122,7 @@ def tiny_chat_tokenizer() -> Any:
         bos_token="<bos>",
         eos_token="<|end|>",
         additional_special_tokens=["<|start|>"],
-        chat_template=CHAT_TEMPLATE,
+        chat_template=OPENING + (TURNS_WITH_MERGED_TOOLS if merges_tools else TURNS) + GENERATION_PROMPT,
     )
 
 

@@ -6,6 +6,7 @@ A KL to the reference in the loss, chat templates written turn by turn, and mean
 import copy
 import json
 import math
+from itertools import groupby
 
 import torch
 
@@ -13,6 +14,16 @@ from rlcanary.contract.adapter import Adapter, NotProvided, TrainState
 from rlcanary.contract.batch import CollatedBatch, Group, LossOutput
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.engine import InProcessEngine
+
+
+def _merged_tools(messages):
+    """Write the answers of all tools of a turn as one turn of the user."""
+    turns = []
+    for role, of_role in groupby(messages, key=lambda message: message["role"]):
+        if role == "tool":
+            of_role = [{"role": "user", "content": "".join(f"<tool>{each['content']}</tool>" for each in of_role)}]
+        turns += of_role
+    return turns
 
 
 class PaddingLeft(Adapter):
@@ -200,7 +211,7 @@ class PaddingLeft(Adapter):
         if tools:
             schemas = "\n".join(json.dumps(tool) for tool in tools)
             add([*encode(f"<|start|>tools\n{schemas}"), tokenizer.eos_token_id, *encode("\n")], False)
-        for message in messages:
+        for message in _merged_tools(messages) if "<tool>" in tokenizer.chat_template else messages:
             add(encode(f"<|start|>{message['role']}\n"), False)
             sampled = bool(message.get("sampled"))
             content = list(message["token_ids"]) if sampled and "token_ids" in message else encode(message["content"])

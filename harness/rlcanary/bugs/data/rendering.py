@@ -136,3 +136,22 @@ class EachMessageTemplatedAlone(Bug):
             ids[place:place] = [BOS_ID]
             trained[place:place] = [False]
         return ids, trained
+
+
+class EachToolAnswerTemplatedAlone(Bug):
+    id = "slime.each-tool-answer-templated-alone"
+    source = "slime f033ebfc0, #2264"
+    effect = "the answers of several tools, which the template writes as one turn, become a turn each"
+
+    def render(self, messages: Messages, tokenizer: Any, tools: Messages | None = None) -> Rendered:
+        apart: Messages = []
+        for message in messages:
+            if message["role"] == "tool" and apart and apart[-1]["role"] == "tool":
+                apart.append({"role": "user", "content": "-"})
+            apart.append(message)
+        ids, trained = super().render(apart, tokenizer, tools)
+        between = tokenizer.encode("<|start|>user\n-<|end|>\n", add_special_tokens=False)
+        for place in reversed(range(len(ids))):
+            if ids[place : place + len(between)] == between:
+                del ids[place : place + len(between)], trained[place : place + len(between)]
+        return ids, trained

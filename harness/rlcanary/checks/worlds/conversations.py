@@ -186,14 +186,19 @@ def talk(
     delays: Sequence[int] = (5, 0, 2),
     max_turns: int | None = None,
     max_tokens: int | None = None,
+    merges_tools: bool = False,
     **sampling: Any,
 ) -> Talk:
-    """Have `n` conversations about as many tasks as there are turns, see `ScriptedEnvironment` and `AnsweringEngine`."""
+    """Have `n` conversations about as many tasks as there are turns.
+
+    See `ScriptedEnvironment`, `AnsweringEngine`, and `tiny_chat_tokenizer` for `merges_tools`.
+    """
+    tokenizer = tiny_chat_tokenizer(merges_tools)
     engine = AnsweringEngine(delays)
     environment = ScriptedEnvironment(turns, parallel=parallel, earns=earns, fails=fails)
     options = ConversationOptions(sampling_of(n=n, **sampling), max_turns, max_tokens)
     try:
-        episodes = adapter.converse(engine, tiny_chat_tokenizer(), tasks_of(len(turns)), environment, options)
+        episodes = adapter.converse(engine, tokenizer, tasks_of(len(turns)), environment, options)
     finally:
         if environment.asked_too_often is not None:
             told = f"a session of task {environment.asked_too_often!r} got a further answer after its conversation had ended"
@@ -232,7 +237,8 @@ def spoken(episode: Episode) -> list[str]:
     return [tiny_chat_tokenizer().decode(run.ids, skip_special_tokens=True) for run in trained_runs(episode)]
 
 
-def template_text(messages: Sequence[Message]) -> str:
+def template_text(messages: Sequence[Message], merges_tools: bool = False) -> str:
     """Return the prompt of the next answer as the chat template writes it."""
-    text: str = tiny_chat_tokenizer().apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    tokenizer = tiny_chat_tokenizer(merges_tools)
+    text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return text

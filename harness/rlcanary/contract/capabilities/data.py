@@ -53,6 +53,10 @@ class Data:
         their text again can give others, and an end-of-turn token that is not among them was not sampled. Code that
         renders from text alone declines such messages with `NotProvided`.
 
+        The ids are those of the tokenizer's own chat template. Templates differ: some write each answer of a tool as a turn,
+        others all answers that follow one another as one turn of the user. Code that writes the words of one template itself
+        declines a tokenizer with another.
+
         `tools` are the JSON schemas of the tools that the policy is offered, as chat templates take them.
         """
         raise NotProvided

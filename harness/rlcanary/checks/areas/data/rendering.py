@@ -134,17 +134,27 @@ def _tool_answers() -> Iterator[Case]:
     yield _case(QUESTION, ask, TOOL, OTHER_TOOL, _sampled("yes"))
     yield _case(QUESTION, ask, OTHER_TOOL, _sampled("hello"), TOOL, ANSWER)
     yield _case(QUESTION, ask, {**TOOL, "content": ""}, ANSWER)
+    yield from _merged_tool_answers()
+
+
+def _merged_tool_answers() -> Iterator[Case]:
+    """Conversations in which a template writes the answers of all tools of a turn as one turn."""
+    ask = _sampled("ask")
+    for tools in ([TOOL], [TOOL, OTHER_TOOL], [OTHER_TOOL, TOOL, OTHER_TOOL]):
+        messages = [SYSTEM, QUESTION, ask, *tools, _sampled("hello"), TOOL, ANSWER]
+        yield Case(f"{len(tools)} answers in one turn", messages=messages, merges_tools=True)
 
 
 @check("rendering.tool_turns", needs=("render",), cases=_tool_answers)
-def tool_turns(adapter: Adapter, messages: Messages) -> None:
-    """The ids contain a tool's answer, with its content and the template's tool role, and it is not trained.
+def tool_turns(adapter: Adapter, messages: Messages, merges_tools: bool = False) -> None:
+    """The ids contain the tools' answers, with their content and in the template's turns, and they are not trained.
 
     Silent because a conversation with a wrong role or an empty answer is still plausible: the model learns a format
     that it will not meet, or learns to continue without the answer. Look for branches on the tool format that are never
-    taken, for fields with other names, and for headers that pile up between the turns.
+    taken, for fields with other names, for headers that pile up between the turns, and for messages that are templated
+    one by one where the template writes all answers of a turn as one (Qwen).
     """
-    tokenizer = tiny_chat_tokenizer()
+    tokenizer = tiny_chat_tokenizer(merges_tools)
     ids, trained = _render(adapter, messages, tokenizer)
     assert_equal(_to_last_end(ids), _template(messages, tokenizer), "the ids are not those of the chat template")
     for index, message in enumerate(messages):
@@ -196,17 +206,18 @@ def _histories() -> Iterator[Case]:
     yield _case(QUESTION, _sampled("four"), sure, ANSWER)  # the same text, of which more was sampled
     yield _case(QUESTION, yes, sure, _history("yes"), _user("really?"), yes)
     yield _case(QUESTION, _history("yes"))
+    yield from _merged_tool_answers()
 
 
 @check("rendering.only_sampled_turns_are_trained", needs=("render",), cases=_histories)
-def only_sampled_turns_are_trained(adapter: Adapter, messages: Messages) -> None:
+def only_sampled_turns_are_trained(adapter: Adapter, messages: Messages, merges_tools: bool = False) -> None:
     """Only the tokens that this rollout sampled are trained: no earlier assistant turns, headers or other messages.
 
     Silent because assistant turns of the history are good text; but they have no sampler logprobs, so that their ratio
     is exp(logprob - 0), and a prefix shared by several branches is trained once per branch. Look for masks made from
     `role == "assistant"` or from a search for the text.
     """
-    tokenizer = tiny_chat_tokenizer()
+    tokenizer = tiny_chat_tokenizer(merges_tools)
     ids, trained = _render(adapter, messages, tokenizer)
     words, expected = map(tokenizer.convert_ids_to_tokens, (ids, _template(messages, tokenizer)))
     turns = _turns(messages, tokenizer)

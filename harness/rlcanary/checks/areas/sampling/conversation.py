@@ -136,15 +136,20 @@ def sampler_logprobs(adapter: Adapter, turns: list[int], n: int, parallel: int) 
                 assert_equal(rounded, told[tuple(run.ids)], message, quantity="sampler logprobs")
 
 
-@check("conversation.prompts", needs=("converse",), cases=_talks)
-def prompts(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+def _talks_of_each_template() -> Iterator[Case]:
+    yield from _talks()
+    yield Case("replies of two messages in one turn", turns=[3, 1], n=1, parallel=2, merges_tools=True)
+
+
+@check("conversation.prompts", needs=("converse",), cases=_talks_of_each_template)
+def prompts(adapter: Adapter, turns: list[int], n: int, parallel: int, merges_tools: bool = False) -> None:
     """The engine's prompt in every turn is the conversation so far as the chat template writes it.
 
     Silent because a model answers any prompt: a header that is left from the turn before, a second system prompt, a reply
     under another role or a missing call's result only costs reward. Look for messages that are templated one by one, for
     generation prompts that stay when a tool's message follows, and for parallel calls of which one result is kept.
     """
-    got = talk(adapter, turns, n=n, parallel=parallel)
+    got = talk(adapter, turns, n=n, parallel=parallel, merges_tools=merges_tools)
     prompts_by_answer = {each.completion.text: list(each.prompt) for each in got.engine.answered}
     messages_of = {task.id: task.messages for task in got.tasks}
     for session in got.environment.sessions:
@@ -153,7 +158,7 @@ def prompts(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
             if answer in prompts_by_answer:
                 text = tiny_chat_tokenizer().decode(prompts_by_answer[answer])
                 told = f"the prompt of the answer {answer!r} about task {session.task_id!r} is not the template's"
-                assert_equal(text, template_text(so_far), told, quantity="prompt")
+                assert_equal(text, template_text(so_far, merges_tools), told, quantity="prompt")
             so_far += [{"role": "assistant", "content": answer}, *reply.messages]
 
 
