@@ -18,6 +18,7 @@ OF_ALL_RANKS = """\
 """
 ADDED_KL = "per_token_loss = per_token_loss + self.beta * per_token_kl"
 ALL_IDS = "prompt_ids[idx_with_tool] + completion_ids[idx_with_tool] + suffix_ids"
+ALL_TOKENS = "self.accelerator.gather(torch.tensor(sum(map(len, completion_ids_list)), device=device)).sum()"
 NORMALIZER = 'normalizer = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes'
 PER_WINDOW = "normalizer = normalizer * self.current_gradient_accumulation_steps / self.args.steps_per_generation"
 SCALED = "advantages = advantages / (std_rewards + 1e-4)\n        is_std"
@@ -200,6 +201,10 @@ OWN = (
                 "        model = model.to(torch.bfloat16)\n        super().__init__(\n            model=model,",
             ),
         ),
+    ),
+    Plant(
+        "trl.truncated-tokens-counted",
+        (Change(SCORE, "self.accelerator.gather(loss_mask.sum()).sum()", ALL_TOKENS),),
     ),
 )
 

@@ -302,6 +302,8 @@ ELSEWHERE = {
     "verl.tool-branch-never-taken": "the loop has no branch for that parser any more",
     "verl.longest-counts-as-truncated": "this release has the bug; the adapter leaves that number out",
     "verl.sampler-only-penalty": "vLLM's server is started on an accelerator; the engine of the checks takes its place",
+    "verl.ignore-eos-never-passed-on": "it is in vLLM's server, as verl.sampler-only-penalty",
+    "verl.packed-as-memory-lies": "buckets are packed on the way to vLLM; the engine of the checks takes their place",
     "verl.derived-weights-stale": "vLLM derives weights behind its own loading; the engine of the checks takes its place",
     "verl.synced-only-once": "the manager of servers wakes them, and the adapter calls the worker behind it",
     "verl.only-lora-synced": "adapters are sent apart, which the adapter declines",

@@ -171,3 +171,19 @@ class BlockOfZeros(Bug):
         engine.load_weights((name, scaled(weight)) for name, weight in state.model.named_parameters())
         engine.reset_prefix_cache()
         engine.version += 1
+
+
+class PackedAsMemoryLies(Bug):
+    id = "verl.packed-as-memory-lies"
+    source = "verl c47d54e83, #6919"
+    effect = (
+        "the bytes of a weight are packed as if its memory had the order of its shape; where it has not, verl raised"
+    )
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        def packed(weight: torch.Tensor) -> torch.Tensor:
+            return weight.detach().as_strided((weight.numel(),), (1,)).view(weight.shape)
+
+        engine.load_weights((name, packed(weight)) for name, weight in state.model.named_parameters())
+        engine.reset_prefix_cache()
+        engine.version += 1

@@ -42,6 +42,7 @@ ONE_PROMPT = [
 ]
 
 
+ONCE = {"epochs_per_rollout": 1, "mini_batches": 1}
 TWICE = {"epochs_per_rollout": 2, "mini_batches": 2}
 HALVES = {"epochs_per_rollout": 1, "mini_batches": 2}
 
@@ -84,6 +85,20 @@ def _objectives(conventions: Conventions) -> Iterator[Case]:
     yield Case("an older sampler", changes=TWICE, groups=rollout_groups(), drift=0.3)
     yield Case("with KL", changes={**TWICE, "kl_coef": conventions.kl_coef or 0.3}, groups=rollout_groups(), drift=0.0)
     yield Case("one prompt in two updates", changes=HALVES, groups=ONE_PROMPT, drift=0.0)
+    # Divisors of tokens and of rows are counted at different places.
+    for name in dict.fromkeys((conventions.aggregation, "token_mean")):
+        changes = {**ONCE, "mask_truncated": True, "aggregation": name}
+        yield Case(
+            "a truncated completion that is masked", name, changes=changes, groups=_truncated_groups(), drift=0.0
+        )
+
+
+def _truncated_groups() -> list[Group]:
+    """Make two groups, the first of which has a truncated completion; every other completion has an end."""
+    return [
+        Group([5, 6, 7], [Completion([8, 9, 10, 11], finish_reason="length"), Completion([12, 2])], [1.0, 0.0]),
+        Group([12, 13], [Completion([14, 15, 2]), Completion([16, 17, 18, 2])], [0.0, 0.5]),
+    ]
 
 
 @check("rl_step.declared_gradients", needs=NEEDS, cases=_objectives)
@@ -91,8 +106,9 @@ def declared_gradients(adapter: Adapter, model: Any, groups: list[Group], drift:
     """Each update has the declared gradient of its completions, with the old logprobs and advantages of the whole rollout.
 
     Silent because the first update is right. Old logprobs that are computed again for each update make every ratio 1 and
-    nothing is ever clipped; advantages over the rows of a mini-batch have another baseline; a divisor of the whole batch
-    makes each update too small. Look at what is computed inside the loop over mini-batches that belongs before it.
+    nothing is ever clipped; advantages over the rows of a mini-batch have another baseline; a divisor of the whole batch,
+    or one that is counted before completions are masked, makes each update too small. Look at what is computed inside the
+    loop over mini-batches that belongs before it.
     """
     model = scene(adapter, model, groups, is_clipped=False).policy
     step = RlStep(adapter, model, LEARNING_RATE)
@@ -115,7 +131,9 @@ def declared_gradients(adapter: Adapter, model: Any, groups: list[Group], drift:
 
 
 def _trained(adapter: Adapter, model: Any, groups: list[Group], frozen: Frozen, step: RlStep) -> list[list[int] | None]:
-    """Find the rows of each update, as `Frozen.rows_in` does."""
+    """Find the rows of each update, as `Frozen.rows_in` does; a single update has them all."""
+    if len(step.updates) == 1:
+        return [list(range(len(frozen.batch.rewards)))]
     trained = [frozen.rows_in(update) for update in step.updates]
     if all(trained):
         return trained
@@ -246,7 +264,7 @@ def weights_move(adapter: Adapter, model: Any) -> None:
 
 
 def _one_update() -> Iterator[Case]:
-    yield Case(changes={"epochs_per_rollout": 1, "mini_batches": 1})
+    yield Case(changes=ONCE)
 
 
 @check("rl_step.order_of_groups", needs=NEEDS, cases=_one_update)
@@ -265,14 +283,9 @@ def order_of_groups(adapter: Adapter, model: Any) -> None:
 
 
 def _whole_and_truncated() -> Iterator[Case]:
-    changes = {"epochs_per_rollout": 1, "mini_batches": 1}
-    yield Case(changes=changes, groups=rollout_groups())
-    # Every other completion has an end.
-    cut = Group([5, 6, 7], [Completion([8, 9, 10, 11], finish_reason="length"), Completion([12, 2])], [1.0, 0.0])
-    whole = Group([12, 13], [Completion([14, 15, 2]), Completion([16, 17, 18, 2])], [0.0, 0.5])
-    yield Case(
-        "a truncated completion that is masked", changes={**changes, "mask_truncated": True}, groups=[cut, whole]
-    )
+    yield Case(changes=ONCE, groups=rollout_groups())
+    changes = {**ONCE, "mask_truncated": True}
+    yield Case("a truncated completion that is masked", changes=changes, groups=_truncated_groups())
 
 
 @check("rl_step.one_update_is_train_step", needs=("rl_step", "train_step"), cases=_whole_and_truncated)

@@ -133,7 +133,7 @@ class Frozen:
     def of(cls, state: Any, groups: Sequence[Group], conventions: Conventions) -> "Frozen":
         """Compute it from a state before its first update."""
         conventions = conventions.replace(training_dropout=False)
-        batch = reference.make_batch(list(groups), PAD)[0]
+        batch, _ = reference.make_batch(list(groups), PAD, mask_truncated=conventions.mask_truncated)
         ref_model = None if state.ref_model is None else _exact(state.ref_model)
         given = reference.frozen_batch(_exact(state.model), ref_model, batch, conventions)
         return cls(batch, given, conventions, max(1e-3, 8 * torch.finfo(precision(state.model)).eps))
