@@ -61,7 +61,16 @@ def test_correction_weights_are_those_declared(verl, level, mode):
     assert torch.allclose(adapter.importance_weights(trainer, sampler, mask)[mask], expected[mask])
 
 
-def test_the_reward_filter_drops_a_group_of_equal_rewards(verl):
+def test_the_reward_filter_drops_a_group_of_equal_rewards(verl, monkeypatch):
+    verl.keep_group(torch.tensor([1.0, 0.0]))  # imports the buffer with a stand-in of its store
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    def strict(buffer, *, max_off_policy_threshold, **others):
+        assert max_off_policy_threshold > 0  # as from verl 0.10 on
+        made(buffer, max_off_policy_threshold=max_off_policy_threshold, **others)
+
+    made = ReplayBuffer.__init__
+    monkeypatch.setattr(ReplayBuffer, "__init__", strict)
     assert verl.keep_group(torch.tensor([1.0, 0.0, 0.0]))
     assert not verl.keep_group(torch.full((7,), 0.9))
 
@@ -118,6 +127,17 @@ def test_the_default_token_builder_leaves_out_what_stands_before_a_tools_turn(ve
     result = run_check(CHECKS["rendering.sampled_tokens_as_they_are"], verl, "verl")
     assert "do not stand in the template's place" in result.message
     assert any("tool" in str(finding.fingerprint) for finding in result.findings)
+
+
+def test_turns_are_merged_by_the_name_that_verl_010_gave_the_function(verl, monkeypatch):
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+    check = CHECKS["rendering.sampled_tokens_as_they_are"]
+    before = run_check(check, verl, "verl")
+    monkeypatch.setattr(AgentLoopBase, "ct_merge_non_assistant_msg", AgentLoopBase.ct_merge_context_msg, raising=False)
+    monkeypatch.delattr(AgentLoopBase, "ct_merge_context_msg")
+    after = run_check(check, verl, "verl")
+    assert (after.status, after.findings) == (before.status, before.findings)
 
 
 def test_an_empty_answer_to_an_empty_reference_is_rewarded(verl):

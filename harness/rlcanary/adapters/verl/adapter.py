@@ -48,7 +48,7 @@ class VerlAdapter(Conversations):
             buffer = ReplayBuffer(
                 trainer_mode="sync",
                 trainer_config=None,
-                max_off_policy_threshold=None,
+                max_off_policy_threshold=1,  # version of the weights; None is refused from 0.10 on
                 max_off_policy_strategy="drop",
                 sampler_kwargs=None,
                 refill_fn=lambda _: None,

@@ -125,6 +125,7 @@ def merged(
         loop = agent_loop(config, tokenizer)
         if not hasattr(loop, "ct_merge_assistant_token"):
             raise NotProvided("the agent loops of this release merge sampled ids within their run alone")
+        merge = getattr(loop, "ct_merge_non_assistant_msg", None) or loop.ct_merge_context_msg  # of 0.10, and before
         first = starts[0] if starts else len(plain)
         ids = await loop.ct_build_initial_tokens(plain[:first], tools=tools)
         mask: list[int] = []
@@ -133,9 +134,7 @@ def merged(
             result, mask, _ = await loop.ct_merge_assistant_token(ids, list(messages[place]["token_ids"]), mask)
             ids = result.token_ids
             if end > place + 1:
-                result, mask, _ = await loop.ct_merge_context_msg(
-                    plain[: place + 1], plain[:end], ids, mask, tools=tools
-                )
+                result, mask, _ = await merge(plain[: place + 1], plain[:end], ids, mask, tools=tools)
                 ids = result.token_ids
         return ids, [0] * prompt + mask
 
