@@ -67,6 +67,7 @@ def test_untracked_folder_is_named_at_the_opening_unless_its_path_is_whole(tmp_p
     relative = bisect(repository, *ends, *command, "run/bundle")
     assert "GOOD (" in refusal(relative)
     assert notice in relative.stderr
+    assert notice in bisect(repository, "--dry-run", *ends, *command, "run/bundle").stdout
     result = bisect(repository, *ends, *command, str(repository / "run/bundle"))
     assert found(result) == "change 9 [wip]"
     assert notice not in result.stderr

@@ -3,10 +3,12 @@
 import shutil
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
+from rlcanary.bisect.opening import prepare
 from rlcanary.bisect.plan import make_plan
 from rlcanary.bisect.request import Request
 from rlcanary.bisect.session import run_search
@@ -104,7 +106,9 @@ def search(json_file: Path | None, dry_run: bool, **options: Any) -> int:
     plan = make_plan(request, repository, read_settings(repository.toplevel))
     forecast = forecast_lines(make_forecast(request, plan), plan)
     if dry_run:
-        click.echo("\n".join(forecast))
+        with TemporaryDirectory() as copies:
+            notices = prepare(request, plan, Path(copies)).notices
+        click.echo("\n".join([*forecast, *notices]))
         return 0
     with Interrupts() as interrupts, Display() as display:
         for line in forecast:
