@@ -5,6 +5,9 @@ from pathlib import Path
 
 from command_line import rlcanary
 
+from rlcanary.checks import Result
+from rlcanary.commands.checks.init import _counted
+
 WORKFLOW = ".github/workflows/rlcanary.yml"
 
 
@@ -51,6 +54,12 @@ class Canary(Adapter):
     assert done.returncode == 0, done.stderr
     assert re.search(r"\d checks: ModuleNotFoundError: No module named 'kernels_that_are_missing'\n", done.stdout)
     assert "delete tests/canary_expected.txt and run rlcanary init again" in done.stdout
+
+
+def test_a_check_that_ran_and_compared_nothing_is_counted_among_those_that_ran() -> None:
+    statuses = ("pass", "not-compared", "not-provided", "adapter-error")
+    results = [Result("mask.any", "mask", status, "", "", 0.0) for status in statuses]
+    assert _counted(results) == "0 of 2 checks that ran fail today"
 
 
 def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ EFFECT_OF_PLUGINS = {
 }
 """What the plugins do from the next run of pytest on, where the package is used."""
 
-RAN = ("pass", "fail", "error")
+COMPARED = ("pass", "fail", "error")
+RAN = (*COMPARED, "not-compared")
 SHOWN = 5
 """The exceptions that are named at most."""
 
@@ -101,7 +102,7 @@ def _write_expected(plan: Plan) -> list[Result]:
     from rlcanary.checks.findings.expected import update_expected
 
     results = run_suite(checks_of(plan.only), adapter, plan.adapter)
-    if not any(result.status in RAN for result in results):
+    if not any(result.status in COMPARED for result in results):
         raise UserError(f"{plan.adapter} provides nothing that these checks need")
     update_expected(Path(plan.expected), results, NOT_TRIAGED)
     lines = imported_requirements(plan.found.root)
