@@ -18,7 +18,9 @@ def sleeper(mark: str) -> subprocess.Popen[bytes]:
     """Start a process with this mark, and wait until it runs: just after `exec` its environment can still read as empty."""
     program = f"print(flush=True); {SLEEP}"
     marked = os.environ | {"MARK": mark}
-    process = subprocess.Popen([sys.executable, "-c", program], env=marked, start_new_session=True, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=marked, start_new_session=True, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.readline()
     return process
