@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-NEW = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp | ast.Call
+NEW = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
+# Functions whose result nobody else has yet. Of other calls (`get_cache()`) that cannot be read.
+CONSTRUCTORS = frozenset({"dict", "list", "set", "bytearray", "deque", "defaultdict", "sorted", "copy", "deepcopy"})
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 LONGEST_NAME_IN_TEXT = 200
 # Methods that change what they belong to.
@@ -55,7 +57,7 @@ def fills_in(function: Function) -> Iterator[Fill]:
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
-    made = {name for name, value in values.items() if isinstance(value, NEW)}
+    made = {name for name, value in values.items() if is_new(value)}
 
     def stores(node: ast.AST) -> bool:
         return any(is_kept(each, kept, made - kept) for each in ast.walk(node))
@@ -93,6 +95,14 @@ def fills_in(function: Function) -> Iterator[Fill]:
                 guard = guard | asked
 
     yield from search(function.body, set())
+
+
+def is_new(value: ast.expr) -> bool:
+    """Tell if an expression makes an object that nothing else can hold: a display, or a call of a class."""
+    if not isinstance(value, ast.Call):
+        return isinstance(value, NEW)
+    name = last_name(value.func)
+    return name in CONSTRUCTORS or name.lstrip("_")[:1].isupper()
 
 
 def asked_by(statement: ast.stmt, values: dict[str, ast.expr], made: set[str]) -> set[str]:

@@ -34,6 +34,7 @@ def filled(text: str) -> list[str]:
         "if getattr(self, 'x', None) is None:\n    load()",
         "self.x = self.x or load()",
         "return cache.setdefault(key, load())",
+        "cache = get_cache()\nif key not in cache:\n    cache[key] = load()",
     ],
 )
 def test_what_is_made_when_first_asked_for_is_filled(text: str) -> None:
@@ -47,6 +48,8 @@ def test_what_is_made_when_first_asked_for_is_filled(text: str) -> None:
         "while self.cursor < self.end:\n    self.cursor = load()",
         "for item in items:\n    if 'text' in item:\n        item['children'] = load()",
         "if key:\n    self.x = load()",
+        "rows = dict(items)\nif key not in rows:\n    rows[key] = load()",
+        "rows = Rows(items)\nif key not in rows:\n    rows[key] = load()",
         "if items:\n    load()",
         "if not isinstance(items, list):\n    load()",
     ],
