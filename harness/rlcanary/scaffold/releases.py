@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.metadata import Distribution, distribution, packages_distributions
+from importlib.metadata import Distribution, distributions, packages_distributions
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -24,26 +24,31 @@ def imported_requirements(root: Path) -> list[str]:
     Args:
         root: the repository.
     """
-    distributions = packages_distributions()
+    providers = packages_distributions()
     imported = {name.partition(".")[0] for name in sys.modules}
-    names = {name for package in imported & distributions.keys() for name in distributions[package]}
-    lines = {requirement(distribution(name), root.resolve()) for name in names - {"rlcanary"}}
+    names = {name for package in imported & providers.keys() for name in providers[package]}
+    lines = {requirement(installed(name), root.resolve()) for name in names - {"rlcanary"}}
     return sorted((line for line in lines if line), key=str.lower)
 
 
-def requirement(installed: Distribution, root: Path) -> str:
+def installed(name: str) -> Distribution:
+    """Find a distribution: where a repository on the path has an `egg-info` too, the one that pip wrote."""
+    return max(distributions(name=name), key=lambda each: bool(origin_of(each)))
+
+
+def requirement(release: Distribution, root: Path) -> str:
     """Return the requirement that installs this release elsewhere; empty if nothing does."""
-    origin = origin_of(installed)
-    name = installed.metadata["Name"]
+    origin = origin_of(release)
+    name = release.metadata["Name"]
     if "vcs_info" in origin:
         return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"
     if "dir_info" in origin:
         folder = Path(unquote(urlsplit(origin["url"]).path))
         return f"-e ./{folder.relative_to(root)}" if root in folder.parents else ""
-    return f"{name}=={installed.version.partition('+')[0]}"
+    return f"{name}=={release.version.partition('+')[0]}"
 
 
-def origin_of(installed: Distribution) -> dict[str, Any]:
+def origin_of(release: Distribution) -> dict[str, Any]:
     """Read where pip installed a distribution from (PEP 610); empty for a release of an index."""
-    origin: dict[str, Any] = json.loads(installed.read_text("direct_url.json") or "{}")
+    origin: dict[str, Any] = json.loads(release.read_text("direct_url.json") or "{}")
     return origin

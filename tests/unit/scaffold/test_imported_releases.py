@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcanary.scaffold.releases import imported_requirements, requirement
+from rlcanary.scaffold.releases import imported_requirements, installed, requirement
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,16 @@ def test_what_is_imported_is_named_once_without_rlcanary(tmp_path: Path) -> None
     assert torch.__version__.startswith(version("torch"))
     assert len(set(lines)) == len(lines)
     assert not [line for line in lines if line.startswith("rlcanary")]
+
+
+def test_the_repository_is_known_by_what_pip_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable install leaves an `egg-info` in the repository, which is first on the path and does not say where from."""
+    (tmp_path / "mine.egg-info").mkdir()
+    (tmp_path / "mine.egg-info/PKG-INFO").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.2\n")
+    written = tmp_path / "site/mine-1.2.dist-info"
+    written.mkdir(parents=True)
+    (written / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.2\n")
+    (written / "direct_url.json").write_text(json.dumps({"url": tmp_path.as_uri(), "dir_info": {"editable": True}}))
+    monkeypatch.syspath_prepend(written.parent)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert requirement(installed("mine"), tmp_path) == ""

@@ -44,7 +44,14 @@ class VerlAdapter(Conversations):
 
         keys = [f"group_{index}_0" for index in range(len(rewards))]
         with stored() as store, quiet():
-            store.rows = {key: {"rm_scores": reward.view(1)} for key, reward in zip(keys, rewards, strict=True)}
+            # Up to 0.9 the metric `reward` is the sum of the scores; from 0.10 on it is in what a reward function returns.
+            store.rows = {
+                key: {
+                    "rm_scores": reward.view(1),
+                    "extra_fields": {"reward_extra_info": {"reward": reward.item()}},
+                }
+                for key, reward in zip(keys, rewards, strict=True)
+            }
             buffer = ReplayBuffer(
                 trainer_mode="sync",
                 trainer_config=None,
