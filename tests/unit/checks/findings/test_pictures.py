@@ -78,7 +78,7 @@ def test_batch_that_the_code_made_wrongly_breaks_no_picture(change: dict[str, to
     group = Group([5, 6], [Completion([8, 9, 2]), Completion([10])], [1.0, 0.0])
     batch = replace(make_batch([group], 0)[0], **change)
     drawn = picture(Found(Fingerprint("", "rows"), "", "", False, seen=({"batch": batch}, {})))
-    json.dumps(drawn, allow_nan=False)
+    assert json.loads(json.dumps(drawn, allow_nan=False)) == drawn
 
 
 def test_large_tensors_are_cut_around_what_differs() -> None:
