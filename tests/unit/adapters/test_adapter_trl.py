@@ -111,3 +111,11 @@ def test_a_trl_without_a_limit_of_tool_calls_declines_conversations(monkeypatch:
     result = run_check(check, TrlAdapter(), "trl")
     assert result.status == "not-provided", result.message
     assert "this release of TRL has no tool loop" in result.message
+
+
+def test_another_padding_of_one_call_is_not_that_of_the_next() -> None:
+    from rlcanary.adapters.trl import releases
+
+    adapter = load_adapter("trl")
+    releases.use_padding(adapter._trainer, 3)
+    assert adapter._trainer._tokenizer.pad_token_id == 0

@@ -62,7 +62,7 @@ class TrlBase(Adapter):
         trainer.model = copy.copy(trainer.model)
         trainer.model_wrapped = trainer.model
         if hasattr(trainer, "_tokenizer"):
-            trainer._tokenizer = copy.copy(trainer._tokenizer)
+            trainer._tokenizer = copy.deepcopy(trainer._tokenizer)  # a copy would share the map of its special tokens
         trainer.use_vllm = self.use_vllm
         return trainer
 
