@@ -76,7 +76,7 @@ bench: venv
 curve: venv
 	rm -rf runs/arithmetic
 	$(BIN)/rlcanary train examples/arithmetic.yaml
-	$(BIN)/python tools/learning_curve.py runs/arithmetic docs/arithmetic.svg
+	$(BIN)/python tools/learning_curve.py docs/arithmetic.svg runs/arithmetic
 
 docs: venv
 	$(BIN)/python tools/write_docs.py
