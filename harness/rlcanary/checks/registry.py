@@ -35,6 +35,7 @@ READING_ORDER = (
     "reward",
     "verifying",
     "rollout",
+    "rollout_versions",
     "rollout_interrupted",
     "seed",
     "rendering",

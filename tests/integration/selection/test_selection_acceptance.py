@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from selection_session import edited, run_testmon, selected
 
-PROJECT = Path(__file__).parents[2] / "support/selection_project"
+PROJECT = Path(__file__).parents[2] / "support/repositories/selection_project"
 EVERY_TEST = frozenset({"every test"})
 USES_COUNTER = (
     "test_actor_a test_long_a test_long_b test_nested test_fire_and_forget test_after_fire_and_forget test_killed "

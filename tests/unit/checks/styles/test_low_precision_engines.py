@@ -1,6 +1,6 @@
 """Engines in lower precision than the trainer: green where they are right and their distance is declared."""
 
-from styles.low_precision_engines import BfloatEngine, EightBitEngine, LastMatrixNeverSent, OneScaleForAllMatrices
+from styles.low_precision import BfloatEngine, EightBitEngine, LastMatrixNeverSent, OneScaleForAllMatrices
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.checks import all_checks, run_check

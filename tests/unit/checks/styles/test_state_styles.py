@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from first_failure import first_failure
-from styles import lora, mixed_precision
+from styles import lora, low_precision
 
 import rlcanary.tiny_models
 from rlcanary.adapters.grpo import GrpoAdapter
@@ -54,11 +54,11 @@ def test_sync_of_adapters_alone_is_green_where_it_is_declared() -> None:
 
 @pytest.mark.usefixtures("other_weights")
 def test_correct_float_masters_of_a_bfloat_model_are_green_everywhere() -> None:
-    assert red(mixed_precision.FloatMasters()) == {}
+    assert red(low_precision.FloatMasters()) == {}
 
 
 def test_bfloat_parameters_without_masters_are_told_only_that_small_updates_are_lost() -> None:
-    assert list(red(mixed_precision.BfloatParameters())) == ["step.small_learning_rate"]
+    assert list(red(low_precision.BfloatParameters())) == ["step.small_learning_rate"]
 
 
 def test_bundled_trainer_is_green_in_bfloat() -> None:
@@ -67,7 +67,7 @@ def test_bundled_trainer_is_green_in_bfloat() -> None:
 
 def test_declared_bound_of_the_norm_accuses_no_correct_trainer() -> None:
     bounded = ReferenceAdapter().conventions.replace(max_grad_norm=1.0, kl_coef=0.1)
-    for trainer in (lora.Lora, mixed_precision.FloatMasters):
+    for trainer in (lora.Lora, low_precision.FloatMasters):
         assert red(trainer(bounded), ("step",)) == {}
 
 
@@ -84,15 +84,15 @@ def test_declared_bound_of_the_norm_accuses_no_correct_trainer() -> None:
         (lora.MergeNeverUndone, "sync.trainer_untouched"),
         (lora.NoiseAfterTheFirstUpdate, "step.same_policy"),
         (lora.NoiseAfterTheFirstUpdate, "step.only_the_optimizer_moves"),
-        (mixed_precision.GradientsTimes82, "step.declared_gradient"),
-        (mixed_precision.GradientsTimesMinusThree, "step.declared_gradient"),
-        (mixed_precision.GradientsHalvedBelowTheirBound, "step.declared_gradient"),
-        (mixed_precision.MastersNeverWrittenBack, "step.only_the_optimizer_moves"),
+        (low_precision.GradientsTimes82, "step.declared_gradient"),
+        (low_precision.GradientsTimesMinusThree, "step.declared_gradient"),
+        (low_precision.GradientsHalvedBelowTheirBound, "step.declared_gradient"),
+        (low_precision.MastersNeverWrittenBack, "step.only_the_optimizer_moves"),
     ],
     ids=lambda value: getattr(value, "__qualname__", value),
 )
 def test_wrong_variant_is_red_and_its_snippet_reproduces_it(trainer: type[ReferenceAdapter], check_id: str) -> None:
-    right = lora.Lora if trainer.__module__ == lora.__name__ else mixed_precision.FloatMasters
+    right = lora.Lora if trainer.__module__ == lora.__name__ else low_precision.FloatMasters
     right = lora.AdaptersAlone if issubclass(trainer, lora.AdaptersAlone) else right
     result = first_failure(CHECKS[check_id], trainer(), f"{trainer.__module__}:{trainer.__name__}")
     assert result.status == "fail", result.message
