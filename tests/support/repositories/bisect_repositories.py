@@ -11,7 +11,7 @@ from pathlib import Path
 
 from waiting import HANG_S
 
-DRIVER = Path(__file__).parents[2] / "tools" / "bisect-run.sh"
+DRIVER = Path(__file__).parents[3] / "tools" / "bisect-run.sh"
 BUG = "sh", "-c", "test $(cat value) -lt 63"
 
 
