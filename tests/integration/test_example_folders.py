@@ -74,6 +74,15 @@ def test_commands_of_the_page_on_ci_work_in_the_teams_repository(tmp_path: Path)
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+def test_rows_are_read_as_they_were_published_and_in_the_order_of_a_file(tmp_path: Path) -> None:
+    edit = ("easy_first.txt", "gsm8k.jsonl/3", "gsm8k.jsonl/4")
+    *_, ordered, prefixed, _ = played = play("published_rows", tmp_path / "example", edit)
+    assert ordered.split() == ["gsm8k.jsonl/3", "gsm8k.jsonl/1", "gsm8k.jsonl/2"]
+    assert len(played) == 6
+    assert "4 used" in prefixed
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
 def test_nightly_is_green_until_its_advantages_are_negated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On this machine; tests/integration/launch has a real Slurm."""
     for name, value in {"EXECUTOR": "local", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}.items():

@@ -38,7 +38,9 @@ def commands(text: str) -> list[tuple[str, int]]:
 def play(example: str, folder: Path, edit: Edit, prepare: Callable[[Path], None] = lambda _: None) -> list[str]:
     """Copy an example into a folder, type its commands there -> the output of each. The edit comes before a red one."""
     readme = (EXAMPLES / example / "README.md").read_text()
-    shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache", "run"))
+    shutil.copytree(
+        EXAMPLES / example, folder, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache", "run", "runs")
+    )
     prepare(folder)
     path, right, wrong = folder / edit[0], edit[1], edit[2]
     assert wrong.strip() in " ".join(readme.split()), "the README names another mistake"

@@ -73,8 +73,10 @@ def _order(path: Path, known: set[str]) -> Order:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"data.order: cannot read {path}: {error}") from error
     ids = [line.strip() for line in lines if line.strip()]
-    if wrong := [id for id, count in Counter(ids).items() if count > 1 or id not in known]:
-        raise UserError(f"data.order: {path} repeats ids, or has some that no row has, such as {wrong[0]!r}")
+    if repeated := [id for id, count in Counter(ids).items() if count > 1]:
+        raise UserError(f"data.order: {path} has {repeated[0]!r} more than once")
+    if unknown := [id for id in ids if id not in known]:
+        raise UserError(f"data.order: {path} has {unknown[0]!r}, which no row has; there is {min(known)!r}")
     if not ids:
         raise UserError(f"data.order: {path} has no id")
     return fixed(ids)
