@@ -94,26 +94,26 @@ def measure() -> Resources:
 
 def growth(before: Resources, after: Resources) -> list[Growth]:
     """Compare two moments: the resources that grew, with the owners of the new members."""
-    grown = []
-    for resource, least in NOTABLE.items():
-        if after.amounts[resource] - before.amounts[resource] >= least:
-            known = before.members.get(resource, {})
-            new = [owner for key, owner in after.members.get(resource, {}).items() if key not in known]
-            shown = new[:OWNERS_SHOWN] + ([f"{len(new) - OWNERS_SHOWN} more"] if len(new) > OWNERS_SHOWN else [])
-            grown.append(Growth(resource, before.amounts[resource], after.amounts[resource], tuple(shown)))
-    return grown
+    grown = [_grown(resource, before, after) for resource in NOTABLE]
+    return [each for each in grown if each.amount >= NOTABLE[each.resource]]
 
 
 def exceeded(before: Resources, after: Resources, allowed: Mapping[str, float]) -> list[str]:
     """Describe the limits of a `leak_check` marker that a test exceeded."""
-    grown = {entry.resource: entry for entry in growth(before, after)}
-    broken = []
-    for resource, limit in allowed.items():
-        amount = after.amounts[resource] - before.amounts[resource]
-        if amount > limit:
-            entry = grown.get(resource, Growth(resource, before.amounts[resource], after.amounts[resource], ()))
-            broken.append(f"{entry} (allowed: {limit:g})")
-    return broken
+    grown = [(_grown(resource, before, after), limit) for resource, limit in allowed.items()]
+    return [f"{each} (allowed: {limit:g})" for each, limit in grown if each.amount > limit]
+
+
+def _grown(resource: str, before: Resources, after: Resources) -> Growth:
+    known = before.members.get(resource, {})
+    new = [owner for key, owner in after.members.get(resource, {}).items() if key not in known]
+    had, has = before.amounts[resource], after.amounts[resource]
+    if resource == "shm":  # other processes remove segments meanwhile, and make some
+        others = _held_by_others_alone(new) if new else set()
+        new = [name for name in new if name not in others]
+        has = had + len(new)
+    shown = new[:OWNERS_SHOWN] + ([f"{len(new) - OWNERS_SHOWN} more"] if len(new) > OWNERS_SHOWN else [])
+    return Growth(resource, had, has, tuple(shown))
 
 
 def _open_files() -> dict[Any, str]:
@@ -144,6 +144,22 @@ def _shared_memory() -> dict[Any, str]:
     if not SHARED_MEMORY.is_dir():
         return {}
     return {path.name: path.name for path in SHARED_MEMORY.iterdir() if _owner(path) == os.getuid()}
+
+
+def _held_by_others_alone(segments: Collection[str]) -> set[str]:
+    """Find the segments that are mapped in processes outside this one's tree, and in none of its own."""
+    import psutil
+
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    ours, theirs = set[str](), set[str]()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            mapped = (process / "maps").read_text()
+        except OSError:  # gone meanwhile, or of another user
+            continue
+        held = {name for name in segments if f"{SHARED_MEMORY}/{name}" in mapped}
+        (ours if int(process.name) in own else theirs).update(held)
+    return theirs - ours
 
 
 def _owner(path: Path) -> int | None:

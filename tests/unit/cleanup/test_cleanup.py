@@ -142,6 +142,45 @@ def test_what_grew_is_named(tmp_path) -> None:
     assert growth(before, measure()) == []
 
 
+OTHER = """
+import os
+from multiprocessing import shared_memory
+segment = shared_memory.SharedMemory(create=True, size=8, name=f"rlcanary_other_{os.getpid()}")
+print("made", flush=True)
+input()
+segment.close(), segment.unlink()
+"""
+MEASURING = """
+import os
+from multiprocessing import shared_memory
+from rlcanary.cleanup.leaks import exceeded, measure
+before = measure()
+print("measured", flush=True)
+input()
+own = shared_memory.SharedMemory(create=True, size=8, name=f"rlcanary_own_{os.getpid()}")
+print(exceeded(before, measure(), {"shm": 0}), flush=True)
+own.close(), own.unlink()
+"""
+
+
+def begin(code: str) -> subprocess.Popen[str]:
+    """Start Python code in a process, and wait for its first line."""
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline()
+    return process
+
+
+def test_segments_that_other_processes_make_and_remove_do_not_count() -> None:
+    removes = begin(OTHER)
+    measures = begin(MEASURING)
+    removes.communicate("\n")
+    makes = begin(OTHER)
+    said, _ = measures.communicate("\n")
+    makes.communicate("\n")
+    assert f"+1 segments in /dev/shm: rlcanary_own_{measures.pid} (allowed: 0)" in said
+    assert "rlcanary_other" not in said
+
+
 def test_looking_for_tensors_on_gpus_asks_no_object_for_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
     class Proxy:
         @property
