@@ -101,7 +101,7 @@ class Plan:
         return f"rlcanary check {self.arguments} --expected {self.expected}"
 
     def files(self) -> list[Planned]:
-        """List the files besides the one of known failures."""
+        """List the files besides that of known failures: the adapter, then those that name the known failures."""
         return [self._adapter_file(), self._pytest_settings(), self._workflow(), self._hook()]
 
     def _adapter_file(self) -> Planned:

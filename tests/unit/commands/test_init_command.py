@@ -105,8 +105,27 @@ def test_framework_that_is_not_installed_is_said_and_leaves_the_rest(tmp_path: P
     assert "openrlhf is not installed" in done.stderr
     assert "run rlcanary init again" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    assert (tmp_path / "tests/canary.py").is_file()
-    assert not (tmp_path / "tests/canary_expected.txt").exists()
+    assert contents(tmp_path).keys() == {"pyproject.toml", "tests/canary.py"}
+    assert "canary_expected" not in (tmp_path / "pyproject.toml").read_text()
+    assert WORKFLOW not in done.stdout
+
+
+def test_interrupted_init_leaves_no_setting_that_names_a_list_which_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    adapter = """
+from rlcanary import Adapter
+
+
+class Canary(Adapter):
+    def advantages(self, rewards, group_ids):
+        raise KeyboardInterrupt
+"""
+    (tmp_path / "tests/canary.py").write_text(adapter)
+    before = contents(tmp_path)
+    done = rlcanary("init", "--only", "advantage", cwd=tmp_path)
+    assert done.returncode not in (0, 2)
+    assert "wrote" not in done.stdout
+    assert contents(tmp_path) == before
 
 
 def test_folder_that_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ NOT_TRIAGED = "failed when rlcanary was added; not triaged yet"
 def init(dry_run: bool, framework: str | None, only: tuple[str, ...]) -> None:
     """Set up rlcanary in the repository in the current folder.
 
-    Looks at what the repository uses, and writes an adapter (tests/canary.py), the setting of pytest, a GitHub Actions
-    workflow and a pre-commit hook. Then runs the checks and writes those that fail today to tests/canary_expected.txt,
-    so that CI starts green. A file that is there already is left as it is.
+    Looks at what the repository uses, and writes an adapter (tests/canary.py). Then runs the checks and writes those that
+    fail today to tests/canary_expected.txt, so that CI starts green, and last what names this list: the setting of pytest,
+    a GitHub Actions workflow and a pre-commit hook. A file that is there already is left as it is.
     """
     root = Path.cwd()
     found = survey(root)
@@ -71,18 +71,21 @@ def init(dry_run: bool, framework: str | None, only: tuple[str, ...]) -> None:
     files = plan.files()
     _require_folders(root, [*files, Planned(plan.expected, "", "")])
     _show_survey(console, found, plan)
-    if not dry_run:
-        for file in files:
-            file.write(root)
     results, problem = None, ""
-    if plan.runs_checks and not dry_run:
+    if not dry_run:
+        adapter, *naming = files
+        adapter.write(root)
         try:
-            results = _write_expected(plan)
+            results = _write_expected(plan) if plan.runs_checks else None
         except UserError as error:
-            problem = str(error)
+            problem, files = str(error), [adapter]
+        else:
+            for file in naming:
+                file.write(root)
     _show_files(console, plan, files, results, dry_run=dry_run, has_problem=bool(problem))
     if problem:
-        raise UserError(f"{plan.expected} was not written: {problem}. When that is mended, run rlcanary init again")
+        missing = f"{plan.expected}, and what names it, was not written"
+        raise UserError(f"{missing}: {problem}. When that is mended, run rlcanary init again")
 
 
 def _start(found: Survey, own: Mapping[str, Sequence[Function]]) -> str | None:
