@@ -11,7 +11,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from rlcanary.scaffold.functions import Function
-from rlcanary.scaffold.releases import origin_of
+from rlcanary.scaffold.releases import is_local, origin_of
 from rlcanary.scaffold.survey import Survey, installed_release
 from rlcanary.scaffold.templates import (
     ADAPTERS,
@@ -164,12 +164,16 @@ class Plan:
 def own_requirement() -> str:
     """Return the requirement that installs this rlcanary elsewhere: the commit that it was installed from, else its name."""
     origin = origin_of(distribution("rlcanary"))
-    if is_from_a_folder() or "vcs_info" not in origin:
+    if is_local(origin) or "vcs_info" not in origin:
         return "rlcanary[torch]"
     source = origin["vcs_info"]
     return f"rlcanary[torch] @ {source['vcs']}+{origin['url']}@{source['commit_id']}"
 
 
-def is_from_a_folder() -> bool:
-    """Tell whether this rlcanary was installed from a folder or a file, which no other machine can reach."""
-    return str(origin_of(distribution("rlcanary")).get("url", "")).startswith("file:")
+def local_source() -> str:
+    """Say what on this machine rlcanary was installed from, which no other machine can reach; empty for anything else."""
+    origin = origin_of(distribution("rlcanary"))
+    if not is_local(origin):
+        return ""
+    kinds = {"vcs_info": "a git repository", "dir_info": "a folder", "archive_info": "a file"}
+    return next(told for key, told in kinds.items() if key in origin)

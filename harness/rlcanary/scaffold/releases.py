@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from importlib.metadata import Distribution, distributions, packages_distributions
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def imported_requirements(root: Path) -> list[str]:
     """List the distributions whose modules this process has imported, as lines of a requirements file.
 
     What was installed from a folder of the repository is named by it. The repository itself, what was installed from another
-    folder, which CI cannot reach, and rlcanary are left out.
+    folder or git repository of this machine, which CI cannot reach, and rlcanary are left out.
 
     Args:
         root: the repository.
@@ -40,9 +41,9 @@ def requirement(release: Distribution, root: Path) -> str:
     """Return the requirement that installs this release elsewhere; empty if nothing does."""
     origin = origin_of(release)
     name = release.metadata["Name"]
-    if "vcs_info" in origin:
+    if "vcs_info" in origin and not is_local(origin):
         return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"
-    if "dir_info" in origin:
+    if is_local(origin) and "archive_info" not in origin:
         folder = Path(unquote(urlsplit(origin["url"]).path))
         return f"-e ./{folder.relative_to(root)}" if root in folder.parents else ""
     return f"{name}=={release.version.partition('+')[0]}"
@@ -52,3 +53,8 @@ def origin_of(release: Distribution) -> dict[str, Any]:
     """Read where pip installed a distribution from (PEP 610); empty for a release of an index."""
     origin: dict[str, Any] = json.loads(release.read_text("direct_url.json") or "{}")
     return origin
+
+
+def is_local(origin: Mapping[str, Any]) -> bool:
+    """Tell whether a distribution was installed from something on this machine, given where it came from."""
+    return str(origin.get("url", "")).startswith("file:")

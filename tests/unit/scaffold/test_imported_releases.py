@@ -21,8 +21,16 @@ from rlcanary.scaffold.releases import imported_requirements, installed, require
         ({"url": "file:///team/parts/mine", "dir_info": {"editable": True}}, "-e ./parts/mine"),
         ({"url": "file:///team", "dir_info": {"editable": True}}, ""),
         ({"url": "file:///elsewhere/mine", "dir_info": {}}, ""),
+        ({"url": "file:///elsewhere/mine", "vcs_info": {"vcs": "git", "commit_id": "abc"}}, ""),
     ],
-    ids=["release", "commit", "folder of the repository", "the repository", "folder that CI cannot reach"],
+    ids=[
+        "release",
+        "commit",
+        "folder of the repository",
+        "the repository",
+        "folder elsewhere",
+        "git repository elsewhere",
+    ],
 )
 def test_requirement_installs_the_same_elsewhere(
     tmp_path: Path, origin: dict[str, object] | None, expected: str

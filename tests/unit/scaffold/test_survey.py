@@ -6,7 +6,7 @@ import pytest
 
 from rlcanary.errors import UserError
 from rlcanary.scaffold.functions import functions_by_capability
-from rlcanary.scaffold.plan import Plan, is_from_a_folder, own_requirement
+from rlcanary.scaffold.plan import Plan, local_source, own_requirement
 from rlcanary.scaffold.survey import python_files, survey
 
 
@@ -72,26 +72,27 @@ def test_unreadable_pyproject_is_a_mistake_to_mend(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "requirement", "is_here"),
+    ("origin", "requirement", "source"),
     [
-        (None, "rlcanary[torch]", False),
-        ('{"url": "file:///home/me/rlcanary", "dir_info": {"editable": true}}', "rlcanary[torch]", True),
-        ('{"url": "file:///r", "vcs_info": {"vcs": "git", "commit_id": "abc"}}', "rlcanary[torch]", True),
+        (None, "rlcanary[torch]", ""),
+        ('{"url": "file:///home/me/rlcanary", "dir_info": {"editable": true}}', "rlcanary[torch]", "a folder"),
+        ('{"url": "file:///r", "vcs_info": {"vcs": "git", "commit_id": "abc"}}', "rlcanary[torch]", "a git repository"),
+        ('{"url": "file:///rlcanary-9-py3-none-any.whl", "archive_info": {}}', "rlcanary[torch]", "a file"),
         (
             '{"url": "https://example.org/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
             "rlcanary[torch] @ git+https://example.org/r.git@abc",
-            False,
+            "",
         ),
     ],
 )
 def test_workflow_installs_rlcanary_from_where_it_came(
-    origin: str | None, requirement: str, is_here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    origin: str | None, requirement: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"METADATA": "Metadata-Version: 2.4\nName: rlcanary\nVersion: 9\n"}
     files |= {"direct_url.json": origin} if origin else {}
     write(tmp_path, {f"rlcanary-9.dist-info/{name}": text for name, text in files.items()})
     monkeypatch.syspath_prepend(tmp_path)
-    assert (own_requirement(), is_from_a_folder()) == (requirement, is_here)
+    assert (own_requirement(), local_source()) == (requirement, source)
 
 
 def test_functions_are_found_by_the_words_that_trainers_use(tmp_path: Path) -> None:

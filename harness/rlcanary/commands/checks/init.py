@@ -21,7 +21,7 @@ from rlcanary.commands.parts.suite import run_suite
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.scaffold.functions import Function, functions_by_capability
-from rlcanary.scaffold.plan import Plan, Planned, is_from_a_folder, own_requirement
+from rlcanary.scaffold.plan import Plan, Planned, local_source, own_requirement
 from rlcanary.scaffold.releases import HEADER, imported_requirements
 from rlcanary.scaffold.survey import FRAMEWORKS, Survey, python_files, survey
 from rlcanary.system.files import write_whole
@@ -187,8 +187,8 @@ def _show_files(
     for file in files:
         if file.text is None and file.note:
             console.print(Text(f"\n{file.path}: {file.note}"), soft_wrap=True)
-    if is_from_a_folder():
-        told = "rlcanary is installed from a folder here, which CI cannot reach"
+    if source := local_source():
+        told = f"rlcanary is installed from {source} on this machine, which CI cannot reach"
         console.print(Text(f"\n{told}: say in the workflow where it installs {own_requirement()!r} from."))
     if dry_run or has_problem:
         return
