@@ -42,7 +42,8 @@ def is_of_the_loss(invariant: str) -> bool:
 def taken_by(adapter: Adapter, record: Record) -> Record:
     """Return the update as an adapter takes it: its own advantages, and the gradient of its own loss.
 
-    The loss is `accumulated_loss` in as many micro-batches as the run had, or `policy_loss` for one.
+    The loss is `accumulated_loss` in as many micro-batches as the run had, or `policy_loss` for one. Of its metrics those
+    that the run logs are taken, over the whole update.
 
     Raises:
         UserError: the adapter has neither loss, or the record lacks what they need.
@@ -71,8 +72,9 @@ def taken_by(adapter: Adapter, record: Record) -> Record:
     if output.loss.requires_grad:
         (found,) = torch.autograd.grad(output.loss, [batch.logprobs], allow_unused=True)
         gradient_BT = gradient_BT if found is None else found.double()
-    logged = {**output.metrics, "loss": float(output.loss.detach())}
-    return replace(record, advantages=advantages, gradient=gradient_BT, logged=logged)
+    of_whole = {**output.metrics, "loss": float(output.loss.detach())}
+    logged = {name: value for name, value in of_whole.items() if name in record.logged}
+    return replace(record, advantages=advantages, gradient=gradient_BT, logged=logged, parts=[])
 
 
 def replayed(bundle: Path, adapter: Adapter | None = None) -> list[Finding]:
@@ -102,7 +104,7 @@ def shrunk(record: Record, invariant: str, adapter: Adapter | None = None) -> tu
             smaller = given.rows(rows)
             if adapter is not None:
                 pieces = list(torch.arange(len(rows)).tensor_split(min(count, len(rows))))
-                smaller = taken_by(adapter, replace(smaller, pieces=pieces))
+                smaller = taken_by(adapter, replace(smaller, pieces=pieces, logged=given.logged))
             return smaller if any(finding.invariant == invariant for finding in judged(smaller, adapter)) else None
         except (ValueError, UserError, NotProvided):
             return None  # This loss cannot take the smaller update.

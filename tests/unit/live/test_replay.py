@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import DAPO, GRPO
 from rlcanary.errors import UserError
 from rlcanary.live import Audit, bundle, replayed
-from rlcanary.live.replay import shrunk, taken_by
+from rlcanary.live.replay import judged, shrunk, taken_by
 
 B, T = 8, 5
 MASK = torch.arange(T) < torch.tensor([5, 2, 4, 5, 1, 3, 5, 2]).unsqueeze(1)
@@ -95,6 +96,36 @@ def test_an_adapter_that_takes_the_update_as_declared_has_no_finding(tmp_path: P
     written = bundle_of(tmp_path, doubled)
     assert replayed(written, ReferenceAdapter(GRPO)) == []
     assert [finding.invariant for finding in replayed(written, Doubled(GRPO))] == ["gradient.scale"]
+
+
+class LogsAnotherKl(ReferenceAdapter):
+    """Takes updates as declared, and logs a KL that is none."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        output.metrics["kl"] = 9.0
+        return output
+
+
+def test_of_an_adapters_metrics_those_count_that_the_run_logs(tmp_path: Path) -> None:
+    conventions = GRPO.replace(kl_coef=0.05)
+    record, _ = bundle.read(bundle_of(tmp_path, doubled))
+    record = replace(record, conventions=conventions, ref_logprobs=record.logprobs - 0.2)
+    adapter = LogsAnotherKl(conventions)
+    assert judged(taken_by(adapter, record), adapter) == []
+    logs_kl = taken_by(adapter, replace(record, logged={"kl": 0.02}))
+    assert [finding.invariant for finding in judged(logs_kl, adapter)] == ["logged.kl"]
+    rows, _ = shrunk(logs_kl, "logged.kl", adapter)
+    assert len(rows) == 1
+
+
+def test_an_adapters_metrics_are_those_of_the_whole_update(tmp_path: Path) -> None:
+    conventions = GRPO.replace(kl_coef=0.05)
+    record, _ = bundle.read(bundle_of(tmp_path, doubled))
+    given = {"ref_logprobs": record.logprobs - torch.arange(B).unsqueeze(1) / 4, "logged": {"kl": 0.02}}
+    parts = list(torch.arange(B).split([1, B - 1]))
+    adapter = ReferenceAdapter(conventions)
+    assert judged(taken_by(adapter, replace(record, conventions=conventions, parts=parts, **given)), adapter) == []
 
 
 def test_means_of_micro_batches_are_replayed_in_as_many_micro_batches(tmp_path: Path) -> None:
