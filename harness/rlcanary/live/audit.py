@@ -24,7 +24,7 @@ from rlcanary.live import ranks as processes
 from rlcanary.live.findings import Finding, Findings, OnFinding, without_consequences
 from rlcanary.live.invariants import JUDGES, logged
 from rlcanary.live.ranks import Made, Ranks
-from rlcanary.live.record import Record
+from rlcanary.live.record import Record, custom_pieces
 from rlcanary.live.sampling import Sampling
 from rlcanary.live.syncs import Held, Syncs
 from rlcanary.live.update import Update, exact
@@ -95,6 +95,8 @@ class Audit:
                 f"the run has {processes.count()} processes: say with ranks='mean' (DDP and FSDP), 'sum' or 'separate' "
                 "what an update gets of their gradients"
             )
+        if conventions is not None and (pieces := custom_pieces(conventions)):
+            log.warning("the loss is judged by the laws alone: %s is custom", " and ".join(pieces))
         self.ranks = ranks if processes.count() > 1 else "separate"
         self.group = group
         self.conventions, self.every = conventions, every

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.contract.batch import PolicyBatch
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.conventions import PIECES, Conventions
 
 
 @dataclass
@@ -75,6 +75,11 @@ class Record:
     counts: tuple[float, float] | None = None
 
     @property
+    def declares_its_loss(self) -> bool:
+        """True if the conventions name each piece of the loss; else the laws alone judge it."""
+        return self.conventions is not None and not custom_pieces(self.conventions)
+
+    @property
     def mask_has_unscored(self) -> bool:
         """True if a trained token lacks the logprob of the old policy: the mask is the mistake, and has its own finding."""
         return self.old_logprobs is not None and bool(self.old_logprobs[self.mask].isnan().any())
@@ -111,3 +116,8 @@ class Record:
         """Return the same update under other conventions."""
         assert self.conventions is not None
         return replace(self, conventions=self.conventions.replace(**changes))
+
+
+def custom_pieces(conventions: Conventions) -> list[str]:
+    """List the conventions that say no more than that the run has a piece of its own."""
+    return [name for name in PIECES if getattr(conventions, name) == "custom"]

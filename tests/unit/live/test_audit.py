@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcanary import reference
 from rlcanary.contract.batch import PolicyBatch
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.conventions import PIECES, Conventions
 from rlcanary.contract.presets import DAPO, GRPO, PAPERS
 from rlcanary.live import Audit, Stopped
 
@@ -329,3 +329,19 @@ def test_rows_that_are_lost_and_completions_that_are_too_long_are_found_where_th
     assert found(None, None) == found(3, 5) == []
     assert found(4, 5) == ["size.rows"]
     assert found(3, 4) == ["size.tokens"]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_under_a_custom_piece_the_laws_alone_judge_the_loss(piece: str, caplog: pytest.LogCaptureFixture) -> None:
+    conventions = DAPO.replace(kl_coef=0.05, importance_level="token")
+    audit = Audit(conventions.replace(**{piece: "custom"}), every=1, on_finding="log")
+    assert f"judged by the laws alone: {piece} is custom" in caplog.text
+    policy = drawn()[0].requires_grad_()
+    known = {"rewards": REWARDS, "group_ids": GROUPS, "advantages": reference.advantages(REWARDS, GROUPS, conventions)}
+    with audit.update(mask=MASK, sampler_logprobs=drawn()[1], ref_logprobs=drawn()[2], **known) as update:
+        (update.watch(policy) * 7 * MASK).sum().backward()
+        update.log({"loss": 3.0, "kl": 9.0, "clip_fraction": 0.5})
+    assert audit.findings == []
+    with audit.update(mask=MASK, **known) as update:
+        update.watch(policy).sum().backward()
+    assert [finding.invariant for finding in audit.findings] == ["gradient.outside_the_mask"]

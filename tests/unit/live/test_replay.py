@@ -223,3 +223,11 @@ def test_an_adapter_is_not_blamed_for_what_its_loss_cannot_cause(tmp_path: Path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "leave --adapter out" in done.stderr
     assert rlcanary("replay", "update-0", cwd=tmp_path).returncode == 1
+
+
+def test_a_loss_that_is_not_declared_is_not_called_right(tmp_path: Path) -> None:
+    custom = GRPO.replace(objective="custom")
+    bundle_of(tmp_path, lambda batch: doubled(batch) + batch.logprobs.sum(), custom)
+    done = rlcanary("replay", "update-0", "--adapter=reference", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the run declares none" in " ".join(done.stdout.split())

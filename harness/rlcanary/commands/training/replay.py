@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Tokens of the smallest update that are shown.
 SHOWN = 24
+BY_LAWS = ", as far as the laws tell that hold for every loss: the run declares none"
 TEST = '''"""Update {number} of a run, of which {rows} rows are left: {invariant}."""
 
 from pathlib import Path
@@ -36,7 +37,7 @@ BUNDLE = Path(__file__).with_name("{bundle}")
 ROOT = Path(__file__).parent.joinpath("{root}").resolve()  # where the adapter is imported from
 
 
-def test_update_{number}_is_the_declared_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_wrong_with_update_{number}(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
     found = replayed(BUNDLE, load_adapter({adapter!r}))
     assert not found, found[0]
@@ -91,9 +92,10 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
         raise UserError("no adapter can be the cause of these findings, which are not of the loss: leave --adapter out")
     record = record if code is None else taken_by(code, record)
     found = judged(record, code)
+    is_declared = record.is_rollout or record.declares_its_loss
     by = "as it was taken" if adapter is None else f"as {adapter} takes it"
     if not found:
-        console.print(f"Nothing is wrong with the update {by}.", highlight=False)
+        console.print(f"Nothing is wrong with the update {by}{'' if is_declared else BY_LAWS}.", highlight=False)
         return 0
     console.print(f"Judged again, {by}:", highlight=False)
     for finding in found:

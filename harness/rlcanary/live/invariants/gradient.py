@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rlcanary import reference
-from rlcanary.contract import conventions as words
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.conventions import Conventions
 from rlcanary.live.findings import Finding
@@ -48,7 +47,7 @@ def expected(record: Record) -> Tensor | None:
     """Compute the gradient [B, T] of the declared loss; None where the record or the conventions lack a piece of it."""
     conventions = record.conventions
     advantages = record.advantages if record.advantages is not None else declared(record)
-    if conventions is None or advantages is None or "custom" in _pieces(conventions):
+    if conventions is None or advantages is None or not record.declares_its_loss:
         return None
     batch = record.policy_batch(advantages)
     if batch.old_logprobs[batch.mask].isnan().any():
@@ -58,10 +57,6 @@ def expected(record: Record) -> Tensor | None:
         return torch.zeros_like(record.gradient)
     (gradient_BT,) = torch.autograd.grad(loss, [batch.logprobs], allow_unused=True)
     return torch.zeros_like(record.gradient) if gradient_BT is None else gradient_BT
-
-
-def _pieces(conventions: Conventions) -> tuple[object, ...]:
-    return tuple(getattr(conventions, name) for name in words.PIECES)
 
 
 def _compared(record: Record, got_BT: Tensor, expected_BT: Tensor) -> Iterator[Finding]:

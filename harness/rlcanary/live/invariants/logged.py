@@ -8,7 +8,6 @@ from dataclasses import replace
 from statistics import fmean
 
 from rlcanary import reference
-from rlcanary.contract import conventions as words
 from rlcanary.live.findings import Finding
 from rlcanary.live.invariants.advantages import declared
 from rlcanary.live.record import Record
@@ -19,15 +18,14 @@ SHARE, BY_ITSELF = 0.02, 1e-4
 
 def judge(record: Record) -> Iterator[Finding]:
     """Compare each logged number that has a declared value."""
-    conventions = record.conventions
     advantages = record.advantages if record.advantages is not None else declared(record)
     if not record.logged:
         return
     expected = dict(record.measured)
     if record.rewards is not None:
         expected["reward"] = float(record.rewards.nanmean())
-    is_known = conventions is not None and advantages is not None and not record.mask_has_unscored
-    if is_known and not record.is_rollout and "custom" not in (getattr(conventions, name) for name in words.PIECES):
+    is_known = record.declares_its_loss and advantages is not None and not record.mask_has_unscored
+    if is_known and not record.is_rollout:
         expected |= _of_loss(replace(record, advantages=advantages))
     for name in sorted(set(record.logged) & set(expected)):
         got, wanted = float(record.logged[name]), expected[name]
