@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from rlcanary import reference
 from rlcanary.adapters import load_adapter
+from rlcanary.adapters.verl.losses.configured import WRITTEN_FOR
 from rlcanary.checks import all_checks, run_check
 from rlcanary.contract.batch import PolicyBatch
 from rlcanary.errors import UserError
@@ -145,3 +148,8 @@ def test_an_empty_answer_to_an_empty_reference_is_rewarded(verl):
 
     assert verl.verify(Answer("math", "boxed", "\\boxed{}", ""))
     assert not verl.verify(Answer("math", "boxed", "\\boxed{}", "1"))
+
+
+def test_docs_and_message_name_the_same_releases():
+    docs = Path(__file__).parents[3] / "docs/adapters.md"
+    assert f"{WRITTEN_FOR}," in " ".join(docs.read_text().split())

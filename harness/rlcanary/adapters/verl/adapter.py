@@ -1,7 +1,7 @@
 """verl as an adapter: its default trainer, workers, agent loops and datasets, on one CPU with tiny models.
 
 The engine is the FSDP one without FSDP: its methods run as they are, with a given model, or with given logprobs in place of
-a model's output. Written for verl 0.9.
+a model's output. Written for verl 0.9; older releases and the development tree of 0.10 run, too.
 """
 
 from __future__ import annotations

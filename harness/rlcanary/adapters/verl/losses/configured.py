@@ -13,6 +13,8 @@ from rlcanary.adapters.verl.workers.run_config import composed, run_config
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions
 
+WRITTEN_FOR = "verl 0.7 to 0.9 and the development tree of 0.10"
+
 
 class Configured(Adapter):
     """An adapter of verl under some settings, by default its own with the GRPO advantage estimator."""
@@ -41,7 +43,7 @@ class Configured(Adapter):
         Raises:
             UserError: verl is not installed, or the conventions cannot express a setting.
         """
-        with usable("verl", "pip install 'rlcanary[verl]'", "verl 0.7 to 0.9", at_least="0.7"), quiet():
+        with usable("verl", "pip install 'rlcanary[verl]'", WRITTEN_FOR, at_least="0.7"), quiet():
             import verl.trainer.ppo.ray_trainer
             import verl.workers.engine.fsdp.transformer_impl
             import verl.workers.utils.losses  # noqa: F401
