@@ -256,7 +256,7 @@ def _drawn(problem: Callable[[random.Random], tuple[str, str]], count: int, seed
 
 
 def _as_published(values: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """Translate a row of GSM8K, IFEval or RLVR (allenai/RLVR-GSM, -MATH, -IFeval) with all its fields; others stay."""
+    """Translate a row of GSM8K, IFEval, RLVR (allenai/RLVR-GSM, -MATH, -IFeval), HumanEval or MBPP; others stay."""
     names = set(values)
     if names == {"question", "answer"}:
         return {"id": number, "prompt": values["question"], "target": values["answer"], "verifier": "gsm8k"}
@@ -266,9 +266,23 @@ def _as_published(values: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     if {"messages", "ground_truth", "dataset"} <= names <= RLVR:
         verifier = str(values["dataset"]).lower()
         return {"id": number, "prompt": values["messages"], "target": values["ground_truth"], "verifier": verifier}
+    if names == HUMANEVAL:
+        target = {name: values[name] for name in ("test", "entry_point")}
+        return {"id": values["task_id"], "prompt": values["prompt"], "target": target, "verifier": "code"}
+    if {"task_id", "code", "test_list"} <= names <= MBPP:
+        target = {name: values[name] for name in ("test_imports", "test_setup_code", "test_list") if name in values}
+        # The task alone does not name the function.
+        prompt = "\n".join([values.get("text") or values["prompt"], PASS_THESE, *values["test_list"]])
+        return {"id": values["task_id"], "prompt": prompt, "target": target, "verifier": "code"}
     return values
 
 
+HUMANEVAL = {"task_id", "prompt", "entry_point", "canonical_solution", "test"}
+MBPP = {"task_id", "code", "test_list"} | {
+    *("text", "test_setup_code", "challenge_test_list"),
+    *("prompt", "source_file", "test_imports"),  # of the sanitized ones
+}
+PASS_THESE = "Your code should pass these tests:"
 RLVR = {"messages", "ground_truth", "dataset", "constraint_type", "constraint"}
 
 

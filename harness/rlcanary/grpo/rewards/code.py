@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,14 @@ judge()
 """
 
 
+# A test of these alone, such as HumanEval's `check` that nobody calls, would be passed by any program.
+PREPARES = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
+TAKEN = (
+    "tests are Python statements that compile and do something, as of HumanEval and MBPP, not {target!r}: programs are not "
+    "judged by what they read and print"
+)
+
+
 class CodeVerifier:
     """Scores 1 if the last ```python block of a completion passes the tests of its target, else 0.
 
@@ -40,10 +49,14 @@ class CodeVerifier:
         self._tool = PythonTool(timeout=timeout, memory_bytes=memory_bytes, output_characters=2**20)
 
     def verify(self, completion: str, target: Any) -> Score:
-        """Run the completion's program with the target's tests: assert statements, as text or a list of texts."""
+        """Run the completion's program with the target's tests.
+
+        Tests are Python statements, as text or a list of texts, alone or under `tests`; or what HumanEval (`test`,
+        `entry_point`) and MBPP (`test_list`, and `test_imports` or `test_setup_code`) publish.
+        """
         tests = _tests(target)
         if tests is None:
-            return Score(None, "bad target", detail=f"tests are Python statements that compile, not {target!r}")
+            return Score(None, "bad target", detail=TAKEN.format(target=target))
         blocks = code_blocks(completion)
         if not blocks:
             return Score(0.0, "no answer")
@@ -55,13 +68,22 @@ class CodeVerifier:
 
 def _tests(target: Any) -> str | None:
     if isinstance(target, Mapping):
-        target = target.get("tests")
+        target = _of_row(target)
     if isinstance(target, Sequence) and not isinstance(target, str):
         target = "\n".join(map(str, target))
     if not isinstance(target, str) or not target.strip():
         return None
     try:
-        compile(target, "tests", "exec")
+        tree = ast.parse(target)
     except (SyntaxError, ValueError):
         return None
-    return target
+    return target if any(not isinstance(each, PREPARES) for each in tree.body) else None
+
+
+def _of_row(row: Mapping[str, Any]) -> Any:
+    """Find the tests of a target with several fields."""
+    if {"test", "entry_point"} <= row.keys():
+        return [row["test"], f"check({row['entry_point']})"]
+    if "test_list" in row:
+        return [*(row.get("test_imports") or ()), row.get("test_setup_code") or "", *row["test_list"]]
+    return row.get("tests")

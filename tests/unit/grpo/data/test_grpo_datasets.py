@@ -185,6 +185,7 @@ def test_rows_are_taken_as_their_datasets_were_published(tmp_path):
     asked = [{"role": "user", "content": "Write without commas."}]
     constraint = json.dumps({"func_name": "validate_no_commas", "N": None})
     kwargs = [{"num_words": 2, "relation": "at least", "keywords": None}]
+    check, tests = "def check(candidate):\n    assert candidate() == 1", ["assert one() == 1"]
     path = write(
         tmp_path / "published.jsonl",
         {"question": "How many clips?", "answer": solution},
@@ -196,14 +197,35 @@ def test_rows_are_taken_as_their_datasets_were_published(tmp_path):
         },
         {"messages": asked, "ground_truth": constraint, "dataset": "ifeval", "constraint_type": "c", "constraint": "C"},
         {"messages": asked, "ground_truth": "12", "dataset": "MATH"},
+        {
+            "task_id": "HumanEval/0",
+            "prompt": "def one():",
+            "entry_point": "one",
+            "canonical_solution": "",
+            "test": check,
+        },
+        {"task_id": 11, "text": "Say 1.", "code": "", "test_list": tests, "test_setup_code": ""},
+        {
+            "task_id": 12,
+            "prompt": "Say 1.",
+            "code": "",
+            "test_list": tests,
+            "test_imports": [],
+            "source_file": "a.ipynb",
+        },
     )
     rows, verifiers = load_jsonl(path), VerifiersByName()
-    assert [row.id for row in rows] == ["1", "1000", "3", "4"]
-    assert [row.verifier for row in rows] == ["gsm8k", "ifeval", "ifeval", "math"]
+    assert [row.id for row in rows] == ["1", "1000", "3", "4", "HumanEval/0", "11", "12"]
+    assert [row.verifier for row in rows] == ["gsm8k", "ifeval", "ifeval", "math", "code", "code", "code"]
     answers = [("#### 72", "#### 24"), ("two words", "one"), ("no commas", "one, two")]
     for row, (right, wrong) in zip(rows, answers, strict=False):
         item = to_item(row, lambda row: [1], verifiers[row.verifier])
         assert (item.reward(right), item.reward(wrong)) == (1.0, 0.0)
+    for row in rows[4:]:
+        item = to_item(row, lambda row: [1], verifiers["code"])
+        programs = [f"```python\ndef one():\n    return {number}\n```" for number in (1, 2)]
+        assert [item.reward(each) for each in programs] == [1.0, 0.0]
+    assert rows[5].prompt == "Say 1.\nYour code should pass these tests:\nassert one() == 1"
 
 
 def test_the_verifier_sees_the_beginning_of_an_answer_that_the_policy_continues():

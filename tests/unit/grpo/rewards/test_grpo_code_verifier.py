@@ -55,7 +55,27 @@ def test_completion_without_a_program_is_counted_apart():
     assert judge(CodeVerifier(), "square(x) = x * x", TESTS).problem == "no answer"
 
 
-@pytest.mark.parametrize("tests", [None, "", [], {}, "assert square(2 ==", {"stdin": "2"}])
+HUMANEVAL = "METADATA = {'author': 'jt'}\n\n\ndef check(candidate):\n    assert candidate(2) == 4\n"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"test": HUMANEVAL, "entry_point": "square"},
+        {"test_list": TESTS, "test_setup_code": "import math"},
+        {"test_list": ["assert math.isclose(square(2), 4)"], "test_imports": ["import math"]},
+    ],
+    ids=["HumanEval", "MBPP", "sanitized MBPP"],
+)
+def test_targets_are_taken_as_they_are_published(target):
+    assert score("def square(x):\n    return x * x", target).value == 1.0
+    assert score("def square(x):\n    return x + 3", target).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [None, "", [], {}, "assert square(2 ==", {"stdin": "2"}, HUMANEVAL, '{"inputs": ["2"], "outputs": ["4"]'],
+)
 def test_target_without_tests_is_no_wrong_answer(tests):
     result = score("def square(x):\n    return x * x", tests)
     assert (result.value, result.problem) == (None, "bad target")
