@@ -166,7 +166,8 @@ own.close(), own.unlink()
 def begin(code: str) -> subprocess.Popen[str]:
     """Start Python code in a process, and wait for its first line."""
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline()
+    assert process.stdout is not None
+    assert process.stdout.readline()
     return process
 
 

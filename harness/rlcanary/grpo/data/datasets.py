@@ -257,33 +257,30 @@ def _drawn(problem: Callable[[random.Random], tuple[str, str]], count: int, seed
 
 def _as_published(values: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     """Translate a row of GSM8K, IFEval, RLVR (allenai/RLVR-GSM, -MATH, -IFeval), HumanEval or MBPP; others stay."""
-    names = set(values)
-    if names == {"question", "answer"}:
-        return {"id": number, "prompt": values["question"], "target": values["answer"], "verifier": "gsm8k"}
-    if names == {"key", "prompt", "instruction_id_list", "kwargs"}:
-        target = {name: values[name] for name in ("instruction_id_list", "kwargs")}
-        return {"id": values["key"], "prompt": values["prompt"], "target": target, "verifier": "ifeval"}
-    if {"messages", "ground_truth", "dataset"} <= names <= RLVR:
-        verifier = str(values["dataset"]).lower()
-        return {"id": number, "prompt": values["messages"], "target": values["ground_truth"], "verifier": verifier}
-    if names == HUMANEVAL:
-        target = {name: values[name] for name in ("test", "entry_point")}
-        return {"id": values["task_id"], "prompt": values["prompt"], "target": target, "verifier": "code"}
-    if {"task_id", "code", "test_list"} <= names <= MBPP:
-        target = {name: values[name] for name in ("test_imports", "test_setup_code", "test_list") if name in values}
-        # The task alone does not name the function.
-        prompt = "\n".join([values.get("text") or values["prompt"], PASS_THESE, *values["test_list"]])
-        return {"id": values["task_id"], "prompt": prompt, "target": target, "verifier": "code"}
-    return values
+    id, verifier = number, "code"
+    target: Any
+    match values:
+        case {"question": prompt, "answer": target, **rest} if not rest:
+            verifier = "gsm8k"
+        case {"key": id, "prompt": prompt, "instruction_id_list": names, "kwargs": kwargs, **rest} if not rest:
+            target, verifier = {"instruction_id_list": names, "kwargs": kwargs}, "ifeval"
+        case {"messages": prompt, "ground_truth": target, "dataset": source, **rest} if rest.keys() <= RLVR:
+            verifier = str(source).lower()
+        case {"task_id": id, "prompt": prompt, "entry_point": name, "test": test, **rest} if set(rest) == HUMANEVAL:
+            target = [test, f"check({name})"]
+        case {"task_id": id, "code": _, "test_list": tests, **rest} if rest.keys() <= MBPP:
+            target = [*(rest.get("test_imports") or ()), rest.get("test_setup_code") or "", *tests]
+            # The task alone does not name the function.
+            prompt = "\n".join([rest.get("text") or rest["prompt"], "Your code should pass these tests:", *tests])
+        case _:
+            return values
+    return {"id": id, "prompt": prompt, "target": target, "verifier": verifier}
 
 
-HUMANEVAL = {"task_id", "prompt", "entry_point", "canonical_solution", "test"}
-MBPP = {"task_id", "code", "test_list"} | {
-    *("text", "test_setup_code", "challenge_test_list"),
-    *("prompt", "source_file", "test_imports"),  # of the sanitized ones
-}
-PASS_THESE = "Your code should pass these tests:"
-RLVR = {"messages", "ground_truth", "dataset", "constraint_type", "constraint"}
+# The other fields of rows; of MBPP `prompt` and what follows it are those of its sanitized rows.
+HUMANEVAL = {"canonical_solution"}
+RLVR = {"constraint_type", "constraint"}
+MBPP = {"text", "test_setup_code", "challenge_test_list", "prompt", "source_file", "test_imports"}
 
 
 def _parse(line: str, number: int, where: str, dataset: str) -> Row:

@@ -25,10 +25,6 @@ judge()
 
 # A test of these alone, such as HumanEval's `check` that nobody calls, would be passed by any program.
 PREPARES = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
-TAKEN = (
-    "tests are Python statements that compile and do something, as of HumanEval and MBPP, not {target!r}: programs are not "
-    "judged by what they read and print"
-)
 
 
 class CodeVerifier:
@@ -49,14 +45,12 @@ class CodeVerifier:
         self._tool = PythonTool(timeout=timeout, memory_bytes=memory_bytes, output_characters=2**20)
 
     def verify(self, completion: str, target: Any) -> Score:
-        """Run the completion's program with the target's tests.
-
-        Tests are Python statements, as text or a list of texts, alone or under `tests`; or what HumanEval (`test`,
-        `entry_point`) and MBPP (`test_list`, and `test_imports` or `test_setup_code`) publish.
-        """
+        """Run the completion's program with the target's tests: Python as a text or a list, or as that under `tests`."""
         tests = _tests(target)
         if tests is None:
-            return Score(None, "bad target", detail=TAKEN.format(target=target))
+            return Score(
+                None, "bad target", detail=f"tests are statements that compile and do something, not {target!r}"
+            )
         blocks = code_blocks(completion)
         if not blocks:
             return Score(0.0, "no answer")
@@ -68,7 +62,7 @@ class CodeVerifier:
 
 def _tests(target: Any) -> str | None:
     if isinstance(target, Mapping):
-        target = _of_row(target)
+        target = target.get("tests")
     if isinstance(target, Sequence) and not isinstance(target, str):
         target = "\n".join(map(str, target))
     if not isinstance(target, str) or not target.strip():
@@ -78,12 +72,3 @@ def _tests(target: Any) -> str | None:
     except (SyntaxError, ValueError):
         return None
     return target if any(not isinstance(each, PREPARES) for each in tree.body) else None
-
-
-def _of_row(row: Mapping[str, Any]) -> Any:
-    """Find the tests of a target with several fields."""
-    if {"test", "entry_point"} <= row.keys():
-        return [row["test"], f"check({row['entry_point']})"]
-    if "test_list" in row:
-        return [*(row.get("test_imports") or ()), row.get("test_setup_code") or "", *row["test_list"]]
-    return row.get("tests")

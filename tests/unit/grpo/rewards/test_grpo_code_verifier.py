@@ -59,20 +59,6 @@ HUMANEVAL = "METADATA = {'author': 'jt'}\n\n\ndef check(candidate):\n    assert 
 
 
 @pytest.mark.parametrize(
-    "target",
-    [
-        {"test": HUMANEVAL, "entry_point": "square"},
-        {"test_list": TESTS, "test_setup_code": "import math"},
-        {"test_list": ["assert math.isclose(square(2), 4)"], "test_imports": ["import math"]},
-    ],
-    ids=["HumanEval", "MBPP", "sanitized MBPP"],
-)
-def test_targets_are_taken_as_they_are_published(target):
-    assert score("def square(x):\n    return x * x", target).value == 1.0
-    assert score("def square(x):\n    return x + 3", target).value == 0.0
-
-
-@pytest.mark.parametrize(
     "tests",
     [None, "", [], {}, "assert square(2 ==", {"stdin": "2"}, HUMANEVAL, '{"inputs": ["2"], "outputs": ["4"]'],
 )
