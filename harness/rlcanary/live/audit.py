@@ -83,9 +83,12 @@ class Audit:
             group: the processes that share an update; None is all of them.
 
         Raises:
+            TypeError: the conventions are none.
             ValueError: `every` is below 1, `on_finding` is none of these, or there are several processes and `ranks` does
                 not say how they share an update.
         """
+        if conventions is not None and not isinstance(conventions, Conventions):
+            raise TypeError(f"{conventions!r} is no Conventions, as those of rlcanary.contract.presets are")
         if every < 1:
             raise ValueError(f"every={every} has to be at least 1")
         if on_finding not in ("log", "warn", "stop"):

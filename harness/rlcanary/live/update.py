@@ -230,8 +230,8 @@ class Piece:
     ) -> None:
         self.rows, self.logprobs, self._read = rows, logprobs, read
         self.columns = slice(start, start + logprobs.shape[1])
-        tensors = {name: value.detach() for name, value in given.items() if isinstance(value, Tensor)}
-        self.given = {name: _of_rows(name, value) for name, value in tensors.items()}
+        known = {name: _of_rows(name, value) for name, value in given.items()}
+        self.given = {name: value.detach() for name, value in known.items() if isinstance(value, Tensor)}
         self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64)
         self.handle: Any = watched.register_hook(self._note)
 
@@ -241,9 +241,11 @@ class Piece:
 
 
 def _of_rows(name: str, value: Any) -> Any:
-    """Return what each row has one of as [B], where it comes as a column [B, 1]."""
-    is_column = name in OF_ROWS and isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == 1
-    return value.squeeze(1) if is_column else value
+    """Return what each row has one of as [B], where it comes as a list or a column [B, 1]."""
+    if name not in OF_ROWS or value is None:
+        return value
+    values = torch.as_tensor(value)
+    return values.squeeze(1) if values.ndim == 2 and values.shape[1] == 1 else values
 
 
 def _placed(parts: list[tuple[Piece, Tensor]], shape: tuple[int, ...]) -> Tensor:

@@ -345,3 +345,18 @@ def test_under_a_custom_piece_the_laws_alone_judge_the_loss(piece: str, caplog: 
     with audit.update(mask=MASK, **known) as update:
         update.watch(policy).sum().backward()
     assert [finding.invariant for finding in audit.findings] == ["gradient.outside_the_mask"]
+
+
+@pytest.mark.parametrize("with_rows", [False, True], ids=["update", "micro-batch"])
+def test_rewards_and_groups_may_be_lists(with_rows: bool) -> None:
+    audit = Audit(GRPO, every=1, on_finding="log")
+    policy = drawn()[0].requires_grad_()
+    wrong = {"rewards": REWARDS.tolist(), "group_ids": GROUPS.tolist(), "advantages": [5.0] * B}
+    with audit.update(**({} if with_rows else {"mask": MASK, **wrong})) as update:
+        (update.watch(policy, **({"mask": MASK, **wrong} if with_rows else {})) * 0).sum().backward()
+    assert "advantages" in {finding.invariant for finding in audit.findings}
+
+
+def test_the_name_of_a_preset_is_no_conventions() -> None:
+    with pytest.raises(TypeError, match="'DAPO' is no Conventions"):
+        Audit("DAPO")  # type: ignore[arg-type]
