@@ -360,3 +360,10 @@ def test_rewards_and_groups_may_be_lists(with_rows: bool) -> None:
 def test_the_name_of_a_preset_is_no_conventions() -> None:
     with pytest.raises(TypeError, match="'DAPO' is no Conventions"):
         Audit("DAPO")  # type: ignore[arg-type]
+
+
+def test_rows_that_were_never_watched_are_named() -> None:
+    audit = Audit(GRPO, every=1, on_finding="log")
+    run(audit, lambda logprobs, rows, whole: correct(GRPO)(logprobs, rows, whole), [torch.arange(6)])
+    (finding,) = audit.findings
+    assert "`watch` was given no logprobs of row 6 and 1 more" in finding.message

@@ -108,8 +108,22 @@ def _near_a_bound(record: Record) -> Tensor:
     return near_BT & record.mask
 
 
+def _unwatched(record: Record) -> list[int]:
+    """List the rows with trained tokens that no micro-batch had; none where it is not known which rows they had."""
+    watched = {row for rows in record.pieces for row in rows.tolist()}
+    return [
+        row for row, is_trained in enumerate(record.mask.any(dim=1)) if is_trained and watched and row not in watched
+    ]
+
+
 def _cause(record: Record, got_BT: Tensor, near_BT: Tensor) -> str:
-    """Name what explains the gradient exactly: micro-batches that are averaged by themselves, or another convention."""
+    """Name what explains the gradient exactly: micro-batches that are averaged by themselves, or another convention.
+
+    Where rows were never watched, nothing is known of their gradient, and they are named instead.
+    """
+    if rows := _unwatched(record):
+        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        return f"; `watch` was given no logprobs of row {rows[0]}{more}"
     rounding = max(1e-3, 4 * record.eps)
 
     def explains(candidate_BT: Tensor | None) -> bool:
