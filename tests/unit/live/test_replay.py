@@ -179,14 +179,23 @@ def test_the_command_says_it_again_and_its_exit_code_follows_the_code(tmp_path: 
     assert "the update is 2 times the declared one" in as_taken.stdout
     assert rlcanary("replay", written, "--adapter=reference", cwd=tmp_path).returncode == 0
     test = tmp_path / "tests/test_update.py"
-    wrong = rlcanary("replay", written, "--adapter=mine", f"--write-test={test}", cwd=tmp_path)
-    assert wrong.returncode == 1, wrong.stderr
+    for _ in range(2):  # the second one takes the place of the first
+        wrong = rlcanary("replay", written, "--adapter=mine", f"--write-test={test}", cwd=tmp_path)
+        assert wrong.returncode == 1, wrong.stderr
+        assert "tests/test_update_update-0: commit both" in wrong.stdout
     pytest_alone = [sys.executable, "-P", "-m", "pytest", "-q", str(test)]  # which puts the current folder on no path
     ran = [subprocess.run(pytest_alone, cwd=tmp_path, capture_output=True, text=True, check=False)]
     (tmp_path / "mine.py").write_text(WRONG.replace("2 * ", ""))
     ran.append(subprocess.run(pytest_alone, cwd=tmp_path, capture_output=True, text=True, check=False))
     assert [done.returncode for done in ran] == [1, 0], ran[1].stdout
-    assert "the update is 2 times the declared one" in ran[0].stdout
+    mended = rlcanary("replay", written, "--adapter=mine", "--write-test=tests/test_mended.py", cwd=tmp_path)
+    assert mended.returncode == 0
+    assert "tests/test_mended.py is not written" in mended.stdout
+    assert sorted(path.name for path in test.parent.iterdir() if path.name != "__pycache__") == [
+        "test_update.py",
+        "test_update_update-0",
+    ]
+    assert "AssertionError: gradient.scale: the update is 2 times the declared one" in ran[0].stdout
 
 
 @pytest.mark.parametrize(

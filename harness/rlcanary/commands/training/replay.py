@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -39,8 +40,8 @@ ROOT = Path(__file__).parent.joinpath("{root}").resolve()  # where the adapter i
 
 def test_nothing_is_wrong_with_update_{number}(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
-    found = replayed(BUNDLE, load_adapter({adapter!r}))
-    assert not found, found[0]
+    found = replayed(BUNDLE, load_adapter({adapter}))
+    assert not found, str(found[0])
 '''
 
 
@@ -96,6 +97,8 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     by = "as it was taken" if adapter is None else f"as {adapter} takes it"
     if not found:
         console.print(f"Nothing is wrong with the update {by}{'' if is_declared else BY_LAWS}.", highlight=False)
+        if test is not None:
+            console.print(f"{test} is not written: no finding is left to test for.", highlight=False, soft_wrap=True)
         return 0
     console.print(f"Judged again, {by}:", highlight=False)
     for finding in found:
@@ -105,8 +108,8 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     tabulate = _samples if are_samples else _rows if record.is_rollout else _tokens
     console.print(tabulate(rows, smallest))
     if test is not None and adapter is not None:
-        _write_test(test, adapter, smallest, found[0])
-        console.print(f"{test} written", highlight=False)
+        kept = _write_test(test, adapter, smallest, found[0])
+        console.print(f"{test} written, and its bundle {kept}: commit both", highlight=False, soft_wrap=True)
     return 1
 
 
@@ -173,11 +176,11 @@ def _tokens(rows: Tensor, record: Record) -> Table:
     return table
 
 
-def _write_test(test: Path, adapter: str, record: Record, finding: Finding) -> None:
+def _write_test(test: Path, adapter: str, record: Record, finding: Finding) -> Path:
+    """Write a test of an update, and its bundle beside it -> the bundle."""
     from rlcanary.live import bundle as bundles
 
-    written = bundles.write(record, [finding], test.parent)
-    kept = written.rename(test.with_name(f"{test.stem}_{written.name}"))
+    kept = bundles.write(record, [finding], test.parent, kind=f"{test.stem}_update")
     write_whole(
         test,
         TEST.format(
@@ -186,6 +189,7 @@ def _write_test(test: Path, adapter: str, record: Record, finding: Finding) -> N
             invariant=finding.invariant,
             bundle=kept.name,
             root=os.path.relpath(Path.cwd(), test.parent.absolute()),
-            adapter=adapter,
+            adapter=json.dumps(adapter),
         ),
     )
+    return kept
