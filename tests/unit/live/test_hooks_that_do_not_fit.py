@@ -11,6 +11,7 @@ import torch
 from rlcanary import live
 from rlcanary.contract.presets import GRPO
 from rlcanary.live.hooks import fitting
+from rlcanary.live.hooks.environment import audit_of
 
 
 @pytest.fixture(autouse=True)
@@ -92,3 +93,10 @@ print(BaseEngine.train_batch is before)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "True"
     assert "is not audited" in done.stderr
+
+
+@pytest.mark.parametrize("every", ["often", "0", ""])
+def test_a_setting_that_is_no_number_is_named_in_the_warning(every: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCANARY_LIVE_EVERY", every)
+    with pytest.warns(UserWarning, match=f"is not audited, .*RLCANARY_LIVE_EVERY='{every}' has to be a number"):
+        fitting.attempted("verl", "0.9", lambda: audit_of(None))
