@@ -100,3 +100,14 @@ def test_a_setting_that_is_no_number_is_named_in_the_warning(every: str, monkeyp
     monkeypatch.setenv("RLCANARY_LIVE_EVERY", every)
     with pytest.warns(UserWarning, match=f"is not audited, .*RLCANARY_LIVE_EVERY='{every}' has to be a number"):
         fitting.attempted("verl", "0.9", lambda: audit_of(None))
+
+
+def test_a_setting_that_is_no_number_ends_no_run_of_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verl")
+    from rlcanary.live.hooks.verl import workers
+
+    monkeypatch.setenv("RLCANARY_LIVE_EVERY", "often")
+    returned = torch.ones(2, 3), torch.ones(2, 3)
+    estimator = workers.watched_estimator(lambda *_: returned, "grpo")
+    with pytest.warns(UserWarning, match="RLCANARY_LIVE_EVERY='often'"):
+        assert estimator(torch.ones(2, 3), torch.ones(2, 3), ["a", "a"]) is returned

@@ -130,21 +130,20 @@ def watched_estimator(estimator: Callable[..., Any], name: str) -> Callable[...,
     def watched(token_level_rewards: Tensor, response_mask: Tensor, index: Any, *arguments: Any, **options: Any) -> Any:
         returned = estimator(token_level_rewards, response_mask, index, *arguments, **options)
         is_scaled = name != "grpo" or options.get("norm_adv_by_std_in_grpo", True)
-        if is_scaled not in audits:
-            algorithm = SimpleNamespace(adv_estimator=name, norm_adv_by_std_in_grpo=is_scaled, gamma=1.0, lam=1.0)
-            audits[is_scaled] = audit_of(Conventions(**advantage_words(algorithm)))
-        audit = audits[is_scaled]
 
         def judge() -> None:
+            if is_scaled not in audits:
+                algorithm = SimpleNamespace(adv_estimator=name, norm_adv_by_std_in_grpo=is_scaled, gamma=1.0, lam=1.0)
+                audits[is_scaled] = audit_of(Conventions(**advantage_words(algorithm)))
             places = {group: place for place, group in enumerate(dict.fromkeys(map(str, index)))}
-            audit.rollout(
+            audits[is_scaled].rollout(
                 mask=response_mask.bool(),
                 rewards=token_level_rewards.sum(dim=-1),
                 group_ids=torch.tensor([places[str(group)] for group in index]),
                 advantages=returned[0],
             )
 
-        audit.guard(judge)
+        attempted("verl", WRITTEN_FOR, judge)
         return returned
 
     return watched
