@@ -240,3 +240,14 @@ def test_a_loss_that_is_not_declared_is_not_called_right(tmp_path: Path) -> None
     done = rlcanary("replay", "update-0", "--adapter=reference", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the run declares none" in " ".join(done.stdout.split())
+
+
+def test_the_file_of_an_adapter_is_found_from_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WRONG)
+    written = str(bundle_of(tmp_path, doubled))
+    done = rlcanary("replay", written, "--adapter=mine.py", "--write-test=tests/test_update.py", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    (tmp_path / "tests/mine.py").write_text(WRONG.replace("2 * ", ""))
+    command = [sys.executable, "-m", "pytest", "-q", "test_update.py"]
+    ran = subprocess.run(command, cwd=tmp_path / "tests", capture_output=True, text=True, check=False)
+    assert "the update is 2 times the declared one" in ran.stdout

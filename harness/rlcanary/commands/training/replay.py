@@ -35,11 +35,12 @@ from rlcanary.adapters.load import load_adapter
 from rlcanary.live import replayed
 
 BUNDLE = Path(__file__).with_name("{bundle}")
-ROOT = Path(__file__).parent.joinpath("{root}").resolve()  # where the adapter is imported from
+ROOT = Path(__file__).parent.joinpath("{root}").resolve()  # where the adapter is found
 
 
 def test_nothing_is_wrong_with_update_{number}(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.chdir(ROOT)
     found = replayed(BUNDLE, load_adapter({adapter}))
     assert not found, str(found[0])
 '''
