@@ -64,7 +64,7 @@ def write(record: Record, findings: Sequence[Finding], folder: Path, kind: str =
     return bundle
 
 
-def read(bundle: Path) -> tuple[Record, list[str]]:
+def read(bundle: str | Path) -> tuple[Record, list[str]]:
     """Read a bundle -> its record, and what was found in it.
 
     Raises:
@@ -75,6 +75,7 @@ def read(bundle: Path) -> tuple[Record, list[str]]:
     except ImportError as error:
         raise UserError("bundles need the safetensors package: pip install safetensors") from error
 
+    bundle = Path(bundle)
     if not (bundle / DESCRIPTION).is_file():
         inside = sorted(each.parent.name for each in bundle.glob(f"*/{DESCRIPTION}"))
         told = f"it holds several: {', '.join(inside)}" if len(inside) > 1 else f"it has no {DESCRIPTION}"

@@ -77,7 +77,7 @@ def taken_by(adapter: Adapter, record: Record) -> Record:
     return replace(record, advantages=advantages, gradient=gradient_BT, logged=logged, parts=[])
 
 
-def replayed(bundle: Path, adapter: Adapter | None = None) -> list[Finding]:
+def replayed(bundle: str | Path, adapter: Adapter | None = None) -> list[Finding]:
     """Judge the update of a bundle, as the run took it or as an adapter takes it.
 
     Raises:

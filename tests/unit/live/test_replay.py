@@ -152,8 +152,10 @@ def test_the_update_shrinks_to_the_row_that_is_wrong(tmp_path: Path) -> None:
     assert 5 in rows.tolist()
 
 
-def test_the_folder_of_bundles_may_be_a_text(tmp_path: Path) -> None:
-    assert bundle.read(bundle_of(str(tmp_path), doubled))[1]
+def test_the_folders_of_bundles_and_of_one_may_be_texts(tmp_path: Path) -> None:
+    written = bundle_of(str(tmp_path), doubled)
+    assert bundle.read(str(written))[1]
+    assert [finding.invariant for finding in replayed(str(written))] == ["gradient.scale"]
 
 
 def test_the_folder_above_a_bundle_names_the_bundle(tmp_path: Path) -> None:
