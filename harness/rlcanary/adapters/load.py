@@ -24,7 +24,7 @@ BUNDLED = {
     "verl": "rlcanary.adapters.verl.adapter:VerlAdapter",
     "torchrl": "rlcanary.adapters.torchrl.adapter:TorchrlAdapter",
     "nemo_rl": "rlcanary.adapters.nemo_rl:NemoRlAdapter",
-    "openrlhf": "rlcanary.adapters.openrlhf:OpenrlhfAdapter",
+    "openrlhf": "rlcanary.adapters.openrlhf.adapter:OpenrlhfAdapter",
     "skyrl": "rlcanary.adapters.skyrl.adapter:SkyrlAdapter",
     "prime_rl": "rlcanary.adapters.prime_rl:PrimeRlAdapter",
 }

@@ -76,7 +76,7 @@ ADAPTERS = {
     ),
     "openrlhf": FrameworkAdapter(
         "OpenRLHF",
-        "rlcanary.adapters.openrlhf",
+        "rlcanary.adapters.openrlhf.adapter",
         "OpenrlhfAdapter",
         (
             "def __init__(self, settings=None):  # options of train_ppo_ray",

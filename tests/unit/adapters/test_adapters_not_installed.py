@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlcanary.adapters import BUNDLED, NotProvided, load_adapter, openrlhf, prime_rl
+from rlcanary.adapters import BUNDLED, NotProvided, load_adapter, prime_rl
 from rlcanary.adapters import nemo_rl as nemo
 from rlcanary.adapters.frameworks import forget, usable
+from rlcanary.adapters.openrlhf import options as openrlhf
 from rlcanary.errors import UserError
 
 # As `ClippedPGLossConfig` and `AdvEstimatorConfig` have them.
@@ -151,7 +152,7 @@ def test_what_openrlhf_has_no_option_for_is_declined(changes):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"algo.advantage.estimator": "gae"}, "group_norm, dr_grpo, rloo"),
+        ({"algo.advantage.estimator": "remax"}, "group_norm, dr_grpo, rloo, gae"),
         ({"algo.advantage.is_correction_enable": True}, "lower threshold of 'tis'"),
         (
             {"algo.advantage.is_correction_enable": True, "algo.advantage.is_correction_type": "seq-mask-tis"},
