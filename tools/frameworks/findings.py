@@ -52,6 +52,10 @@ defaults where nothing else is said.
 """
 
 
+class UntracedError(ValueError):
+    """A failure whose line nobody wrote down."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """A failure traced to its line, with the other checks that it turns red.
@@ -107,13 +111,13 @@ def findings(result: dict[str, Any], traced: dict[str, str]) -> tuple[list[Findi
     """Join failures and reasons -> findings, and what the framework does on purpose.
 
     Raises:
-        ValueError: a failure has no reason.
+        UntracedError: a failure has no reason.
     """
     heads: dict[str, list[dict[str, Any]]] = {}
     for failure in result["failures"]:
         reason = traced.get(failure["id"], "say why")
         if reason == "say why":
-            raise ValueError(f"{failure['id']} of {result['name']} is traced to no line")
+            raise UntracedError(f"{failure['id']} of {result['name']} is traced to no line")
         # "as in X" and, in older entries, "… as in X": another sign of X.
         other = re.search(r"as in ([a-z_]+\.[a-z_]+)", reason)
         head = traced.get(other[1], reason) if other and other[1] != failure["id"] else reason
@@ -219,7 +223,11 @@ def main(command: str, *arguments: str) -> None:
         kept["versions"] = {key: kept["versions"][key] for key in sorted(kept["versions"], key=lambda key: key != name)}
         Path(HERE, f"results/{name}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     elif command == "write":
-        PAGE.write_text(page(collected()))
+        try:
+            PAGE.write_text(page(collected()))
+        except UntracedError as error:
+            print(f"findings.py: {error}: give its reason in the expected file", file=sys.stderr)
+            raise SystemExit(2) from None
     else:
         raise SystemExit("findings.py collect NAME RESULTS.json [RELEASE] | findings.py write")
 

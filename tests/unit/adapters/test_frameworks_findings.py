@@ -42,6 +42,16 @@ def test_a_failure_that_nobody_traced_to_a_line_is_refused(findings):
         findings.findings(result(failure("kl.declared_estimator")), {"kl.declared_estimator": "say why"})
 
 
+def test_writing_the_page_then_ends_with_one_line_and_exit_code_2(findings, monkeypatch, capsys):
+    kept = (result(failure("kl.declared_estimator")), {})
+    monkeypatch.setattr(findings, "collected", lambda: [kept])
+    with pytest.raises(SystemExit) as ended:
+        findings.main("write")
+    assert ended.value.code == 2
+    told = "findings.py: kl.declared_estimator of Frame is traced to no line: give its reason in the expected file\n"
+    assert capsys.readouterr().err == told
+
+
 def test_signs_of_one_finding_count_once_and_what_is_on_purpose_does_not_count(findings):
     traced = {
         "loss.nothing_trained": "0 / 0 (loss.py:3)",
