@@ -124,9 +124,15 @@ def _is_found(package: str) -> bool:
 def release(package: str) -> str:
     """Return the version of the package that Python finds, or `commit abc1234` of a checkout; empty if neither is known."""
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
+    if spec is None:
         return ""
-    folder = Path(spec.origin).resolve().parent
+    # A package without a module of its own, which lies in several folders, is that of the first.
+    places = (
+        [Path(spec.origin).parent] if spec.origin else [Path(each) for each in spec.submodule_search_locations or ()]
+    )
+    if not places:
+        return ""
+    folder = places[0].resolve()
     # On the path several versions may lie, of which the first is imported.
     for found in metadata.distributions(name=package.replace("_", "-")):
         if Path(str(found.locate_file(package))).resolve() == folder:

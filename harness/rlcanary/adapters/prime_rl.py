@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import PolicyBatch
 
-# No probability moves by more than 1.
-OFF = {"dppo_mask_low": 1.0, "dppo_mask_high": 1.0, "kl_tau": 0.0}
+# Without bounds.
+OFF = {"dppo_mask_low": float("inf"), "dppo_mask_high": float("inf"), "kl_tau": 0.0}
 CONVENTIONS = Conventions(
     advantage_baseline="mean",
     advantage_scale="none",
@@ -39,7 +39,7 @@ CONVENTIONS = Conventions(
 )
 
 # Sandboxes, loggers and kernels, none of which the checks call.
-SERVICES = ("tenacity", "prime_sandboxes", "prime_tunnel", "prime_evals", "wandb", "beartype", "quack", "flash_attn")
+SERVICES = ("tenacity", "prime_sandboxes", "prime_tunnel", "prime_evals", "wandb", "quack", "flash_attn")
 
 
 class PrimeRlAdapter(Adapter):
