@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.batches import kl_of_each_token, micro_batches
 from rlcanary.adapters.frameworks import quiet, usable
-from rlcanary.adapters.stubs import absent
-from rlcanary.contract.adapter import Adapter, NotProvided
+from rlcanary.adapters.nemo_rl_losses import OtherLosses, scored
+from rlcanary.adapters.stubs import absent, newer_typed_dicts
+from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.records.credit import Credit
 from rlcanary.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import PolicyBatch
+    from rlcanary.contract.records.credit import CreditBatch
 
 METRICS = {
     "kl_penalty": "kl",
@@ -41,7 +44,7 @@ WITHOUT_WORDS = (
 SERVICES = ("mlflow", "swanlab", "wandb", "nvidia_resiliency_ext")
 
 
-class NemoRlAdapter(Adapter):
+class NemoRlAdapter(OtherLosses):
     """Adapter of NeMo RL under some settings, by default its own."""
 
     name = "nemo_rl"
@@ -62,6 +65,7 @@ class NemoRlAdapter(Adapter):
         with (
             usable("nemo_rl", install, "NeMo RL of August 2026"),
             absent(*SERVICES),
+            newer_typed_dicts(),
             quiet(),
             contextlib.redirect_stdout(io.StringIO()),
         ):
@@ -86,27 +90,25 @@ class NemoRlAdapter(Adapter):
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         import torch
-        from nemo_rl.distributed.model_utils import get_next_token_logprobs_from_logits
 
         if temperature != 1.0:
             raise NotProvided("the policy worker scales the logits before it scores them")
-        if not torch.cuda.is_available():
-            raise NotProvided("NeMo RL scores tokens on a GPU")
-        # The function scores each id with the logits of the position before it.
-        scored = get_next_token_logprobs_from_logits(
-            input_ids=torch.nn.functional.pad(token_ids, (1, 0)).cuda(),
-            next_token_logits=torch.nn.functional.pad(logits, (0, 0, 0, 1)).cuda(),
-        )
-        return scored.to(logits.device)  # type: ignore[no-any-return]
+        return scored(torch.nn.functional.pad(logits, (0, 0, 0, 1)), torch.nn.functional.pad(token_ids, (1, 0)))
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        import torch
+        return self._estimated(rewards, group_ids, rewards.new_ones(len(rewards), 1)).squeeze(1)
+
+    def token_advantages(self, batch: CreditBatch) -> Credit:
+        if batch.token_rewards is not None:
+            raise NotProvided("the estimator of GRPO has no rewards of tokens")
+        return Credit(self._estimated(batch.rewards, batch.group_ids, batch.mask.float()))
+
+    def _estimated(self, rewards: Tensor, group_ids: Tensor, mask: Tensor) -> Tensor:
         from nemo_rl.algorithms.advantage_estimator import GRPOAdvantageEstimator
 
         estimator = GRPOAdvantageEstimator(self._advantage_config, self._loss_config)
-        mask = torch.ones(len(rewards), 1)
-        advantages = estimator.compute_advantage(prompt_ids=group_ids.unsqueeze(1), rewards=rewards, mask=mask)
-        return advantages.squeeze(1)  # type: ignore[no-any-return]
+        found: Tensor = estimator.compute_advantage(prompt_ids=group_ids.unsqueeze(1), rewards=rewards, mask=mask)
+        return found
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         loss, metrics = self._call(batch, batch)
@@ -128,7 +130,7 @@ class NemoRlAdapter(Adapter):
         """Decide as dynamic sampling does when enabled; a group that it keeps only in part counts as dropped."""
         import torch
 
-        with absent(*SERVICES, "soundfile"):
+        with absent(*SERVICES, "soundfile"), newer_typed_dicts():
             from nemo_rl.algorithms.grpo import dynamic_sampling
         from nemo_rl.algorithms.utils import calculate_baseline_and_std_per_prompt
         from nemo_rl.distributed.batched_data_dict import BatchedDataDict
@@ -244,6 +246,9 @@ def conventions_of(loss: Any, advantage: Any) -> Conventions:
         importance_mode=mode,
         importance_low=low,
         importance_high=high,
+        # The defaults of `MseValueLossConfig` and `DPOLossConfig`.
+        value_coef=0.5,
+        preference_beta=0.05,
     )
 
 
