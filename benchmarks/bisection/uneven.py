@@ -1,12 +1,13 @@
 """Searches among commits that are not flaky alike: python benchmarks/bisection/uneven.py [--trials 600] [--only NAME ...]
 
-All runs count, those of GOOD and BAD included. A search is right if its commit, or one of the suspects that it cannot tell
-apart, broke the command. A search that refuses to start is not right. Seeds start at 900,000: no constant of the search was
-chosen on them.
+All runs count, those of GOOD and BAD too. A search ends in one commit, in several suspects that it cannot tell apart, or
+it is refused; the first two are right if one of the commits broke the command. Seeds start at 900,000: no constant of the
+search was chosen on them.
 """
 
 import argparse
 import sys
+from collections import Counter
 
 import numpy as np
 from searches import MOST_RUNS, outcome
@@ -32,6 +33,7 @@ CELLS = {
     "30/30": (1024, "flakes", (0.3, 0.3)),
 }
 """Number of commits, kind and amount of noise."""
+ENDINGS = ("one commit", "several", "wrong commit", "wrong suspects", "refused")
 
 
 def failure_rates(random: np.random.Generator, commits: int, kind: str, amount) -> tuple[np.ndarray, set[int]]:
@@ -63,8 +65,8 @@ def failure_rates(random: np.random.Generator, commits: int, kind: str, amount) 
     return rate_C, culprits
 
 
-def play(seed: int, commits: int, kind: str, amount) -> tuple[int, bool, int]:
-    """Search once. Returns the number of runs, whether the search is right, and how many suspects are left."""
+def play(seed: int, commits: int, kind: str, amount) -> tuple[int, str]:
+    """Search once. Returns the number of runs and the ending."""
     random = np.random.default_rng(seed)
     rate_C, culprits = failure_rates(random, commits, kind, amount)
     search = Bayesian("-1", [str(index) for index in range(commits)], PassFail())
@@ -72,8 +74,11 @@ def play(seed: int, commits: int, kind: str, amount) -> tuple[int, bool, int]:
     while runs < MOST_RUNS and (chosen := search.next_commits(1)):
         runs += 1
         search.record(chosen[0], *outcome(bool(random.random() < rate_C[int(chosen[0]) + 1])))
+    if search.refusal is not None:
+        return runs, "refused"
     suspects = {int(sha) for sha in search.result().suspects}
-    return runs, search.refusal is None and bool(suspects & culprits), len(suspects)
+    right, wrong = ("one commit", "wrong commit") if len(suspects) == 1 else ("several", "wrong suspects")
+    return runs, right if suspects & culprits else wrong
 
 
 def main() -> int:
@@ -83,10 +88,11 @@ def main() -> int:
     arguments = parser.parse_args()
     for name in arguments.only:
         played = [play(FIRST_SEED + trial, *CELLS[name]) for trial in range(arguments.trials)]
-        runs, right, left = (np.array(column) for column in zip(*played, strict=True))
-        sets = f"several suspects {np.mean(left > 1):.0%}"
-        sets += f" ({left[left > 1].mean():.1f} in the mean)" if (left > 1).any() else ""
-        print(f"{name:45} {runs.mean():6.1f} runs, right {right.mean():6.1%}, {sets}", flush=True)
+        runs, endings = zip(*played, strict=True)
+        share = {ending: count / len(endings) for ending, count in Counter(endings).items()}
+        shares = ", ".join(f"{ending} {share.get(ending, 0):.1%}" for ending in ENDINGS)
+        right = share.get("one commit", 0) + share.get("several", 0)
+        print(f"{name:45} {np.mean(runs):6.1f} runs, right {right:6.1%}: {shares}", flush=True)
     return 0
 
 
