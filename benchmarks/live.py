@@ -1,12 +1,13 @@
 """The audit inside real training runs: bugs that it finds, runs that it leaves alone, and what it costs.
 
-    python benchmarks/live.py [--part planted|healthy|simulated|cost] [--runs 50] [--journal FILE] [--json FILE] [--quick]
+    python benchmarks/live.py [--part planted|healthy|simulated|cost|trainers] [--runs 50] [--journal FILE] [--quick]
 
 Runs are those of a small loop over an adapter's own functions: sample, make a batch, score, advantages, loss, step, sync.
 planted: every bug of the museum that such a run reaches is planted in it; a finding of the audit alone counts.
 healthy: runs of four kinds: rows one version old, low-rank adapters, an engine in bfloat16, and four micro-batches.
 simulated: runs of 5,000 audited updates, from what an engine in bfloat16 made of one real run.
 cost: CPU time of the process, with the audit against without, in alternating runs, and the memory of tensors.
+trainers: the same CPU time inside TRL's trainer and the bundled one.
 
 With a journal an interrupted benchmark goes on where it stopped: a nightly adds runs to those of the nights before.
 """
@@ -27,7 +28,7 @@ from rich.table import Table
 
 from rlcanary.bugs import all_bugs
 
-PARTS = ("planted", "healthy", "simulated", "cost")
+PARTS = ("planted", "healthy", "simulated", "cost", "trainers")
 console, quiet = Console(width=120, highlight=False), Console(stderr=True)
 
 
@@ -100,6 +101,21 @@ def of_costs(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"cost": ratios, "memory": {"peak": peak, "held": held}}
 
 
+def of_trainers(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time whole trainers with the audit and without it, and print the ratios."""
+    from audited_runs import trainers  # TRL takes seconds to import
+
+    repeats, features, tokens = (1, 64, 16) if arguments.quick else (3, 512, 128)
+    ratios = {
+        (name, every): trainers.cost(name, every, repeats, features, tokens)
+        for name in trainers.TRAINERS
+        for every in (1, 20)
+    }
+    for (name, every), ratio in ratios.items():
+        console.print(f"{name}, every={every}: {ratio:.3f} times the CPU time of a step without the audit")
+    return {"trainers": {f"{name}, every={every}": ratio for (name, every), ratio in ratios.items()}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given several times")
@@ -114,7 +130,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("rlcanary.live").setLevel(logging.ERROR)
-    parts = {"planted": of_bugs, "healthy": of_healthy_runs, "simulated": of_simulated_runs, "cost": of_costs}
+    parts = {
+        "planted": of_bugs,
+        "healthy": of_healthy_runs,
+        "simulated": of_simulated_runs,
+        "cost": of_costs,
+        "trainers": of_trainers,
+    }
     figures: dict[str, Any] = {}
     for name in arguments.part or PARTS:
         figures |= parts[name](arguments)
