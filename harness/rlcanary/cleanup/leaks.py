@@ -157,7 +157,7 @@ def _held_by_others_alone(segments: Collection[str]) -> set[str]:
             mapped = (process / "maps").read_text()
         except OSError:  # gone meanwhile, or of another user
             continue
-        held = {name for name in segments if f"{SHARED_MEMORY}/{name}" in mapped}
+        held = {name for name in segments if f"{SHARED_MEMORY}/{name}\n" in mapped}
         (ours if int(process.name) in own else theirs).update(held)
     return theirs - ours
 

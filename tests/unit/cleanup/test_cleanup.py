@@ -143,9 +143,9 @@ def test_what_grew_is_named(tmp_path) -> None:
 
 
 OTHER = """
-import os
+import sys
 from multiprocessing import shared_memory
-segment = shared_memory.SharedMemory(create=True, size=8, name=f"rlcanary_other_{os.getpid()}")
+segment = shared_memory.SharedMemory(create=True, size=8, name=sys.argv[1])
 print("made", flush=True)
 input()
 segment.close(), segment.unlink()
@@ -157,29 +157,30 @@ from rlcanary.cleanup.leaks import exceeded, measure
 before = measure()
 print("measured", flush=True)
 input()
-own = shared_memory.SharedMemory(create=True, size=8, name=f"rlcanary_own_{os.getpid()}")
+own = shared_memory.SharedMemory(create=True, size=8, name=f"rlcanary_{os.getpid()}")
+own.close()
 print(exceeded(before, measure(), {"shm": 0}), flush=True)
-own.close(), own.unlink()
+own.unlink()
 """
 
 
-def begin(code: str) -> subprocess.Popen[str]:
+def begin(code: str, *arguments: str) -> subprocess.Popen[str]:
     """Start Python code in a process, and wait for its first line."""
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code, *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline()
     return process
 
 
 def test_segments_that_other_processes_make_and_remove_do_not_count() -> None:
-    removes = begin(OTHER)
+    removes = begin(OTHER, f"rlcanary_{os.getpid()}")
     measures = begin(MEASURING)
     removes.communicate("\n")
-    makes = begin(OTHER)
+    makes = begin(OTHER, f"rlcanary_{measures.pid}_other")
     said, _ = measures.communicate("\n")
     makes.communicate("\n")
-    assert f"+1 segments in /dev/shm: rlcanary_own_{measures.pid} (allowed: 0)" in said
-    assert "rlcanary_other" not in said
+    assert f"+1 segments in /dev/shm: rlcanary_{measures.pid} (allowed: 0)" in said
 
 
 def test_looking_for_tensors_on_gpus_asks_no_object_for_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
