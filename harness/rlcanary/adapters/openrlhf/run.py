@@ -61,13 +61,13 @@ def class_of(actor: Any) -> Any:
     return actor.__ray_metadata__.modified_class
 
 
-def strategy_of(args: Any, accumulated_gradient: int = 1) -> Any:
+def strategy_of(args: Any) -> Any:
     """Make the DeepSpeed strategy of one rank."""
     from openrlhf.utils.deepspeed import DeepspeedStrategy
 
     strategy = DeepspeedStrategy.__new__(DeepspeedStrategy)
     strategy.args = args
-    strategy.accumulated_gradient = accumulated_gradient
+    strategy.accumulated_gradient = 1
     strategy.is_rank_0 = lambda: True
     strategy.all_reduce = lambda data, *_: data
     return strategy
@@ -117,7 +117,7 @@ def response_of(
     }
 
 
-def engine_of(state: Any, accumulation: int, max_norm: float) -> Any:
+def engine_of(state: Any, max_norm: float) -> Any:
     """Make a stand-in for DeepSpeed's engine of one rank, which owns the clipping and the schedule."""
     import torch
 
@@ -125,20 +125,16 @@ def engine_of(state: Any, accumulation: int, max_norm: float) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.module = state.model
-            self.passes = 0
             self.norm: Tensor | None = None
 
         def forward(self, *args: Any, **options: Any) -> Any:
             return self.module(*args, **options)
 
         def backward(self, loss: Tensor) -> None:
-            (loss / accumulation).backward()
+            loss.backward()
 
         def step(self) -> None:
-            """Update at the last micro-batch of an optimizer step, and advance the schedule."""
-            self.passes += 1
-            if self.passes % accumulation:
-                return
+            """Update, and advance the schedule."""
             self.norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm or torch.inf)
             state.optimizer.step()
             state.scheduler.step()

@@ -55,7 +55,7 @@ class Training(OpenrlhfBase):
                 "train.max_epochs": epochs,
             }
         )
-        engine = run.engine_of(state, 1, args.actor.max_norm)
+        engine = run.engine_of(state, args.actor.max_norm)
         worker_class, reference_class = run.class_of(PolicyModelActor), run.class_of(ReferenceModelActor)
         worker = worker_class.__new__(worker_class)
         worker.strategy = run.strategy_of(args)
