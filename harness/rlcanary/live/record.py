@@ -24,6 +24,7 @@ class Record:
         mask: [B, T] bool, true on the tokens that are to be trained.
         pieces: the rows of each micro-batch, in the order of the forward passes.
         eps: the relative rounding of the run's own logprobs.
+        half_precision: the trainer's weights, or its forward pass, are known to be in 16 bits.
         rewards: [B].
         group_ids: [B].
         advantages: [B] or [B, T], as the run computed them.
@@ -55,6 +56,7 @@ class Record:
     mask: Tensor
     pieces: list[Tensor] = field(default_factory=list)
     eps: float = torch.finfo(torch.float32).eps
+    half_precision: bool = False
     rewards: Tensor | None = None
     group_ids: Tensor | None = None
     advantages: Tensor | None = None

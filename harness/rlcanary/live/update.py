@@ -194,6 +194,9 @@ class Update:
         for name in {name for piece in pieces for name in piece.given}:
             if all(piece.given.get(name) is not None for piece in pieces):
                 given[name] = _placed([(piece, exact(piece.given[name])) for piece in pieces], shape)
+        is_half = (
+            given.pop("half_precision", False) or any(piece.is_autocast for piece in pieces) or _is_half(self._model)
+        )
         gradient_BT = torch.zeros(shape, dtype=torch.float64)
         for piece in pieces:
             gradient_BT[piece.rows, piece.columns] += piece.gradient / self._loss_scale
@@ -207,6 +210,7 @@ class Update:
             given.pop("mask").bool(),
             pieces=rows,
             eps=max((torch.finfo(piece.logprobs.dtype).eps for piece in pieces), default=0.0),
+            half_precision=is_half,
             max_staleness=self.audit.max_staleness,
             declared_rows=self.audit.rows,
             max_tokens=self.audit.max_tokens,
@@ -230,6 +234,7 @@ class Piece:
     ) -> None:
         self.rows, self.logprobs, self._read = rows, logprobs, read
         self.columns = slice(start, start + logprobs.shape[1])
+        self.is_autocast = torch.is_autocast_enabled(watched.device.type)
         known = {name: _of_rows(name, value) for name, value in given.items()}
         self.given = {name: value.detach() for name, value in known.items() if isinstance(value, Tensor)}
         self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64)
@@ -238,6 +243,10 @@ class Piece:
     def _note(self, gradient: Tensor) -> None:
         gradient = gradient.detach() if self._read is None else self._read(gradient.detach())
         self.gradient += gradient.double().cpu()
+
+
+def _is_half(model: Any) -> bool:
+    return model is not None and any(each.dtype in (torch.bfloat16, torch.float16) for each in model.parameters())
 
 
 def _of_rows(name: str, value: Any) -> Any:

@@ -161,6 +161,40 @@ def test_beside_an_engine_of_the_same_precision_a_row_that_is_a_little_off_is_fo
     assert [kind for _ in range(6) for kind in run.update(lambda *now: in_half_precision(one_row(*now), 0))] == []
 
 
+def test_beside_a_trainer_in_half_precision_an_engine_that_rounds_the_same_at_first_is_not_taken_for_exact() -> None:
+    # A GPU and a CPU add up in another order, and round most sums alike: few logits differ, by a step of bfloat16.
+    def few_steps(logits: Tensor, number: int) -> Tensor:
+        moved = torch.rand(logits.shape, generator=torch.Generator().manual_seed(number)) < 0.001 * min(number, 10)
+        return logits.bfloat16().float() * torch.where(moved, 1 + 2**-7, 1.0)
+
+    def found(**given: Any) -> set[str]:
+        run = Run(0)
+        run.logits = run.logits.bfloat16().float()
+        kinds = set()
+        for _ in range(40):
+            kinds.update(run.update(few_steps, **given))
+            run.logits = run.logits.bfloat16().float()
+        return kinds
+
+    assert found(half_precision=True) == set()
+    assert found() & {"sampling.drift", "sampling.uneven"}
+
+
+def test_half_precision_is_told_by_the_weights_and_by_autocast() -> None:
+    def told(dtype: torch.dtype, is_autocast: bool) -> bool:
+        model = torch.nn.Linear(1, 1, dtype=dtype)
+        update = Audit(every=1, on_finding="log").update(mask=MASK, model=model)
+        update.begin()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+            logprobs = update.watch(torch.zeros(B, T, requires_grad=True))
+        logprobs.mean().backward()
+        update.end(keep_record=True)
+        assert update.record is not None
+        return update.record.half_precision
+
+    assert [told(torch.float32, False), told(torch.bfloat16, False), told(torch.float32, True)] == [False, True, True]
+
+
 def test_samples_of_a_prompt_that_share_a_seed_are_found() -> None:
     run = Run(0)
     assert run.update(same, same_seed=True) == ["sampling.repeats"]

@@ -161,6 +161,7 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             optimizer=trainer.optimizer,
             trainer_version=trainer.state.global_step,
             drawn_freely=_draws_freely(trainer.args),
+            half_precision=trainer.accelerator.mixed_precision != "no",
         )
         update.begin()
         self._known, self._measured = self._counts(), {}
