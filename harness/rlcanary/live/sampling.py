@@ -29,9 +29,9 @@ LEAST = -20.0
 FURTHEST, FURTHER, TIMES = 0.05, 0.02, 10
 # The audited updates that are the start.
 FIRST = 3
-# An engine beside which the trainer computes the same in 32 bits is told by the tokens that are not sure: in each of the
-# first updates at least LEAST_OPEN of them, nine in ten nearer than NEAR nats. Half precision moves most of them further. On
-# two devices it may move few, since both round nearly equal sums: where the trainer is known to compute in 16 bits, no engine
+# An engine that computes what the trainer does in 32 bits is told by the tokens that are not sure: in each of the first
+# updates at least LEAST_OPEN of them, nine in ten nearer than NEAR nats. Half precision moves most of them further. On two
+# devices it may move few, since both round nearly equal sums: where the trainer is known to compute in 16 bits, no engine
 # is taken for exact. An exact one has a bound of its own, a hundred times the square of NEAR.
 NEAR, MOST_TOKENS, SURE, LEAST_OPEN, FURTHEST_EXACT = 1e-4, 0.9, -0.01, 8, 1e-6
 # A pair of equal completions counts as no less likely than exp(-20).

@@ -199,7 +199,7 @@ class Update:
         )
         gradient_BT = torch.zeros(shape, dtype=torch.float64)
         for piece in pieces:
-            gradient_BT[piece.rows, piece.columns] += piece.gradient / self._loss_scale
+            gradient_BT[piece.rows, piece.columns] += piece.gradient.cpu() / self._loss_scale
         # The chunks of a micro-batch have its rows.
         rows = list({tuple(piece.rows.tolist()): piece.rows for piece in pieces}.values())
         return Record(
@@ -237,12 +237,12 @@ class Piece:
         self.is_autocast = torch.is_autocast_enabled(watched.device.type)
         known = {name: _of_rows(name, value) for name, value in given.items()}
         self.given = {name: value.detach() for name, value in known.items() if isinstance(value, Tensor)}
-        self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64)
+        self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64, device=logprobs.device)
         self.handle: Any = watched.register_hook(self._note)
 
     def _note(self, gradient: Tensor) -> None:
         gradient = gradient.detach() if self._read is None else self._read(gradient.detach())
-        self.gradient += gradient.double().cpu()
+        self.gradient += gradient  # and is read later: a GPU would be waited for in the backward pass
 
 
 def _is_half(model: Any) -> bool:

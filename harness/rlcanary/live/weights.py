@@ -61,8 +61,9 @@ class Weights:
 
     def moves(self) -> Moves:
         """Compare the parameters with what they were."""
-        after, parameters = _sums(self._model), dict(self._model.named_parameters())
-        changed = {name for name, total in after.items() if total != self._before.get(name)}
+        before, after = _read(self._before), _read(_sums(self._model))
+        parameters = dict(self._model.named_parameters())
+        changed = {name for name, total in after.items() if total != before.get(name)}
         finite = {name for name, total in after.items() if total - total == 0}
         return Moves(
             moved=tuple(name for name in after if name in changed & finite and parameters[name].requires_grad),
@@ -144,12 +145,21 @@ def _other_trained(no_longer: tuple[str, ...], newly: tuple[str, ...]) -> Iterat
     yield Finding("weights.trained", f"behind a resume {' and '.join(parts)}", len(no_longer) + len(newly))
 
 
-def _sums(model: Any) -> dict[str, float]:
-    """Sum each parameter in float64; of one that is sharded, this rank's shard."""
+def _sums(model: Any) -> dict[str, Tensor]:
+    """Sum each parameter in float64; of one that is sharded, this rank's shard. Nothing waits for a GPU yet."""
     with torch.no_grad():
         local = {name: getattr(each, "to_local", lambda each=each: each)() for name, each in model.named_parameters()}
-        totals = [each.sum(dtype=torch.float64) for each in local.values()]
-        return dict(zip(local, (float(total) for total in totals), strict=True))
+        return {name: each.sum(dtype=torch.float64) for name, each in local.items()}
+
+
+def _read(sums: dict[str, Tensor]) -> dict[str, float]:
+    """Read all sums at once, each device's in one transfer."""
+    devices = {total.device for total in sums.values()}
+    read: dict[str, float] = {}
+    for device in devices:
+        names = [name for name, total in sums.items() if total.device == device]
+        read |= zip(names, torch.stack([sums[name] for name in names]).tolist(), strict=True)
+    return {name: read[name] for name in sums}
 
 
 def _union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
