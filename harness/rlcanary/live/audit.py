@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor
 from rlcanary.contract.conventions import Conventions
 from rlcanary.live import bundle
 from rlcanary.live import ranks as processes
-from rlcanary.live.findings import Finding, Findings, OnFinding, without_consequences
+from rlcanary.live.findings import Finding, Findings, OnFinding, warn, without_consequences
 from rlcanary.live.invariants import JUDGES, logged
 from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record, custom_pieces
@@ -324,18 +323,15 @@ class Audit:
         for line in told:
             log.warning("%s", line)
             if self.on_finding != "log":
-                warnings.warn(f"rlcanary: {line}", stacklevel=5)
+                warn(line)
 
     def was_not_watched(self, number: int) -> None:
         """Warn, once, that an update that was to be judged had no logprobs."""
         if not self._has_missed:
             self._has_missed = True
-            told = (
-                f"rlcanary: update {number} is not judged: no logprobs with a gradient were given to `watch` before its "
-                "backward pass"
-            )
-            log.warning("%s", told)
-            warnings.warn(told, stacklevel=4)
+            told = f"update {number} is not judged: no logprobs with a gradient were given to `watch` before it ended"
+            log.warning("rlcanary: %s", told)
+            warn(told)
 
     def guard(self, function: Callable[[], None]) -> None:
         """Call a function of the audit. Its failure is a warning, once, and never one of the run."""
@@ -345,7 +341,4 @@ class Audit:
             log.debug("the audit of an update failed", exc_info=True)
             if not self._has_failed:
                 self._has_failed = True
-                told = (
-                    f"rlcanary: the audit of an update failed, the run is not affected: {type(error).__name__}: {error}"
-                )
-                warnings.warn(told, stacklevel=4)
+                warn(f"the audit of an update failed, the run is not affected: {type(error).__name__}: {error}")

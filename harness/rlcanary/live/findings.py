@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -56,3 +58,11 @@ class Findings(list[Finding]):
                 return False
         self.append(found)
         return True
+
+
+def warn(told: str) -> None:
+    """Warn at the line of the run that called the audit."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rlcanary.live"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"rlcanary: {told}", stacklevel=level)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -194,6 +196,7 @@ class Update:
         for name in {name for piece in pieces for name in piece.given}:
             if all(piece.given.get(name) is not None for piece in pieces):
                 given[name] = _placed([(piece, exact(piece.given[name])) for piece in pieces], shape)
+        _require_known(given)
         is_half = (
             given.pop("half_precision", False) or any(piece.is_autocast for piece in pieces) or _is_half(self._model)
         )
@@ -243,6 +246,15 @@ class Piece:
     def _note(self, gradient: Tensor) -> None:
         gradient = gradient.detach() if self._read is None else self._read(gradient.detach())
         self.gradient += gradient  # and is read later: a GPU would be waited for in the backward pass
+
+
+def _require_known(given: Mapping[str, Any]) -> None:
+    known = [each.name for each in fields(Record)]
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            told = f": did you mean {close[0]}?" if close else ""
+            raise ValueError(f"an update has nothing that is called {name}{told}")
 
 
 def _is_half(model: Any) -> bool:

@@ -227,6 +227,12 @@ def test_a_failure_of_the_audit_is_a_warning_once_and_none_of_the_run() -> None:
     with pytest.warns(UserWarning, match="the audit of an update failed, the run is not affected") as told:
         assert several(3, audit, correct(GRPO), rewards=REWARDS[:3]) == []
     assert len(told) == 1
+    assert told[0].filename == __file__
+
+
+def test_a_name_that_an_update_does_not_know_is_told_with_the_one_that_was_meant() -> None:
+    with pytest.warns(UserWarning, match="nothing that is called reward: did you mean rewards"):
+        run(Audit(GRPO, every=1), correct(GRPO), reward=REWARDS)
 
 
 def test_an_error_of_the_run_stays_its_own() -> None:

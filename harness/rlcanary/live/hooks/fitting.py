@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from rlcanary.live.audit import log
+from rlcanary.live.findings import warn
 
 T = TypeVar("T")
 _told: set[str] = set()
@@ -39,11 +39,11 @@ def not_audited(framework: str, written_for: str, why: object) -> None:
         return
     _told.add(framework)
     told = (
-        f"rlcanary: this run of {framework} {_version(framework)} is not audited, the hook is written for {framework} "
+        f"this run of {framework} {_version(framework)} is not audited, the hook is written for {framework} "
         f"{written_for}: {why}"
     )
-    log.warning("%s", told)
-    warnings.warn(told, stacklevel=3)
+    log.warning("rlcanary: %s", told)
+    warn(told)
 
 
 def attempted(framework: str, written_for: str, function: Callable[[], T]) -> T | None:
