@@ -23,7 +23,7 @@ BUNDLED = {
     "trl": "rlcanary.adapters.trl:TrlAdapter",
     "verl": "rlcanary.adapters.verl.adapter:VerlAdapter",
     "torchrl": "rlcanary.adapters.torchrl.adapter:TorchrlAdapter",
-    "nemo_rl": "rlcanary.adapters.nemo_rl:NemoRlAdapter",
+    "nemo_rl": "rlcanary.adapters.nemo_rl.adapter:NemoRlAdapter",
     "openrlhf": "rlcanary.adapters.openrlhf.adapter:OpenrlhfAdapter",
     "skyrl": "rlcanary.adapters.skyrl.adapter:SkyrlAdapter",
     "prime_rl": "rlcanary.adapters.prime_rl:PrimeRlAdapter",

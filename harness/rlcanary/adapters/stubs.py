@@ -158,6 +158,19 @@ def absent(*packages: str) -> Iterator[None]:
             del sys.modules[name]
 
 
+@contextmanager
+def stub_of(module: str, needs: str) -> Iterator[None]:
+    """Let imports of the block find a stub of one module of an installed package, where what the module needs is not."""
+    is_stubbed = not _is_there(needs.partition(".")[0]) and module not in sys.modules
+    if is_stubbed:
+        sys.modules[module] = _Module(module, "A stub.")
+    try:
+        yield
+    finally:
+        if is_stubbed:
+            del sys.modules[module]
+
+
 def _is_there(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None

@@ -67,7 +67,7 @@ ADAPTERS = {
     ),
     "nemo_rl": FrameworkAdapter(
         "NeMo RL",
-        "rlcanary.adapters.nemo_rl",
+        "rlcanary.adapters.nemo_rl.adapter",
         "NemoRlAdapter",
         (
             "def __init__(self, loss=None, *others):  # fields of ClippedPGLossConfig; next are those of AdvEstimatorConfig",

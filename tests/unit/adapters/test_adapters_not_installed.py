@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from rlcanary.adapters import BUNDLED, NotProvided, load_adapter, prime_rl
-from rlcanary.adapters import nemo_rl as nemo
 from rlcanary.adapters.frameworks import forget, usable
+from rlcanary.adapters.nemo_rl import options as nemo
 from rlcanary.adapters.openrlhf import options as openrlhf
 from rlcanary.errors import UserError
 
@@ -35,9 +35,11 @@ NEMO_LOSS = {
 NEMO_ADVANTAGE = {"normalize_rewards": True, "use_leave_one_out_baseline": True}
 
 
-def nemo_conventions(loss, advantage):
+def nemo_conventions(loss, advantage, policy):
     return nemo.conventions_of(
-        SimpleNamespace(**{**NEMO_LOSS, **loss}), SimpleNamespace(**{**NEMO_ADVANTAGE, **advantage})
+        SimpleNamespace(**{**NEMO_LOSS, **loss}),
+        SimpleNamespace(**{**NEMO_ADVANTAGE, **advantage}),
+        {**nemo.POLICY, **policy},
     )
 
 
@@ -88,12 +90,14 @@ def test_importing_every_bundled_adapter_imports_no_framework():
         {"kl_output_clamp": None, "kl_input_clamp": None},
         {"importance_level": "token", "importance_high": 2.0},
         {"importance_level": "token", "importance_mode": "mask", "importance_low": 0.5, "importance_high": 2.0},
+        {"temperature": 0.7, "max_grad_norm": None, "mini_batches": 2},
+        {"overlong_buffer": 16, "overlong_penalty": 0.5},
     ],
     ids=str,
 )
 def test_nemo_rl_settings_say_the_conventions_they_were_made_for(changes):
-    conventions = nemo_conventions({}, {})
-    settings = nemo.settings_for({}, {}, conventions, changes)
+    conventions = nemo_conventions({}, {}, {})
+    settings = nemo.settings_for({}, {}, {}, conventions, changes)
     assert nemo_conventions(*settings) == conventions.replace(**changes)
 
 
@@ -111,7 +115,7 @@ def test_nemo_rl_settings_say_the_conventions_they_were_made_for(changes):
 )
 def test_what_nemo_rl_has_no_option_for_is_declined(changes):
     with pytest.raises(NotProvided):
-        nemo.settings_for({}, {}, nemo_conventions({}, {}), changes)
+        nemo.settings_for({}, {}, {}, nemo_conventions({}, {}, {}), changes)
 
 
 @pytest.mark.parametrize(
