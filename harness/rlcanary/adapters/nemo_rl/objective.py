@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlcanary.adapters.batches import kl_of_each_token, micro_batches
 from rlcanary.adapters.frameworks import quiet

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # What the trainer takes the mean of over micro-batches; it adds up the rest.
 MEANS = ("lr", "global_valid_seqs", "global_valid_toks")
 
+
 class Training(Objective):
     """Scores and updates of a model."""
 

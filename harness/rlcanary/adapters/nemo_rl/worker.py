@@ -16,8 +16,18 @@ from rlcanary.adapters.stubs import absent, newer_typed_dicts, stub_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Loggers, watchers and the library that shards models, none of which the checks call.
-SERVICES = ("mlflow", "swanlab", "wandb", "nvidia_resiliency_ext", "soundfile", "nemo_automodel", "megatron", "nixl", "hydra")
+# Loggers, watchers and the library that shards models: the checks call none of them.
+SERVICES = (
+    "mlflow",
+    "swanlab",
+    "wandb",
+    "nvidia_resiliency_ext",
+    "soundfile",
+    "nemo_automodel",
+    "megatron",
+    "nixl",
+    "hydra",
+)
 # Builds and shards a model; it refuses to be imported beside a stub of nemo_automodel.
 SETUP = "nemo_rl.models.automodel.setup"
 
@@ -68,7 +78,7 @@ def on_cpu() -> Iterator[None]:
             (torch.cuda, "get_device_name", lambda: "none"),
             (module, "scale_grads_and_clip_grad_norm", clipped),
             (module, "get_train_context_automodel", lambda *_: contextlib.nullcontext),
-            (module, "get_cpu_state_dict", lambda items, **_: {name: each.clone() for name, each in items}),
+            (module, "get_cpu_state_dict", lambda items, **_: {key: each.clone() for key, each in items}),
             (module, "to_local_if_dtensor", lambda tensor: tensor),
         ):
             stack.enter_context(patch.object(place, name, value))
