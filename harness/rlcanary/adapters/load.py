@@ -26,7 +26,7 @@ BUNDLED = {
     "nemo_rl": "rlcanary.adapters.nemo_rl.adapter:NemoRlAdapter",
     "openrlhf": "rlcanary.adapters.openrlhf.adapter:OpenrlhfAdapter",
     "skyrl": "rlcanary.adapters.skyrl.adapter:SkyrlAdapter",
-    "prime_rl": "rlcanary.adapters.prime_rl:PrimeRlAdapter",
+    "prime_rl": "rlcanary.adapters.prime_rl.adapter:PrimeRlAdapter",
 }
 
 

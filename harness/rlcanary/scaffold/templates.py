@@ -83,7 +83,7 @@ ADAPTERS = {
             '    super().__init__({"actor.dual_clip": 3.0, **(settings or {})})',
         ),
     ),
-    "prime_rl": FrameworkAdapter("prime-rl", "rlcanary.adapters.prime_rl", "PrimeRlAdapter"),
+    "prime_rl": FrameworkAdapter("prime-rl", "rlcanary.adapters.prime_rl.adapter", "PrimeRlAdapter"),
 }
 """The bundled adapters, by framework."""
 

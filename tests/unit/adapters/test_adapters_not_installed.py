@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlcanary.adapters import BUNDLED, NotProvided, load_adapter, prime_rl
+from rlcanary.adapters import BUNDLED, NotProvided, load_adapter
 from rlcanary.adapters.frameworks import forget, usable
 from rlcanary.adapters.nemo_rl import options as nemo
 from rlcanary.adapters.openrlhf import options as openrlhf
+from rlcanary.adapters.prime_rl import adapter as prime_rl
 from rlcanary.errors import UserError
 
 # As `ClippedPGLossConfig` and `AdvEstimatorConfig` have them.

@@ -7,15 +7,18 @@ the conventions cannot express. Both are options. This adapter switches both off
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.batches import micro_batches
 from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.prime_rl.other_losses import OtherLosses
+from rlcanary.adapters.prime_rl.run import SERVICES
+from rlcanary.adapters.prime_rl.training import OFF, Training
 from rlcanary.adapters.stubs import absent
-from rlcanary.contract.adapter import Adapter, NotProvided
+from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
 
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
 
     from rlcanary.contract.batch import PolicyBatch
 
-# Without bounds.
-OFF = {"dppo_mask_low": float("inf"), "dppo_mask_high": float("inf"), "kl_tau": 0.0}
 CONVENTIONS = Conventions(
     advantage_baseline="mean",
     advantage_scale="none",
@@ -36,20 +37,25 @@ CONVENTIONS = Conventions(
     kl_coef=0.0,
     entropy_coef=0.0,
     logprobs_upcast=False,
+    training_dropout=True,
+    approx_kl_estimator="k3",
+    max_grad_norm=1.0,
 )
 
-# Sandboxes, loggers and kernels, none of which the checks call.
-SERVICES = ("tenacity", "prime_sandboxes", "prime_tunnel", "prime_evals", "wandb", "quack", "flash_attn")
+# What the optimizer's configuration and that of sampling say.
+OPTIONS = ("max_grad_norm", "temperature")
 
 
-class PrimeRlAdapter(Adapter):
+class PrimeRlAdapter(Training, OtherLosses):
     """Adapter of prime-rl with its default loss, whose trust region and penalty are off."""
 
     name = "prime_rl"
-    conventions = CONVENTIONS
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         """Import prime-rl.
+
+        Args:
+            settings: the `max_grad_norm` of its optimizer, and the `temperature` of its samples.
 
         Raises:
             UserError: prime-rl is not installed.
@@ -58,14 +64,16 @@ class PrimeRlAdapter(Adapter):
         with usable("prime_rl", install, "prime-rl of mid-2026"), absent(*SERVICES), quiet():
             import prime_rl.orchestrator.algo.grpo
             import prime_rl.orchestrator.curriculum.gates.adv
+            import prime_rl.orchestrator.metrics
             import prime_rl.trainer.rl.loss  # noqa: F401
+        self.conventions = CONVENTIONS.replace(**(settings or {}))
 
     def configured(self, **changes: Any) -> Self:
         changed = [name for name, value in changes.items() if getattr(self.conventions, name) != value]
-        if changed:
-            wanted = ", ".join(f"{name}={changes[name]!r}" for name in changed)
+        if unknown := [name for name in changed if name not in OPTIONS]:
+            wanted = ", ".join(f"{name}={changes[name]!r}" for name in unknown)
             raise NotProvided(f"this adapter has no setting of prime-rl for {wanted}")
-        return self
+        return type(self)({name: changes.get(name, getattr(self.conventions, name)) for name in OPTIONS})
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         import torch
@@ -105,6 +113,10 @@ class PrimeRlAdapter(Adapter):
         import torch
 
         return LossOutput(torch.stack([self._call(piece, batch) for piece in micro_batches(batch, n_micro)]).sum())
+
+    def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
+        """Divide as the trainer does: each rank gets the token count of all, and FSDP's averaging is undone."""
+        return self.accumulated_loss(batch, n_ranks)
 
     def _scored(self, rewards: Tensor) -> list[Any]:
         """Return one episode per reward, of one trace with one sampled token, after credit assignment."""
