@@ -74,6 +74,20 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
 
+    @property
+    def draws_freely(self) -> bool:
+        """True if each token is drawn from the policy at the temperature, with nothing cut off, forced or penalised."""
+        bounds = (
+            "top_k",
+            "top_p",
+            "min_p",
+            "min_tokens",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        )
+        return all(getattr(self, name) == getattr(Sampling, name) for name in bounds)
+
     def __post_init__(self) -> None:
         _require(self, "temperature", _is_finite(self.temperature) and self.temperature >= 0, "0 or more")
         _require(self, "top_k", _is_int(self.top_k) and self.top_k >= 0, "above 0, or 0 or -1 for off")

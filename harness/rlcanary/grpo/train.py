@@ -97,7 +97,7 @@ async def take_step(run: Run) -> dict[str, float]:
     is_on_policy = schedule.synced_before(step) and all(group.policy_version == version for group in groups)
     updates = await run.compute(
         *(take_updates, state, batch, conventions, schedule, span, is_on_policy),
-        *(run.audit, version if schedule.synced_before(step) else None),
+        *(run.audit, version if schedule.synced_before(step) else None, run.plan.sampling.draws_freely),
     )
 
     if schedule.refreshes_reference_after(step):

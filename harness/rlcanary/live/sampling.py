@@ -79,7 +79,8 @@ class Sampling:
             # A NaN would stay in the bets to the end of the run.
             known_BT = present_BT & ~(record.logprobs - record.sampler_logprobs).isnan()
             yield from self._ratios(record, known_BT)
-            yield from self._repeats(record, present_BT)
+            if record.drawn_freely:
+                yield from self._repeats(record, present_BT)
             if known_BT.any() and not has_dropout:
                 yield from self._distances(record, known_BT)
         if record.entropy is not None and record.drawn_freely and not has_dropout:

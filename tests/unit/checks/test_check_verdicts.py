@@ -177,6 +177,34 @@ def test_code_that_works_in_place_on_the_callers_logits_is_still_found() -> None
     assert run("logprob.inputs_untouched", DividesInPlace()).status == "fail"
 
 
+class RootOfZero(ReferenceAdapter):
+    """Adds a zero to the loss, as a root whose derivative is infinite there."""
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        output = super().policy_loss(batch)
+        nothing = (batch.logprobs - batch.logprobs.detach()).masked_fill(~batch.mask, 0)
+        return LossOutput(output.loss + self.root(nothing).sum(), output.metrics)
+
+    def root(self, nothing: Tensor) -> Tensor:
+        return nothing.sqrt()
+
+
+class ChosenRootOfZero(RootOfZero):
+    """Chooses zero in place of it, which makes the gradient NaN."""
+
+    def root(self, nothing: Tensor) -> Tensor:
+        return torch.where(nothing == 0, 0 * nothing, nothing.sqrt())
+
+
+OF_A_GRADIENT = [name for name in CHECKS if name.startswith("gradient.") and "policy_loss" in CHECKS[name].needs]
+
+
+@pytest.mark.parametrize("adapter", [RootOfZero(), ChosenRootOfZero()], ids=["infinite", "NaN"])
+@pytest.mark.parametrize("name", OF_A_GRADIENT)
+def test_a_gradient_that_is_not_finite_is_a_finding_and_no_error(name: str, adapter: ReferenceAdapter) -> None:
+    assert run(name, adapter).status == "fail"
+
+
 class RewardOnly(ReferenceAdapter):
     """The reward itself, divided by the deviation of the batch, as some REINFORCE variants: no one field explains it."""
 

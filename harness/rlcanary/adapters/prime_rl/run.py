@@ -120,7 +120,9 @@ def _with_head(model: Any) -> Any:
 
 
 def _silent() -> Any:
-    return SimpleNamespace(**{level: lambda *_, **__: None for level in ("debug", "info", "success", "warning", "error")})
+    return SimpleNamespace(
+        **{level: lambda *_, **__: None for level in ("debug", "info", "success", "warning", "error")}
+    )
 
 
 @contextmanager
@@ -151,9 +153,16 @@ def _on_cpu(step: Step, state: Any, micro_batches: list[Any]) -> Iterator[None]:
     headed = _with_head(state.model)
     mesh = SimpleNamespace(size=lambda: 1, get_group=lambda: None)
     dims = SimpleNamespace(
-        cp_enabled=False, cp=1, ep_enabled=False, fsdp_gradient_divide_factor=1, get_mesh=lambda _: mesh, world_mesh=None
+        cp_enabled=False,
+        cp=1,
+        ep_enabled=False,
+        fsdp_gradient_divide_factor=1,
+        get_mesh=lambda _: mesh,
+        world_mesh=None,
     )
-    exporter = SimpleNamespace(export=lambda _step, _micro, given, out, *_: step.note(given, out["logprobs"]), close=bool)
+    exporter = SimpleNamespace(
+        export=lambda _step, _micro, given, out, *_: step.note(given, out["logprobs"]), close=bool
+    )
     loader = SimpleNamespace(wait_for_batch=lambda: None, get_batch=lambda: micro_batches)
     perf = SimpleNamespace(get_step_tokens_per_second=lambda *_: 0.0, get_step_mfu=lambda *_: 0.0)
     world = SimpleNamespace(is_master=True, local_rank=0, rank=0, world_size=1)

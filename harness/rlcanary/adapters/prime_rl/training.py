@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.adapters.prime_rl.run import Step, samples_of
 from rlcanary.adapters.batches import prompts_of, tokens_of_completions
+from rlcanary.adapters.prime_rl.run import Step, samples_of
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.state import TrainState
 

@@ -133,7 +133,7 @@ def _require_known(
     """Refuse a prompt of which the tokenizer would write something as padding, as the one over characters does."""
     unknown_id = getattr(tokenizer, "unk_token_id", None)
     if unknown_id is not None and unknown_id == tokenizer.pad_token_id and unknown_id in encode(row):
-        texts = [message["content"] for message in row.messages(data.system_prompt)]
+        texts = [row.answer_prefix or "", *(message["content"] for message in row.messages(data.system_prompt))]
         unknown = sorted({each for text in texts for each in text if unknown_id in tokenizer.encode(each)})
         raise UserError(
             f"{key}: the prompt of {row.id} has {' '.join(map(repr, unknown))}, which the tokenizer does not know and would "

@@ -50,6 +50,7 @@ def take_updates(
     is_on_policy: bool = False,
     audit: Audit | None = None,
     version: int | None = None,
+    draws_freely: bool = True,
 ) -> list[dict[str, float]]:
     """Take all updates on a rollout batch. Advantages, values, old and reference logprobs are those before the first one.
 
@@ -62,6 +63,7 @@ def take_updates(
         is_on_policy: the state's weights drew all rows, so that ratios of the first update are 1.
         audit: looks at each update; None for none.
         version: the policy version of the state's weights before the first update, for the audit.
+        draws_freely: rows were drawn from the whole distribution, likewise.
 
     Returns:
         The loss and the metrics of each update.
@@ -78,7 +80,7 @@ def take_updates(
         critic = getattr(state, "critic", None)
         values_BT = None if critic is None else frozen_values(critic.model, batch, schedule)
         given = policy_data(state, batch, conventions, schedule, before_BT, values_BT)
-    is_drawn_freely = not (schedule.dynamic_sampling or conventions.mask_truncated)
+    is_drawn_freely = draws_freely and not (schedule.dynamic_sampling or conventions.mask_truncated)
     updates: list[dict[str, float]] = []
     for _ in range(schedule.epochs_per_step):
         for rows in torch.arange(len(batch.rewards), device=batch.rewards.device).split(schedule.update_rows):

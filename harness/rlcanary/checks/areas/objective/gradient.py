@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -91,7 +92,7 @@ def finite_differences(adapter: Adapter, batch: PolicyBatch) -> None:
             continue  # A clipping bound or a clamp lies within the step, where the slope is not unique.
         got = float(gradient_BT[row, position])
         assert_true(
-            abs(got - slope) <= bend + 0.02 * max(abs(slope), abs(got), 0.05),
+            math.isfinite(got) and abs(got - slope) <= bend + 0.02 * max(abs(slope), abs(got), 0.05),
             f"at row {row}, position {position} the gradient is {got:.4g}, the slope of the loss {slope:.4g}",
             quantity=f"slope at row {row}, position {position}",
             magnitude=abs(got - slope) / (abs(slope) or 1.0),
@@ -239,6 +240,7 @@ def half_precision(adapter: Adapter, advantages_B: Tensor, lengths_B: Tensor, dt
         if output is None:
             return
         gradients.append(gradient(output.loss, batch.logprobs).float())
+    assert_true(bool(gradients[0].isfinite().all()), "the gradient of a batch in float32 is not finite")
     told = f"the gradient of a batch in {dtype} is not that of the same batch in float32"
     within = 0.02, 0.02 * float(gradients[0].abs().max())
     assert_close(gradients[1], gradients[0], told, within=within, quantity="gradient")
