@@ -9,7 +9,7 @@ import torch
 from torch import Generator
 
 from rlcanary import reference
-from rlcanary.checks.asserts import assert_close, assert_metrics, assert_true, soft, unless_raised
+from rlcanary.checks.asserts import assert_close, assert_metrics, assert_true, leave_out, soft, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds import rows
@@ -194,5 +194,15 @@ def metrics(adapter: Adapter, batch: PreferenceBatch) -> None:
     returned one.
     """
     output = adapter.preference_loss(batch)
-    expected = reference.preference_loss(double(batch), adapter.conventions).metrics
+    exact = double(batch)
+    expected = reference.preference_loss(exact, adapter.conventions).metrics
+    nearly_equal = {
+        reference.preference_loss(
+            replace(exact, chosen_logprobs=exact.chosen_logprobs + shift), adapter.conventions
+        ).metrics["reward_accuracy"]
+        for shift in (-1e-4, 1e-4)
+    }
+    if len(nearly_equal) > 1:
+        leave_out("the accuracy, since the rewards of a pair are equal but for rounding")
+        del expected["reward_accuracy"]
     assert_metrics(output, {**expected, "loss": float(output.loss.detach())}, "over the pairs")

@@ -28,7 +28,7 @@ from rlcanary.checks.worlds.training.descent import (
     with_kl,
     with_others,
 )
-from rlcanary.checks.worlds.training.states import in_precision_of, nudged
+from rlcanary.checks.worlds.training.states import in_precision_of, is_coarse, nudged
 from rlcanary.checks.worlds.training.tiny_trainer import (
     GROUPS,
     PAIR,
@@ -39,7 +39,8 @@ from rlcanary.checks.worlds.training.tiny_trainer import (
     state_of,
     tiny_policy,
 )
-from rlcanary.contract.adapter import Adapter
+from rlcanary.checks.worlds.training.updates import declared
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Group
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.layers import copied
@@ -167,10 +168,24 @@ def training_mode(adapter: Adapter) -> None:
     update on nothing drops out, and for old logprobs under dropout.
     """
     start = scene(adapter, damped_policy().train(), learning_rate=1e-7)
+    if is_coarse(start.state.model) and _lies_at_a_bound(start, adapter.conventions):
+        raise NotProvided("a ratio lies at a bound of clipping, and half precision may take it across")
     expect_declared(
         adapter, start, "with a layer that is smaller in training mode, the gradient is not the declared one"
     )
     expect_declared(adapter, with_others(adapter, start), "in the second update the mode is another one")
+
+
+def _lies_at_a_bound(start: Scene, conventions: Conventions) -> bool:
+    """Tell whether bounds a third nearer or further make another gradient."""
+
+    def gradients(scale: float) -> Any:
+        bounds = {name: getattr(conventions, name) for name in ("clip_low", "clip_high")}
+        moved = conventions.replace(**{name: scale * bound for name, bound in bounds.items() if bound is not None})
+        return declared(start.state.model, start.ref_model, start.batch, moved).gradients
+
+    nearer, further = gradients(2 / 3), gradients(4 / 3)
+    return any(not torch.equal(nearer[name], further[name]) for name in nearer)
 
 
 def _drops_nothing(conventions: Conventions) -> str | None:
