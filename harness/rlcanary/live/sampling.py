@@ -9,6 +9,7 @@ single ones be far off, as they are in half precision.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -118,7 +119,8 @@ class Sampling:
         if not is_started:
             open_N = gap_BT[known_BT & (record.logprobs[has_known_B] < SURE)].abs()
             self._at_start.append(now)
-            self._open_at_start.append(float(open_N.quantile(MOST_TOKENS)) if len(open_N) >= LEAST_OPEN else LARGEST)
+            place = max(1, math.ceil(MOST_TOKENS * len(open_N)))  # torch's quantile takes 16 million numbers at most
+            self._open_at_start.append(float(open_N.kthvalue(place)[0]) if len(open_N) >= LEAST_OPEN else LARGEST)
         is_away = self._bets["away"].refuted_by(away_BT[known_BT] / most, 0.0)
         is_row_away = self._bets["row away"].refuted_by(evidence_of_rows(away_BT / most, known_BT), 0.0)
         away_B = away_BT.sum(dim=1) / known_BT.sum(dim=1)
