@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rlcanary.adapters import NotProvided, load_adapter
 from rlcanary.checks import all_checks, run_check
-from rlcanary.contract.batch import PolicyBatch
+from rlcanary.contract.batch import Completion, Group, PolicyBatch
 from rlcanary.errors import UserError
+from rlcanary.reference import make_batch
 from rlcanary.tiny_models import tiny_llama
 
 CHECKS = {check.id: check for check in all_checks()}
@@ -107,3 +110,17 @@ def test_calls_print_nothing(torchrl, capfd):
     status(torchrl, "forward.padding")
     torchrl.advantages(torch.tensor([0.7]), torch.tensor([0]))
     assert capfd.readouterr() == ("", "")
+
+
+def test_tokens_of_tools_are_not_trained_whatever_their_logprobs_are(torchrl):
+    groups = [Group([5, 6], [Completion([8, 9, 2], sampled=[True, False, True]), Completion([10, 11])], [1.0, 0.0])]
+
+    def weights_after_a_step(logprob_of_a_tool):
+        model = tiny_llama()
+        batch, _ = make_batch(groups, pad_token_id=0)
+        old_logprobs = torch.full(batch.completion_mask.shape, -2.0)
+        old_logprobs[~batch.completion_mask] = logprob_of_a_tool
+        torchrl.train_step(torchrl.new_state(model, None, 0.1), replace(batch, old_logprobs=old_logprobs))
+        return torch.nn.utils.parameters_to_vector(model.parameters())
+
+    assert torch.equal(weights_after_a_step(-1.0), weights_after_a_step(torch.nan))

@@ -126,10 +126,10 @@ class TorchrlBase(Adapter):
     def _loss_module(self) -> Any:
         return self._new_loss(given_actor())
 
-    def _new_loss(self, actor: Any) -> Any:
+    def _new_loss(self, actor: Any, **settings: Any) -> Any:
         import torchrl.objectives.llm
 
-        return getattr(torchrl.objectives.llm, self.loss_class)(actor, **self.loss)
+        return getattr(torchrl.objectives.llm, self.loss_class)(actor, **self.loss, **settings)
 
     @cached_property
     def _critic_loss(self) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 from rlcanary.adapters.frameworks import has_part, quiet
 from rlcanary.adapters.torchrl.base import TorchrlBase
+from rlcanary.adapters.torchrl.data import completion_of
 from rlcanary.adapters.torchrl.rendering import plain_messages
-from rlcanary.adapters.torchrl.rollouts import completion_of
 from rlcanary.adapters.torchrl.vllm_engine import as_vllm, generate_kwargs, require_answers_by_ids
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.records.conversations import (

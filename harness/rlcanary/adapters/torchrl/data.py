@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.adapters.batches import tokens_of_completions
+from rlcanary.adapters.batches import prompts_of, tokens_of_completions
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.sampling import Sampling
 
@@ -55,33 +55,32 @@ def _given_distribution_class() -> Any:
 
 
 def ragged_rows(batch: CollatedBatch) -> Any:
-    """Return the sequences as torchrl's rollouts hold them: ragged, without padding."""
-    import torch
+    """Return the sequences as torchrl's rollouts hold them: ragged, with the mask of what the policy wrote."""
     from tensordict import TensorDict, lazy_stack
 
-    lengths = tokens_of_completions(batch).sum(dim=1).tolist()
-    rows = zip(batch.input_ids, batch.attention_mask, lengths, strict=True)
-    return lazy_stack(
-        [
-            TensorDict(
-                {
-                    "tokens": {"full": ids[kept], "prompt": ids[kept][: int(kept.sum()) - length]},
-                    "masks": {"all_attention_mask": torch.ones(int(kept.sum()), dtype=torch.bool)},
-                }
-            )
-            for ids, kept, length in rows
-        ]
-    )
+    from rlcanary.adapters.torchrl.containers import to_torchrl
+    from rlcanary.grpo.engines.containers import Masks, Tokens
+
+    prompts, kept = prompts_of(batch), tokens_of_completions(batch)
+    tokens = Tokens(prompts, _completions(batch.completion_ids, kept))
+    masks = Masks([row != row for row in prompts], _completions(batch.completion_mask, kept))
+    rows = zip(to_torchrl(tokens).unbind(0), to_torchrl(masks).unbind(0), strict=True)
+    return lazy_stack([TensorDict({"tokens": row, "masks": its_masks}) for row, its_masks in rows])
 
 
-def full_length(values: Tensor, batch: CollatedBatch) -> list[Tensor]:
-    """[B, T] of the completions -> one tensor per row over prompt and completion, NaN on the unscored prompt."""
+def ragged_logprobs(values: Tensor, batch: CollatedBatch) -> Any:
+    """[B, T] of the completions -> torchrl's `LogProbs` of each row, NaN on the unscored prompt."""
     import torch
 
-    rows = zip(values, tokens_of_completions(batch), batch.attention_mask.sum(dim=1).tolist(), strict=True)
-    return [
-        torch.nn.functional.pad(row[kept], (total - int(kept.sum()), 0), value=torch.nan) for row, kept, total in rows
-    ]
+    from rlcanary.adapters.torchrl.containers import to_torchrl
+    from rlcanary.grpo.engines.containers import LogProbs
+
+    unscored = [torch.full(row.shape, torch.nan) for row in prompts_of(batch)]
+    return to_torchrl(LogProbs(unscored, _completions(values, tokens_of_completions(batch)))).unbind(0)
+
+
+def _completions(values_BT: Tensor, kept_BT: Tensor) -> list[Tensor]:
+    return [row[kept] for row, kept in zip(values_BT, kept_BT, strict=True)]
 
 
 def generate_kwargs(request: Sampling) -> dict[str, Any]:
@@ -97,9 +96,13 @@ def generate_kwargs(request: Sampling) -> dict[str, Any]:
 
 
 def completion_of(row: Any, request: Sampling) -> Completion:
-    ids = row["tokens", "response"].tolist()
+    """Return the completion of a row. torchrl keeps no finish reason: an end is told from the last id."""
+    from rlcanary.adapters.torchrl.containers import from_torchrl
+
+    tokens, scored = from_torchrl(row[None])
+    (ids,), (logprobs,) = tokens.response, scored.response
     return Completion(
-        ids,
-        logprobs=row["log_probs", "response"].tolist(),
-        finish_reason="stop" if ids and ids[-1] in request.ends else "length",
+        ids.tolist(),
+        logprobs.tolist() if len(logprobs) else None,
+        "stop" if len(ids) and ids[-1] in request.ends else "length",
     )

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.torchrl.base import TorchrlBase
+from rlcanary.adapters.torchrl.data import completion_of
 from rlcanary.adapters.torchrl.vllm_engine import as_vllm, generate_kwargs, require_answers_by_ids
 from rlcanary.contract.adapter import Item, NotProvided
-from rlcanary.contract.batch import Completion, Group
+from rlcanary.contract.batch import Group
 from rlcanary.contract.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -155,12 +156,3 @@ def _environment(rows: list[dict[str, str]], tokenizer: Any, repeats: int) -> An
 def _answer(number: int) -> str:
     """Write the number of an item as GSM8K writes its answers."""
     return f"#### {number}"
-
-
-def completion_of(row: Any, request: Sampling) -> Completion:
-    """Return the completion of a dialog turn. torchrl keeps no finish reason: an end is told from the last id."""
-    ids = row["tokens", "response"].tolist()
-    logprobs: Tensor = row["log_probs", "response"]
-    return Completion(
-        ids, logprobs.tolist() if len(logprobs) else None, "stop" if ids and ids[-1] in request.ends else "length"
-    )

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import tokens_of_completions
 from rlcanary.adapters.frameworks import part, quiet
-from rlcanary.adapters.torchrl.data import full_length, ragged_rows
+from rlcanary.adapters.torchrl.data import ragged_logprobs, ragged_rows
 from rlcanary.adapters.torchrl.losses.objective import METRICS, Objective
 from rlcanary.contract.adapter import NotProvided
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rlcanary.contract.batch import CollatedBatch
 
 
@@ -27,7 +25,7 @@ class Training(Objective):
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         """Run the trainer's optimization stepper and learning-rate hook, with torchrl's model wrapper as the actor."""
         new_stepper = part("torchrl.trainers:MixedPrecisionOptimizationStepper")
-        loss = self._new_loss(self._wrapped(state.model, generate=False))
+        loss = self._actor_loss(state, batch)
         data = self._step_data(state, batch)
         stepper = new_stepper(state.optimizer)
         with quiet():
@@ -35,6 +33,14 @@ class Training(Objective):
         part("torchrl.trainers:LRSchedulerHook")(state.scheduler)()
         metrics = {ours: output.get(theirs, None) for theirs, ours in {**METRICS, "grad_norm": "grad_norm"}.items()}
         return {name: float(value) for name, value in metrics.items() if value is not None}
+
+    def _actor_loss(self, state: Any, batch: CollatedBatch) -> Any:
+        """Return the loss with torchrl's wrapper as the actor, masked by what the assistant wrote where tools wrote too."""
+        import torch
+
+        has_tools = not torch.equal(batch.completion_mask, tokens_of_completions(batch))
+        masking = {"masking_strategy": "rlhf"} if has_tools else {}
+        return self._new_loss(self._wrapped(state.model, generate=False), **masking)
 
     def _step_data(self, state: Any, batch: CollatedBatch) -> Any:
         """Return rollouts as they come from the replay buffer, with advantages and, for a KL term, reference logprobs."""
@@ -62,17 +68,15 @@ class Training(Objective):
 
         if batch.old_logprobs is None:
             raise NotProvided("torchrl takes the ratio against the sampler's logprobs")
-        if not torch.equal(batch.completion_mask, tokens_of_completions(batch)):
-            raise NotProvided("the adapter gives torchrl no mask of tool tokens")
         data = ragged_rows(batch)
-        given: dict[tuple[str, ...], list[Tensor]] = {("log_probs", "full"): full_length(batch.old_logprobs, batch)}
+        given: dict[tuple[str, ...] | str, Any] = {"log_probs": ragged_logprobs(batch.old_logprobs, batch)}
         if self._loss_module.kl_to_ref_coeff:
             if batch.ref_logprobs is not None:
-                given["next", "ref_log_probs", "full"] = full_length(batch.ref_logprobs, batch)
+                given["next", "ref_log_probs"] = ragged_logprobs(batch.ref_logprobs, batch)
             elif state.ref_model is not None:
                 with quiet(), torch.no_grad():
                     scored = self._wrapped(state.ref_model, generate=False)(ragged_rows(batch))
-                given["next", "ref_log_probs", "full"] = scored.get(("log_probs", "full"), as_list=True)
+                given["next", "ref_log_probs"] = scored["log_probs"].unbind(0)
             else:
                 raise NotProvided("kl_to_ref_coeff needs a reference")
         for row, fields in enumerate(data.tensordicts):

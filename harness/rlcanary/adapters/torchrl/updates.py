@@ -39,7 +39,7 @@ class Updates(Training):
             logged.update({name: float(value) for name, value in found.items() if value is not None})
 
         with quiet(), set_list_to_stack(True):
-            loss = self._new_loss(self._wrapped(state.model, generate=False))
+            loss = self._actor_loss(state, batch)
             buffer = ReplayBuffer(
                 storage=LazyStackStorage(rows),
                 sampler=SamplerWithoutReplacement(),
