@@ -19,22 +19,36 @@ HEADER = """\
 def imported_requirements(root: Path) -> list[str]:
     """List the distributions whose modules this process has imported, as lines of a requirements file.
 
-    What was installed from a folder of the repository is named by it. The repository itself, what was installed from another
-    folder or git repository of this machine, which CI cannot reach, and rlcanary are left out.
+    What was installed from a folder of the repository is named by it. The repository itself, also where a release of it is
+    installed beside it, what was installed from another folder or git repository of this machine, which CI cannot reach, and
+    rlcanary are left out.
 
     Args:
         root: the repository.
     """
     providers = packages_distributions()
     imported = {name.partition(".")[0] for name in sys.modules}
-    names = {name for package in imported & providers.keys() for name in providers[package]}
-    lines = {requirement(installed(name), root.resolve()) for name in names - {"rlcanary"}}
+    names = {
+        name
+        for package in imported & providers.keys()
+        for name in providers[package]
+        if name != "rlcanary" and is_imported_from(installed(name), package)
+    }
+    lines = {requirement(installed(name), root.resolve()) for name in names}
     return sorted((line for line in lines if line), key=str.lower)
 
 
 def installed(name: str) -> Distribution:
     """Find a distribution: where a repository on the path has an `egg-info` too, the one that pip wrote."""
     return max(distributions(name=name), key=lambda each: bool(origin_of(each)))
+
+
+def is_imported_from(release: Distribution, package: str) -> bool:
+    """Tell whether a package was imported from this distribution, not from a folder before it on the path."""
+    module = sys.modules[package]
+    places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""]
+    folder = Path(str(release.locate_file(""))).resolve()
+    return is_local(origin_of(release)) or any(folder in Path(place).resolve().parents for place in places)
 
 
 def requirement(release: Distribution, root: Path) -> str:

@@ -57,5 +57,8 @@ def test_padded_rows_of_torchrl_are_refused():
 
 def test_torchrl_masks_what_the_assistant_did_not_write():
     rows = to_torchrl(MASKS).unbind(0)
-    assert [row.all_assistant_mask.tolist() for row in rows] == [[*[False] * 3, True, False], [False, True, True, False]]
+    assert [row.all_assistant_mask.tolist() for row in rows] == [
+        [*[False] * 3, True, False],
+        [False, True, True, False],
+    ]
     assert all(row.all_attention_mask.all() for row in rows)

@@ -1,6 +1,8 @@
 """The releases that the checks ran with, as a requirements file."""
 
+import importlib
 import json
+import sys
 from importlib.metadata import Distribution, version
 from pathlib import Path
 
@@ -62,3 +64,25 @@ def test_the_repository_is_known_by_what_pip_wrote(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(written.parent)
     monkeypatch.syspath_prepend(tmp_path)
     assert requirement(installed("mine"), tmp_path) == ""
+
+
+def test_a_release_beside_the_repository_is_not_what_was_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `verl==0.9` among its requirements CI could not install verl's own repository."""
+    site, repository = tmp_path / "site", tmp_path / "repository"
+    for folder in (site, repository):
+        (folder / "shadowed_here").mkdir(parents=True)
+        (folder / "shadowed_here/__init__.py").write_text("")
+    info = site / "shadowed_here-0.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shadowed-here\nVersion: 0.9\n")
+    (info / "top_level.txt").write_text("shadowed_here\n")
+    monkeypatch.syspath_prepend(site)
+    importlib.import_module("shadowed_here")
+    assert "shadowed-here==0.9" in imported_requirements(repository)
+    monkeypatch.delitem(sys.modules, "shadowed_here")
+    monkeypatch.syspath_prepend(repository)
+    importlib.import_module("shadowed_here")
+    assert not [line for line in imported_requirements(repository) if line.startswith("shadowed-here")]
+    monkeypatch.delitem(sys.modules, "shadowed_here")

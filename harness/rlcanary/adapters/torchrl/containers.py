@@ -8,6 +8,7 @@ import torch
 
 from rlcanary.grpo.engines.containers import LogProbs, Masks, Tokens
 
+
 def to_torchrl(rows: Tokens | LogProbs | Masks) -> Any:
     """Convert B rows to torchrl's container of that name, ragged as its wrappers give them.
 
