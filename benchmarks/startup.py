@@ -5,7 +5,7 @@ take turns in one run, with Python's own start as a measure of the machine; the 
 what is promised, since other work on the machine hardly changes it; the time on the clock is shown beside it.
 
 Both environments are bare: a folder of links to what rlcanary depends on, pytest with xdist, timeout and testmon among it,
-and to rlcanary or not. Bytecode is there, as after an installation.
+and to rlcanary or not. Bytecode and the list of installed files are there, as after an installation.
 """
 
 import argparse
@@ -55,9 +55,20 @@ def bare_environment(folder: Path, *, with_rlcanary: bool) -> str:
     if with_rlcanary:
         for package in (ROOT / "harness/rlcanary", ROOT / "plugins/pytest_rlcanary"):
             (folder / package.name).symlink_to(package)
-        info = next(file for file in distribution("rlcanary").files or () if file.name == "METADATA")
-        (folder / info.parent.name).symlink_to(Path(str(info.locate())).parent)
+        install_record(folder)
     return str(folder)
+
+
+def install_record(folder: Path) -> None:
+    """Write what an installer writes of rlcanary: pytest reads the name of every file of a distribution of plugins."""
+    installed = distribution("rlcanary")
+    info = folder / f"rlcanary-{installed.version}.dist-info"
+    info.mkdir()
+    for name in ("METADATA", "entry_points.txt"):
+        (info / name).write_text(installed.read_text(name) or "")
+    sources = [file.relative_to(root) for root in (ROOT / "harness", ROOT / "plugins") for file in root.rglob("*.py")]
+    compiled = [file.parent / "__pycache__" / f"{file.stem}.pyc" for file in sources]
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in [*sources, *compiled]))
 
 
 def taken(command: list[str], folder: Path, path: str) -> Seconds:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rlcanary.errors import UserError
-from rlcanary.system.gpus import open_gpus
 from rlcanary.system.requirement import is_importable, unmet
 
 Kind = Literal["include", "only"]
@@ -80,6 +79,8 @@ class Machine(NamedTuple):
 
     @classmethod
     def here(cls) -> Machine:
+        from rlcanary.system.gpus import open_gpus
+
         gpus = open_gpus()
         return cls(0 if gpus is None else len(gpus))
 

@@ -16,7 +16,6 @@ from pytest_rlcanary.hooks import hooks_in
 from pytest_rlcanary.marks import marks
 from rlcanary.errors import UserError
 from rlcanary.gates import BUILT_IN, MARKERS, REPORT_OPTION, Gate, Machine, Mark, check_flags, held_back, read_gates
-from rlcanary.system.files import write_whole
 
 GATES = pytest.StashKey[list[Gate]]()
 
@@ -110,4 +109,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = set(first)
         items[:] = [*first, *(item for item in items if item not in chosen)]
     if path := config.getoption(REPORT_OPTION):
+        from rlcanary.system.files import write_whole
+
         write_whole(Path(path), json.dumps({"collected": len(items), "held": held}))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from rlcanary.system.gpus import open_gpus
-
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -15,6 +13,8 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
     listed = environment.get(VARIABLE)
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip()]
+    from rlcanary.system.gpus import open_gpus
+
     gpus = open_gpus(environment)
     return [] if gpus is None else [str(index) for index in range(len(gpus))]
 

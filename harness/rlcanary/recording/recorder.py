@@ -13,6 +13,8 @@ Nothing is written before `open`. Trouble with these files neither ends a run no
 and the records stay in memory until the run ends.
 """
 
+from __future__ import annotations
+
 import datetime
 import json
 import os
@@ -24,28 +26,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcanary.errors import UserError
-from rlcanary.recording.assembly import assemble
 from rlcanary.recording.json_text import quoted
-from rlcanary.recording.outcomes import Outcome
 from rlcanary.recording.records import Records
-from rlcanary.recording.recovery import (
+from rlcanary.recording.results_file import (
     CONTROLLER,
     JOURNALS,
     LOCK_NAME,
     OUTCOMES,
     RUN_ID_VARIABLE,
-    read_run_folder,
-    recover_killed_runs,
-    remove_unfinished_files,
-    set_aside,
+    history_folder,
+    results_text,
 )
-from rlcanary.recording.results_file import history_folder, results_text
-from rlcanary.system.files import write_whole
-from rlcanary.system.gpus import open_gpus
-from rlcanary.system.journal import Record, file_lock
 
+# Most runs of pytest record nothing, and every start would pay for what writes files: it is imported where it is used.
 if TYPE_CHECKING:
+    from rlcanary.recording.outcomes import Outcome
     from rlcanary.recording.tracker import Tracker
+    from rlcanary.system.journal import Record
 
 
 class ProcessRecorder:
@@ -81,6 +78,8 @@ class ProcessRecorder:
         The first process of a run to do so also writes the results of killed runs and marks the results file as that of
         a run in progress.
         """
+        from rlcanary.system.journal import file_lock
+
         if self.is_open:
             return
         self.is_open = True
@@ -99,6 +98,10 @@ class ProcessRecorder:
         os.environ[RUN_ID_VARIABLE] = self.header["run_id"]
 
     def _begin_run(self, folder: Path) -> None:
+        from rlcanary.recording.assembly import assemble
+        from rlcanary.recording.recovery import recover_killed_runs, remove_unfinished_files
+        from rlcanary.system.files import write_whole
+
         recovery = recover_killed_runs(self.history)
         self.recovered += recovery.files
         self.problems += recovery.problems
@@ -117,10 +120,10 @@ class ProcessRecorder:
             self.records.append({"record": "keys", "keys": dict(qualified)})
 
     @contextmanager
-    def tracking(self, nodeid: str) -> Iterator["Tracker"]:
-        # Most runs of pytest track nothing, and every start would pay for these.
+    def tracking(self, nodeid: str) -> Iterator[Tracker]:
         from rlcanary.recording.memory import MemorySampler
         from rlcanary.recording.tracker import tracking
+        from rlcanary.system.gpus import open_gpus
 
         self.open()
         with tracking(nodeid, self.records, MemorySampler(open_gpus())) as tracker:
@@ -207,6 +210,11 @@ class RunRecorder(ProcessRecorder):
         self.problems += [*self.records.problems, *self._outcome_records.problems]
 
     def _write_results(self, exit_status: int, coverage: float | None) -> None:
+        from rlcanary.recording.assembly import assemble
+        from rlcanary.recording.recovery import read_run_folder, set_aside
+        from rlcanary.system.files import write_whole
+        from rlcanary.system.journal import file_lock
+
         folder = self.run_folder
         folder.mkdir(parents=True, exist_ok=True)  # a test may have removed it
         with file_lock(folder.parent / LOCK_NAME):
@@ -235,6 +243,7 @@ def reason(error: OSError | UserError) -> str:
 def describe_run(root: Path, started: datetime.datetime) -> tuple[Record, list[str]]:
     """Gathers the facts about a run before its first test, and the problems in finding them."""
     from rlcanary.recording.provenance import environment_key, git_commit, installed_versions
+    from rlcanary.system.gpus import open_gpus
 
     commit = git_commit(root)
     problems = [commit.problem] if commit.problem else []

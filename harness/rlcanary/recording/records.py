@@ -1,11 +1,15 @@
 """Keep the records of one process of a run, in its journal on disk or in memory while the disk fails."""
 
+from __future__ import annotations
+
 from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rlcanary.recording.assembly import JOURNAL_KIND, JOURNAL_VERSION
 from rlcanary.recording.json_text import json_text
-from rlcanary.system.journal import Journal, Record
+
+if TYPE_CHECKING:
+    from rlcanary.system.journal import Journal, Record
 
 
 class Records:
@@ -26,6 +30,10 @@ class Records:
         Raises:
             OSError: if it cannot be made.
         """
+        # Most runs of pytest record nothing, and every start would pay for these.
+        from rlcanary.recording.assembly import JOURNAL_KIND, JOURNAL_VERSION
+        from rlcanary.system.journal import Journal
+
         self._journal = Journal(path, JOURNAL_KIND, JOURNAL_VERSION, new=True)
         self._write_waiting()
 

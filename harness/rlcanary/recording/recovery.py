@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlcanary.recording.assembly import JOURNAL_KIND, JOURNAL_VERSION, assemble, problem_of
-from rlcanary.recording.results_file import history_folder, results_text
+from rlcanary.recording.results_file import (
+    CONTROLLER,
+    JOURNALS,
+    RUN_ID_VARIABLE,
+    history_folder,
+    results_text,
+)
 from rlcanary.system.files import temporary_pattern, write_whole
 from rlcanary.system.journal import Record, UnreadableJournal, read_journal, try_lock
 
-JOURNALS = ".journals"
-CONTROLLER = "controller"
-OUTCOMES = "outcomes"
-LOCK_NAME = "lock"
 SET_ASIDE = "unreadable"
-# Tells a pytest that a test of this run starts, in this process or another one, that this run is alive.
-RUN_ID_VARIABLE = "RLCANARY_RUN_ID"
 
 
 class RunFolder(NamedTuple):

@@ -1,4 +1,4 @@
-"""Results files: their place and their layout."""
+"""Results files: their place and their layout, and the names of what lies beside them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +9,12 @@ from rlcanary.recording.json_text import JsonText, json_text, quoted
 
 SCHEMA = 1
 RESULTS_NAME = "unit_results.json"
+JOURNALS = ".journals"
+CONTROLLER = "controller"
+OUTCOMES = "outcomes"
+LOCK_NAME = "lock"
+# Tells a pytest that a test of this run starts, in this process or another one, that this run is alive.
+RUN_ID_VARIABLE = "RLCANARY_RUN_ID"
 
 
 def default_results_file(root: Path, testpaths: Sequence[str]) -> Path:
