@@ -34,6 +34,7 @@ TITLES = {
     "areal": "AReaL",
     "ms_swift": "ms-swift",
     "nano_aha": "nano-aha-moment",
+    "open_instruct": "open-instruct",
 }
 SEVERITIES = {"update": "a wrong update", "dashboard": "a wrong logged number", "hardening": "hardening"}
 HEAD = """# Findings in released frameworks
