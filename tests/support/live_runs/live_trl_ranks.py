@@ -18,7 +18,7 @@ def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def trainer_of(model: Any, folder: Path, **settings: Any) -> Any:
+def trainer_of(model: Any, folder: Path, peft_config: Any = None, **settings: Any) -> Any:
     """A trainer of three updates, by default, on completions of different lengths."""
     return GRPOTrainer(
         model=model,
@@ -34,10 +34,10 @@ def trainer_of(model: Any, folder: Path, **settings: Any) -> Any:
             gradient_accumulation_steps=2,
             max_completion_length=24,
             logging_steps=1,
-            learning_rate=1e-3,
             disable_tqdm=True,
-            **{"max_steps": 3, "report_to": [], **settings},
+            **{"max_steps": 3, "learning_rate": 1e-3, "report_to": [], **settings},
         ),
+        peft_config=peft_config,
     )
 
 

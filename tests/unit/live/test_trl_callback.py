@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from rlcanary import live
+from rlcanary.grpo.engines.one_engine import VLLM_CPU_DEFAULTS
 from rlcanary.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -119,6 +120,29 @@ def test_wrong_numbers_in_the_log_and_wrong_advantages_are_found_and_stand_in_th
     events.Reload()
     assert events.Scalars("train/canary/findings")[-1].value == 4
     assert events.Scalars("train/canary/advantages")
+
+
+@pytest.mark.parametrize(("loss_type", "found"), [("dapo", None), ("bnpo", "gradient")])
+def test_low_rank_adapters_are_audited_like_a_whole_model(tmp_path: Path, loss_type: str, found: str | None) -> None:
+    peft = pytest.importorskip("peft")
+    adapters = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="rlcanary: gradient")
+        callback, _, _ = train(tmp_path, loss_type=loss_type, peft_config=adapters)
+    kinds = {str(finding).partition(".")[0] for finding in callback.audit.findings}
+    assert (callback.audit.audited, kinds) == (3, set() if found is None else {found})
+
+
+@pytest.mark.parametrize("weights", ["sent", "lost"])
+def test_weights_that_never_reach_vllm_are_found(tmp_path: Path, weights: str) -> None:
+    pytest.importorskip("vllm")
+    script = Path(__file__).parents[2] / "support/live_runs/live_trl_vllm.py"
+    environment = {**os.environ, **VLLM_CPU_DEFAULTS, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, script, weights, tmp_path], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / f"{weights}.json").read_text())
+    assert told["audited"] == 10
+    assert told["found"] == [] if weights == "sent" else any("sampling.distance" in each for each in told["found"])
 
 
 def test_a_run_that_is_resumed_goes_on_with_its_evidence(tmp_path: Path) -> None:
