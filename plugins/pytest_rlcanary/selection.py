@@ -301,7 +301,7 @@ class RecordedTests(Hooks):
             if (folder / "conftest.py").is_file() and (file := self.relative(folder / "conftest.py")) is not None:
                 recorder.uses(f"m:{file}")
         if (code := getattr(getattr(item, "function", None), "__code__", None)) is not None:
-            recorder.note(context, code)  # also where it is skipped: its parameters are in its block
+            recorder.note_test(context, code)
         if recorder.blind:
             recorder.write("a", context)
         return (yield)

@@ -103,23 +103,23 @@ class Run:
                 case "c", [context, file, line, name, *caller]:
                     code = Code(file, int(line), name)
                     self.of(context).code.setdefault(code, set()).add(process)
-                    self.memoised.add_code(context, code)
-                    self.add_fact(caller, "c", code)
+                    self.memoised.add_code(context, code, any(caller[:1]))
+                    self.add_fact(context, caller, "c", code)
                 case "d", [context, file, *more]:
                     self.of(context).data.add(file)
                     self.versions[file].update(more[:1])
-                    self.add_fact(more[1:], "d", file)
+                    self.add_fact(context, more[1:], "d", file)
                 case "q", [context, asked, file, answer, *caller]:
                     question = Question(asked, file, answer)
                     self.of(context).asked.add(question)
-                    self.add_fact(caller, "q", question)
+                    self.add_fact(context, caller, "q", question)
                 case "v", [file, version]:
                     self.versions[file].add(version)
                 case "w", [file, *before]:
                     self.written[file].update(before or [UNKNOWN_CONTENT])
                 case "u", [context, used, *caller]:
                     self.of(context).uses.add(used)
-                    self.add_fact(caller, "u", used)
+                    self.add_fact(context, caller, "u", used)
                 case "l", [context, text, label]:
                     self.of(context).kind, self.of(context).text = text, label
                     if text == "test":
@@ -134,10 +134,10 @@ class Run:
                     if text not in self.problems:
                         self.problems.append(text)
 
-    def add_fact(self, caller: list[str], kind: str, what: object) -> None:
+    def add_fact(self, context: str, caller: list[str], kind: str, what: object) -> None:
         match caller:
-            case [file, line] if file:
-                self.memoised.add_fact(file, line, Fact(kind, what))
+            case [file, line] if file and line != "0":
+                self.memoised.add_fact(context, file, line, Fact(kind, what))
 
     def of(self, context: str) -> Context:
         found = self.contexts[context]
@@ -198,14 +198,11 @@ class Run:
         new = [(place[0], block) for place, block in found.blocks.items() if place not in done]
         done.update(found.blocks)
         facts = set(self.memoised.filled(new, names, found.lines)) - seen
-        while facts:
-            fact = facts.pop()
-            seen.add(fact)
+        seen |= facts
+        for fact in facts:
             match fact.what:
                 case Code() as code:
                     used.update(f"m:{file}" for file in self.add_code(found, code, {FILLED}))
-                    for file, block in self.blocks_of(code):
-                        facts.update(fact for fact in self.memoised.done_by(file, block) if fact not in seen)
                 case Question() as question:
                     self.add_question(found, question)
                 case str() as text if fact.kind == "d":

@@ -15,16 +15,24 @@ IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 LONGEST_NAME_IN_TEXT = 200
 # Methods that change what they belong to.
 CHANGING = frozenset({"add", "append", "update", "insert", "extend", "setdefault", "set", "put", "register", "push"})
+LOOKING_UP = frozenset({"getattr", "methodcaller", "attrgetter"})
+SCOPES = Function | ast.ClassDef | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 ANY, ABSENT = "*", "?"  # a condition that may read any name; one that asks whether something is empty
 
 
 @dataclass
 class Fill:
-    """Lines of a function that run once for many callers, because they keep what they find."""
+    """Lines of a function that run once for many callers, because they keep what they find.
+
+    Attributes:
+        names: all names that they read.
+        passed: those of them that stand for more than a call: what is called later, by other code.
+    """
 
     first: int
     last: int
     names: frozenset[str]
+    passed: frozenset[str]
 
 
 def names_in(node: ast.AST) -> Iterable[str]:
@@ -58,6 +66,12 @@ def fills_in(function: Function) -> Iterator[Fill]:
         if isinstance(target, ast.Name)
     }
     made = {name for name, value in values.items() if is_new(value)}
+    passed = Passed(function)
+
+    def fill(statements: list[ast.stmt]) -> Fill:
+        names = {name for statement in statements for node in ast.walk(statement) for name in names_in(node)}
+        last = statements[-1].end_lineno or statements[-1].lineno
+        return Fill(statements[0].lineno, last, frozenset(names), frozenset(passed.by(statements)))
 
     def stores(node: ast.AST) -> bool:
         return any(is_kept(each, kept, made - kept) for each in ast.walk(node))
@@ -174,9 +188,77 @@ def last_name(node: ast.AST) -> str:
     return str(getattr(node, "attr", None) or getattr(node, "id", ""))
 
 
-def fill(statements: list[ast.stmt]) -> Fill:
-    names = {name for statement in statements for node in ast.walk(statement) for name in names_in(node)}
-    return Fill(statements[0].lineno, statements[-1].end_lineno or statements[-1].lineno, frozenset(names))
+class Passed:
+    """Finds the names of functions that code may hand on without calling them: `map(load, names)`, `self.get = load`.
+
+    Which functions a line calls is recorded; what others call later does not show there. A function's own variables hold
+    what other lines of it name.
+    """
+
+    def __init__(self, function: Function) -> None:
+        arguments = function.args
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        self.own = {each.arg for each in every if each is not None}
+        self.values: dict[str, list[ast.expr]] = {}
+        free: set[str] = set()
+        for node in walked(function.body):
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                free.update(node.names)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                self.own.add(node.id)
+            elif isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign | ast.For | ast.AsyncFor):
+                self.add_value(node)
+        self.own -= free
+
+    def add_value(self, node: ast.Assign | ast.NamedExpr | ast.AnnAssign | ast.For | ast.AsyncFor) -> None:
+        value = node.iter if isinstance(node, ast.For | ast.AsyncFor) else node.value
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            for each in ast.walk(target):
+                if isinstance(each, ast.Name) and value is not None:
+                    self.values.setdefault(each.id, []).append(value)
+
+    def by(self, nodes: Iterable[ast.AST]) -> set[str]:
+        """Return the names that these parts of the function may hand on."""
+        found: set[str] = set()
+        waiting, seen = list(nodes), set[str]()
+        while waiting:
+            for node in handed_on(waiting.pop()):
+                if isinstance(node, ast.Name) and node.id in self.own:
+                    if node.id not in seen:
+                        seen.add(node.id)
+                        waiting.extend(self.values.get(node.id, ()))
+                else:
+                    found.update(names_in(node))
+        return found
+
+
+def handed_on(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the names and attributes in a tree that are read and not called, and texts by which functions are looked up."""
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, ast.Name | ast.Attribute):
+            yield each
+        if not isinstance(each, ast.Call):
+            waiting.extend(ast.iter_child_nodes(each))
+            continue
+        called = each.func
+        waiting.extend([*each.args, *each.keywords])
+        if not isinstance(called, ast.Name):
+            waiting.append(called.value if isinstance(called, ast.Attribute) else called)
+        if last_name(called) in LOOKING_UP:
+            yield from (part for argument in each.args for part in ast.walk(argument) if isinstance(part, ast.Constant))
+
+
+def walked(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Walk through the statements of a function without the scopes within."""
+    waiting = list(statements)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, SCOPES):
+            waiting.extend(ast.iter_child_nodes(node))
 
 
 def is_kept(node: ast.AST, kept: set[str], made: set[str]) -> bool:

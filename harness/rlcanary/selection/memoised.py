@@ -7,10 +7,11 @@ recorded from those lines, and the code of the same contexts which they name.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
+from rlcanary.selection.fills import Fill
 from rlcanary.selection.source_file import Block
 from rlcanary.selection.source_map import SourceMap
 
@@ -42,54 +43,97 @@ class Fact(NamedTuple):
     what: object
 
 
+class Done:
+    """What was done in some lines, as far as it is known; with the size of the contexts that were looked at."""
+
+    def __init__(self) -> None:
+        self.facts: set[Fact] = set()
+        self.sizes: dict[str, int] = {}
+
+
 class Memoised:
     """An index over the records of a run, extended as the run goes on."""
 
     def __init__(self, run: Project) -> None:
         self.run = run
-        self.facts: defaultdict[Place, set[tuple[int, Fact]]] = defaultdict(set)
-        self.named: defaultdict[str, set[Code]] = defaultdict(set)
+        self.facts: defaultdict[tuple[str, Place], set[tuple[int, Fact]]] = defaultdict(set)
+        self.named: defaultdict[tuple[str, str], set[Code]] = defaultdict(set)
+        self.partly: set[tuple[str, Code]] = set()  # code with callers in a context that are not known
         self.contexts: defaultdict[Place, set[str]] = defaultdict(set)
+        self.sizes: Counter[str] = Counter()
         self.caches: defaultdict[str, set[Code]] = defaultdict(set)
+        self.done: defaultdict[tuple[Place, int, int], Done] = defaultdict(Done)
 
-    def add_code(self, context: str, code: Code) -> None:
+    def add_code(self, context: str, code: Code, called: bool) -> None:
+        """Add code that ran in a context; `called` tells if this record says by which code of the project."""
+        self.sizes[context] += 1
+        if not called:
+            self.partly.add((context, code))
         for file, block in self.run.blocks_of(code):
             self.contexts[file, block.name].add(context)
             owner, _, name = block.name.rpartition(".")
-            self.named[name].add(code)
+            self.named[context, name].add(code)
             if name.startswith("__") and owner:
-                self.named[owner.rpartition(".")[2]].add(code)
+                self.named[context, owner.rpartition(".")[2]].add(code)
             if block.caches:
                 self.caches[name].add(code)
 
-    def add_fact(self, caller: str, at: str, fact: Fact) -> None:
+    def add_fact(self, context: str, caller: str, at: str, fact: Fact) -> None:
+        self.sizes[context] += 1
         for file in self.run.places(caller):
             source = self.run.sources.file(file)
             if source is not None:
                 line = int(at)
-                self.facts[file, source.block_around(line).name].add((line, fact))
+                place = file, source.block_around(line).name
+                self.contexts[place].add(context)
+                self.facts[context, place].add((line, fact))
 
     def filled(self, blocks: Iterable[tuple[str, Block]], names: set[str], files: Container[str]) -> Iterator[Fact]:
         """Yield what was done where these blocks fill what others read, and in the caches of these names in these files."""
         for file, block in blocks:
-            for each in block.fills:
-                yield from self.between(file, block, each.first, each.last)
-                yield from self.named_in(file, block, each.names)
+            for fill in block.fills:
+                yield from self.done_in((file, block.name), fill)
         for name in names & self.caches.keys():
             for code in self.caches[name]:
                 if any(file in files for file in self.run.places(code.file)):
                     yield Fact("c", code)
+                    for file, block in self.run.blocks_of(code):
+                        yield from self.done_in((file, block.name), whole(block))
 
-    def done_by(self, file: str, block: Block) -> Iterator[Fact]:
-        yield from self.between(file, block, 0, 2**31)
-        yield from self.named_in(file, block, block.names)
+    def done_in(self, place: Place, lines: Fill) -> set[Fact]:
+        """Return what any test did in these lines of a function, and in all that was called from there."""
+        done = self.done[place, lines.first, lines.last]
+        for context in self.contexts.get(place, ()):
+            if done.sizes.get(context) != self.sizes[context]:
+                done.sizes[context] = self.sizes[context]
+                done.facts |= self.done_for(context, place, lines)
+        return done.facts
 
-    def between(self, file: str, block: Block, first: int, last: int) -> Iterator[Fact]:
-        yield from (fact for line, fact in self.facts.get((file, block.name), ()) if first <= line <= last)
+    def done_for(self, context: str, place: Place, lines: Fill) -> set[Fact]:
+        found: set[Fact] = set()
+        waiting = list(self.begun(context, place, lines))
+        while waiting:
+            fact = waiting.pop()
+            if fact not in found:
+                found.add(fact)
+                if isinstance(fact.what, Code):
+                    for file, block in self.run.blocks_of(fact.what):
+                        waiting.extend(self.begun(context, (file, block.name), whole(block)))
+        return found
 
-    def named_in(self, file: str, block: Block, names: Iterable[str]) -> Iterator[Fact]:
-        here = self.contexts.get((file, block.name), set())
-        for name in names:
-            for code in self.named.get(name, ()):
-                if any(not here.isdisjoint(self.contexts[other, b.name]) for other, b in self.run.blocks_of(code)):
+    def begun(self, context: str, place: Place, lines: Fill) -> Iterator[Fact]:
+        """Yield what was recorded of these lines themselves, and the code that they name and whose callers do not show."""
+        for line, fact in self.facts.get((context, place), ()):
+            if lines.first <= line <= lines.last:
+                yield fact
+        for name in lines.names:
+            for code in self.named.get((context, name), ()):
+                if name in lines.passed or (context, code) in self.partly or self.waits(code):
                     yield Fact("c", code)
+
+    def waits(self, code: Code) -> bool:
+        return any(block.waits for _, block in self.run.blocks_of(code))
+
+
+def whole(block: Block) -> Fill:
+    return Fill(0, 2**31, frozenset(block.names), frozenset(block.passed))

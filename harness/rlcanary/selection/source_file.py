@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from rlcanary.selection.fills import Fill, Function, fills_in, names_in
+from rlcanary.selection.fills import Fill, Function, Passed, fills_in, names_in, walked
 
 MODULE = 0
 BEHIND = 2**31  # all lines of a file
@@ -58,7 +58,9 @@ class Block:
         names: the names that it reads, the identifiers in its texts among them.
         elsewhere: those of them that need not be the file's own, such as names of attributes.
         dynamic: it reads names that it does not spell.
+        passed: those of them that it may hand on without a call; see `fills.Passed`.
         fills: where it fills what later calls read.
+        waits: calling it runs nothing yet: a generator or a coroutine.
         caches: its decorator keeps what it returns.
         code: a text that changes with the block's meaning.
     """
@@ -71,7 +73,9 @@ class Block:
     names: set[str] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
     dynamic: bool = False
+    passed: set[str] = field(default_factory=set)
     fills: list[Fill] = field(default_factory=list)
+    waits: bool = False
     caches: bool = False
     nodes: list[ast.AST] = field(default_factory=list, repr=False)
     hidden: frozenset[int] = frozenset()
@@ -115,7 +119,8 @@ class SourceFile:
             seen[block.name] += 1
             if seen[block.name] > 1:
                 block.name += f"#{seen[block.name]}"
-            block.names |= {self.renamed[name] for name in block.names & self.renamed.keys()}
+            for names in (block.names, block.passed):
+                names |= {self.renamed[name] for name in names & self.renamed.keys()}
             block.elsewhere |= block.names - own
 
     def find_constants(self, scope: ast.Module | ast.ClassDef, prefix: str) -> None:
@@ -167,6 +172,10 @@ class SourceFile:
             inner.nodes.append(child.args)
         inner.caches = any(CACHING.search(ast.unparse(decorator)) for decorator in child.decorator_list)
         inner.fills = list(fills_in(child))
+        inner.passed = Passed(child).by(child.body)
+        inner.waits = isinstance(child, ast.AsyncFunctionDef) or any(
+            isinstance(each, ast.Yield | ast.YieldFrom) for each in walked(child.body)
+        )
         self.blocks.append(inner)
         self.visit(child, inner, f"{prefix}{child.name}.")
 

@@ -34,6 +34,8 @@ TEST = "t:"  # begins the context of a test
 OUTLIVES = (
     "a process outlived the test that started it: what a later test hands it otherwise than by a pipe is not seen"
 )
+CALLS = 50  # of a function in a context are looked at for who calls it; most tests have fewer
+REMEMBERED = 20_000  # of them at a time, so that none is written twice
 UPLOADED = "/_ray_pkg_"  # where Ray unpacks a working_dir and py_modules
 
 current: contextvars.ContextVar[str | None] = contextvars.ContextVar("rlcanary_context", default=None)
@@ -70,16 +72,17 @@ class Recorder(JournalWriter):
         self.files = Files(self, SESSION)
         self.is_project_file: dict[str, bool] = {}
         self.codes: dict[int, CodeType] = {}  # keeps them alive, so that an id stays a name
-        self.seen: dict[str, set[int]] = {}
+        self.seen: dict[str, dict[int, int]] = {}  # by context, how many calls of a code object were looked at
+        # A context's code object, and the code and the place in it that called.
+        self.called: set[tuple[str, int, int, int]] = set()
         self.backend = choose_backend(self, may_trace)
 
     def context(self) -> str:
         return current.get() or self.default
 
     def uses(self, context: str) -> None:
-        if (user := self.context()) != context and ("u", user, context) not in self.said:
-            self.said.add(("u", user, context))
-            self.write("u", user, context, *self.place(sys._getframe(1)))
+        if (user := self.context()) != context:
+            self.say("u", user, context, *self.place(sys._getframe(1)))
 
     def uses_module(self, name: str) -> None:
         """Note that code got hold of a module, or a class in it, that may have been imported long before."""
@@ -89,11 +92,15 @@ class Recorder(JournalWriter):
 
     def place(self, frame: FrameType | None) -> tuple[str, str]:
         """Return the file and the line of the nearest code of the project."""
+        found = self.caller(frame)
+        return ("", "0") if found is None else (self.relative(found.f_code.co_filename) or "", str(found.f_lineno))
+
+    def caller(self, frame: FrameType | None) -> FrameType | None:
+        """Return the frame of the nearest code of the project; None if there is none."""
         for each in callers(frame, 100):
-            own = (each.f_globals.get("__name__") or "").startswith(OWN)  # in a run of rlcanary's own tests
-            if not own and self.is_project(each.f_code.co_filename):
-                return self.relative(each.f_code.co_filename) or "", str(each.f_lineno)
-        return "", "0"
+            if self.is_project(each.f_code.co_filename) and not is_own(each):
+                return each
+        return None
 
     def is_project(self, filename: str) -> bool:
         known = self.is_project_file.get(filename)
@@ -122,27 +129,55 @@ class Recorder(JournalWriter):
     def hit(self, code: CodeType) -> bool:
         """Record a code object of the project; return true if it can be ignored until work changes hands."""
         context = current.get() or self.default
-        self.note(context, code)
+        frame = sys._getframe(2).f_back  # over the backend's function and the code itself
+        enough = self.note(context, code, frame)
         if context != self.default and context.startswith(TEST):
             if self.default.startswith(TEST):
-                self.note(self.default, code)  # an earlier test began this, and the present one may have handed it work
+                # An earlier test began this, and the present one may have handed it work.
+                enough &= self.note(self.default, code, frame)
             elif context not in self.calls:
-                self.note(self.default, code)  # it outlives its call, so that every user of this process may need it
+                # It outlives its call, so that every user of this process may need it.
+                enough &= self.note(self.default, code, frame)
         if context not in self.running and context != self.default:
             self.always = True  # something that an earlier test began is still running
-        return not self.always and len(self.running) == 1 and context in self.running
+        return enough and not self.always and len(self.running) == 1 and context in self.running
 
-    def note(self, context: str, code: CodeType) -> None:
+    def note(self, context: str, code: CodeType, frame: FrameType | None) -> bool:
+        """Record a code object for a context, with the place of the call; return true once no more calls are looked at.
+
+        Who called one that was called more often is not all known, and a record without a place says so.
+        """
         seen = self.seen.get(context)
         if seen is None:
-            seen = self.seen[context] = set()
-        if id(code) not in seen:
+            seen = self.seen[context] = {}
+        calls = seen.get(id(code), 0)
+        if calls >= CALLS:
+            return True
+        seen[id(code)] = calls + 1
+        enough = calls + 1 == CALLS
+        caller = None if enough else self.caller(frame)
+        key = (context, id(code), int(enough), 0)
+        if caller is not None:
+            calling = caller.f_code
+            self.codes[id(calling)] = calling
+            key = (context, id(code), id(calling), caller.f_lasti)
+        if key not in self.called:
             self.codes[id(code)] = code
-            seen.add(id(code))
+            if len(self.called) >= REMEMBERED:
+                self.called.clear()
+            self.called.add(key)
             file = self.relative(code.co_filename)
             if file is not None:
-                caller = self.place(sys._getframe(3).f_back)  # over `hit` and the backend's function
-                self.write("c", context, file, str(code.co_firstlineno), code.co_qualname, *caller)
+                self.write("c", context, file, str(code.co_firstlineno), code.co_qualname, *self.place(caller))
+        return enough
+
+    def note_test(self, context: str, code: CodeType) -> None:
+        """Record the function of a test, also where it is skipped. pytest calls it, and that counts as a known place."""
+        self.codes[id(code)] = code
+        self.called.add((context, id(code), 0, 0))
+        file = self.relative(code.co_filename)
+        if file is not None:
+            self.write("c", context, file, str(code.co_firstlineno), code.co_qualname, file, "0")
 
     def lose_sight(self) -> None:
         """Note that the hook which shows running code was removed."""
@@ -279,6 +314,7 @@ class Recorder(JournalWriter):
         self.roots = tuple({root + "/", os.path.realpath(root) + "/"})
         self.is_project_file.clear()
         self.seen.clear()
+        self.called.clear()
         self.files.asked.clear()
         self.files.written.clear()
         self.default = context
@@ -336,6 +372,11 @@ def auditing(functions: dict[str, Callable[..., None]]) -> Callable[[str, tuple[
             function(*arguments)
 
     return hook
+
+
+def is_own(frame: FrameType) -> bool:
+    """Tell if this is the recorder, which in a run of rlcanary's own tests is code of the project."""
+    return (frame.f_globals.get("__name__") or "").startswith(OWN)
 
 
 def nothing() -> None: ...

@@ -212,16 +212,20 @@ class Files:
             return
         if (context, path) in self.asked:
             return
-        self.asked.add((context, path))
         file = self.place_of(path)
         frame = sys._getframe(2)
         if file is None or is_uploading(frame):
+            self.asked.add((context, path))
             return
+        caller = self.recorder.place(frame)
+        if (context, path, *caller) in self.asked:
+            return
+        self.asked.add((context, path, *caller))
         kind = kind_of(os.fsdecode(path), self.stat)
         if kind == FILE and (not file.endswith(CODE) or reads_source(frame)):
             self.reads(file, os.fsdecode(path))
         elif file != ".":
-            self.recorder.say("q", context, EXISTS, file, kind, *self.recorder.place(frame))
+            self.recorder.say("q", context, EXISTS, file, kind, *caller)
 
     def folder_listed(self, path: Any) -> None:
         file = self.place_of("." if path is None else path)

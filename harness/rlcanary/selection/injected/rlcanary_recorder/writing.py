@@ -5,7 +5,8 @@ has the form of `rlcanary.system.journal`, which a recorded process may not have
 `{"fields": [...]}`:
 
     c context file line name caller at    a function, or a module's body, began to run or was resumed; it was called from
-                                 line `at` of the file `caller`, or from no code of the project
+                                 line `at` of the file `caller`, or from no known code of the project;
+                                 line 0 stands for pytest, which called a test
     d context file signature caller at    a file was opened for reading; its time of change and size
     q context kind path answer caller at  a path was looked at: whether it exists, or the names in a
                                  folder; or the value of an environment variable
@@ -30,7 +31,7 @@ from contextlib import suppress
 
 # A test that closes and reopens files could put another file at a low descriptor.
 JOURNAL_DESCRIPTOR = 400
-KIND, VERSION = "selection", 2
+KIND, VERSION = "selection", 3
 HEADER = f'{{"journal": "{KIND}", "version": {VERSION}}}\n'.encode()
 TORN = b" (torn)\n"  # ends a half line, as in rlcanary.system.journal
 LOST = ".lost"  # suffix of the file that stands for records which could not be written
