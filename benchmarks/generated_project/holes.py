@@ -127,7 +127,7 @@ MODULES = {
         from pathlib import Path
 
         RATE = 3
-        NAME = "x" + "y"
+        NAME = max("x", "y")
 
         class Limits:
             longest = 10
@@ -253,7 +253,7 @@ EDITS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "class attribute": ("values.py", "longest = 10", "longest = 11", ("attribute",)),
     "default": ("values.py", "by=2", "by=3", ("default",)),
     "parameter": ("values.py", "taken(x)", "taken(x, y=0)", ("parameter",)),
-    "expression in a module": ("values.py", '"x" + "y"', '"x" + "z"', ("every",)),
+    "expression in a module": ("values.py", '"x", "y"', '"x", "z"', ("every",)),
     "import": ("values.py", "from pathlib", "import string\nfrom pathlib", ("every",)),
     "new function": ("values.py", "def taken", "def unused(x):\n    return x\n\ndef taken", ()),
     "comment": ("values.py", "return RATE", "return RATE  # read", ()),

@@ -22,7 +22,7 @@ from rlcanary.selection.injected.rlcanary_recorder.files import (
 from rlcanary.selection.injected.rlcanary_recorder.variables import ENVIRONMENT
 from rlcanary.selection.memoised import Code, Fact, Memoised
 from rlcanary.selection.source_file import Block
-from rlcanary.selection.source_map import SourceMap
+from rlcanary.selection.source_map import Reading, SourceMap
 
 IMPORT = "import"
 READ = "its value"
@@ -213,17 +213,9 @@ class Run:
 
     def add_constants(self, found: Dependencies) -> None:
         """Add the constants that the code which was reached reads."""
-        names = {name for block in found.blocks.values() for name in block.elsewhere}
-        own: defaultdict[str, set[str]] = defaultdict(set)
-        for (file, _), block in found.blocks.items():
-            own[file] |= block.names
-        dynamic = any(block.dynamic for block in found.blocks.values())
-        for file in list(found.lines):
-            source = self.sources.file(file)
-            for constant in source.constants if source is not None else ():
-                if dynamic or constant.last_name in names or constant.last_name in own[file]:
-                    found.lines[file].add(constant.start)
-                    found.through[file, constant.name].add(READ)
+        for file, constant in Reading(self.sources, found.blocks, self.memoised.modules_in).of(list(found.lines)):
+            found.lines[file].add(constant.start)
+            found.through[file, constant.name].add(READ)
 
     def add_questions_of_imports(self, found: Dependencies) -> None:
         """Ask which modules of the project could take the place of those that are imported."""

@@ -13,6 +13,8 @@ NEW = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
 CONSTRUCTORS = frozenset({"dict", "list", "set", "bytearray", "deque", "defaultdict", "sorted", "copy", "deepcopy"})
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 LONGEST_NAME_IN_TEXT = 200
+IMPORTING = re.compile(r"^[ \t]*(?:import|from)[ \t]+\w", re.MULTILINE)
+IMPORTING_ALL = re.compile(r"import[ \t]*\*")
 # Methods that change what they belong to.
 CHANGING = frozenset({"add", "append", "update", "insert", "extend", "setdefault", "set", "put", "register", "push"})
 LOOKING_UP = frozenset({"getattr", "methodcaller", "attrgetter"})
@@ -47,9 +49,17 @@ def names_in(node: ast.AST) -> Iterable[str]:
         return (node.attr,)
     if isinstance(node, ast.keyword) and node.arg:
         return (node.arg,)
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) <= LONGEST_NAME_IN_TEXT:
-        return IDENTIFIER.findall(node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return names_in_text(node.value)
     return ()
+
+
+def names_in_text(text: str) -> list[str]:
+    """Return the identifiers in a text; in a long one only if it may be code that imports something."""
+    if len(text) > LONGEST_NAME_IN_TEXT and not IMPORTING.search(text):
+        return []
+    found: list[str] = IDENTIFIER.findall(text)
+    return [*found, "__all__"] if IMPORTING_ALL.search(text) else found
 
 
 def fills_in(function: Function) -> Iterator[Fill]:

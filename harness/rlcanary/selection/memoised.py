@@ -100,6 +100,12 @@ class Memoised:
                     for file, block in self.run.blocks_of(code):
                         yield from self.done_in((file, block.name), whole(block))
 
+    def modules_in(self, place: Place) -> set[str]:
+        """Return the files of the modules that this function was seen to import."""
+        facts = (fact for context in self.contexts.get(place, ()) for _, fact in self.facts.get((context, place), ()))
+        used = (str(fact.what) for fact in facts if fact.kind == "u")
+        return {file for each in used if each.startswith("m:") for file in self.run.places(each[2:])}
+
     def done_in(self, place: Place, lines: Fill) -> set[Fact]:
         """Return what any test did in these lines of a function, and in all that was called from there."""
         done = self.done[place, lines.first, lines.last]

@@ -1,8 +1,9 @@
 """Read a Python file without running it: its functions, what each reads, and the parts of its body that are only read.
 
-A module's body is one block, as pytest-testmon has it, without its *constants*: names bound once to a literal, at the top
-level or in a class without bases and decorators. A constant cannot fail and has no effect, so only tests that run code
-which reads its name depend on it. Likewise a function's parameters belong to the function's block, unless it is decorated.
+A module's body is one block, as pytest-testmon has it, without its *constants*: names bound once to a literal or to what is
+made of literals (see `constants`), at the top level or in a class without bases and decorators. A constant does not fail and
+has no effect, so only tests that run code which reads its name depend on it. Likewise a function's parameters belong to the
+function's block, unless it is decorated.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from rlcanary.selection.constants import Names, constant, is_literal, names_of
 from rlcanary.selection.fills import Fill, Function, Passed, fills_in, names_in, walked
 
 MODULE = 0
@@ -21,15 +23,14 @@ BEHIND = 2**31  # all lines of a file
 CACHING = re.compile(r"cache|memo|once|singleton|lazy", re.IGNORECASE)
 # Code that reads names which it does not spell.
 DYNAMIC = frozenset(
-    {"vars", "globals", "locals", "dir", "eval", "exec", "asdict", "astuple", "fields", "getmembers"}
-) | {
-    "attrgetter",
-    "import_module",
-    "__import__",
-    "__dict__",
-}
+    {"vars", "dir", "eval", "exec", "asdict", "astuple", "fields", "getmembers", "attrgetter", "__import__", "__dict__"}
+) | {"__globals__", "f_globals", "f_locals"}
+LOOKS_UP = frozenset({"getattr", "hasattr", "__getattribute__"})
+OWN_NAMES = frozenset({"globals", "locals"})  # the same, of names that are bound in its own file
 # Names in a module that pytest and Python look for.
 LOOKED_FOR = re.compile(r"__\w+__|pytest\w*|collect_ignore\w*|setup\w*|teardown\w*")
+ALL, VERSION = "__all__", "__version__"
+ONLY_READ = frozenset({ALL, VERSION, "__author__", "__copyright__", "__email__", "__license__"})  # of a module
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,11 @@ class Block:
         end: the last line.
         names: the names that it reads, the identifiers in its texts among them.
         elsewhere: those of them that need not be the file's own, such as names of attributes.
-        dynamic: it reads names that it does not spell.
+        dynamic: it reads names that it does not spell,
+        reads_own: that are bound in its own file,
+        reads_modules: that are bound in modules which it imported by name, which are in its variables `modules`,
+        reads_attributes: that are attributes of its own class,
+        beginnings: that begin so.
         passed: those of them that it may hand on without a call; see `fills.Passed`.
         fills: where it fills what later calls read.
         waits: calling it runs nothing yet: a generator or a coroutine.
@@ -73,6 +78,11 @@ class Block:
     names: set[str] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
     dynamic: bool = False
+    reads_own: bool = False
+    reads_modules: bool = False
+    reads_attributes: bool = False
+    modules: frozenset[str] = frozenset()
+    beginnings: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)
     fills: list[Fill] = field(default_factory=list)
     waits: bool = False
@@ -109,7 +119,7 @@ class SourceFile:
         module.nodes = [self.tree]
         self.hidden: set[int] = set()
         self.bound = Counter(bindings(self.tree))
-        self.find_constants(self.tree, "")
+        self.find_constants(self.tree, "", names_of(self.tree, self.bound))
         self.visit(self.tree, module, "")
         hidden = frozenset(self.hidden)
         seen: Counter[str] = Counter()
@@ -123,19 +133,22 @@ class SourceFile:
                 names |= {self.renamed[name] for name in names & self.renamed.keys()}
             block.elsewhere |= block.names - own
 
-    def find_constants(self, scope: ast.Module | ast.ClassDef, prefix: str) -> None:
+    def find_constants(self, scope: ast.Module | ast.ClassDef, prefix: str, known: Names) -> None:
         bound = self.bound if isinstance(scope, ast.Module) else Counter(bindings(scope))
         for statement in scope.body:
             if isinstance(statement, ast.ClassDef) and not prefix and is_plain(statement):
-                self.find_constants(statement, f"{statement.name}.")
-            names, value = constant(statement)
-            if value is None or any(bound[name] > 1 or LOOKED_FOR.fullmatch(name) for name in names):
+                inner = known.inside(Counter(bindings(statement)))
+                self.find_constants(statement, f"{statement.name}.", inner)
+            names, value = constant(statement, known)
+            special = {name for name in names if LOOKED_FOR.fullmatch(name)} - (ONLY_READ if not prefix else set())
+            if value is None or special or any(bound[name] > 1 for name in names):
                 continue
             self.hidden.add(id(value))
             for name in names:
                 line = BEHIND + len(self.constants)  # a line of its own: other code can be on the statement's
                 place = Block(prefix + name, statement.lineno, line, line)
                 place.nodes = [value]
+                place.names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
                 self.constants.append(place)
 
     def visit(self, node: ast.AST, block: Block, prefix: str) -> None:
@@ -173,6 +186,7 @@ class SourceFile:
         inner.caches = any(CACHING.search(ast.unparse(decorator)) for decorator in child.decorator_list)
         inner.fills = list(fills_in(child))
         inner.passed = Passed(child).by(child.body)
+        inner.modules = frozenset(imported_in(child)) if self.imports_by_name else frozenset()
         inner.waits = isinstance(child, ast.AsyncFunctionDef) or any(
             isinstance(each, ast.Yield | ast.YieldFrom) for each in walked(child.body)
         )
@@ -187,7 +201,26 @@ class SourceFile:
             block.names.update(names)
             if not isinstance(each, ast.Name):
                 block.elsewhere.update(names)
-            block.dynamic = block.dynamic or not DYNAMIC.isdisjoint(names) or is_dynamic_getattr(each)
+            block.dynamic = block.dynamic or not DYNAMIC.isdisjoint(names)
+            block.reads_own = block.reads_own or not OWN_NAMES.isdisjoint(names)
+            if call := computed_name(each):
+                self.read_computed(call, block)
+
+    def read_computed(self, call: ast.Call, block: Block) -> None:
+        owner = call.args[0]
+        if isinstance(owner, ast.Name) and owner.id in block.modules:
+            block.reads_modules = True
+        elif begins := beginning(call.args[1]):
+            block.beginnings.add(begins)
+        elif isinstance(owner, ast.Name) and owner.id in ("self", "cls"):
+            block.reads_attributes = True
+        else:
+            block.dynamic = True
+
+    @cached_property
+    def imported_names(self) -> set[str]:
+        """The names that are taken from other modules; `*` for all."""
+        return {name for block in self.blocks for statement in block.imports for name in statement.names}
 
     @cached_property
     def by_first_line(self) -> dict[int, Block]:
@@ -224,42 +257,52 @@ def parsed(text: bytes) -> SourceFile:
     return SourceFile(text)
 
 
-def is_dynamic_getattr(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("getattr", "hasattr")
-        and len(node.args) > 1
-        and not isinstance(node.args[1], ast.Constant)
-    )
+def computed_name(node: ast.AST) -> ast.Call | None:
+    """Return the node, if it looks up an attribute whose name is computed."""
+    if not isinstance(node, ast.Call) or len(node.args) < 2 or isinstance(node.args[1], ast.Constant):
+        return None
+    called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    return node if called in LOOKS_UP else None
+
+
+def beginning(name: ast.expr) -> str:
+    """Return the text that a computed name begins with, as far as it is spelled."""
+    first: ast.expr | None = name
+    if isinstance(name, ast.JoinedStr):
+        first = name.values[0] if name.values else None
+    while isinstance(first, ast.BinOp) and isinstance(first.op, ast.Add):
+        first = first.left
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+
+
+def imported_in(function: Function) -> set[str]:
+    """Return the function's variables that hold what `import_module` returned, and nothing else."""
+    found: set[str] = set()
+    bound: Counter[str] = Counter()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and len(node.targets) == 1:
+            value = node.value
+            if (
+                isinstance(value, ast.Call)
+                and getattr(value.func, "attr", getattr(value.func, "id", "")) == "import_module"
+            ):
+                found.add(node.targets[0].id)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound[node.id] += 1
+        elif isinstance(node, ast.arg):
+            bound[node.arg] += 1
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            bound.update(dict.fromkeys(node.names, 2))
+        elif isinstance(node, Function | ast.ClassDef):
+            bound[node.name] += 1
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound.update(each.asname or each.name.partition(".")[0] for each in node.names)
+    return {name for name in found if bound[name] == 1}
 
 
 def is_plain(node: ast.ClassDef) -> bool:
     """Tell if nothing looks at a class while it is made."""
     return not (node.decorator_list or node.keywords or node.bases)
-
-
-def constant(statement: ast.stmt) -> tuple[list[str], ast.expr | None]:
-    """Return the names that a statement binds to a literal, and the literal; None if it does something else."""
-    targets: list[ast.expr] = []
-    if isinstance(statement, ast.Assign):
-        targets = statement.targets
-    elif isinstance(statement, ast.AnnAssign):
-        targets = [statement.target]
-    value = getattr(statement, "value", None)
-    names = [target.id for target in targets if isinstance(target, ast.Name)]
-    if not targets or len(names) != len(targets) or value is None or not is_literal(value):
-        return [], None
-    return names, value
-
-
-def is_literal(node: ast.expr) -> bool:
-    """Tell if evaluating this cannot fail, has no effect and reads nothing."""
-    try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True
 
 
 def bindings(scope: ast.Module | ast.ClassDef) -> Iterator[str]:

@@ -1,14 +1,15 @@
-"""Map the Python files of a project: which files their import statements name."""
+"""Map the Python files of a project: which files their import statements name, and which constants code reads."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rlcanary.selection.injected.rlcanary_recorder.files import signature
-from rlcanary.selection.source_file import Block, Import, SourceFile, parsed
+from rlcanary.selection.source_file import ALL, VERSION, Block, Import, SourceFile, parsed
 
 
 class SourceMap:
@@ -153,6 +154,71 @@ class SourceMap:
             folders[:] = [name for name in folders if is_project_folder(here / name)]
             found.update((here / name).relative_to(self.root).as_posix() for name in files if name.endswith(".py"))
         return found
+
+
+class Reading:
+    """The names that the blocks of some code read.
+
+    Args:
+        sources: the project.
+        blocks: the code, by file and name.
+        modules_in: returns the files of the modules that a function was seen to import.
+    """
+
+    def __init__(
+        self,
+        sources: SourceMap,
+        blocks: Mapping[tuple[str, str], Block],
+        modules_in: Callable[[tuple[str, str]], set[str]],
+    ) -> None:
+        self.sources, self.modules_in = sources, modules_in
+        self.names: set[str] = set()
+        self.own: defaultdict[str, set[str]] = defaultdict(set)  # names by file
+        self.whole: set[str] = set()  # files of which any name may be read
+        self.beginnings: set[str] = set()
+        self.anything = self.attributes = False
+        for place, block in blocks.items():
+            self.add(place, block)
+        if "importorskip" in self.names:
+            self.names.add(VERSION)
+
+    def add(self, place: tuple[str, str], block: Block) -> None:
+        self.names |= block.elsewhere
+        self.own[place[0]] |= block.names
+        self.beginnings |= block.beginnings
+        self.anything = self.anything or block.dynamic
+        self.attributes = self.attributes or block.reads_attributes
+        if any("*" in statement.names for statement in block.imports):
+            self.names.add(ALL)
+        if block.reads_own:
+            self.add_whole(place[0])
+        if block.reads_modules:
+            modules = self.modules_in(place)
+            self.anything = self.anything or not modules
+            for module in modules:
+                self.add_whole(module)
+
+    def add_whole(self, file: str) -> None:
+        """Any name of this file may be read, those that it imports from others among them."""
+        source = self.sources.file(file)
+        if file not in self.whole and source is not None:
+            self.whole.add(file)
+            self.names |= source.imported_names
+            self.anything = self.anything or "*" in source.imported_names
+
+    def of(self, files: Iterable[str]) -> Iterator[tuple[str, Block]]:
+        """Yield the constants in these files that may be read."""
+        begins = tuple(self.beginnings)
+        for file in files:
+            source = self.sources.file(file)
+            own = set(self.own[file])
+            every = self.anything or file in self.whole
+            for constant in reversed(source.constants) if source is not None else ():  # each reads earlier ones only
+                name = constant.last_name
+                by_class = self.attributes and "." in constant.name
+                if every or by_class or name in self.names or name in own or name.startswith(begins):
+                    own |= constant.names
+                    yield file, constant
 
 
 def is_project_folder(folder: Path) -> bool:

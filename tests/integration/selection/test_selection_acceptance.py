@@ -84,7 +84,7 @@ EDITS = [
     edit("process pool executor", "pkg/processes.py", *returns("executed(x)", "x * 5"), "test_process_pool_executor"),
     edit("thread of the test", "pkg/processes.py", *returns("threaded()", "7"), "test_thread"),
     edit("value of a constant", "pkg/constants.py", "RATE = 4", "RATE = 5", "test_task test_task_again"),
-    edit("expression in a module that everyone imports", "pkg/constants.py", "RATE = 4", "RATE = 4 + 0", EVERY_TEST),
+    edit("expression in a module that everyone imports", "pkg/constants.py", "RATE = 4", "RATE = abs(4)", EVERY_TEST),
     edit(
         "function of a shared actor's first call",
         "pkg/workers.py",
