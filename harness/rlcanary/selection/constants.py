@@ -104,9 +104,11 @@ class Names:
             if isinstance(node.op, ast.Pow | ast.LShift) and not 0 <= right <= 64:
                 raise NotConstant
             return OPERATORS[type(node.op)](left, right)
-        if type(left) is type(right) and isinstance(left, str | bytes | tuple | list) and isinstance(node.op, ast.Add):
-            if len(left) + len(right) <= LONGEST:
-                return left + right
+        joined = (
+            type(left) is type(right) and isinstance(left, str | bytes | tuple | list) and isinstance(node.op, ast.Add)
+        )
+        if joined and len(left) + len(right) <= LONGEST:
+            return left + right
         if isinstance(node.op, ast.BitOr) and isinstance(left, re.RegexFlag) and isinstance(right, re.RegexFlag):
             return left | right
         raise NotConstant

@@ -76,12 +76,11 @@ def fills_in(function: Function) -> Iterator[Fill]:
         if isinstance(target, ast.Name)
     }
     made = {name for name, value in values.items() if is_new(value)}
-    passed = Passed(function)
 
     def fill(statements: list[ast.stmt]) -> Fill:
         names = {name for statement in statements for node in ast.walk(statement) for name in names_in(node)}
         last = statements[-1].end_lineno or statements[-1].lineno
-        return Fill(statements[0].lineno, last, frozenset(names), frozenset(passed.by(statements)))
+        return Fill(statements[0].lineno, last, frozenset(names), frozenset(Passed(function).by(statements)))
 
     def stores(node: ast.AST) -> bool:
         return any(is_kept(each, kept, made - kept) for each in ast.walk(node))

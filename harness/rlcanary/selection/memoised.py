@@ -58,6 +58,7 @@ class Memoised:
         self.run = run
         self.facts: defaultdict[tuple[str, Place], set[tuple[int, Fact]]] = defaultdict(set)
         self.named: defaultdict[tuple[str, str], set[Code]] = defaultdict(set)
+        self.known: set[tuple[str, Code]] = set()
         self.partly: set[tuple[str, Code]] = set()  # code with callers in a context that are not known
         self.contexts: defaultdict[Place, set[str]] = defaultdict(set)
         self.sizes: Counter[str] = Counter()
@@ -69,6 +70,9 @@ class Memoised:
         self.sizes[context] += 1
         if not called:
             self.partly.add((context, code))
+        if (context, code) in self.known:
+            return
+        self.known.add((context, code))
         for file, block in self.run.blocks_of(code):
             self.contexts[file, block.name].add(context)
             owner, _, name = block.name.rpartition(".")
@@ -98,7 +102,7 @@ class Memoised:
                 if any(file in files for file in self.run.places(code.file)):
                     yield Fact("c", code)
                     for file, block in self.run.blocks_of(code):
-                        yield from self.done_in((file, block.name), whole(block))
+                        yield from self.done_in((file, block.name), block.whole)
 
     def modules_in(self, place: Place) -> set[str]:
         """Return the files of the modules that this function was seen to import."""
@@ -124,7 +128,7 @@ class Memoised:
                 found.add(fact)
                 if isinstance(fact.what, Code):
                     for file, block in self.run.blocks_of(fact.what):
-                        waiting.extend(self.begun(context, (file, block.name), whole(block)))
+                        waiting.extend(self.begun(context, (file, block.name), block.whole))
         return found
 
     def begun(self, context: str, place: Place, lines: Fill) -> Iterator[Fact]:
@@ -139,7 +143,3 @@ class Memoised:
 
     def waits(self, code: Code) -> bool:
         return any(block.waits for _, block in self.run.blocks_of(code))
-
-
-def whole(block: Block) -> Fill:
-    return Fill(0, 2**31, frozenset(block.names), frozenset(block.passed))

@@ -63,7 +63,8 @@ class Block:
         reads_modules: that are bound in modules which it imported by name, which are in its variables `modules`,
         reads_attributes: that are attributes of its own class,
         beginnings: that begin so.
-        passed: those of them that it may hand on without a call; see `fills.Passed`.
+        function: its tree.
+        renamed: the names that its file gives to others.
         fills: where it fills what later calls read.
         waits: calling it runs nothing yet: a generator or a coroutine.
         caches: its decorator keeps what it returns.
@@ -83,7 +84,8 @@ class Block:
     reads_attributes: bool = False
     modules: frozenset[str] = frozenset()
     beginnings: set[str] = field(default_factory=set)
-    passed: set[str] = field(default_factory=set)
+    function: Function | None = field(default=None, repr=False)
+    renamed: dict[str, str] = field(default_factory=dict, repr=False)
     fills: list[Fill] = field(default_factory=list)
     waits: bool = False
     caches: bool = False
@@ -93,6 +95,13 @@ class Block:
     @property
     def last_name(self) -> str:
         return self.name.rpartition(".")[2]
+
+    @cached_property
+    def whole(self) -> Fill:
+        """All of it, as if it filled something."""
+        passed = Passed(self.function).by(self.function.body) if self.function is not None else set()
+        passed |= {self.renamed[name] for name in passed & self.renamed.keys()}
+        return Fill(0, BEHIND, frozenset(self.names), frozenset(passed))
 
     @cached_property
     def code(self) -> str:
@@ -129,8 +138,10 @@ class SourceFile:
             seen[block.name] += 1
             if seen[block.name] > 1:
                 block.name += f"#{seen[block.name]}"
-            for names in (block.names, block.passed):
-                names |= {self.renamed[name] for name in names & self.renamed.keys()}
+            block.names |= {self.renamed[name] for name in block.names & self.renamed.keys()}
+            for fill in block.fills:
+                fill.names |= {self.renamed[name] for name in fill.names & self.renamed.keys()}
+                fill.passed |= {self.renamed[name] for name in fill.passed & self.renamed.keys()}
             block.elsewhere |= block.names - own
 
     def find_constants(self, scope: ast.Module | ast.ClassDef, prefix: str, known: Names) -> None:
@@ -185,7 +196,7 @@ class SourceFile:
             inner.nodes.append(child.args)
         inner.caches = any(CACHING.search(ast.unparse(decorator)) for decorator in child.decorator_list)
         inner.fills = list(fills_in(child))
-        inner.passed = Passed(child).by(child.body)
+        inner.function, inner.renamed = child, self.renamed
         inner.modules = frozenset(imported_in(child)) if self.imports_by_name else frozenset()
         inner.waits = isinstance(child, ast.AsyncFunctionDef) or any(
             isinstance(each, ast.Yield | ast.YieldFrom) for each in walked(child.body)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from selection_session import edited, run_testmon, selected, write_project
 
-VALUES = '''
+VALUES = """
     import re
     import math
 
@@ -48,7 +48,7 @@ VALUES = '''
 
     class Derived(Plain):
         pass
-    '''
+    """
 OTHER = """
     import importlib
     import values
@@ -157,8 +157,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("STARRED = 1", "STARRED = 2", "starred own by_module"),
     ],
 )
-def test_an_edit_of_a_constant_selects_those_that_may_read_it(
-    project: Path, old: str, new: str, expected: str
-) -> None:
+def test_an_edit_of_a_constant_selects_those_that_may_read_it(project: Path, old: str, new: str, expected: str) -> None:
     with edited(project, "values.py", old, new):
         assert selected(project) == {f"test_{name}" for name in expected.split()}
