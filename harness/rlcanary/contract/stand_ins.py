@@ -41,10 +41,17 @@ class LogprobModel(torch.nn.Module):
         self._gradient += gradient
 
     def forward(self, input_ids: Tensor, *_: Any, **__: Any) -> Any:
-        """Score rows of `input_ids`, any of them, also cut or padded on the right -> an object with `logits` [B, S, 2]."""
+        """Score rows of `input_ids`, any of them, also cut or padded on the right -> an object with `logits` [B, S, 2].
+
+        Raises:
+            NotProvided: a logprob is NaN or above 0. No logits give it, and NaN logits spoil the gradient of a `log_softmax`
+                also where the code leaves them out, as it should.
+        """
         known = min(input_ids.shape[1], self.weight.shape[1])
         rows_B = input_ids[:, 0] if known else input_ids.new_zeros(len(input_ids))
         chosen_BT = self.weight[rows_B, :known]
+        if not (chosen_BT <= 0).all():
+            raise NotProvided("takes a model, whose logprobs are never NaN or above 0")
         others_BT = torch.log(-torch.expm1(chosen_BT.clamp(max=-1e-6)))
         is_one_BT = self.input_ids[rows_B, 1 : 1 + known] == 1
         logits_BTV = torch.stack(
