@@ -18,7 +18,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from .backends import choose_backend
-from .files import Files, callers, signature
+from .files import Files, callers, is_own, signature
 from .writing import JournalWriter
 
 PACKAGE = "rlcanary_recorder"
@@ -29,7 +29,6 @@ SESSION = "session"
 MODULE_PREFIX = "module:"  # of a callee's file, where only the name of the module is known
 ANYTHING = "*"  # as a callee's file: any code of the project
 NOT_PROJECT = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
-OWN = __name__.rpartition(".")[0] + "."
 TEST = "t:"  # begins the context of a test
 OUTLIVES = (
     "a process outlived the test that started it: what a later test hands it otherwise than by a pipe is not seen"
@@ -372,11 +371,6 @@ def auditing(functions: dict[str, Callable[..., None]]) -> Callable[[str, tuple[
             function(*arguments)
 
     return hook
-
-
-def is_own(frame: FrameType) -> bool:
-    """Tell if this is the recorder, which in a run of rlcanary's own tests is code of the project."""
-    return (frame.f_globals.get("__name__") or "").startswith(OWN)
 
 
 def nothing() -> None: ...

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
+OWN = __name__.rpartition(".")[0] + "."
 # Folders in which tools keep what they know; that they change says nothing about the code under test.
 TOOLS = frozenset(
     {".git", ".hg", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", "__pycache__"}
@@ -241,6 +242,11 @@ def callers(frame: FrameType | None, depth: int) -> Iterator[FrameType]:
     while frame is not None and depth:
         yield frame
         frame, depth = frame.f_back, depth - 1
+
+
+def is_own(frame: FrameType) -> bool:
+    """Tell if this is the recorder, which in a run of rlcanary's own tests is code of the project."""
+    return (frame.f_globals.get("__name__") or "").startswith(OWN)
 
 
 def is_import(frame: FrameType) -> bool:
