@@ -1,7 +1,6 @@
 """What the audit costs: CPU time and the memory of tensors, with it against without."""
 
 import gc
-import statistics
 import time
 from itertools import accumulate
 
@@ -14,22 +13,22 @@ from rlcanary.live import Audit
 
 
 def cost(every: int, steps: int, size: tuple[int, int, int]) -> float:
-    """Return the CPU time of steps with the audit over that without, the median of alternating blocks."""
+    """Return the CPU time of all steps with the audit over that without, step by step in turns.
+
+    The first of a pair changes, so that neither run has the warmer machine.
+    """
     conventions, _ = PROFILES["GRPO"]
     runs = {
         name: Run(ReferenceAdapter(conventions), audit, size=size)
         for name, audit in (("with", Audit(conventions, every=every, on_finding="log")), ("without", None))
     }
-    ratios = []
-    for _ in range(3):
-        seconds = {}
-        for name, run in runs.items():
+    seconds = dict.fromkeys(runs, 0.0)
+    for step in range(steps):
+        for name in sorted(runs, reverse=step % 2 == 1):
             began = time.process_time()
-            for _ in range(steps):
-                run.step()
-            seconds[name] = time.process_time() - began
-        ratios.append(seconds["with"] / seconds["without"])
-    return statistics.median(ratios)
+            runs[name].step()
+            seconds[name] += time.process_time() - began
+    return seconds["with"] / seconds["without"]
 
 
 def memory(size: tuple[int, int, int]) -> tuple[float, int]:
