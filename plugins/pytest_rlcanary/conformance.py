@@ -97,8 +97,11 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Add the checks before any other plugin selects among the items."""
     specs: list[str] = config.getoption("canary")
     chosen = config.stash.get(CHOSEN, set())
+    # Every start of pytest would pay for this.
+    from pytest_rlcanary.refusal import refuse
+
     if chosen and not specs:
-        raise pytest.UsageError(f"{min(chosen)} is a check: name its adapter with --canary=ADAPTER")
+        refuse(config, min(chosen), "this is a check: name its adapter with --canary=ADAPTER")
     if not specs:
         return
     sys.path.insert(0, str(Path.cwd()))
@@ -116,7 +119,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         for path in config.getini("canary_expected"):
             expected |= read_expected(path)
     except UserError as error:
-        raise pytest.UsageError(f"--canary: {error}") from error
+        refuse(config, "--canary", str(error))
+        return
     for spec, adapter in zip(specs, adapters, strict=True):
         parent = CanaryChecks.from_parent(session, name=f"canary[{adapter.name}]", nodeid=f"canary[{adapter.name}]")
         for check in all_checks():
@@ -125,7 +129,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             if not chosen or item.nodeid in chosen:
                 items.append(item)
     if unknown := chosen - {item.nodeid for item in items}:
-        raise pytest.UsageError(f"there is no check {min(unknown)}; docs/checks/index.md lists them")
+        refuse(config, min(unknown), "there is no such check; docs/checks/index.md lists them")
 
 
 def pytest_report_teststatus(

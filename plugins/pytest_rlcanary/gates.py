@@ -101,7 +101,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             machine = machine or Machine.here()
             reasons = held_back(found, active, on, machine)
         except UserError as error:
-            raise pytest.UsageError(f"{item.nodeid}: {error}") from error
+            from pytest_rlcanary.refusal import refuse
+
+            refuse(config, item.nodeid, str(error))
+            continue
         if reasons:
             item.add_marker(pytest.mark.skip(reason="; ".join(reason.reason for reason in reasons)))
             held[item.nodeid] = [reason._asdict() for reason in reasons]

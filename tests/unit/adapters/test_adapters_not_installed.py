@@ -193,9 +193,9 @@ def test_without_torch_both_commands_end_with_one_line_and_exit_code_2(adapter, 
     assert (typed.returncode, typed.stdout, typed.stderr.count("\n")) == (2, "", 1), typed.stderr
     assert "torch" in typed.stderr
     collected = run_without("torch", "pytest", f"--canary={adapter}", "-q", cwd=tmp_path)
-    assert collected.returncode == pytest.ExitCode.USAGE_ERROR, collected.stdout
-    assert collected.stderr.strip() == typed.stderr.strip().replace("rlcanary: ", "ERROR: --canary: ")
-    assert "INTERNALERROR" not in collected.stdout
+    assert (collected.returncode, collected.stderr) == (2, ""), collected.stdout
+    (line,) = (line for line in collected.stdout.splitlines() if "torch" in line)
+    assert f"--canary: {typed.stderr.strip().removeprefix('rlcanary: ')}" in line
 
 
 def package(folder, name, version=None, **modules):
