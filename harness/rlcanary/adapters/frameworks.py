@@ -117,7 +117,7 @@ def quiet() -> Iterator[None]:
 def _is_found(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # a finder that hides packages may raise
+    except (ModuleNotFoundError, ValueError):  # a finder that hides packages may raise, and a stub may have no spec
         return False
 
 
@@ -157,6 +157,10 @@ def versions_of(adapter: Adapter) -> dict[str, str]:
 def _cause(error: Exception, package: str) -> str:
     """Summarise an error's cause in one line."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        is_its_own = error.name.partition(".")[0] == package
-        return f"it has no module {error.name}" if is_its_own else f"{error.name} is not installed"
+        top = error.name.partition(".")[0]
+        if top == package:
+            return f"it has no module {error.name}"
+        if top != error.name and _is_found(top):
+            return f"the installed {f'{top} {release(top)}'.strip()} has no module {error.name}"
+        return f"{error.name} is not installed"
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
+from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
@@ -216,6 +217,11 @@ def package(folder, name, version=None, **modules):
         ("1.7.1", "", "1.7.1: it is older than 1.16"),
         ("1.16.2", "import no_such_dependency", "1.16.2: no_such_dependency"),
         ("1.17.0.dev0", "import someframe.gone", "no module someframe.gone"),
+        (
+            "1.17.0.dev0",
+            "import pluggy.gone",
+            f"the installed pluggy {metadata.version('pluggy')} has no module pluggy.gone",
+        ),
         (None, "from someframe import absent", "cannot import name 'absent'"),
         (None, "raise AssertionError('wants another\\ntorch')", "AssertionError: wants another"),
     ],
