@@ -299,10 +299,24 @@ def test_resuming_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         train(a_plan(tmp_path), resume=True)
 
 
-def test_resuming_under_another_plan_names_what_differs(tmp_path: Path) -> None:
-    train(a_plan(tmp_path, 2, run__checkpoint_every=2))
-    with pytest.raises(UserError, match="plan with other optimizer"):
-        train(a_plan(tmp_path, 4, run__checkpoint_every=2, optimizer__learning_rate=1.0), resume=True)
+@pytest.mark.parametrize(
+    ("steps", "changes", "told"),
+    [
+        (4, {"optimizer__learning_rate": 1.0}, "plan with other optimizer"),
+        (1, {}, "the run is at step 2, beyond run.steps 1: resume with --set run.steps=N"),
+    ],
+    ids=["other optimizer", "fewer steps"],
+)
+def test_a_refused_resume_says_why_and_leaves_the_folder_as_it_was(
+    tmp_path: Path, steps: int, changes: dict[str, Any], told: str
+) -> None:
+    train(a_plan(tmp_path, 3, run__checkpoint_every=2))
+    (tmp_path / "checkpoints/step-000003.pt").unlink(missing_ok=True)  # as if the run had been killed before its end
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=told):
+        train(a_plan(tmp_path, steps, run__checkpoint_every=2, **changes), resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert len(log_of(tmp_path)) == 3
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_the_one_before(tmp_path: Path) -> None:

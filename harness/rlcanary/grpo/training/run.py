@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rlcanary.contract.engine import Engine
@@ -116,12 +115,8 @@ class Run:
         """Resume from a checkpoint, the samplers with its weights and its version.
 
         Raises:
-            UserError: the checkpoint is of another plan.
             SyncError: the samplers did not take the weights.
         """
-        differing = sorted(key for key, value in _settings(self.plan).items() if content["plan"].get(key) != value)
-        if differing:
-            raise UserError(f"the checkpoint is of a plan with other {', '.join(differing)}: choose another run.folder")
         restore_learner(self.state, content)
         self.collector.items.load_state(content["data"])
         sync_weights(self.state.model, self.samplers.endpoints, self.samplers.transport)
@@ -130,6 +125,7 @@ class Run:
         restore_random_state(content["random"])
         if self.audit is not None and content.get("audit") is not None:
             self.audit.load_state_dict(content["audit"])
+        self.log.drop_from(content["step"])
         self.step = content["step"]
 
 
@@ -144,12 +140,12 @@ def open_run(plan: Plan, resume: bool = False, audit: Audit | None = None) -> It
 
     Raises:
         UserError: the plan names something that is not there, the folder holds a run that is not to be resumed, or no
-            checkpoint to resume from. Nothing was started then.
+            checkpoint of this plan to resume from. Nothing was started then, and the folder is as it was.
     """
     import torch
 
     folder = plan.run.folder
-    checkpoint = _checkpoint(folder, resume)
+    checkpoint = _checkpoint(plan, resume)
     model, tokenizer = check_plan(plan)
     pad_token_id = pad_id(tokenizer)
     torch.set_num_threads(plan.run.threads)
@@ -281,13 +277,24 @@ def _verifiers(role: VerifierRole, workers: int | None, is_remote: bool = False)
         raise UserError(f"roles.verifier.options: {error}") from error
 
 
-def _checkpoint(folder: Path, resume: bool) -> dict[str, Any] | None:
+def _checkpoint(plan: Plan, resume: bool) -> dict[str, Any] | None:
+    folder = plan.run.folder
     path = last_checkpoint(folder / CHECKPOINTS)
     if resume and path is None:
         raise UserError(f"run.folder {folder} has no checkpoint to resume from")
     if not resume and (path is not None or (folder / LOG).exists()):
         raise UserError(f"run.folder {folder} holds a run already: continue it (--resume), or choose another folder")
-    return load_checkpoint(path) if resume and path is not None else None
+    if path is None:
+        return None
+    content = load_checkpoint(path)
+    differing = sorted(key for key, value in _settings(plan).items() if content["plan"].get(key) != value)
+    if differing:
+        raise UserError(f"the checkpoint is of a plan with other {', '.join(differing)}: choose another run.folder")
+    if content["step"] > plan.run.steps:
+        raise UserError(
+            f"the run is at step {content['step']}, beyond run.steps {plan.run.steps}: resume with --set run.steps=N"
+        )
+    return content
 
 
 def _settings(plan: Plan) -> dict[str, Any]:

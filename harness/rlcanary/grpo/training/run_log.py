@@ -27,17 +27,13 @@ class RunLog:
 
         Args:
             folder: folder of the run.
-            first_step: lines of this step and later are dropped: the run resumes from a checkpoint before it.
+            first_step: the first that is logged; TensorBoard hides later ones of a run that was stopped.
             tensorboard: write event files to `tensorboard/` as well.
 
         Raises:
             UserError: `tensorboard` is set and TensorBoard is not installed.
         """
         self._folder = folder
-        for path in (folder / LOG, folder / GROUPS):
-            if path.exists():
-                kept = [line for line in path.read_text().splitlines() if _step(line) < first_step]
-                write_whole(path, "".join(f"{line}\n" for line in kept))
         self._events: Any = None
         if tensorboard:
             try:
@@ -47,6 +43,13 @@ class RunLog:
                     f"run.tensorboard needs the tensorboard package ({error}); pip install tensorboard"
                 ) from error
             self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+
+    def drop_from(self, first_step: int) -> None:
+        """Drop the lines of this step and later: the run resumes from a checkpoint before it."""
+        for path in (self._folder / LOG, self._folder / GROUPS):
+            if path.exists():
+                kept = [line for line in path.read_text().splitlines() if _step(line) < first_step]
+                write_whole(path, "".join(f"{line}\n" for line in kept))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
