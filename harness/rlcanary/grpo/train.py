@@ -100,7 +100,7 @@ async def take_step(run: Run) -> dict[str, float]:
         *(run.audit, version if schedule.synced_before(step) else None, run.plan.sampling.draws_freely),
     )
 
-    if schedule.refreshes_reference_after(step):
+    if state.ref_model is not None and schedule.refreshes_reference_after(step):
         refresh_reference(state)
     if schedule.syncs_after(step):
         with run.trace.span("sync", step=step):

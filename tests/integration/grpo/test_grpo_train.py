@@ -115,6 +115,7 @@ SETTINGS = {
     "float32": {},
     "bfloat16": {"model__dtype": "bfloat16"},
     "reference model": {"conventions__kl_coef": 0.1, "schedule__refresh_reference_every": 2},
+    "a refresh without a reference model": {"schedule__refresh_reference_every": 1},
     "adapters in bfloat16": {"lora": {"rank": 2}, "model__dtype": "bfloat16"},
     "adapters and a reference model": {
         "lora": {"targets": ["q_proj", "down_proj"]},
@@ -375,6 +376,22 @@ def test_the_audit_of_a_run_finds_nothing_and_changes_no_number(tmp_path: Path, 
         for run in ("audited", "alone")
     ]
     assert all(torch.equal(saved[0][key], saved[1][key]) for key in saved[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"conventions__advantage_scale": "batch", "schedule__rows_per_update": 8, "schedule__max_staleness": 1},
+        {"conventions__mask_truncated": True, "sampling__max_new_tokens": 1},
+    ],
+    ids=["parts of a batch that scales as a whole", "only truncated completions"],
+)
+def test_the_audit_has_no_finding_and_the_run_ends_well(tmp_path: Path, changes: dict[str, Any]) -> None:
+    plan = a_plan(tmp_path, 3, **changes)
+    audit = audit_of(plan)
+    train(plan, audit=audit)
+    assert len(log_of(tmp_path)) == 3
+    assert list(audit.findings) == []
 
 
 def test_a_resumed_run_goes_on_with_the_evidence_of_its_audit(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ SCHEDULED = {
 # The beginnings of the names of conventions that only a critic reads, and of those that no part of the trainer reads.
 OF_CRITIC = ("critic_", "gae_", "value_")
 UNUSED = (
-    *("overlong_", "top_entropy", "kl_aggregation", "entropy_aggregation"),
+    *("overlong_", "top_entropy", "kl_aggregation", "entropy_aggregation", "data_order", "decayed"),
     *("supervised_", "distillation_", "preference_"),
     *("logged_", "length_counts_", "unscored", "pass_threshold", "best_at_", "vote_", "overall_"),
     *("buffer_", "sync_buffers", "sync_frozen", "answer_", "prompt_style", "long_prompt", "equal_prompts"),

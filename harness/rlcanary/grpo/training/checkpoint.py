@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.errors import UserError
@@ -46,7 +47,7 @@ def restore_learner(state: LearnerState, content: dict[str, Any]) -> None:
     state.optimizer.load_state_dict(content["optimizer"])
     state.scheduler.load_state_dict(content["scheduler"])
     state.updates = content["updates"]
-    if content["reference"] is not None:
+    if content["reference"] is not None and state.ref_model is not None:
         state.ref_model.load_state_dict(content["reference"])
     if state.critic is not None:
         restore_learner(state.critic, content["critic"])
@@ -118,7 +119,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
         raise UserError(f"{path} is not a checkpoint that can be read: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a checkpoint of this trainer")

@@ -85,11 +85,14 @@ def take_updates(
     for _ in range(schedule.epochs_per_step):
         for rows in torch.arange(len(batch.rewards), device=batch.rewards.device).split(schedule.update_rows):
             chosen, judged = batch.rows(rows), given.rows(rows)
-            with _watched(audit, state, chosen, judged, None if updates else version, is_drawn_freely) as watched:
+            # What is scaled by the whole batch does not follow from a part of it.
+            follows = len(rows) == len(batch.rewards) or conventions.advantage_scale != "batch"
+            now = None if updates else version
+            with _watched(audit, state, chosen, judged, now, is_drawn_freely, follows) as watched:
                 with span("loss"):
                     watch = None if watched is None else watched.watch
                     output = accumulate_gradients(state, chosen, judged, conventions, schedule, watch)
-                if is_on_policy and not updates and not conventions.training_dropout:
+                if is_on_policy and not updates and not conventions.training_dropout and judged.mask.any():
                     _require_one_distribution(output.metrics)
                 with span("step"):
                     moved = descend(state, conventions)
@@ -109,8 +112,13 @@ def _watched(
     given: PolicyBatch,
     version: int | None,
     is_drawn_freely: bool,
+    advantages_follow: bool,
 ) -> AbstractContextManager[Any]:
-    """Open the audit of an update. The version is None where the weights have moved since they had one."""
+    """Open the audit of an update.
+
+    The version is None where the weights have moved since they had one. The audit computes the advantages anew where
+    they follow from the rewards of these rows.
+    """
     if audit is None:
         return nullcontext()
     is_unscored = bool(given.old_logprobs.isnan().all())
@@ -118,7 +126,7 @@ def _watched(
         mask=given.mask,
         model=state.model,
         optimizer=state.optimizer,
-        rewards=batch.rewards,
+        rewards=batch.rewards if advantages_follow else None,
         group_ids=batch.group_ids,
         advantages=given.advantages,
         old_logprobs=None if is_unscored else given.old_logprobs,

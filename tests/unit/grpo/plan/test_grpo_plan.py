@@ -80,6 +80,8 @@ def given(**changes: Any) -> dict[str, Any]:
             {"conventions": {"logged_std": "group"}},
             r"conventions: logged_std is 'group', which this trainer does not do",
         ),
+        ({"conventions": {"data_order": "sequential"}}, "data_order is 'sequential', which this trainer does not do"),
+        ({"conventions": {"decayed": "matrices"}}, "decayed is 'matrices', which this trainer does not do"),
         ({"conventions": {"epochs_per_rollout": 2}}, r"epochs_per_rollout is 2, but schedule\.epochs_per_step says"),
         ({"conventions": {"clip": 1}}, r"conventions\.clip is not a key of a plan: did you mean 'clip_low'"),
         ({"conventions": {"clip_low": "x"}}, r"conventions\.clip_low is 'x', it has to be a valid number"),
