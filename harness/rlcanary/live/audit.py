@@ -99,7 +99,7 @@ class Audit:
             )
         if conventions is not None and (pieces := custom_pieces(conventions)):
             log.warning("the loss is judged by the laws alone: %s is custom", " and ".join(pieces))
-        self.ranks = ranks if processes.count() > 1 else "separate"
+        self._ranks = ranks
         self.group = group
         self.conventions, self.every = conventions, every
         self.on_finding, self.max_staleness = on_finding, max_staleness
@@ -116,6 +116,11 @@ class Audit:
             "stillness": self._stillness,
             "syncs": self._syncs,
         }
+
+    @property
+    def ranks(self) -> Ranks:
+        """How the processes share an update, of which there may be more by now than when the audit was made."""
+        return "separate" if processes.count() == 1 or self._ranks is None else self._ranks
 
     def update(
         self,
@@ -312,7 +317,7 @@ class Audit:
         self._tell(new, record, kind)
 
     def _tell(self, new: list[Finding], record: Record | None = None, kind: str = "update") -> None:
-        if not new or (self.ranks != "separate" and not processes.is_first()):
+        if not new or (self.ranks != "separate" and not processes.is_first(self.group)):
             return
         told = [str(finding) for finding in new]
         folder = self.bundles

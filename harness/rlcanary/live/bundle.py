@@ -71,6 +71,7 @@ def read(bundle: str | Path) -> tuple[Record, list[str]]:
         UserError: the folder is no bundle, or one that this version cannot read.
     """
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
         raise UserError("bundles need the safetensors package: pip install safetensors") from error
@@ -91,7 +92,7 @@ def read(bundle: str | Path) -> tuple[Record, list[str]]:
         )
         record = Record(conventions=conventions, pieces=pieces, parts=parts, **content["record"], **tensors)
         return record, content["findings"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise UserError(f"{bundle} cannot be read by rlcanary {__version__}: {error}") from error
 
 

@@ -21,9 +21,9 @@ def count() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def is_first() -> bool:
+def is_first(group: Any = None) -> bool:
     """Tell whether this process is the one that speaks for all."""
-    return count() == 1 or dist.get_rank() == 0
+    return count() == 1 or dist.get_rank(group) == 0
 
 
 def gathered(made: Made | None, ranks: Ranks, group: Any = None) -> Made | None:

@@ -149,12 +149,18 @@ class Sampling:
             )
 
     def _repeats(self, record: Record, present_BT: Tensor) -> Iterator[Finding]:
-        """Bet on pairs of neighbours of a group to be equal at 1 / p of the first, of which the mean is 1."""
+        """Bet on pairs of neighbours of a group to be equal at 1 / p of the first, of which the mean is 1.
+
+        Logprobs tell completions apart, but not those of a policy to which all tokens are equally likely.
+        """
         if record.group_ids is None or record.sampler_logprobs is None:
             return
         logprobs_BT = record.sampler_logprobs.masked_fill(~present_BT, 0).nan_to_num()
         is_pair_P = (record.group_ids[1:] == record.group_ids[:-1]) & present_BT[1:].any(1) & present_BT[:-1].any(1)
         is_equal_P = (logprobs_BT[1:] == logprobs_BT[:-1]).all(1) & (present_BT[1:] == present_BT[:-1]).all(1)
+        highest_B = logprobs_BT.masked_fill(~present_BT, -math.inf).amax(1)
+        lowest_B = logprobs_BT.masked_fill(~present_BT, math.inf).amin(1)
+        is_equal_P &= (highest_B > lowest_B)[1:]
         odds_P = (-logprobs_BT[:-1].sum(dim=1)).clamp(max=RAREST).exp() * is_equal_P
         if is_pair_P.any() and self._bets["repeated"].refuted_by(odds_P[is_pair_P], 0.0):
             equal, pairs = int(is_equal_P[is_pair_P].sum()), int(is_pair_P.sum())

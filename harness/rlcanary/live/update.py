@@ -30,7 +30,10 @@ class Auditor(Protocol):
     rows: int | None
     max_tokens: int | None
     on_finding: OnFinding
-    ranks: Ranks | None
+
+    @property
+    def ranks(self) -> Ranks:
+        """How the processes share the update."""
 
     def guard(self, function: Callable[[], None]) -> None:
         """Call a function of the audit, whose failure is none of the run."""
@@ -66,6 +69,7 @@ class Update:
         self._weights: Weights | None = None
         self._logged: dict[str, float] = {}
         self._are_means = False
+        self._is_broken = False
 
     def begin(self) -> None:
         """Note the weights before the update."""
@@ -101,8 +105,19 @@ class Update:
                 `Audit.update` takes.
         """
         if self.is_audited and logprobs.requires_grad:
-            self.audit.guard(lambda: self._add(logprobs, rows, entropy, read, start, given))
+            self._guard(lambda: self._add(logprobs, rows, entropy, read, start, given))
         return logprobs
+
+    def _guard(self, function: Callable[[], None]) -> None:
+        """Call a function of the audit; an update of which a part is not known is not judged."""
+        was_broken = self._is_broken
+
+        def attempt() -> None:
+            self._is_broken = True
+            function()
+            self._is_broken = was_broken
+
+        self.audit.guard(attempt)
 
     def _add(
         self,
@@ -114,8 +129,10 @@ class Update:
         given: dict[str, Any],
     ) -> None:
         known = given if entropy is None else {**given, "entropy": entropy}
-        values = logprobs.detach() if read is None else read(logprobs.detach())
-        self._pieces.append(Piece(logprobs, values, self._places(rows, len(values)), start, known, read))
+        if of_the_update := {name: value for name, value in known.items() if isinstance(value, bool | int)}:
+            self.know(**of_the_update)
+        values = (logprobs.detach() if read is None else read(logprobs.detach())).clone()  # a run may overwrite its own
+        self._pieces.append(Piece(logprobs, values, self._places(rows, len(values)), start, known, read, self._guard))
 
     def _places(self, rows: Rows, count: int) -> Tensor:
         if self._mask is None:
@@ -140,7 +157,7 @@ class Update:
         """
         if self.is_audited:
             self._are_means = are_means
-            self.audit.guard(lambda: self._logged.update({name: _number(value) for name, value in metrics.items()}))
+            self.audit.guard(lambda: self._logged.update(_numbers(metrics)))
 
     def end(self, was_stepped: bool = True, keep_record: bool = False) -> None:
         """Judge the update.
@@ -184,6 +201,8 @@ class Update:
         return pieces
 
     def _made(self, pieces: list[Piece]) -> Made:
+        if self._is_broken:
+            raise ValueError("a micro-batch could not be watched")
         return self._record(pieces), None if self._weights is None else self._weights.moves()
 
     def _record(self, pieces: list[Piece]) -> Record:
@@ -234,16 +253,19 @@ class Piece:
         start: int,
         given: Mapping[str, Any],
         read: Callable[[Tensor], Tensor] | None,
+        guard: Callable[[Callable[[], None]], None],
     ) -> None:
         self.rows, self.logprobs, self._read = rows, logprobs, read
         self.columns = slice(start, start + logprobs.shape[1])
         self.is_autocast = torch.is_autocast_enabled(watched.device.type)
         known = {name: _of_rows(name, value) for name, value in given.items()}
-        self.given = {name: value.detach() for name, value in known.items() if isinstance(value, Tensor)}
+        self.given = {name: value.detach().clone() for name, value in known.items() if isinstance(value, Tensor)}
         self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64, device=logprobs.device)
-        self.handle: Any = watched.register_hook(self._note)
+        self.handle: Any = watched.register_hook(lambda gradient: guard(lambda: self._note(gradient)))
 
-    def _note(self, gradient: Tensor) -> None:
+    def _note(self, gradient: Tensor | None) -> None:
+        if gradient is None:
+            return  # so is the hook called of an output that got none, where its node gave others
         gradient = gradient.detach() if self._read is None else self._read(gradient.detach())
         self.gradient += gradient  # and is read later: a GPU would be waited for in the backward pass
 
@@ -281,8 +303,10 @@ def _placed(parts: list[tuple[Piece, Tensor]], shape: tuple[int, ...]) -> Tensor
     return whole
 
 
-def _number(value: Any) -> float:
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Read the numbers among what a run logs, which may name its phase too."""
+    numbers = {name: value for name, value in metrics.items() if not isinstance(value, str)}
+    return {name: float(value.detach() if isinstance(value, Tensor) else value) for name, value in numbers.items()}
 
 
 def exact(value: Any) -> Any:

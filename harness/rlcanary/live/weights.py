@@ -92,11 +92,12 @@ class Stillness:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is known so far, in plain values."""
-        return {"updates": dict(self._updates), "trained": sorted(self._trained)}
+        return {"updates": dict(self._updates), "trained": sorted(self._trained), "moved": sorted(self._moved)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what was known before: the run trains what it trained then."""
         self._updates, self._trained, self._is_resumed = dict(state["updates"]), set(state["trained"]), True
+        self._moved = set(state.get("moved", ()))
 
     def judge(self, moves: Moves, gradient: Tensor) -> Iterator[Finding]:
         """Judge what an update did.

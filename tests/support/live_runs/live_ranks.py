@@ -15,6 +15,8 @@ from rlcanary.contract.batch import PolicyBatch
 from rlcanary.contract.presets import DAPO
 from rlcanary.live import Audit
 
+EARLY = Audit(DAPO, every=1, on_finding="log", ranks="mean")
+"""Made before the processes know each other."""
 B, T = 8, 6
 MASK = torch.arange(T) < torch.tensor([6, 2, 4, 5, 1, 3, 6, 2]).unsqueeze(1)
 REWARDS = torch.tensor([1.0, 0, 0, 1, 0, 0, 1, 0])
@@ -34,16 +36,25 @@ class Table(nn.Module):
 def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
     """Take three updates -> what the audit found."""
     rank, world = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group([1]) if mistake == "trainer on rank 1" else None
+    if group and rank == 0:
+        return {"found": [], "audited": 0}
+    world = dist.get_world_size(group)
     policy = Table()
-    if sharding == "fsdp":
+    if group:
+        model: nn.Module = policy
+    elif sharding == "fsdp":
         model = policy = fully_shard(policy, mesh=init_device_mesh("cpu", (world,)))
         assert policy.logits.to_local().shape[0] == B // world
     else:
         model = nn.parallel.DistributedDataParallel(policy)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     advantages = reference.advantages(REWARDS, GROUPS, DAPO)
-    audit = Audit(DAPO, every=1, on_finding="log", ranks="mean", bundles=folder / sharding / mistake)
-    rows = torch.arange(B).tensor_split(world)[rank]
+    bundles = folder / sharding / mistake
+    audit = Audit(DAPO, every=1, on_finding="log", ranks="mean", bundles=bundles, group=group)
+    if mistake == "audit before the group":
+        audit = EARLY
+    rows = torch.arange(B).tensor_split(dist.get_world_size())[rank]
     for number in range(3):
         optimizer.zero_grad()
         given = {"rewards": REWARDS[rows], "group_ids": GROUPS[rows], "advantages": advantages[rows]}
@@ -54,9 +65,9 @@ def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
             logprobs = update.watch(model(rows))
             batch = PolicyBatch(logprobs, logprobs.detach(), advantages[rows], MASK[rows])
             if mistake != "means of ranks":
-                batch.global_tokens = float(MASK.sum()) / world
+                batch.global_tokens = float(MASK[rows].sum() if group else MASK.sum()) / world
             reference.policy_loss(batch, DAPO).loss.backward()
-            if mistake == "frozen part":
+            if mistake in ("frozen part", "trainer on rank 1"):
                 with torch.no_grad():
                     policy.frozen += rank  # on one rank alone
             optimizer.step()

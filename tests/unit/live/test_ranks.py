@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[2] / "support/live_runs/live_ranks.py"
 
 
 RUNS = [
-    *("ddp/none", "ddp/means of ranks", "ddp/audit"),
+    *("ddp/none", "ddp/means of ranks", "ddp/audit", "ddp/audit before the group", "ddp/trainer on rank 1"),
     *("fsdp/none", "fsdp/means of ranks", "fsdp/frozen part"),
 ]
 
@@ -53,6 +53,18 @@ def test_a_frozen_shard_that_moves_on_one_rank_is_found_on_each(runs: Any) -> No
     for each in told:
         (found,) = each["fsdp/frozen part"]["found"]
         assert "moved frozen" in found
+
+
+def test_an_audit_may_be_made_before_the_processes_know_each_other(runs: Any) -> None:
+    told, _ = runs
+    assert [each["ddp/audit before the group"] for each in told] == [{"found": [], "audited": 3}] * 2
+
+
+def test_a_group_without_the_first_rank_tells_and_writes_what_it_finds(runs: Any) -> None:
+    told, folder = runs
+    (found,) = told[1]["ddp/trainer on rank 1"]["found"]
+    assert "moved frozen" in found
+    assert [path.name for path in (folder / "ddp/trainer on rank 1").iterdir()] == ["update-0"]
 
 
 def test_a_rank_whose_audit_fails_leaves_out_that_update_alone(runs: Any) -> None:

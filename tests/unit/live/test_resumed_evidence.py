@@ -67,6 +67,18 @@ def test_a_parameter_that_is_no_longer_trained_behind_a_resume_is_found(is_froze
     assert step(audit, model) == []
 
 
+def test_a_parameter_that_moved_before_a_resume_may_rest_behind_it() -> None:
+    audit, model = Audit(every=1, on_finding="log"), torch.nn.Linear(2, 2)
+    assert step(audit, model) == []
+    weights = [each.detach().clone() for each in model.parameters()]
+    audit = resumed(audit)
+    audit.every = 1
+    with audit.update(mask=torch.ones(1, 2).bool(), model=model) as update:
+        update.watch(model(torch.ones(1, 2))).sum().backward()
+    assert all(map(torch.equal, weights, model.parameters()))
+    assert update.findings == []
+
+
 def test_evidence_that_cannot_be_read_is_a_warning_and_changes_nothing() -> None:
     audit = Audit(on_finding="log")
     with pytest.warns(UserWarning, match="the audit of an update failed, the run is not affected"):

@@ -1,0 +1,158 @@
+"""Loops that are right and written in unusual ways are neither accused nor ended by the audit."""
+
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.presets import DAPO
+from rlcanary.live import Audit
+
+MASK = torch.ones(4, 3).bool()
+ADVANTAGES = torch.tensor([1.0, -1.0, 2.0, -0.5])
+
+
+def policy() -> Tensor:
+    return -torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+
+
+def loss_of(logprobs: Tensor, old: Tensor, advantages: Tensor, tokens: int = 12) -> Tensor:
+    return -((logprobs - old).exp() * advantages[:, None]).sum() / tokens
+
+
+def findings_of(audit: Audit) -> list[str]:
+    return [finding.invariant for finding in audit.findings]
+
+
+def test_logprobs_without_a_gradient_beside_an_output_with_one_are_found() -> None:
+    """Autograd calls the hook of such an output with None."""
+    audit, both = Audit(DAPO, every=1, on_finding="log"), torch.rand(4, 3, 2).requires_grad_()
+    with audit.update(mask=MASK, advantages=ADVANTAGES) as update:
+        logprobs, entropy = both.unbind(-1)
+        update.watch(logprobs)
+        entropy.mean().backward()
+    assert findings_of(audit) == ["gradient.missing"]
+
+
+def test_a_loss_may_overwrite_the_logprobs() -> None:
+    audit, old = Audit(DAPO, every=1, on_finding="log"), policy() * 1.01
+    with audit.update(mask=MASK, advantages=ADVANTAGES, old_logprobs=old) as update:
+        logprobs = update.watch(policy().requires_grad_() * 1)
+        (-(logprobs.sub_(old).exp() * ADVANTAGES[:, None]).mean()).backward()
+    assert findings_of(audit) == []
+
+
+def test_micro_batches_may_share_a_buffer() -> None:
+    audit, old, buffer = Audit(DAPO, every=1, on_finding="log"), policy(), torch.zeros(2)
+    with audit.update() as update:
+        for start in (0, 2):
+            rows = slice(start, start + 2)
+            buffer.copy_(ADVANTAGES[rows])
+            logprobs = policy()[rows].requires_grad_()
+            update.watch(logprobs, mask=MASK[rows], advantages=buffer, old_logprobs=old[rows])
+            loss_of(logprobs, old[rows], buffer).backward()
+    assert findings_of(audit) == []
+
+
+def test_an_update_of_which_a_micro_batch_could_not_be_watched_is_not_judged() -> None:
+    audit, old = Audit(DAPO, every=1, on_finding="log"), policy()
+    with pytest.warns(UserWarning, match="the audit of an update failed") as told:
+        with audit.update() as update:
+            for start, rewards in ((0, [1.0, 0.0]), (2, [1.0, None])):
+                rows = slice(start, start + 2)
+                logprobs = policy()[rows].requires_grad_()
+                update.watch(
+                    logprobs, mask=MASK[rows], advantages=ADVANTAGES[rows], old_logprobs=old[rows], rewards=rewards
+                )
+                loss_of(logprobs, old[rows], ADVANTAGES[rows]).backward()
+    assert (findings_of(audit), len(told)) == ([], 1)
+
+
+@pytest.mark.parametrize("with_piece", [False, True])
+def test_what_is_said_of_the_whole_update_may_come_with_a_micro_batch(with_piece: bool) -> None:
+    """Samples at a low temperature, which a run may say that it drew."""
+    audit, logits = Audit(DAPO, every=1, on_finding="log"), torch.linspace(0, 4, 5).requires_grad_()
+    ids = torch.full((4, 3), 4)
+    of_update = {"drawn_freely": False, "trainer_version": 0}
+    known = {"versions": [0] * 4, "sampler_logprobs": logits.detach().log_softmax(-1)[ids]}
+    for _ in range(40):
+        with audit.update(mask=MASK, advantages=ADVANTAGES, **({} if with_piece else of_update), **known) as update:
+            log_probs = logits.log_softmax(-1)
+            entropy = -(log_probs.exp() * log_probs).sum().detach().expand(4, 3)
+            logprobs = update.watch(log_probs[ids], entropy=entropy, **(of_update if with_piece else {}))
+            loss_of(logprobs, logprobs.detach(), ADVANTAGES).backward()
+    assert not [kind for kind in findings_of(audit) if kind == "sampling.surprise"]
+
+
+def test_completions_of_a_policy_to_which_all_tokens_are_equally_likely_are_no_repeats() -> None:
+    audit, logits = Audit(DAPO, every=1, on_finding="log"), torch.zeros(10, requires_grad=True)
+    ids = torch.randint(10, (4, 3), generator=torch.Generator().manual_seed(0))
+    sampler = logits.detach().log_softmax(-1)[ids]
+    groups, versions = torch.zeros(4).long(), [0] * 4
+    given = {"group_ids": groups, "sampler_logprobs": sampler, "versions": versions, "trainer_version": 0}
+    for _ in range(10):
+        with audit.update(mask=MASK, advantages=ADVANTAGES, **given) as update:
+            logprobs = update.watch(logits.log_softmax(-1)[ids])
+            loss_of(logprobs, logprobs.detach(), ADVANTAGES).backward()
+    assert findings_of(audit) == []
+
+
+def test_words_among_the_logged_numbers_are_left_out() -> None:
+    audit = Audit(DAPO, every=1, on_finding="log")
+    with audit.update(mask=MASK, advantages=ADVANTAGES) as update:
+        logprobs = update.watch(policy().requires_grad_())
+        loss_of(logprobs, policy(), ADVANTAGES).backward()
+        update.log({"loss": 99.0, "phase": "train"})
+    assert findings_of(audit) == ["logged.loss"]
+
+
+def test_advantages_outside_the_mask_may_be_nan() -> None:
+    audit, mask = Audit(DAPO, every=1, on_finding="log"), MASK.clone()
+    mask[:, 2] = False
+    rewards, groups = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.zeros(4).long()
+    advantages = (rewards - rewards.mean()) / (rewards.std() + DAPO.advantage_eps)
+    audit.rollout(
+        mask=mask,
+        rewards=rewards,
+        group_ids=groups,
+        advantages=advantages[:, None].masked_fill(~mask, torch.nan).expand(4, 3),
+    )
+    assert findings_of(audit) == []
+
+
+def textbook(rewards: Tensor, eps: float) -> Tensor:
+    return (rewards - rewards.mean()) / (rewards.std() + eps)
+
+
+def rollout(conventions: Conventions, rewards: Tensor, advantages: Tensor) -> list[str]:
+    audit = Audit(conventions, every=1, on_finding="log")
+    groups = torch.zeros(len(rewards)).long()
+    audit.rollout(mask=torch.ones(len(rewards), 1), rewards=rewards, group_ids=groups, advantages=advantages)
+    return findings_of(audit)
+
+
+@pytest.mark.parametrize("count", [3, 5, 6, 7, 12, 16])
+def test_the_rounding_of_equal_rewards_is_no_wrong_advantage(count: int) -> None:
+    """Three rewards of 0.9 have the mean 0.89999998 in float32, which over an epsilon of 1e-6 makes 0.056."""
+    for tenths in range(1, 20):
+        rewards = torch.full((count,), tenths / 10)
+        assert rollout(DAPO, rewards, textbook(rewards, DAPO.advantage_eps)) == []
+
+
+@pytest.mark.parametrize(("reward", "advantage"), [(0.9, 0.8), (1.0, 0.05)])
+def test_an_advantage_of_equal_rewards_that_no_rounding_makes_is_found(reward: float, advantage: float) -> None:
+    rewards = torch.full((3,), reward)
+    assert rollout(DAPO, rewards, torch.full((3,), advantage)) == ["advantages"]
+
+
+def test_the_rounding_of_equal_rewards_is_no_wrong_gradient() -> None:
+    audit, old = Audit(DAPO, every=1, on_finding="log"), torch.cat([policy(), policy()])[:6]
+    rewards, groups = torch.tensor([0.0, 0.0, 1.0, 0.9, 0.9, 0.9]), torch.tensor([0, 0, 0, 1, 1, 1])
+    advantages = torch.cat([textbook(each, DAPO.advantage_eps) for each in rewards.split(3)])
+    mask = torch.ones(6, 3).bool()
+    with audit.update(mask=mask, rewards=rewards, group_ids=groups, sampler_logprobs=old) as update:
+        logprobs = update.watch(old.clone().requires_grad_())
+        loss_of(logprobs, old, advantages, 18).backward()
+    assert float(advantages[3:].abs().max()) > 0.01
+    assert findings_of(audit) == []
