@@ -142,8 +142,10 @@ class Reports(Hooks):
                 report.outcome = "failed"
                 del report.wasxfail
                 report.sections.append((issue.id, f"this is another failure: it does not match {issue.error!r}"))
-        if report.when == "call":
-            item.stash[PASSED] = report.passed and hasattr(report, "wasxfail")
+        if report.when == "setup" and PASSED in item.stash:  # an earlier attempt
+            del item.stash[PASSED]
+        elif report.when == "call":  # one report for each subtest, and that of the test
+            item.stash[PASSED] = item.stash.get(PASSED, True) and report.passed and hasattr(report, "wasxfail")
         elif report.when == "teardown" and report.passed and item.stash.get(PASSED, False):
             setattr(report, ISSUE_ATTRIBUTE, issue.id)
             if issue.strict:

@@ -166,9 +166,11 @@ class RunReporter(Hooks):
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.has_workers:
             self.run.open_as_a_worker_did()
-        if type(report) is pytest.TestReport:  # a subtest's report is part of its test's
-            xfail = hasattr(report, "wasxfail")
-            over = self.outcomes.add(report.nodeid, str(report.when), report.outcome, xfail, report.duration)
+        is_subtest = type(report) is not pytest.TestReport
+        # A subtest that fails fails its test, of which pytest says so later or, under xdist, never; its time is its test's.
+        if report.failed or not is_subtest:
+            xfail, spent_s = hasattr(report, "wasxfail"), 0.0 if is_subtest else report.duration
+            over = self.outcomes.add(report.nodeid, str(report.when), report.outcome, xfail, spent_s)
             if over is not None:
                 self.run.add_outcome(report.nodeid, over)
 

@@ -1,4 +1,8 @@
-"""Which outcome a test has that was tried again (the reports of pytest-rerunfailures)."""
+"""Which outcome a test has that was tried again (the reports of pytest-rerunfailures), or that has subtests."""
+
+import json
+
+import pytest
 
 from rlcanary.recording.outcomes import OutcomeLog
 
@@ -22,3 +26,37 @@ def test_failure_after_a_failed_attempt_is_a_failure() -> None:
     log = OutcomeLog()
     attempt(log, "rerun")
     assert attempt(log, "failed") == "failed"
+
+
+SUBTESTS = """
+import unittest
+
+def test_failed(subtests, tracker):
+    with subtests.test("a"):
+        assert False
+
+def test_passed(subtests):
+    with subtests.test("a"):
+        pass
+
+class TestUnit(unittest.TestCase):
+    def test_failed(self):
+        with self.subTest("a"):
+            self.fail("no")
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n1"], ["-p", "no:terminal"]], ids=["alone", "xdist", "no terminal"])
+def test_test_with_a_failed_subtest_is_a_failure(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_rlcanary.tracker,xdist.plugin")
+    pytester.makepyfile(test_a=SUBTESTS)
+    assert pytester.runpytest_subprocess(*arguments).ret == 1
+    tests = json.loads((pytester.path / "unit_results.json").read_text())["tests"]
+    assert {nodeid.partition("::")[2]: test["outcome"] for nodeid, test in tests.items()} == {
+        "test_failed": "failed",
+        "test_passed": "passed",
+        "TestUnit::test_failed": "failed",
+    }
