@@ -22,6 +22,7 @@ FILE_NAME = "known_issues.toml"
 ISSUE_ATTRIBUTE = "rlcanary_known_issue"
 ISSUE = pytest.StashKey["Issue"]()
 PASSED = pytest.StashKey[bool]()
+STALE_OUTPUT = "rlcanary_stale_issues"  # what a worker of xdist found, for only workers collect
 
 
 def __dir__() -> list[str]:
@@ -97,12 +98,28 @@ class KnownIssues(Hooks):
         from rlcanary.known_issues import stale_tests
 
         nodeids = [item.nodeid for item in items]
-        in_part = {argument.partition("::")[0] for argument in self.config.args if "::" in argument}
-        files = {nodeid.partition("::")[0] for nodeid in nodeids}
-        whole = {file for file in files if not any(Path(argument).name == Path(file).name for argument in in_part)}
+        whole = self.whole_files({nodeid.partition("::")[0] for nodeid in nodeids})
         for issue in self.issues.values():
             gone = stale_tests(issue, nodeids, whole, self.config.rootpath)
             self.stale += [f"{issue.id}: there is no test {pattern}" for pattern in gone]
+
+    def whole_files(self, files: set[str]) -> set[str]:
+        """Choose the files of which all tests were collected; none where that cannot be known."""
+        in_part = {argument.partition("::")[0] for argument in self.config.args if "::" in argument}
+        # --lf collects the failed tests of a file alone; with --pyargs, arguments name modules.
+        if self.config.getoption("lf", False) or (in_part and self.config.getoption("pyargs", False)):
+            return set()
+        return {file for file in files if not any(Path(argument).name == Path(file).name for argument in in_part)}
+
+    @pytest.hookimpl(tryfirst=True)  # xdist sends the output in its own hook of this name
+    def pytest_sessionfinish(self) -> None:
+        if self.stale and hasattr(self.config, "workeroutput"):
+            self.config.workeroutput[STALE_OUTPUT] = self.stale
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        found = getattr(node, "workeroutput", {}).get(STALE_OUTPUT, [])  # a worker that was killed leaves none
+        self.stale = list(dict.fromkeys([*self.stale, *found]))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         lines = [

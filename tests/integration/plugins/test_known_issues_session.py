@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from inner_session import run_session
+from inner_session import run_pytest, run_session
 
 ONLY_KNOWN_ISSUES = ("-p", "no:rlcanary-tracker")
 SUBTESTS = """
@@ -45,3 +45,38 @@ def test_known_issue_that_shows_in_a_subtest_is_not_called_fixed(tmp_path: Path,
     assert run.code == 0, run.output
     assert "SUB: fixed?" not in run.output
     assert "FIXED: fixed? test_inner.py::test_passes" in run.output
+
+
+TWO = """
+def test_passes():
+    pass
+
+def test_fails():
+    assert False
+"""
+TWO_REGISTRY = """
+[[issue]]
+id = "OPEN"
+reason = "bundles"
+tests = ["test_inner.py::test_passes", "test_inner.py::test_renamed"]
+versions = ["pytest<8"]
+"""
+RENAMED = "there is no test test_inner.py::test_renamed; remove it"
+
+
+def test_workers_of_xdist_list_the_entries_to_remove_once(tmp_path: Path) -> None:
+    (tmp_path / "known_issues.toml").write_text(TWO_REGISTRY)
+    run = run_session(tmp_path, TWO, *ONLY_KNOWN_ISSUES, "-n", "2")
+    assert run.output.count(RENAMED) == 1, run.output
+    assert run.output.count("OPEN: does not apply here: needs pytest<8") == 1
+
+
+def test_collection_of_some_tests_of_a_file_accuses_none_of_the_others(tmp_path: Path) -> None:
+    (tmp_path / "known_issues.toml").write_text(TWO_REGISTRY)
+    assert RENAMED in run_session(tmp_path, TWO, *ONLY_KNOWN_ISSUES).output
+    again = run_pytest(tmp_path, *ONLY_KNOWN_ISSUES, "--lf")
+    assert "1 failed" in again.output
+    assert "there is no test" not in again.output
+    module = run_pytest(tmp_path, *ONLY_KNOWN_ISSUES, "--pyargs", "test_inner::test_fails", PYTHONPATH=str(tmp_path))
+    assert "1 failed" in module.output
+    assert "there is no test" not in module.output

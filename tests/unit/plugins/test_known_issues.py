@@ -76,6 +76,8 @@ def test_registry_that_is_no_text_in_utf_8_is_refused(tmp_path: Path, content: b
         ("t.py::test_a", "t.py::test_ab", False),
         ("t.py::test_a[1]", "t.py::test_a[1]", True),
         ("t.py::test_a[1]", "t.py::test_a[2]", False),
+        ("t.py::test_a[a?b]", "t.py::test_a[a?b]", True),
+        ("t.py::test_a[a?b]", "t.py::test_a[aXb]", False),
         ("t.py::test_*", "t.py::test_ab[1]", True),
         ("*::TestChat::*", "tests/t.py::TestChat::test_a", True),
     ],
@@ -111,3 +113,8 @@ def test_only_tests_that_are_certainly_gone_are_stale(tmp_path: Path) -> None:
     issue = Issue("I", "reason", patterns)
     stale = stale_tests(issue, ["whole.py::test_here[1]", "part.py::test_b"], ["whole.py"], tmp_path)
     assert stale == ["gone.py::test_a", "whole.py::test_gone"]
+
+
+def test_check_of_an_adapter_that_was_not_asked_for_is_not_gone(tmp_path: Path) -> None:
+    issue = Issue("I", "reason", ("canary[reference]::loss.on_policy_sign",))
+    assert stale_tests(issue, ["t.py::test_a"], ["t.py"], tmp_path) == []
