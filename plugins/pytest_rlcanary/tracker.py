@@ -16,7 +16,8 @@ from pytest_rlcanary.hooks import Hooks, hooks_in
 from rlcanary.errors import UserError
 from rlcanary.recording.keys import qualified_keys
 from rlcanary.recording.outcomes import OutcomeLog
-from rlcanary.recording.recorder import ProcessRecorder, RunRecorder, WorkerRecorder
+from rlcanary.recording.recorder import ProcessRecorder, RunRecorder, WorkerRecorder, tracking_into
+from rlcanary.recording.records import Records
 from rlcanary.recording.results_file import default_results_file, require_place
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def tracker(request: pytest.FixtureRequest) -> Iterator["Tracker"]:
     """Records measurements: track(name, value), log_max_mem(name), get_max_mem(); also the test's time as `_elapsed`."""
-    with request.config.stash[PROCESS].tracking(request.node.nodeid) as tracker:
+    process, nodeid = request.config.stash.get(PROCESS, None), request.node.nodeid
+    # Fixtures may be set up only to be shown.
+    with tracking_into(Records(), nodeid) if process is None else process.tracking(nodeid) as tracker:
         yield tracker
 
 
@@ -60,12 +63,14 @@ def tracker(request: pytest.FixtureRequest) -> Iterator["Tracker"]:
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if not runs_tests(config):
+        return
     if workerinput is not None:
         given = workerinput[RUN_INPUT]
         worker = WorkerRecorder(Path(given["results_file"]), given["header"], workerinput["workerid"])
         config.stash[PROCESS] = worker
         config.pluginmanager.register(WorkerReporter(worker))
-    elif runs_tests(config):
+    else:
         try:
             run = RunRecorder(results_file(config), config.rootpath)
             if is_named(config):
@@ -212,7 +217,10 @@ def results_file(config: pytest.Config) -> Path:
 
 
 def runs_tests(config: pytest.Config) -> bool:
-    return not (config.option.collectonly or config.option.showfixtures or config.option.show_fixtures_per_test)
+    """Tell if the session runs tests, and not only lists them, their fixtures or what sets these up."""
+    option = config.option
+    listing = option.collectonly or option.showfixtures or option.show_fixtures_per_test
+    return not (listing or getattr(option, "setuponly", False) or getattr(option, "setupplan", False))
 
 
 def coverage_total(config: pytest.Config) -> float | None:

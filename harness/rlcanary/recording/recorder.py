@@ -121,12 +121,8 @@ class ProcessRecorder:
 
     @contextmanager
     def tracking(self, nodeid: str) -> Iterator[Tracker]:
-        from rlcanary.recording.memory import MemorySampler
-        from rlcanary.recording.tracker import tracking
-        from rlcanary.system.gpus import open_gpus
-
         self.open()
-        with tracking(nodeid, self.records, MemorySampler(open_gpus())) as tracker:
+        with tracking_into(self.records, nodeid) as tracker:
             yield tracker
 
     def close(self) -> None:
@@ -232,6 +228,17 @@ class RunRecorder(ProcessRecorder):
     def close(self) -> None:
         super().close()
         self._outcome_records.close()
+
+
+@contextmanager
+def tracking_into(records: Records, nodeid: str) -> Iterator[Tracker]:
+    """Gives a tracker of a test; where no one opens the records, its values are kept nowhere."""
+    from rlcanary.recording.memory import MemorySampler
+    from rlcanary.recording.tracker import tracking
+    from rlcanary.system.gpus import open_gpus
+
+    with tracking(nodeid, records, MemorySampler(open_gpus())) as tracker:
+        yield tracker
 
 
 def reason(error: OSError | UserError) -> str:

@@ -45,6 +45,31 @@ def test_pytest_that_runs_no_tests_writes_nothing(pytester: pytest.Pytester, arg
     assert written(pytester.path) == []
 
 
+SET_UP = """
+import pytest
+
+@pytest.fixture
+def engine(tracker):
+    tracker.track("start", 1)
+    assert tracker.get_max_mem() > 0
+
+def test_a(engine):
+    assert False
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize("argument", ["--setup-only", "--setup-plan"])
+def test_pytest_that_shows_what_sets_tests_up_records_nothing(
+    pytester: pytest.Pytester, argument: str, workers: list[str]
+) -> None:
+    pytester.makepyfile(SET_UP)
+    pytester.mkdir("unit_results")
+    assert pytester.runpytest_subprocess(argument, *workers).ret == 0
+    assert written(pytester.path) == ["unit_results"]
+    assert list((pytester.path / "unit_results").iterdir()) == []
+
+
 @pytest.mark.parametrize("arguments", [[], ["-n2"]], ids=["alone", "xdist"])
 @pytest.mark.parametrize("test", ["def test_a(tracker): tracker.track('a', 1)", DYNAMIC], ids=["static", "dynamic"])
 def test_run_in_which_a_test_uses_the_tracker_is_recorded_whole(
