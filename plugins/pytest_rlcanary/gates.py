@@ -41,6 +41,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     taken = {
         name for known in (parser._anonymous, *parser._groups) for option in known.options for name in option.names()
     }
+    gates = [gate for gate in gates if gate not in BUILT_IN or gate.flag not in taken]
     for gate in gates:
         what = f"run the tests marked {gate.name}{' and nothing else' if gate.kind == 'only' else ' too'}"
         if gate.flag not in taken:
@@ -67,8 +68,8 @@ def marker_lines(gates: list[Gate]) -> list[str]:
 
 
 def given(config: pytest.Config, gates: list[Gate]) -> list[str]:
-    """List the gates whose flag is on."""
-    return [gate.name for gate in gates if config.getoption(gate.destination, False)]
+    """List the gates whose flag is on, whatever its name among pytest's options is: it may be a project's own."""
+    return [gate.name for gate in gates if config.getoption(gate.flag, False)]
 
 
 def foreign_marks(config: pytest.Config, gates: list[Gate]) -> set[str]:

@@ -104,6 +104,27 @@ def test_flag_and_mark_of_a_project_of_the_same_name_stay_the_projects(tmp_path:
     assert run.cases["test_one"].outcome == "passed"
 
 
+OWN_NIGHTLY = """
+def pytest_addoption(parser):
+    parser.addoption("--nightly", action="store_true", dest="run_nightly")
+"""
+NIGHTLY = "import pytest\n@pytest.mark.nightly\ndef test_one(): pass"
+DECLARED = '[tool.rlcanary.gates.nightly]\nkind = "include"'
+
+
+@pytest.mark.parametrize(
+    ("declaration", "options", "outcome"),
+    [("", [], "passed"), ("", ["--nightly"], "passed"), (DECLARED, [], "skipped"), (DECLARED, ["--nightly"], "passed")],
+)
+def test_flag_of_a_project_is_gated_where_it_is_declared_alone(
+    tmp_path: Path, declaration: str, options: list[str], outcome: str
+) -> None:
+    (tmp_path / "conftest.py").write_text(OWN_NIGHTLY)
+    (tmp_path / "pyproject.toml").write_text(declaration)
+    run = run_session(tmp_path, NIGHTLY, "-p", "no:rlcanary-tracker", "--strict-markers", *options)
+    assert run.cases["test_one"].outcome == outcome
+
+
 def test_gates_command_says_which_test_is_held_back_by_what(project: Path) -> None:
     environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "140"}
     done = subprocess.run(
