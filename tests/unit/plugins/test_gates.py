@@ -1,5 +1,7 @@
 """Which tests a gate holds back, from marks, flags and the machine."""
 
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,13 @@ def test_requirement_that_is_not_met_says_why(requirement: str, reason: str) -> 
 def test_requirement_that_is_none_is_refused() -> None:
     with pytest.raises(UserError, match="'vllm => 1' is no requirement"):
         reasons(Mark("requires", ("vllm => 1",)))
+
+
+def test_module_that_a_conftest_stubs_is_there_and_one_that_it_blocks_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert reasons(Mark("vllm")) == []
+    assert reasons(Mark("ray")) == ["needs ray, which is not installed"]
 
 
 def test_two_only_flags_exclude_each_other() -> None:
