@@ -100,7 +100,12 @@ def read_gates(root: Path) -> list[Gate]:
             document = tomllib.loads(path.read_text())
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"{path} cannot be read: {error}") from error
-        for name, table in document.get("tool", {}).get("rlcanary", {}).get("gates", {}).items():
+        declared: Any = document
+        for key in ("tool", "rlcanary", "gates"):
+            declared = declared.get(key, {})
+            if not isinstance(declared, dict):
+                raise UserError(f"{path}: gates are [tool.rlcanary.gates.NAME] tables, got {key} = {declared!r}")
+        for name, table in declared.items():
             gates[name] = declared_gate(name, table, path)
     return list(gates.values())
 
@@ -115,6 +120,9 @@ def declared_gate(name: str, table: Any, path: Path) -> Gate:
         raise UserError(f"{where}: {name} is a gate of rlcanary; choose another name")
     if unknown := table.keys() - KEYS:
         raise UserError(f"{where}: unknown {', '.join(sorted(unknown))}; known are {', '.join(sorted(KEYS))}")
+    for key, value in table.items():
+        if not isinstance(value, str):
+            raise UserError(f"{where}: {key} must be a text, got {value!r}")
     return Gate(
         name,
         table["kind"],

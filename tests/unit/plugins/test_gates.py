@@ -108,6 +108,9 @@ def test_flag_whose_module_is_missing_is_refused_with_what_to_install() -> None:
         ('[tool.rlcanary.gates.slow]\nkind = "only"\nmodul = "x"', "unknown modul"),
         ('[tool.rlcanary.gates.gpus]\nkind = "only"', "gpus is a gate of rlcanary"),
         ('[tool.rlcanary.gates."a b"]\nkind = "only"', "must be a Python identifier"),
+        ('[tool.rlcanary.gates.slow]\nkind = "only"\nmodule = 3', "module must be a text, got 3"),
+        ("[tool.rlcanary]\ngates = 1", "gates are .* tables, got gates = 1"),
+        ("[tool]\nrlcanary = 1", "gates are .* tables, got rlcanary = 1"),
         ("[tool", "cannot be read"),
     ],
 )
