@@ -59,10 +59,11 @@ MARKERS = {
 
 
 class Mark(NamedTuple):
-    """A mark on a test: its name and its arguments."""
+    """A mark on a test: its name, its arguments and the names of its keywords."""
 
     name: str
     args: tuple[Any, ...] = ()
+    keywords: tuple[str, ...] = ()
 
 
 class Held(NamedTuple):
@@ -168,7 +169,7 @@ def held_back(marks: Iterable[Mark], gates: Iterable[Gate], given: Iterable[str]
         elif mark.name in MODULES and not is_importable(mark.name):
             held.append(Held(mark.name, f"needs {mark.name}, which is not installed"))
         elif mark.name == "requires":
-            held += [Held("requires", reason) for text in mark.args if (reason := unmet(str(text)))]
+            held += [Held("requires", reason) for text in requirements(mark) if (reason := unmet(text))]
     return held
 
 
@@ -181,3 +182,15 @@ def gpus_needed(mark: Mark) -> int:
     if len(mark.args) != 1 or type(mark.args[0]) is not int or mark.args[0] < 1:
         raise UserError(f"gpus takes one whole number above 0, as in gpus(2); got {mark.args}")
     return int(mark.args[0])
+
+
+def requirements(mark: Mark) -> list[str]:
+    """Read the requirements of requires(…).
+
+    Raises:
+        UserError: there is none, or one is given as a keyword.
+    """
+    if not mark.args or mark.keywords:
+        got = [*map(repr, mark.args), *(f"{name}=…" for name in mark.keywords)]
+        raise UserError(f'requires takes requirements, as in requires("vllm>=0.14"); got ({", ".join(got)})')
+    return [str(text) for text in mark.args]

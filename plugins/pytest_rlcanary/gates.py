@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     held: dict[str, list[dict[str, str]]] = {}
     first: list[pytest.Item] = []
     for item in items:
-        found = [Mark(mark.name, mark.args) for mark in marks(item) if mark.name in gated]
+        found = [Mark(mark.name, mark.args, tuple(mark.kwargs)) for mark in marks(item) if mark.name in gated]
         if not found and not has_only:
             continue
         first += [item] if any(mark.name == "run_first" for mark in found) else []

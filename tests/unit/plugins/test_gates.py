@@ -82,6 +82,18 @@ def test_requirement_that_is_none_is_refused() -> None:
         reasons(Mark("requires", ("vllm => 1",)))
 
 
+@pytest.mark.parametrize(
+    ("mark", "got"),
+    [
+        (Mark("requires"), r"got \(\)"),
+        (Mark("requires", ("pytest",), ("version",)), "'pytest', version="),
+    ],
+)
+def test_requirement_that_would_be_overlooked_is_refused(mark: Mark, got: str) -> None:
+    with pytest.raises(UserError, match=f"requires takes requirements, .*{got}"):
+        reasons(mark)
+
+
 def test_module_that_a_conftest_stubs_is_there_and_one_that_it_blocks_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "ray", None)
