@@ -54,6 +54,7 @@ __all__ = (  # the fixtures of this plugin
 
 LEFT = pytest.StashKey[list[str]]()
 GREW = pytest.StashKey[list[dict[str, Any]]]()
+SURROUNDINGS = pytest.StashKey[Keeper]()
 # Attributes of a report travel from a worker of xdist to its controller.
 LEFT_ATTRIBUTE, GREW_ATTRIBUTE = "rlcanary_left", "rlcanary_grew"
 LEFT_ATTACHER, LEFT_REPORTER = "rlcanary-left-attacher", "rlcanary-left"
@@ -95,9 +96,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if runs_tests_here(config):
         cleanup = Cleanup(config)
         config.pluginmanager.register(cleanup, "rlcanary-cleanup-hooks")
-        config.pluginmanager.register(Beginning(cleanup.surroundings), "rlcanary-surroundings")
+        config.stash[SURROUNDINGS] = cleanup.surroundings
     if is_controller(config) or config.getoption("leak_report"):
         config.pluginmanager.register(LeftReporter(config), LEFT_REPORTER)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note the surroundings of a test after the hooks of conftests, which may prepare each test, and before its fixtures.
+
+    A module is registered before every conftest, and the hooks of what was registered last run first.
+    """
+    item.config.stash[SURROUNDINGS].begin()
 
 
 def runs_tests_here(config: pytest.Config) -> bool:
@@ -160,6 +169,7 @@ class Cleanup(Hooks):
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self.item, self.looks_behind, self.put_back = item, False, []
         self.belongings.begin()
+        self.surroundings.begin()  # for a test that is skipped before the hook above
         self.gpu_bytes = gpu_bytes_allocated()
         self.before = None
         if self.measures_all or closest_mark(item, "leak_check") is not None:
@@ -268,16 +278,6 @@ class Cleanup(Hooks):
         if self.ray_folder is not None:
             os.environ.pop("RAY_TMPDIR", None)
             shutil.rmtree(self.ray_folder, ignore_errors=True)
-
-
-class Beginning(Hooks):
-    """Notes the surroundings of a test after the hooks of conftests, which may prepare each test."""
-
-    def __init__(self, surroundings: Keeper) -> None:
-        self.surroundings = surroundings
-
-    def pytest_runtest_setup(self) -> None:
-        self.surroundings.begin()
 
 
 def allowed_growth(item: pytest.Item) -> dict[str, float]:

@@ -1,5 +1,7 @@
 """What a test changes for every test behind it is put back, and what shared fixtures and imports set stays."""
 
+from pathlib import Path
+
 import pytest
 from inner_session import Run, run_session
 
@@ -145,3 +147,49 @@ def test_sockets_threads_and_shared_memory_are_named(session: Run) -> None:
     assert "+1 listening sockets: port " in text
     assert "+1 threads: left" in text
     assert "/dev/shm: rlcanary_left_" in text
+
+
+CONFTEST = """
+import os
+
+def pytest_sessionstart(session):
+    os.environ["FROM_CONFTEST"] = "1"
+
+def pytest_runtest_setup(item):
+    os.environ["OF_EACH_TEST"] = item.name
+"""
+SKIPPING = """
+import os
+import pytest
+
+@pytest.mark.skip
+def test_skipped_at_once():
+    pass
+
+def test_finds_what_the_session_set():
+    assert "RAY_TMPDIR" in os.environ and "FROM_CONFTEST" in os.environ
+
+@pytest.fixture(scope="class")
+def shared():
+    os.environ["SHARED"] = "1"
+    yield
+    del os.environ["SHARED"]
+
+class TestOfItsOwn:
+    def test_uses_it(self, shared):
+        assert os.environ["OF_EACH_TEST"] == "test_uses_it"
+
+@pytest.mark.skip
+def test_skipped_behind_it():
+    pass
+
+def test_finds_nothing_of_it():
+    assert "SHARED" not in os.environ
+"""
+
+
+def test_skipped_test_and_what_a_conftest_sets_before_each_test_change_nothing(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    run = run_session(tmp_path, SKIPPING, "-q")
+    assert run.code == 0, run.output
+    assert "left behind" not in run.output
