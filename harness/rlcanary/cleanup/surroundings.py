@@ -21,10 +21,12 @@ class Surroundings(NamedTuple):
     """The state of the process at one moment.
 
     Attributes:
+        environ: the object `os.environ`, which a test may replace by another.
         folder: the working directory, "" if it is gone.
         modules: number of imported modules.
     """
 
+    environ: Any
     environment: dict[bytes, bytes]
     folder: str
     dtype: Any
@@ -42,12 +44,15 @@ def now() -> Surroundings:
     dtype, grad = None, True
     if torch is not None and hasattr(torch, "get_default_dtype"):
         dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
-    return Surroundings(environment(), folder, dtype, grad, len(sys.modules))
+    return Surroundings(os.environ, environment(), folder, dtype, grad, len(sys.modules))
 
 
 def environment() -> dict[bytes, bytes]:
     """Return the raw variables; `os.environ.copy()` decodes each one, which takes twenty times as long."""
-    variables: dict[bytes, bytes] = dict(os.environ._data)  # type: ignore[attr-defined]
+    raw = getattr(os.environ, "_data", None)
+    if raw is None:  # a test has put a plain dictionary in its place
+        raw = {os.fsencode(str(name)): os.fsencode(str(value)) for name, value in os.environ.items()}
+    variables: dict[bytes, bytes] = dict(raw)
     for name in [name for name in variables if name.startswith(NOT_THE_TESTS)]:
         del variables[name]
     return variables
@@ -77,6 +82,7 @@ class Keeper:
                 else:
                     variables.pop(name, None)
             self.before = Surroundings(
+                after.environ if after.environ is not before.environ else kept.environ,
                 variables,
                 after.folder if after.folder != before.folder else kept.folder,
                 after.dtype if after.dtype != before.dtype else kept.dtype,
@@ -88,6 +94,10 @@ class Keeper:
         """Restore the state that the test has changed, and describe the changes."""
         before, after = self.before, now()
         done = []
+        if after.environ is not before.environ:
+            os.environ = before.environ  # noqa: B003 - the object whose variables the process has
+            done.append("os.environ, replaced: put back")
+            after = now()
         if after.environment != before.environment:
             for name in sorted(changed(before.environment, after.environment)):
                 done += restore_variable(os.fsdecode(name), before, after)
@@ -117,7 +127,7 @@ def restore_variable(name: str, before: Surroundings, after: Surroundings) -> li
         return [f"the environment variable {name}, {'changed' if key in after.environment else 'removed'}: put back"]
     if module := set_by_import(name, before.modules):
         return [f"the environment variable {name}, which the import of {module} set: kept"]
-    del os.environ[name]
+    os.environ.pop(name, None)
     return [f"the environment variable {name}: removed"]
 
 

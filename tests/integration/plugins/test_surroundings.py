@@ -193,3 +193,38 @@ def test_skipped_test_and_what_a_conftest_sets_before_each_test_change_nothing(t
     run = run_session(tmp_path, SKIPPING, "-q")
     assert run.code == 0, run.output
     assert "left behind" not in run.output
+
+
+REPLACING = """
+import os
+from unittest import mock
+import pytest
+
+@pytest.fixture(scope="class")
+def another():
+    with mock.patch("os.environ", {"ONLY": "1"}):
+        yield
+
+class TestOfAnother:
+    def test_finds_it(self, another):
+        assert os.environ["ONLY"] == "1" and "PATH" not in os.environ
+        os.environ |= {"ONLY": "2", "NEW": "1"}
+
+    def test_finds_it_as_it_was(self, another):
+        assert os.environ["ONLY"] == "1" and "NEW" not in os.environ and "PATH" not in os.environ
+
+def test_leaves_another():
+    os.environ["LEFT"] = "1"
+    os.environ = {"A": "1"}
+
+def test_finds_that_of_the_process():
+    assert "PATH" in os.environ and not {"A", "LEFT", "ONLY"} & set(os.environ)
+    assert os.environ._data
+"""
+
+
+def test_environment_that_a_test_replaces_is_put_back(tmp_path: Path) -> None:
+    run = run_session(tmp_path, REPLACING, "-q")
+    assert run.code == 0, run.output
+    assert "os.environ, replaced: put back" in said_of(run, "test_leaves_another")
+    assert "ONLY, changed: put back" in said_of(run, "TestOfAnother::test_finds_it")
