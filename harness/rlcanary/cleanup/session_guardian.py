@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -44,7 +45,8 @@ class SessionGuardian:
 
     def close(self) -> None:
         """Dismiss the guardian when pytest ends in order."""
-        os.killpg(self._process.pid, signal.SIGKILL)  # with the shell's sleep
+        with contextlib.suppress(ProcessLookupError):  # a test has ended all children of its process
+            os.killpg(self._process.pid, signal.SIGKILL)  # with the shell's sleep
         self._process.wait()
         if self._outer is None:
             os.environ.pop(guardian.MARK_VARIABLE, None)

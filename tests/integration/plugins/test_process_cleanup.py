@@ -219,3 +219,19 @@ def test_listing_tests_starts_no_process(tmp_path: Path) -> None:
     )
     (tmp_path / "conftest.py").write_text(conftest)
     assert run_session(tmp_path, "def test_one(): pass", "--collect-only", "-p", "no:rlcanary-tracker").code == 0
+
+
+ENDS_ALL = """
+import psutil
+
+def test_ends_every_child():
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        child.kill()
+    psutil.wait_procs(children)
+"""
+
+
+def test_session_ends_in_order_behind_a_test_that_ends_all_children(tmp_path: Path) -> None:
+    run = run_session(tmp_path, ENDS_ALL)
+    assert run.code == 0, run.output
