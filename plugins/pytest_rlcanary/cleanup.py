@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_rlcanary.fixtures import (
+    check_scope,
     clean_gpu,
     ray_cluster_fixture,
     ray_options,
@@ -88,6 +89,7 @@ def pytest_load_initial_conftests() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    check_scope(config)
     config.addinivalue_line(
         "markers",
         "leak_check(gpu_mb=, rss_mb=, processes=, threads=, fds=, sockets=, shm=, ray_actors=): "
@@ -138,7 +140,7 @@ class Cleanup(Hooks):
         self.looks_behind = False
         self.put_back: list[str] = []
         self.measures_all: bool = config.getoption("leak_report")
-        self.keeps_tracebacks: bool = config.getoption("usepdb")
+        self.keeps_tracebacks: bool = config.getoption("usepdb", False)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:

@@ -23,10 +23,14 @@ HEADROOM = 2
 
 def cluster_scope(fixture_name: str, config: pytest.Config) -> Any:  # noqa: ARG001 - pytest gives both by name
     """Read the scope of `ray_cluster` from the ini file."""
+    return config.getini("rlcanary_ray_scope")
+
+
+def check_scope(config: pytest.Config) -> None:
+    """Refuse another scope when the session begins: pytest does not show what goes wrong while it asks for a scope."""
     scope = config.getini("rlcanary_ray_scope")
     if scope not in ("module", "session"):
         raise pytest.UsageError(f"rlcanary_ray_scope must be module or session, got {scope!r}")
-    return scope
 
 
 @pytest.fixture(scope="session")

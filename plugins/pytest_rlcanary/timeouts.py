@@ -188,8 +188,8 @@ class Timeouts(Hooks):
 
     def awake_watchdog(self) -> Watchdog:
         if self.watchdog is None:
-            own_faulthandler = float(self.config.getini("faulthandler_timeout") or 0) == 0
-            stderr = self.stderr if own_faulthandler else None
+            theirs = self.config.pluginmanager.hasplugin("faulthandler") and self.config.getini("faulthandler_timeout")
+            stderr = None if float(theirs or 0) else self.stderr
             self.watchdog = Watchdog(self.release, self.give_up, self.is_debugged, stderr, self.limits.grace)
         return self.watchdog
 

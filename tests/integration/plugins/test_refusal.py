@@ -29,3 +29,17 @@ def test_workers_of_xdist_name_the_mistake_once(pytester: pytest.Pytester, mista
     result = pytester.runpytest_subprocess(*arguments, "-n", "2", "-q", "--no-header", "-rN")
     assert result.ret != 0
     assert len([line for line in result.outlines if told in line]) == 1
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "under xdist"])
+def test_wrong_scope_of_the_ray_cluster_is_named(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    result = pytester.runpytest_subprocess("-q", "-o", "rlcanary_ray_scope=class", *workers)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.errlines == ["ERROR: rlcanary_ray_scope must be module or session, got 'class'", ""]
+
+
+@pytest.mark.parametrize("plugin", ["faulthandler", "debugging"])
+def test_session_does_without_a_plugin_of_pytests(pytester: pytest.Pytester, plugin: str) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    assert pytester.runpytest_subprocess("-q", "-p", f"no:{plugin}").ret == 0
