@@ -130,6 +130,8 @@ class Cleanup(Hooks):
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        # A child that a test forks may come out of the test and end the session too: it cleans up nothing of this process.
+        self.pid = os.getpid()
         self.guardian: SessionGuardian | None = None
         self.ray_folder: str | None = None
         # The resources before the test, if what grows during it is measured.
@@ -229,6 +231,8 @@ class Cleanup(Hooks):
 
     def end_left(self, item: pytest.Item) -> list[str]:
         broken: list[str] = []
+        if os.getpid() != self.pid:
+            return broken
         if gpu_bytes_allocated() - self.gpu_bytes > GPU_LEAK_BYTES:
             gc.collect()
             empty_gpu_caches()
@@ -267,12 +271,16 @@ class Cleanup(Hooks):
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if os.getpid() != self.pid:
+            return
         if self.config.stash.get(GIVEN_UP, False):
             self.belongings.end_session_processes()
             return
         self.belongings.end_session()
 
     def pytest_unconfigure(self) -> None:
+        if os.getpid() != self.pid:
+            return
         if BELONGINGS in self.config.stash:
             self.belongings.close()
         if self.guardian is not None:

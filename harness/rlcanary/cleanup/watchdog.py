@@ -14,11 +14,13 @@ Native code that never lets go of the interpreter stops this thread as well; fau
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +93,7 @@ class Watchdog:
         self._previous = signal.signal(SIGNAL, self._raise)
         self._thread = threading.Thread(target=self._watch, name="rlcanary-timeouts", daemon=True)
         self._thread.start()
+        _watchdogs.add(self)
 
     def close(self) -> None:
         with self._changed:
@@ -133,6 +136,22 @@ class Watchdog:
         if self._stderr is not None:
             self._frozen_at = 0.0
             faulthandler.cancel_dump_traceback_later()
+
+    def _before_fork(self) -> None:
+        """Stop the timer: in the child its thread is missing, and every later use of the timer would wait for that."""
+        if self._frozen_at and not self._given_up:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _in_parent(self) -> None:
+        if self._stderr is not None and self._frozen_at and not self._given_up:
+            left = max(self._frozen_at - time.monotonic(), 0.001)
+            faulthandler.dump_traceback_later(left, exit=True, file=self._stderr)
+
+    def _in_child(self) -> None:
+        """Set no limit from here on: there is no thread that waits for it, and the lock may be taken for ever."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._stderr, self._deadline, self._expiry, self._frozen_at = None, None, None, 0.0
 
     @contextmanager
     def own_limit(self, what: str, limit: float) -> Iterator[None]:
@@ -222,6 +241,25 @@ class Watchdog:
                 self._given_up = True
                 signal.pthread_kill(self._main.ident or 0, SIGNAL)
                 self._give_up(expiry, why)
+
+
+_watchdogs = weakref.WeakSet[Watchdog]()
+
+
+def _each(method: Callable[[Watchdog], None]) -> Callable[[], None]:
+    def of_each() -> None:
+        for watchdog in list(_watchdogs):
+            method(watchdog)
+
+    return of_each
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_each(Watchdog._before_fork),
+        after_in_parent=_each(Watchdog._in_parent),
+        after_in_child=_each(Watchdog._in_child),
+    )
 
 
 def thread_stacks(*without: threading.Thread) -> dict[str, str]:

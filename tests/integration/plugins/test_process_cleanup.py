@@ -235,3 +235,29 @@ def test_ends_every_child():
 def test_session_ends_in_order_behind_a_test_that_ends_all_children(tmp_path: Path) -> None:
     run = run_session(tmp_path, ENDS_ALL)
     assert run.code == 0, run.output
+
+
+FORKING = """
+import os
+from pathlib import Path
+from rlcanary.system import processes
+
+def test_forks():
+    Path(os.environ["RAY_TMPDIR"]).mkdir(exist_ok=True)
+    if child := os.fork():
+        Path("ended").write_text(str(os.waitpid(child, 0)[1]))
+    else:
+        raise AssertionError("comes out of the test")
+
+def test_guardian_and_folder_are_still_there():
+    if os.fork() == 0:
+        os._exit(0)
+    assert Path(os.environ["RAY_TMPDIR"]).is_dir()
+    assert any("guardian" in processes.command_line(child.pid) for child in processes.children())
+"""
+
+
+def test_forked_child_that_comes_out_of_its_test_ends_and_cleans_up_nothing_of_the_session(tmp_path: Path) -> None:
+    run = run_session(tmp_path, FORKING, "-p", "no:rlcanary-tracker", "-o", "rlcanary_timeout=20")
+    assert run.code == 0, run.output
+    assert int((tmp_path / "ended").read_text()) >> 8 == 1  # the child's session fails, of itself
