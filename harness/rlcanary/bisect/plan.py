@@ -22,7 +22,7 @@ class Plan:
     repository: Repository
     good: Commit
     good_name: str
-    """The name of `good` in messages: GOOD, or the merge base."""
+    """The name of `good` in messages: GOOD, the merge base, or the fork."""
     commits: tuple[Commit, ...]
     """The first-parent commits after `good`, oldest first; the last one is BAD."""
     root: str
@@ -159,7 +159,11 @@ def _end(ref: str | None, name: str, does: str, from_log: str | None, repository
 
 
 def _start(good: str, bad: str, repository: Repository, notices: list[str]) -> tuple[str, str]:
-    """Return the name and SHA of the commit to start from: GOOD, or the merge base if BAD does not contain GOOD."""
+    """Return the name and SHA of the commit to start from.
+
+    It is GOOD, or the merge base if BAD does not contain GOOD. If that came in through a merge, it is the commit where
+    BAD's first-parent line forked from it: only a start on the line is the parent of the first commit searched.
+    """
     if good == bad:
         raise UserError(f"GOOD and BAD are the same commit {good[:10]}: there is nothing between them")
     base = repository.merge_base(good, bad)
@@ -172,10 +176,22 @@ def _start(good: str, bad: str, repository: Repository, notices: list[str]) -> t
             f"GOOD and BAD are swapped: BAD {bad[:10]} is an ancestor of GOOD {good[:10]}, and the search goes from an "
             f"older good commit to a newer bad one; the other way round it is --good {bad[:10]} --bad {good[:10]}"
         )
-    if base == good:
-        return "GOOD", good
-    notices.append(f"GOOD {good[:10]} is not an ancestor of BAD: the search starts at their merge base {base[:10]}")
-    return "the merge base of GOOD and BAD", base
+    name = "GOOD"
+    if base != good:
+        name = "the merge base of GOOD and BAD"
+        notices.append(f"GOOD {good[:10]} is not an ancestor of BAD: the search starts at their merge base {base[:10]}")
+    fork = repository.fork(base, bad)
+    if fork is None:
+        raise UserError(
+            f"{name} {base[:10]} came in through a merge, and BAD's first-parent line has no commit in common with it: "
+            "give a GOOD on that line (see `git log --first-parent`)"
+        )
+    if fork != base:
+        notices.append(
+            f"{name} {base[:10]} is not on BAD's first-parent line: the search starts at {fork[:10]}, where it forked"
+        )
+        return f"the commit where BAD's first-parent line forked from {name}", fork
+    return name, base
 
 
 def _find_command(request: Request, repository: Repository, good: str, bad: str) -> None:

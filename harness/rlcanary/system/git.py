@@ -175,6 +175,14 @@ class Repository:
         """List the SHAs of the merges on the first-parent line from `good` to `bad`."""
         return self.git("rev-list", "--first-parent", "--min-parents=2", f"{good}..{bad}").split()
 
+    def fork(self, older: str, newer: str) -> str | None:
+        """Return the commit where the first-parent line of `newer` left the history of `older`.
+
+        It is `older` itself if that is on the line, and None if the line begins with a commit that `older` lacks.
+        """
+        first = self.git("rev-list", "--first-parent", "--reverse", f"{older}..{newer}").split("\n")[0]
+        return next(iter(self.parents(first)), None)
+
     def parents(self, sha: str) -> list[str]:
         return self.git("rev-parse", f"{sha}^@").split()
 

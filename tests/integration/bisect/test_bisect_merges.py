@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bisect_repositories import bisect, found, git, make_history, numbered, started_search
+from bisect_repositories import bisect, found, git, make_history, numbered, refusal, started_search
 from waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("plain_git")
@@ -249,6 +249,56 @@ def test_search_inside_a_branch_that_holds_good_starts_at_good(merged: Path) -> 
     result = bisect(merged, "--good", "branch-1", "--bad", "main", "--", "sh", "-c", "test ! -e bug")
     assert found(result) == "broken-0"
     assert "searching the 3 commits" in result.stderr
+
+
+def forked_before_good(folder: Path) -> Line:
+    """main is a topic that forked at `old` and then merged `fixed`, which lies after a fix on the line that it left."""
+    line = Line(folder)
+    line.files["state"] = "broken"
+    old = line.commit("old", line.commit("start"))
+    topic = line.run_of("topic", 2, old)
+    line.files["state"] = "works"
+    fixed = line.commit("fixed", old)
+    tip = line.run_of("after", 3, line.commit("merge", topic, fixed))
+    line.files["state"] = "broken"
+    tip = line.run_of("broken", 3, tip)
+    git(folder, "update-ref", "refs/heads/main", tip)
+    git(folder, "reset", "--hard", "--quiet", "main")
+    return line
+
+
+def test_good_that_a_merge_brought_in_starts_the_search_where_the_line_forked(tmp_path: Path) -> None:
+    """Else the first commit of the topic, which changed nothing, would be named with certainty."""
+    folder = forked_before_good(tmp_path / "r").folder
+    fork = git(folder, "rev-parse", "--short=10", "old")
+    result = bisect(folder, "--good", "fixed", "--bad", "topic-1", "--", "grep", "works", "state")
+    assert f"not an ancestor of BAD: the search starts at their merge base {fork}" in result.stderr
+    result = bisect(folder, "--good", "fixed", "--bad", "main", "--", "grep", "works", "state")
+    assert f"is not on BAD's first-parent line: the search starts at {fork}, where it forked" in result.stderr
+    refused = refusal(result)
+    assert f"first-parent line forked from GOOD ({fork} old) already fails" in refused
+    assert "give an older GOOD on BAD's first-parent line" in refused
+    assert found(bisect(folder, "--good", "merge", "--bad", "main", "--", "grep", "works", "state")) == "broken-0"
+
+
+def test_good_of_another_root_has_no_place_to_start_on_the_line_of_bad(tmp_path: Path) -> None:
+    line = Line(tmp_path / "r")
+    other = line.commit("other root")
+    line.commit("merge", line.commit("root"), other)
+    refused = refusal(bisect(line.folder, "--good", "other-root", "--bad", "merge", "--", "true"))
+    assert "give a GOOD on that line" in refused
+
+
+def test_branch_that_merged_the_line_is_searched_from_where_it_forked(tmp_path: Path) -> None:
+    line = Line(tmp_path / "r")
+    fork = line.run_of("before", 3, line.commit("start"))
+    side = line.run_of("side", 2, fork)
+    ahead = line.commit("ahead", side)
+    topic = line.commit("update", line.run_of("topic", 2, fork), side)
+    line.files["bug"] = ""
+    line.run_of("after", 2, line.commit("merge", ahead, line.run_of("broken", 2, topic)))
+    result = bisect(line.folder, "--good", "start", "--bad", "after-1", "--", "sh", "-c", "test ! -e bug")
+    assert found(result) == "broken-0"
 
 
 def test_status_knows_the_options_of_the_search_that_went_on(merged: Path) -> None:

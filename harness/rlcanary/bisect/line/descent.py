@@ -86,7 +86,7 @@ class Descent:
         culprit = self.stage.search.result().culprit
         if culprit is None or self._request.first_parent:
             return False
-        inside = look_inside(self._repository, self._repository.commit(culprit), self.stages[0].good.sha)
+        inside = look_inside(self._repository, self._repository.commit(culprit), self._good)
         if inside is None:
             return False
         stage = make_stage_inside(self._request, self._repository, inside, self.stage)
@@ -95,6 +95,18 @@ class Descent:
         self.stages.append(stage)
         self.insides.append(inside)
         return True
+
+    @property
+    def _good(self) -> str:
+        """The commit whose history holds no suspect: the user's GOOD if a merge brought it in, else the first start."""
+        first = self.stages[0]
+        named = self._repository.find(self._request.good) if self._request.good else None
+        if named is None or named in first.range:
+            return first.good.sha
+        inside = self._repository.is_ancestor(named, first.bad.sha) and self._repository.is_ancestor(
+            first.good.sha, named
+        )
+        return named if inside else first.good.sha
 
     def verdict(self) -> Verdict:
         """Return the innermost search's verdict, with its probabilities multiplied by those of the guilty merges.

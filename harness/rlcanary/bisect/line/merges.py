@@ -9,7 +9,7 @@ from rlcanary.system.git import Commit, Repository
 class Inside:
     merge: Commit
     good: Commit
-    """The commit where the branch left the searched line, or GOOD if the branch contains it."""
+    """The parent of the branch's first commit: where it left the searched line, or GOOD if that is on the branch."""
     commits: tuple[Commit, ...]
     """The branch's commits by first parents, oldest first. The last one is the merge's second parent."""
 
@@ -31,9 +31,12 @@ def look_inside(repository: Repository, commit: Commit, good: str) -> Inside | N
     base = repository.merge_base(*parents)
     if base is None or base == parents[1]:
         return None
-    holds_good = repository.is_ancestor(good, parents[1]) and not repository.is_ancestor(good, base)
     line = repository.commits("--first-parent", "--reverse", parents[1], f"^{base}", f"^{good}")
-    return Inside(commit, repository.commit(good if holds_good else base), tuple(line)) if line else None
+    if not line:
+        return None
+    # The merge base is not on the branch's line if the branch had merged it.
+    before = repository.parents(line[0].sha) or [base]
+    return Inside(commit, repository.commit(before[0]), tuple(line))
 
 
 def why_not_searched(repository: Repository, sha: str) -> str:

@@ -41,7 +41,7 @@ def explain(
     if name != "GOOD":
         return (
             f"{title} already fails ({how}): it broke before the histories of GOOD and BAD split, and GOOD has a fix; "
-            "give an older GOOD that is an ancestor of BAD"
+            "give an older GOOD on BAD's first-parent line"
         )
     return f"{title} fails ({how}): give an older commit where the command passes"
 
