@@ -87,6 +87,18 @@ def test_in_place_search_leaves_no_half_checked_out_files(with_filter: Path) -> 
     assert [name for name in changed if not name.startswith(".git/")] == []
 
 
+def test_worktree_has_the_line_ends_that_each_commits_attributes_ask_for(tmp_path: Path) -> None:
+    """The file itself is the same in all commits."""
+
+    def files(i: int) -> dict[str, str]:
+        ends = "crlf" if i >= 63 else "lf"
+        return {".gitattributes": f"*.txt text eol={ends}\n", "folder/a.txt": "a line\n", "value": f"{i}\n"}
+
+    repository = make_history(tmp_path / "r", 100, files)
+    command = "sh", "-c", "! grep -q \"$(printf '\\r')\" folder/a.txt"
+    assert found(bisect(repository, *ENDS, "--", *command)) == "change 63 [wip]"
+
+
 @pytest.mark.parametrize("vanishes", ['"$PWD"', '"$(dirname "$PWD")"'], ids=["worktree", "its folder"])
 def test_worktree_that_vanishes_is_made_anew(history: Path, vanishes: str) -> None:
     before = contents(history)

@@ -88,6 +88,10 @@ class Worktree:
 
     def _switch(self, sha: str, stop: Stop | None) -> None:
         clean = ("clean", "-ffdxq")
+        attributes = ":(glob)**/.gitattributes"
+        if git(self.path, "diff", "--name-only", "HEAD", sha, "--", attributes, stop=stop):
+            # A file whose blob is the same may get other line ends or another filter: git would leave it as it is.
+            git(self.path, "read-tree", "--empty", stop=stop)
         git(self.path, *clean, stop=stop)
         git(self.path, "checkout", "--force", "--detach", "--quiet", sha, stop=stop)
         git(self.path, *clean, stop=stop)  # Delete folders of submodules that this commit lacks.
