@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("plain_git")
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-@pytest.mark.parametrize("interpreter", [(), ("bash",), ("timeout", "60", "bash")])
+@pytest.mark.parametrize("interpreter", [(), ("bash",), ("bash", "-e"), ("timeout", "60", "bash")])
 def test_script_of_the_command_does_not_change_under_the_search(
     tmp_path: Path, absolute: bool, interpreter: tuple[str, ...]
 ) -> None:

@@ -15,8 +15,10 @@ from rlcanary.system.git import Repository
 INTERPRETERS = re.compile(r"(python|pypy)[\d.]*|(ba|da|z|k|fi)?sh|perl|ruby|node")
 WRAPPERS = {"conda", "env", "nice", "nohup", "pdm", "pixi", "poetry", "stdbuf", "time", "timeout", "uv", "xvfb-run"}
 SCRIPTS = (".sh", ".bash", ".zsh", ".py", ".pl", ".rb", ".js")
-CODE_OPTION = re.compile(r"-[a-zA-Z]*[cm]|-e")
+CODE_OPTION = re.compile(r"-[a-zA-Z]*[cm]")
 """An option followed by code or a module's name, such as `bash -lc` and `python -m`."""
+TAKES_CODE_AFTER_E = ("perl", "ruby", "node")
+"""Interpreters whose option -e is followed by code. The -e of a shell stops its script at an error."""
 
 
 @dataclass(frozen=True)
@@ -126,17 +128,20 @@ def _script_index(arguments: Sequence[str], here: Path) -> int | None:
     """Find the argument that is the program or script: `./check.sh`, `bash check.sh`, `timeout 9 python x.py`."""
     wrapped = Path(arguments[0]).name in WRAPPERS
     for index, argument in enumerate(arguments):
-        if INTERPRETERS.fullmatch(Path(argument).name):
-            rest = arguments[index + 1 :]
-            script = next((i for i, later in enumerate(rest) if _is_code(later) or not later.startswith("-")), None)
-            return None if script is None or _is_code(rest[script]) else index + 1 + script
+        if INTERPRETERS.fullmatch(name := Path(argument).name):
+            for place, later in enumerate(arguments[index + 1 :], start=index + 1):
+                if _is_code(later, name):
+                    return None
+                if not later.startswith("-"):
+                    return place
+            return None
         if not wrapped or ("/" in argument and index and _is_script(here / argument)):
             return index
     return None
 
 
-def _is_code(argument: str) -> bool:
-    return CODE_OPTION.fullmatch(argument) is not None
+def _is_code(option: str, interpreter: str) -> bool:
+    return CODE_OPTION.fullmatch(option) is not None or (option == "-e" and interpreter in TAKES_CODE_AFTER_E)
 
 
 def _is_script(file: Path) -> bool:
