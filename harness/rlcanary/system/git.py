@@ -200,6 +200,6 @@ class Repository:
             raise UserError(f"--good-when-added {path}: no commit up to {bad[:10]} adds this file; check the path")
         return found
 
-    def uncommitted(self) -> int:
-        """Count the tracked files that differ from HEAD, staged or not."""
-        return len(self.git("status", "--porcelain", "--untracked-files=no").splitlines())
+    def uncommitted(self, *options: str) -> int:
+        """Count the tracked files that differ from HEAD, staged or not. `options` are those of `git status`."""
+        return len(self.git("status", "--porcelain", "--untracked-files=no", *options).splitlines())

@@ -248,6 +248,12 @@ def test_in_place_search_leaves_branch_untracked_and_ignored_files(tmp_path: Pat
     assert "uncommitted changes" in refusal(bisect(repository, *ENDS, "--in-place", "--", "true"))
 
 
+def test_in_place_search_returns_to_a_branch_that_shares_its_name_with_a_tag(history: Path) -> None:
+    git(history, "tag", "main", "c20")
+    found(bisect(history, *ENDS, "--in-place", "--", "sh", "-c", "test $(cat value) -lt 63"))
+    assert git(history, "symbolic-ref", "HEAD") == "refs/heads/main"
+
+
 def test_checkout_of_a_killed_in_place_search_goes_home_at_the_next_start(history: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     script = f"[ $(cat value) = 50 ] && [ ! -e '{gate}' ] && {{ touch '{gate}'; sleep 87; }}; test $(cat value) -lt 63"

@@ -146,7 +146,11 @@ def test_git_variables_of_the_caller_do_not_point_runs_at_the_checkout(history: 
 @pytest.fixture
 def with_submodule(tmp_path: Path) -> Path:
     """A clone whose submodule lib moves with every second commit; its origin is gone, so all must come from the clone."""
-    library = make_history(tmp_path / "library", 20, lambda i: {"n": f"{i}\n", "data/x": ""})
+
+    def files(i: int) -> dict[str, str]:
+        return {"n": f"{i}\n", "data/x": ""} | ({"extra": "", "extra.bin": ""} if i == 6 else {})
+
+    library = make_history(tmp_path / "library", 20, files)
     origin = make_history(tmp_path / "origin", 1, lambda i: {"readme": "x\n"})
     allowed = "-c", "protocol.file.allow=always"
     git(origin, *allowed, "submodule", "--quiet", "add", str(library), "lib")
@@ -179,6 +183,35 @@ def test_submodules_follow_each_commit_without_touching_the_users(
     assert (with_submodule / "lib" / "NOTE.txt").read_text() == "mine\n"
     if "--in-place" not in options:
         assert contents(with_submodule) == before
+
+
+@pytest.mark.parametrize("name", ["extra", "extra.bin"], ids=["untracked", "ignored"])
+def test_in_place_search_overwrites_no_file_in_a_submodule(with_submodule: Path, name: str) -> None:
+    (with_submodule / ".git/modules/lib/info/exclude").write_text("*.bin\n")
+    (with_submodule / "lib" / name).write_text("mine\n")
+    ends = "--deterministic", "--good", "s10", "--bad", "s13"
+    result = bisect(with_submodule, *ends, "--in-place", "--", "sh", "-c", "test $(cat value) -lt 13")
+    assert result.returncode == 1
+    assert "untestable" in result.stderr
+    assert (with_submodule / "lib" / name).read_text() == "mine\n"
+    assert git(with_submodule, "status", "--short", "--untracked-files=no") == ""
+
+
+def test_in_place_search_mends_a_submodule_that_a_run_deleted(with_submodule: Path) -> None:
+    follows = "test $(cat lib/n) = $((($(cat value) + 1) / 2)) || exit 99; v=$(cat value); rm -rf lib"
+    ends = "--deterministic", "--good", "s1", "--bad", "s40"
+    result = bisect(with_submodule, *ends, "--in-place", "--", "sh", "-c", f"{follows}; test $v -lt 23")
+    assert found(result) == "step 23"
+    assert "exit 99" not in result.stdout
+    assert git(with_submodule, "status", "--short", "--ignore-submodules=untracked") == ""
+
+
+def test_in_place_search_is_refused_where_a_submodule_has_edits_that_git_status_hides(with_submodule: Path) -> None:
+    git(with_submodule, "config", "submodule.lib.ignore", "all")
+    (with_submodule / "lib" / "n").write_text("edited\n")
+    refused = refusal(bisect(with_submodule, "--good", "s1", "--bad", "s40", "--in-place", "--", "true"))
+    assert "uncommitted changes" in refused
+    assert (with_submodule / "lib" / "n").read_text() == "edited\n"
 
 
 def test_submodule_commit_that_cannot_be_had_is_untestable(with_submodule: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlcanary.bisect.runs.pinned_files import PinnedFile
+from rlcanary.bisect.runs.submodules import submodule_paths
 from rlcanary.bisect.runs.worktree import Untestable
 from rlcanary.errors import UserError
 from rlcanary.system.git import GitError, Repository, git
@@ -47,7 +48,7 @@ class Checkout:
         self.path = repository.toplevel
         self._repository = repository
         self._with_submodules = with_submodules
-        if edits := repository.uncommitted():
+        if edits := repository.uncommitted(*(["--ignore-submodules=untracked"] if with_submodules else [])):
             raise UserError(
                 f"--in-place: {edits} tracked files have uncommitted changes: commit or stash them, or leave --in-place "
                 "out, which searches in a worktree and does not touch them"
@@ -58,7 +59,8 @@ class Checkout:
                     f"--in-place: another git operation is under way here ({name}): finish it, or leave --in-place out"
                 )
         try:
-            self.home = repository.git("symbolic-ref", "--quiet", "--short", "HEAD").strip()
+            # `--short` would give heads/NAME where a tag has the branch's name, and a checkout of that detaches HEAD.
+            self.home = repository.git("symbolic-ref", "--quiet", "HEAD").strip().removeprefix("refs/heads/")
         except GitError:
             self.home = repository.git("rev-parse", "HEAD").strip()
 
@@ -94,10 +96,33 @@ def switch(checkout: Path, where: str, stop: Stop | None, with_submodules: bool)
         GitError: git cannot switch.
     """
     git(checkout, "reset", "--quiet", "--hard", stop=stop)
+    if with_submodules and (checkout / ".gitmodules").is_file():
+        git(checkout, "submodule", "--quiet", "foreach", "--recursive", "git reset --quiet --hard", stop=stop)
     detach = [] if _is_branch(checkout, where) else ["--detach"]
     git(checkout, "checkout", "--quiet", "--no-overwrite-ignore", *detach, where, "--", stop=stop)
-    if with_submodules and (checkout / ".gitmodules").is_file():
-        git(checkout, "submodule", "--quiet", "update", "--force", "--recursive", "--checkout", stop=stop)
+    if with_submodules:
+        _switch_submodules(checkout, stop)
+
+
+def _switch_submodules(checkout: Path, stop: Stop | None) -> None:
+    """Check out the recorded commits of the submodules. Untracked and ignored files in them are not overwritten.
+
+    Raises:
+        GitError: A commit is not available, or a file is in its way.
+    """
+    if not (checkout / ".gitmodules").is_file():
+        return
+    paths = submodule_paths(git(checkout, "config", "-z", "-f", ".gitmodules", "--list"))
+    # What `git submodule update --checkout` runs would overwrite ignored files.
+    how = f"!git -c core.hooksPath={os.devnull} checkout --quiet --no-overwrite-ignore --detach"
+    update = [word for name in paths for word in ("-c", f"submodule.{name}.update={how}")]
+    git(checkout, *update, "submodule", "--quiet", "update", stop=stop)
+    for path in paths.values():
+        if (checkout / path / ".git").exists():
+            git(
+                checkout / path, "checkout-index", "--all", "--quiet", stop=stop
+            )  # A probe may have deleted the folder.
+            _switch_submodules(checkout / path, stop)
 
 
 def _is_branch(checkout: Path, name: str) -> bool:
