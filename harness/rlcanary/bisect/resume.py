@@ -108,6 +108,11 @@ def clear_up(journal: Journal, repository: Repository) -> str | None:
 
 
 def _restore_checkout(journal: Journal, repository: Repository, home: str) -> str | None:
+    if journal.checkout != str(repository.toplevel):
+        return None  # Another checkout of the repository: a search there restores it.
+    if not _is_where_left(journal, repository):
+        journal.append("checkout-removed", home=home)  # The user has moved on.
+        return None
     # Without force: the user may have worked here since.
     try:
         repository.git("checkout", "--quiet", "--no-overwrite-ignore", home, "--")
@@ -115,6 +120,16 @@ def _restore_checkout(journal: Journal, repository: Repository, home: str) -> st
         return f"an earlier --in-place search was killed and moved this checkout: run `git checkout {home}` ({error})"
     journal.append("checkout-removed", home=home)
     return None
+
+
+def _is_where_left(journal: Journal, repository: Repository) -> bool:
+    """Whether HEAD is detached, at a commit that the search ran."""
+    try:
+        repository.git("symbolic-ref", "--quiet", "HEAD")
+    except GitError:
+        ran = {event["commit"] for event in journal.events() if event["event"] == "run"}
+        return repository.find("HEAD") in ran
+    return False
 
 
 def save_log(plan: Plan, header: Header, journal: Journal) -> Path:

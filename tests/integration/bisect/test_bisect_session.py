@@ -254,6 +254,38 @@ def test_in_place_search_returns_to_a_branch_that_shares_its_name_with_a_tag(his
     assert git(history, "symbolic-ref", "HEAD") == "refs/heads/main"
 
 
+@pytest.fixture
+def killed_in_place(history: Path, tmp_path: Path) -> Path:
+    """A checkout that a killed search left at c50."""
+    gate = tmp_path / "killed"
+    script = f"[ $(cat value) = 50 ] && {{ touch '{gate}'; sleep 87; }}; test $(cat value) -lt 63"
+    with started_search(history, *ENDS, "--in-place", "--", "sh", "-c", script) as search:
+        wait_for(gate.exists)
+        search.kill()
+        search.communicate()
+    return history
+
+
+def test_later_search_leaves_a_checkout_that_the_user_has_moved_since_the_kill(killed_in_place: Path) -> None:
+    git(killed_in_place, "checkout", "--quiet", "-b", "work")
+    found(bisect(killed_in_place, *ENDS, "--", "sh", "-c", "test $(cat value) -lt 63"))
+    assert git(killed_in_place, "symbolic-ref", "HEAD") == "refs/heads/work"
+    git(killed_in_place, "checkout", "--quiet", "--detach", "c51")
+    found(bisect(killed_in_place, *ENDS, "--fresh", "--", "sh", "-c", "test $(cat value) -lt 63"))
+    assert git(killed_in_place, "rev-parse", "HEAD") == git(killed_in_place, "rev-parse", "c51")
+
+
+def test_search_in_another_checkout_does_not_move_to_the_branch_of_the_killed_one(
+    killed_in_place: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    git(killed_in_place, "worktree", "add", "--quiet", "--detach", str(other), "c50")
+    found(bisect(other, *ENDS, "--", "sh", "-c", "test $(cat value) -lt 63"))
+    assert git(other, "rev-parse", "HEAD") == git(other, "rev-parse", "c50")
+    found(bisect(killed_in_place, *ENDS, "--", "sh", "-c", "test $(cat value) -lt 63"))
+    assert git(killed_in_place, "symbolic-ref", "HEAD") == "refs/heads/main"
+
+
 def test_checkout_of_a_killed_in_place_search_goes_home_at_the_next_start(history: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     script = f"[ $(cat value) = 50 ] && [ ! -e '{gate}' ] && {{ touch '{gate}'; sleep 87; }}; test $(cat value) -lt 63"
