@@ -150,6 +150,8 @@ def run(call: Call, stop: Stop) -> Ending:
     finally:
         # End a run that timed out or was interrupted, and any process that the command left behind.
         guarded.end(call.mark)
+    if guarded.status != ("ended", 0):
+        stop.check()  # The signal that asks the search to stop may have ended the command as well.
     word, number = guarded.status or ("ended", int(signal.SIGKILL))
     if word == "error":
         return _not_started(call, number)

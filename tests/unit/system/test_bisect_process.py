@@ -69,6 +69,14 @@ class StopWhen:
             raise Cancelled
 
 
+def test_command_that_the_signal_of_the_stop_ended_as_well_has_no_outcome(tmp_path: Path) -> None:
+    """A signal to the whole group, as of a scheduler: the run must not count as a failure of its commit."""
+    file = tmp_path / "asked"
+    call = Call(["sh", "-c", f"echo > '{file}'; kill -TERM $$"], tmp_path, os.environ, {}, tmp_path / "output")
+    with pytest.raises(Cancelled):
+        run(call, StopWhen(file))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a subreaper")
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["left behind", "of a run that is stopped"])
 def test_daemon_without_session_and_environment_ends_with_the_run(tmp_path: Path, is_stopped: bool) -> None:
