@@ -5,7 +5,7 @@ import json
 import platform
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -107,8 +107,8 @@ def _matters(mode: str, path: str, local: Sequence[str], repository: Repository)
 
 def _local_packages(repository: Repository, sha: str) -> list[str]:
     """List the folders of the repository that its dependencies name by path, except the repository itself."""
-    sources = _tables(_read(repository, f"{sha}:pyproject.toml")).get("uv", {}).get("sources", {})
-    paths = [source["path"] for source in sources.values() if isinstance(source, dict) and "path" in source]
+    sources = _table(_table(_tables(_read(repository, f"{sha}:pyproject.toml")).get("uv")).get("sources"))
+    paths = _texts([_table(source).get("path") for source in sources.values()])
     lines = (_read(repository, f"{sha}:requirements.txt") or "").splitlines()
     paths += [match[1] for line in lines if (match := re.match(r"\s*(?:-e\s+|--editable[ =])?(\./[\w./-]+)", line))]
     inside = [PurePosixPath(path).as_posix() for path in paths if not path.startswith(("/", ".."))]
@@ -126,12 +126,12 @@ def _digest(repository: Repository, path: str, blob: str, known: dict[str, str])
         except tomllib.TOMLDecodeError:
             known[blob] = blob
         else:
-            project = document.get("project", {})
+            project, tool = _table(document.get("project")), _table(document.get("tool"))
             kept = {
                 "build-system": document.get("build-system"),
                 "dependency-groups": document.get("dependency-groups"),
                 "project": {name: project.get(name) for name in PROJECT_TABLES},
-                "tool": {name: document.get("tool", {}).get(name) for name in TOOL_TABLES},
+                "tool": {name: tool.get(name) for name in TOOL_TABLES},
             }
             known[blob] = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
     return known[blob]
@@ -139,10 +139,9 @@ def _digest(repository: Repository, path: str, blob: str, known: dict[str, str])
 
 def _tables(text: str | None) -> dict[str, Any]:
     try:
-        tool = tomllib.loads(text or "").get("tool", {})
+        return _table(tomllib.loads(text or "").get("tool"))
     except tomllib.TOMLDecodeError:
         return {}  # Local packages are not known then; the blob still counts in the key.
-    return tool if isinstance(tool, dict) else {}
 
 
 def _read(repository: Repository, name: str) -> str | None:
@@ -153,29 +152,37 @@ def _read(repository: Repository, name: str) -> str | None:
 
 
 def development_requirements(pyproject: Path) -> list[str]:
-    """List the dependencies in a pyproject.toml, with those of its extras and groups `dev`, `test` and `tests`."""
+    """List the dependencies in a pyproject.toml, with those of its extras and groups `dev`, `test` and `tests`.
+
+    Raises:
+        ValueError: The file is not TOML in UTF-8.
+    """
     if not pyproject.is_file():
         return []
     document = tomllib.loads(pyproject.read_text(encoding="utf-8"))
-    project = document.get("project", {})
-    found = list(project.get("dependencies", []))
-    for tables in (project.get("optional-dependencies", {}), document.get("dependency-groups", {})):
+    project = _table(document.get("project"))
+    found = _texts(project.get("dependencies"))
+    for tables in (_table(project.get("optional-dependencies")), _table(document.get("dependency-groups"))):
         for name in ("dev", "test", "tests"):
-            found += _texts(tables.get(name, []))
+            found += _texts(tables.get(name))
     return list(dict.fromkeys(found))
 
 
 def source_folders(checkout: Path) -> list[Path]:
     """List the folders from which a checkout's own packages are imported."""
     pyproject = checkout / "pyproject.toml"
-    tools = _tables(pyproject.read_text(encoding="utf-8")) if pyproject.is_file() else {}
-    setuptools = tools.get("setuptools", {})
-    packages = setuptools.get("packages", {})
-    where = packages.get("find", {}).get("where", []) if isinstance(packages, dict) else []
-    declared = [*where, *setuptools.get("package-dir", {}).values()]
+    tools = _tables(pyproject.read_text(encoding="utf-8", errors="replace")) if pyproject.is_file() else {}
+    setuptools = _table(tools.get("setuptools"))
+    where = _texts(_table(_table(setuptools.get("packages")).get("find")).get("where"))
+    declared = [*where, *_texts(list(_table(setuptools.get("package-dir")).values()))]
     found = [checkout / folder for folder in ("src", *declared)]
     return [folder for folder in dict.fromkeys([*found, checkout]) if folder.is_dir()]
 
 
-def _texts(entries: Iterable[object]) -> list[str]:
-    return [entry for entry in entries if isinstance(entry, str)]
+def _table(value: object) -> dict[str, Any]:
+    """Return a table of a file that may hold anything. Empty where something else stands in its place."""
+    return value if isinstance(value, dict) else {}
+
+
+def _texts(entries: object) -> list[str]:
+    return [entry for entry in entries if isinstance(entry, str)] if isinstance(entries, list) else []

@@ -33,7 +33,11 @@ class Builder(Protocol):
         ...
 
     def commands(self, checkout: Path, folder: Path) -> list[list[str]]:
-        """Return the commands to run in `checkout`, in order."""
+        """Return the commands to run in `checkout`, in order.
+
+        Raises:
+            Untestable: The commit does not say what to build.
+        """
         ...
 
     def variables(self, folder: Path) -> Mapping[str, str]:
@@ -63,7 +67,10 @@ class Pip:
 
     def commands(self, checkout: Path, folder: Path) -> list[list[str]]:
         wanted = [word for file in REQUIREMENT_FILES if (checkout / file).is_file() for word in ("-r", file)]
-        wanted += development_requirements(checkout / "pyproject.toml")
+        try:
+            wanted += development_requirements(checkout / "pyproject.toml")
+        except ValueError as error:
+            raise Untestable(f"pyproject.toml cannot be read: {error}") from None
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         return [[self.python, "-m", "venv", str(folder)], *([[*pip, *wanted]] if wanted else [])]
 
