@@ -51,7 +51,8 @@ def git(directory: Path, *arguments: str, stop: Stop | None = None) -> str:
         "LC_ALL": "C",
     }
     process = subprocess.Popen(
-        ["git", "-c", f"core.hooksPath={os.devnull}", *arguments],
+        # With log.showSignature, lines of gpg come between those of `git log`.
+        ["git", "-c", f"core.hooksPath={os.devnull}", "-c", "log.showSignature=false", *arguments],
         cwd=directory,
         env=environment,
         stdin=subprocess.DEVNULL,

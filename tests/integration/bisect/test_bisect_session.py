@@ -448,3 +448,18 @@ def test_terminal_shows_the_posterior_and_a_pipe_gets_plain_lines(history: Path,
     plain = bisect(history, *ENDS, "--fresh", "--", *BUG, env={"NO_COLOR": "1"})
     assert "\x1b" not in plain.stdout + plain.stderr
     assert "likeliest culprit" not in plain.stderr
+
+
+def test_signatures_that_git_log_shows_do_not_confuse_the_search(history: Path, tmp_path: Path) -> None:
+    verifier = tmp_path / "gpg"
+    verifier.write_text("#!/bin/sh\necho 'gpg: Good signature' >&2\necho '[GNUPG:] GOODSIG 0 me'\n")
+    verifier.chmod(0o755)
+    git(history, "config", "gpg.program", str(verifier))
+    git(history, "config", "log.showSignature", "true")
+    facts, message = git(history, "cat-file", "commit", "c100").split("\n\n", 1)
+    signature = "gpgsig -----BEGIN PGP SIGNATURE-----\n \n AAAA\n -----END PGP SIGNATURE-----"
+    (tmp_path / "signed").write_text(f"{facts}\n{signature}\n\n{message}\n")
+    signed = git(history, "hash-object", "-t", "commit", "-w", str(tmp_path / "signed"))
+    assert "Good signature" in git(history, "log", "-1", signed)
+    result = bisect(history, *ENDS[:-1], signed, "--", "sh", "-c", "test $(cat value) -lt 63")
+    assert found(result) == "change 63 [wip]"
