@@ -226,10 +226,7 @@ def _writable(asked: Path | None, repository: Repository) -> Path:
     """Create the folder for the saved log and test that it is writable, before hours of runs."""
     folder = (repository.toplevel / "bisect-logs" if asked is None else asked).absolute()
     try:
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            if folder.is_relative_to(repository.toplevel):
-                (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+        make_save_folder(folder, repository)
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -237,3 +234,11 @@ def _writable(asked: Path | None, repository: Repository) -> Path:
             f"cannot write the log to {folder}: {error.strerror}; name another folder with --save-dir or BISECT_SAVE_DIR"
         ) from None
     return folder
+
+
+def make_save_folder(folder: Path, repository: Repository) -> None:
+    """Create the folder for the saved log if it is missing. git does not see it in the checkout."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        if folder.is_relative_to(repository.toplevel):
+            (folder / ".gitignore").write_text("*\n", encoding="utf-8")

@@ -5,7 +5,7 @@ import shlex
 from datetime import datetime
 from pathlib import Path
 
-from rlcanary.bisect.plan import Plan
+from rlcanary.bisect.plan import Plan, make_save_folder
 from rlcanary.bisect.record.git_log import format_log
 from rlcanary.bisect.record.journal import Header, Journal, Observation, now, open_idle
 from rlcanary.bisect.request import Request
@@ -133,7 +133,12 @@ def _is_where_left(journal: Journal, repository: Repository) -> bool:
 
 
 def save_log(plan: Plan, header: Header, journal: Journal) -> Path:
-    """Write the outcomes so far as a `git bisect log`."""
+    """Write the outcomes so far as a `git bisect log`.
+
+    Raises:
+        OSError: The log cannot be written.
+    """
+    make_save_folder(plan.save_dir, plan.repository)  # A run, or the user, may have deleted it since the start.
     stamp = f"bisect-{datetime.now():%Y%m%d-%H%M%S}-{plan.bad.short}"
     path = plan.save_dir / f"{stamp}.log"
     suffix = 1

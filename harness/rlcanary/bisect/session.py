@@ -114,9 +114,18 @@ def _keep_what_is_known(search: OpenSearch, loop: Loop) -> str:
 
 
 def _save_log(search: OpenSearch, loop: Loop) -> Path:
-    """Write the log. A finished search that is only shown again keeps the log it has."""
+    """Write the log. A finished search that is only shown again keeps the log it has.
+
+    Raises:
+        UserError: The log cannot be written.
+    """
     saved = Path((search.journal.last("end") or {}).get("log", ""))
-    return saved if not loop.runs and saved.is_file() else save_log(search.plan, search.header, search.journal)
+    if not loop.runs and saved.is_file():
+        return saved
+    try:
+        return save_log(search.plan, search.header, search.journal)
+    except OSError as error:
+        raise UserError(f"no log could be written ({error}): fix that and repeat the command") from error
 
 
 def _merges(search: OpenSearch, loop: Loop, culprit: str | None) -> tuple[Merge, ...]:

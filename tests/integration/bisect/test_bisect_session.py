@@ -450,6 +450,13 @@ def test_terminal_shows_the_posterior_and_a_pipe_gets_plain_lines(history: Path,
     assert "likeliest culprit" not in plain.stderr
 
 
+def test_folder_of_the_logs_that_a_run_deletes_is_made_again(history: Path) -> None:
+    script = f"rm -rf '{history}/bisect-logs'; test $(cat value) -lt 63"
+    assert found(bisect(history, *ENDS, "--", "sh", "-c", script)) == "change 63 [wip]"
+    assert len(list((history / "bisect-logs").glob("*.log"))) == 1
+    assert git(history, "status", "--short") == ""
+
+
 def test_signatures_that_git_log_shows_do_not_confuse_the_search(history: Path, tmp_path: Path) -> None:
     verifier = tmp_path / "gpg"
     verifier.write_text("#!/bin/sh\necho 'gpg: Good signature' >&2\necho '[GNUPG:] GOODSIG 0 me'\n")
