@@ -161,7 +161,7 @@ code=$?
 if [ -n "$asked_to_end" ]; then
   exit 143
 fi
-seconds=$(echo "$(date +%s.%N) $started" | awk '{{printf "%.3f", $1 - $2}}')
+seconds=$(echo "$(date +%s.%N) $started" | LC_ALL=C awk '{{printf "%.3f", $1 - $2}}')
 temporary={folder}/.result.json.$$.tmp
 printf '{{"exit_code": %d, "seconds": %s, "host": "%s"}}\\n' "$code" "$seconds" "$(hostname)" >"$temporary" &&
   sync "$temporary" && mv "$temporary" {result}
