@@ -40,6 +40,15 @@ def test_dry_run_prices_every_script_exactly_and_launches_nothing(tmp_path: Path
     assert "GPUS_PER_NODE is 'missing'" in refused.stderr
 
 
+def test_launch_keeps_the_gitignore_that_the_user_wrote_for_its_folder(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "p", **{"grpo-a": script(gpus=1, minutes=1)})
+    (project / "launches").mkdir()
+    (project / "launches" / ".gitignore").write_text("*\n!notes.md\n")
+    launch(project, "tests/test_suites/llm/grpo-a.sh", **LOCAL)
+    assert list((project / "launches").glob("grpo-a-*"))
+    assert (project / "launches" / ".gitignore").read_text() == "*\n!notes.md\n"
+
+
 def test_list_stands_for_its_scripts(tmp_path: Path) -> None:
     project = make_project(
         tmp_path / "p", **{"grpo-a": script(gpus=1, minutes=30), "grpo-b": script(gpus=2, minutes=60)}

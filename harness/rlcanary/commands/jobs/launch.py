@@ -175,6 +175,6 @@ def _folder(asked: Path | None, repository: Repository) -> Path:
         return asked.absolute()
     folder = repository.toplevel / "launches" if search is None else Path(search, "launches")
     folder.mkdir(exist_ok=True)
-    if search is None:
+    if search is None and not (folder / ".gitignore").exists():
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
     return folder
