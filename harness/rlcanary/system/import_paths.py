@@ -32,18 +32,20 @@ def find_import_paths(command: Sequence[str], toplevel: Path, directory: Path) -
     python = _interpreter(command, directory)
     if python is None:
         return ImportPaths((), ())
-    finished = subprocess.run(
-        [python, "-c", QUESTION],
-        cwd="/",
-        env=environment_without_repository(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if finished.returncode:
+    try:
+        finished = subprocess.run(
+            [python, "-c", QUESTION],
+            cwd="/",
+            env=environment_without_repository(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=True,
+        )
+        answer = json.loads(finished.stdout.splitlines()[-1])  # A sitecustomize may print lines of its own before.
+    except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
         return ImportPaths((), ())  # A Python that cannot start reports it when the command runs.
-    answer = json.loads(finished.stdout)
     prefixes = [Path(prefix).resolve() for prefix in answer["prefixes"]]
     folders: list[Path] = [Path(path).resolve() for path in answer["paths"] if Path(path).is_absolute()]
     unreachable: list[str] = []
@@ -69,8 +71,11 @@ def _interpreter(command: Sequence[str], directory: Path) -> str | None:
     if program is not None:
         if Path(program).name.startswith("python"):
             return program
-        with Path(program).open("rb") as file:
-            first = file.readline(4096)
+        try:
+            with Path(program).open("rb") as file:
+                first = file.readline(4096)
+        except OSError:
+            first = b""  # A program may be executable and not readable.
         if first.startswith(b"#!") and b"python" in first:
             words = first[2:].decode(errors="replace").split()
             return shutil.which(words[-1]) if words[0].endswith("/env") else words[0]
