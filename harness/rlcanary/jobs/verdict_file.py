@@ -30,14 +30,12 @@ def read_verdict_file(file: Path) -> Reading | None:
         guessed.
     """
     try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    try:
-        document = json.loads(text)
+        document = json.loads(file.read_text(encoding="utf-8"))
         outcome = Outcome(document["outcome"])
         if outcome is Outcome.MEASURED:
             raise ValueError("a metric's value is read elsewhere")
         return Reading(outcome, str(document["reason"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
         return Reading(Outcome.ABORT, f"the verdict in {file} cannot be read: {error!r}")
