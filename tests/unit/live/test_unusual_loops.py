@@ -1,6 +1,5 @@
 """Loops that are right and written in unusual ways are neither accused nor ended by the audit."""
 
-
 import pytest
 import torch
 from torch import Tensor
@@ -55,17 +54,20 @@ def test_micro_batches_may_share_a_buffer() -> None:
     assert findings_of(audit) == []
 
 
+def updated_in_halves(audit: Audit, rewards: tuple[list[float | None], ...]) -> None:
+    old = policy()
+    with audit.update() as update:
+        for rows, of_rows in zip((slice(0, 2), slice(2, 4)), rewards, strict=True):
+            logprobs = policy()[rows].requires_grad_()
+            given = {"advantages": ADVANTAGES[rows], "old_logprobs": old[rows], "rewards": of_rows}
+            update.watch(logprobs, mask=MASK[rows], **given)
+            loss_of(logprobs, old[rows], ADVANTAGES[rows]).backward()
+
+
 def test_an_update_of_which_a_micro_batch_could_not_be_watched_is_not_judged() -> None:
-    audit, old = Audit(DAPO, every=1, on_finding="log"), policy()
+    audit = Audit(DAPO, every=1, on_finding="log")
     with pytest.warns(UserWarning, match="the audit of an update failed") as told:
-        with audit.update() as update:
-            for start, rewards in ((0, [1.0, 0.0]), (2, [1.0, None])):
-                rows = slice(start, start + 2)
-                logprobs = policy()[rows].requires_grad_()
-                update.watch(
-                    logprobs, mask=MASK[rows], advantages=ADVANTAGES[rows], old_logprobs=old[rows], rewards=rewards
-                )
-                loss_of(logprobs, old[rows], ADVANTAGES[rows]).backward()
+        updated_in_halves(audit, ([1.0, 0.0], [1.0, None]))
     assert (findings_of(audit), len(told)) == ([], 1)
 
 
