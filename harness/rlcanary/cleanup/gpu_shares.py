@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+TAKEN = "RLCANARY_GPU_SHARE"  # the worker that has taken its share
 
 
 def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -30,11 +31,18 @@ def share(devices: Sequence[str], worker: int, workers: int) -> list[str]:
     return list(devices[place::workers]) if len(devices) >= workers else [devices[place % len(devices)]]
 
 
-def take_share(environment: Mapping[str, str] = os.environ) -> None:
-    """Leave only its own GPUs visible in a worker of xdist. Call it before CUDA is used."""
-    name, workers = environment.get("PYTEST_XDIST_WORKER"), environment.get("PYTEST_XDIST_WORKER_COUNT")
-    if name is None or workers is None:
+def take_share(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Leave only its own GPUs visible in a worker of xdist. Call it before CUDA is used.
+
+    A pytest that a test starts inherits the worker's variables and its share, of which it takes no share again.
+    """
+    name, workers = environment.get("PYTEST_XDIST_WORKER", ""), environment.get("PYTEST_XDIST_WORKER_COUNT")
+    number = name.removeprefix("gw")
+    taken = f"{environment.get('PYTEST_XDIST_TESTRUNUID')} {name}"
+    # --tx popen//id=NAME gives a worker a name without a number.
+    if workers is None or not number.isdecimal() or environment.get(TAKEN) == taken:
         return
     devices = visible_devices(environment)
     if devices:
-        os.environ[VARIABLE] = ",".join(share(devices, int(name.removeprefix("gw")), int(workers)))
+        environment[VARIABLE] = ",".join(share(devices, int(number), int(workers)))
+        environment[TAKEN] = taken

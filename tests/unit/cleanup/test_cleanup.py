@@ -12,7 +12,7 @@ from waiting import wait_for
 
 from rlcanary.cleanup import belongings
 from rlcanary.cleanup.frames import clear_tracebacks
-from rlcanary.cleanup.gpu_shares import share, visible_devices
+from rlcanary.cleanup.gpu_shares import share, take_share, visible_devices
 from rlcanary.cleanup.leaks import _gpu_tensors, growth, measure
 from rlcanary.system import processes
 
@@ -39,6 +39,24 @@ def test_worker_in_the_place_of_a_crashed_one_has_a_share_too() -> None:
 def test_share_is_taken_of_what_the_caller_may_use() -> None:
     assert visible_devices({"CUDA_VISIBLE_DEVICES": "4, 7"}) == ["4", "7"]
     assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+def test_pytest_inside_a_worker_takes_no_share_of_the_workers_share() -> None:
+    session = {"PYTEST_XDIST_TESTRUNUID": "a", "PYTEST_XDIST_WORKER_COUNT": "2"}
+    environment = {**session, "PYTEST_XDIST_WORKER": "gw1", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    for _ in range(2):
+        take_share(environment)
+        assert environment["CUDA_VISIBLE_DEVICES"] == "1,3"
+    # It may have workers of its own.
+    environment["PYTEST_XDIST_TESTRUNUID"] = "b"
+    take_share(environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_worker_without_a_number_keeps_the_callers_gpus() -> None:
+    environment = {"PYTEST_XDIST_WORKER": "alpha", "PYTEST_XDIST_WORKER_COUNT": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    take_share(environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 class Tensor:
