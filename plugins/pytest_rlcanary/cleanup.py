@@ -179,7 +179,7 @@ class Cleanup(Hooks):
         if self.measures_all or closest_mark(item, "leak_check") is not None:
             from rlcanary.cleanup.leaks import measure
 
-            self.before = measure()
+            self.before = measure(self.belongings.kept_commands)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
@@ -204,11 +204,12 @@ class Cleanup(Hooks):
             return
         from rlcanary.cleanup.leaks import measure
 
-        before = measure()
+        kept = self.belongings.kept_commands
+        before = measure(kept)
         try:
             yield
         finally:
-            self.before = self.before.with_growth(before, measure())
+            self.before = self.before.with_growth(before, measure(kept))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
@@ -241,7 +242,7 @@ class Cleanup(Hooks):
             from rlcanary.cleanup.leaks import exceeded, growth, measure
 
             gc.collect()
-            after = measure()
+            after = measure(self.belongings.kept_commands)
             item.stash[GREW] = [{"resource": g.resource, "text": str(g)} for g in growth(before, after)]
             broken = exceeded(before, after, allowed_growth(item))
         if left := self.put_back + self.belongings.end_left():

@@ -19,12 +19,12 @@ class Belongings:
 
     Attributes:
         spared: ids of processes that are not leaks, such as the guardian's.
-        keep: parts of command lines of processes that stay, in addition to `processes.KEPT_COMMANDS`.
+        kept_commands: parts of command lines of processes that stay: `processes.KEPT_COMMANDS` and those of the caller.
     """
 
     def __init__(self, spared: Iterable[int] = (), keep: Iterable[str] = ()) -> None:
         self._spared = set(spared)
-        self._patterns = (*processes.KEPT_COMMANDS, *keep)
+        self.kept_commands = (*processes.KEPT_COMMANDS, *keep)
         self._processes: set[ProcessId] = set()
         self._census_at_begin: Census | None = None
         self._ray = Holdings()
@@ -81,7 +81,7 @@ class Belongings:
         if not left:
             return left
         spared = ray_cluster.daemons() if ray_cluster.connected() else set()
-        return {p for p in left if p.pid not in spared and not processes.is_kept(p.pid, self._patterns)}
+        return {p for p in left if p.pid not in spared and not processes.is_kept(p.pid, self.kept_commands)}
 
     def end_left(self) -> list[str]:
         """End the test's leftovers and describe them."""

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,14 +70,20 @@ class Growth(NamedTuple):
         return f"{self.amount:+g} {UNITS.get(self.resource, self.resource)}{owners}"
 
 
-def measure() -> Resources:
+def measure(kept: Iterable[str] = processes.KEPT_COMMANDS) -> Resources:
     """Measure this process's resources now.
 
     Costs a few milliseconds, most of it for finding tensors on GPUs if there are any.
+
+    Args:
+        kept: parts of command lines of processes that a test may leave running.
     """
+    commands = {child: processes.command_line(child.pid) for child in processes.children()}
     members: dict[str, Mapping[Any, str]] = {
         "processes": {
-            p: processes.shortened(processes.command_line(p.pid)) or str(p.pid) for p in processes.children()
+            child: processes.shortened(command) or str(child.pid)
+            for child, command in commands.items()
+            if not any(part in command for part in kept)
         },
         "threads": {thread.native_id: thread.name for thread in threading.enumerate()},
         "fds": (files := _open_files()),

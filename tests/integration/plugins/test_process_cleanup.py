@@ -14,6 +14,7 @@ from waiting import HANG_S, wait_for
 LEAVING = """
 import multiprocessing, os, subprocess, sys, threading, time
 import pytest
+from multiprocessing import shared_memory
 from rlcanary.system import processes
 
 def commands():
@@ -50,6 +51,12 @@ def test_leaves_no_zombie_of_what_ended_before():
 def test_only_the_shared_service_is_left(service):
     assert [command for command in commands() if "guardian" not in command] == ["sleep 901"]
 
+@pytest.mark.leak_check
+def test_leaves_what_serves_every_test():
+    segment = shared_memory.SharedMemory(create=True, size=8)
+    segment.close(), segment.unlink()
+    subprocess.Popen(["sleep", "9070"])  # see rlcanary_keep_processes
+
 @pytest.mark.leak_check(processes=0)
 def test_may_leave_no_process():
     subprocess.Popen(["sleep", "906"])
@@ -67,7 +74,13 @@ def test_asks_for_the_unknown():
 
 @pytest.fixture(scope="module")
 def leaving(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_session(tmp_path_factory.mktemp("leaving"), LEAVING)
+    folder = tmp_path_factory.mktemp("leaving")
+    (folder / "pytest.ini").write_text("[pytest]\nrlcanary_keep_processes = sleep 9070\n")
+    return run_session(folder, LEAVING)
+
+
+def test_leak_check_does_not_count_processes_that_tests_may_leave(leaving: Run) -> None:
+    assert leaving.cases["test_leaves_what_serves_every_test"].outcome == "passed", leaving.output
 
 
 def test_processes_that_tests_leave_are_gone_and_those_of_shared_fixtures_stay(leaving: Run) -> None:
