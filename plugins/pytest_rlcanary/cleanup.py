@@ -315,6 +315,7 @@ class LeftAttacher(Hooks):
         if call.when == "teardown":
             if left := item.stash.get(LEFT, None):
                 setattr(report, LEFT_ATTRIBUTE, left)
+                del item.stash[LEFT]  # a plugin may run the test once more
             if grew := item.stash.get(GREW, None):
                 setattr(report, GREW_ATTRIBUTE, grew)
         return report

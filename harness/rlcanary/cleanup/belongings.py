@@ -91,8 +91,9 @@ class Belongings:
             ended.append("the torch.distributed process group")
         if self._updated_census() is not self._census_at_begin:
             ended += name_processes(processes.end(self.left_processes()))
-            # No caller asks for the exit codes of the test's processes, nor of orphans that came to this process.
-            processes.reap(processes.census().dead - self._processes)
+            # Orphans that came to this process, and children whose exit codes no object can ask for.
+            dead = processes.census().dead - self._processes
+            processes.reap(dead - processes.of_popen_objects(dead))
         return ended
 
     def end_session(self) -> list[str]:

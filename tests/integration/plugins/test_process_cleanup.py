@@ -274,3 +274,50 @@ def test_forked_child_that_comes_out_of_its_test_ends_and_cleans_up_nothing_of_t
     run = run_session(tmp_path, FORKING, "-p", "no:rlcanary-tracker", "-o", "rlcanary_timeout=20")
     assert run.code == 0, run.output
     assert int((tmp_path / "ended").read_text()) >> 8 == 1  # the child's session fails, of itself
+
+
+ASKED_LATER = """
+import os, subprocess, sys
+from rlcanary.system import processes
+
+STARTED = []
+
+def test_starts_one_that_ends():
+    STARTED.append(subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]))
+    os.waitid(os.P_PID, STARTED[0].pid, os.WEXITED | os.WNOWAIT)
+
+def test_asks_for_its_code():
+    assert STARTED[0].wait() == 3
+    assert processes.census().dead == set()
+"""
+
+
+def test_exit_code_of_a_process_that_a_test_started_can_be_asked_for_later(tmp_path: Path) -> None:
+    run = run_session(tmp_path, ASKED_LATER)
+    assert run.code == 0, run.output
+
+
+RUN_AGAIN = """
+import subprocess
+
+ATTEMPTS = []
+
+def test_leaves_a_process_once():
+    ATTEMPTS.append(len(ATTEMPTS))
+    if len(ATTEMPTS) == 1:
+        subprocess.Popen(["sleep", "913"])
+"""
+RUNS_TWICE = """
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    for _ in range(2):  # as pytest-rerunfailures does
+        item._initrequest()
+        runtestprotocol(item, nextitem=nextitem)
+    return True
+"""
+
+
+def test_second_attempt_of_a_test_is_not_named_with_what_the_first_left(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(RUNS_TWICE)
+    assert run_session(tmp_path, RUN_AGAIN).output.count("(sleep 913)") == 1
