@@ -197,6 +197,16 @@ def test_in_place_search_overwrites_no_file_in_a_submodule(with_submodule: Path,
     assert git(with_submodule, "status", "--short", "--untracked-files=no") == ""
 
 
+def test_in_place_search_leaves_edits_in_a_submodule_that_the_branch_no_longer_has(with_submodule: Path) -> None:
+    git(with_submodule, "rm", "--quiet", "--cached", "lib", ".gitmodules")
+    (with_submodule / ".gitmodules").unlink()
+    git(with_submodule, "commit", "--quiet", "-m", "without lib")
+    (with_submodule / "lib" / "n").write_text("edited\n")
+    result = bisect(with_submodule, "--good", "s1", "--bad", "HEAD", "--in-place", "--", "true")
+    assert "lib has uncommitted changes" in refusal(result)
+    assert (with_submodule / "lib" / "n").read_text() == "edited\n"
+
+
 def test_in_place_search_mends_a_submodule_that_a_run_deleted(with_submodule: Path) -> None:
     follows = "test $(cat lib/n) = $((($(cat value) + 1) / 2)) || exit 99; v=$(cat value); rm -rf lib"
     ends = "--deterministic", "--good", "s1", "--bad", "s40"

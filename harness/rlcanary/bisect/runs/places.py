@@ -98,10 +98,27 @@ def switch(checkout: Path, where: str, stop: Stop | None, with_submodules: bool)
     git(checkout, "reset", "--quiet", "--hard", stop=stop)
     if with_submodules and (checkout / ".gitmodules").is_file():
         git(checkout, "submodule", "--quiet", "foreach", "--recursive", "git reset --quiet --hard", stop=stop)
+    if with_submodules:
+        _check_submodules_that_come_back(checkout, where)
     detach = [] if _is_branch(checkout, where) else ["--detach"]
     git(checkout, "checkout", "--quiet", "--no-overwrite-ignore", *detach, where, "--", stop=stop)
     if with_submodules:
         _switch_submodules(checkout, stop)
+
+
+def _check_submodules_that_come_back(checkout: Path, where: str) -> None:
+    """Check that no folder left by a submodule of other commits has edits, which are the user's.
+
+    Raises:
+        GitError: One has.
+    """
+    here = git(checkout, "ls-files", "--stage", "-z").split("\0")
+    there = git(checkout, "ls-tree", "-r", "-z", where).split("\0")
+    known, wanted = ({e.split("\t", 1)[1] for e in entries if e.startswith("160000 ")} for entries in (here, there))
+    for path in sorted(wanted - known):
+        folder = checkout / path
+        if (folder / ".git").exists() and git(folder, "status", "--porcelain", "--untracked-files=no"):
+            raise GitError(["submodule"], f"{path} has uncommitted changes, and this checkout does not use it")
 
 
 def _switch_submodules(checkout: Path, stop: Stop | None) -> None:
