@@ -146,10 +146,19 @@ from pathlib import Path
 from rlcanary.cleanup import guardian
 from rlcanary.system import processes
 
+def has_pidfd(pid):
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if "pidfd" in os.readlink(fd):
+                return True
+        except FileNotFoundError:  # it opens and closes a file of every process at each look
+            pass
+    return False
+
 def wait_for_a_look():
     owner = str(os.getpid())
     while not (found := [p.pid for p in processes.children() if owner in processes.command_line(p.pid).split()
-                         and any("pidfd" in os.readlink(fd) for fd in Path(f"/proc/{p.pid}/fd").iterdir())]):
+                         and has_pidfd(p.pid)]):
         time.sleep(0.01)
     # It reads a file of every process twice at each look.
     reads = lambda: int(Path(f"/proc/{found[0]}/io").read_text().split("syscr: ")[1].split()[0])
@@ -173,7 +182,8 @@ def test_processes_of_a_killed_pytest_end(tmp_path: Path) -> None:
     (tmp_path / "test_inner.py").write_text(KILLED)
     (tmp_path / "pytest.ini").touch()
     process = subprocess.Popen([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, stdout=subprocess.DEVNULL)
-    wait_for((tmp_path / "ready").exists)
+    wait_for(lambda: (tmp_path / "ready").exists() or process.poll() is not None)
+    assert process.poll() is None, "the inner test failed"
     descendants = psutil.Process(process.pid).children(recursive=True)
     assert len(descendants) >= 5  # with the guardian
     os.kill(process.pid, signal.SIGKILL)
