@@ -96,4 +96,4 @@ def _evaluating(state: Any, items: list[Item]) -> Any:
 
 
 def _fingerprint(text: str) -> float:
-    return zlib.crc32(text.encode()) % 1000 / 1000
+    return zlib.crc32(text.encode()) / 2**32
