@@ -172,9 +172,9 @@ class RunReporter(Hooks):
         if self.has_workers:
             self.run.open_as_a_worker_did()
         is_subtest = type(report) is not pytest.TestReport
+        xfail, spent_s = hasattr(report, "wasxfail"), 0.0 if is_subtest else report.duration
         # A subtest that fails fails its test, of which pytest says so later or, under xdist, never; its time is its test's.
-        if report.failed or not is_subtest:
-            xfail, spent_s = hasattr(report, "wasxfail"), 0.0 if is_subtest else report.duration
+        if report.failed or (report.skipped and xfail) or not is_subtest:
             over = self.outcomes.add(report.nodeid, str(report.when), report.outcome, xfail, spent_s)
             if over is not None:
                 self.run.add_outcome(report.nodeid, over)

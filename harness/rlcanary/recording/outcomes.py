@@ -46,6 +46,6 @@ def _combined(so_far: str, when: str, outcome: str, xfail: bool) -> str:
         return "error" if when in ("setup", "teardown") else "failed"
     if outcome == "skipped":
         return "xfailed" if xfail else "skipped"
-    if xfail and when == "call":
+    if xfail and when == "call" and so_far != "xfailed":  # a subtest failed as expected
         return "xpassed"
     return so_far

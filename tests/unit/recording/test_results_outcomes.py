@@ -29,6 +29,7 @@ def test_failure_after_a_failed_attempt_is_a_failure() -> None:
 
 
 SUBTESTS = """
+import pytest
 import unittest
 
 def test_failed(subtests, tracker):
@@ -36,6 +37,16 @@ def test_failed(subtests, tracker):
         assert False
 
 def test_passed(subtests):
+    with subtests.test("a"):
+        pass
+
+@pytest.mark.xfail
+def test_failed_as_expected(subtests):
+    with subtests.test("a"):
+        assert False
+
+@pytest.mark.xfail
+def test_failed_nowhere(subtests):
     with subtests.test("a"):
         pass
 
@@ -58,5 +69,7 @@ def test_test_with_a_failed_subtest_is_a_failure(
     assert {nodeid.partition("::")[2]: test["outcome"] for nodeid, test in tests.items()} == {
         "test_failed": "failed",
         "test_passed": "passed",
+        "test_failed_as_expected": "xfailed",
+        "test_failed_nowhere": "xpassed",
         "TestUnit::test_failed": "failed",
     }
