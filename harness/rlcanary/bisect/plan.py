@@ -201,7 +201,8 @@ def _find_command(request: Request, repository: Repository, good: str, bad: str)
         UserError: Neither this machine nor the history has the program, or GOOD lacks the script.
     """
     program = request.command[0]
-    if "/" not in program and shutil.which(program) is None:
+    is_in_an_environment = request.env not in ("auto", "none")  # where the program may be, once it is built
+    if "/" not in program and shutil.which(program) is None and not is_in_an_environment:
         separately = "give its words separately, without quotes around all of them"
         hint = separately if " " in program else "check the spelling"
         raise UserError(f"command not found: {program!r}: {hint}, or use `bash -c '…'` for shell syntax")

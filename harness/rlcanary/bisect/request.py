@@ -68,5 +68,5 @@ class Request:
             if value is True:
                 words.append(option)
             for one in value if isinstance(value, tuple) else () if value is True else (value,):
-                words += [option, f"{one:g}" if isinstance(one, float) else str(one)]
+                words += [option, str(one).removesuffix(".0") if isinstance(one, float) else str(one)]
         return words

@@ -127,6 +127,14 @@ def test_command_of_the_user_fills_the_environment(with_pip: Path, cache: Path) 
     assert 2 <= built(result) <= 3
 
 
+def test_program_that_only_the_built_environment_has_is_found(with_pip: Path, cache: Path) -> None:
+    tool = "printf '#!/bin/sh\\ntest $(cat number) -lt 13\\n'"
+    fill = f"mkdir -p $RLCANARY_ENV/bin && {tool} > $RLCANARY_ENV/bin/mytool && chmod +x $RLCANARY_ENV/bin/mytool"
+    ends = "--good", "c1", "--bad", f"c{COMMITS}"
+    result = bisect(with_pip, *ends, "--env-dir", str(cache), "--env", fill, "--", "mytool")
+    assert found(result) == "change 13 [wip]"
+
+
 def test_build_that_was_killed_half_way_is_never_used(with_pip: Path, cache: Path, tmp_path: Path) -> None:
     """The first build hangs after it has made the folder, and the driver is killed; the next start builds it anew."""
     gate, hang = tmp_path / "gate", ["sleep", f"83.{os.getpid()}"]
