@@ -226,18 +226,19 @@ def test_dry_run_predicts_runs_and_time_and_starts_nothing(history: Path, tmp_pa
 
 def test_in_place_search_leaves_branch_untracked_and_ignored_files(tmp_path: Path) -> None:
     def files(i: int) -> dict[str, str]:
-        return {"value": f"{i}\n", ".gitignore": "model.bin\n"} | ({"model.bin": "tracked\n"} if i == 50 else {})
+        tracked = {"model.bin": "tracked\n", "data/x": "tracked\n"} if i == 50 else {}
+        return {"value": f"{i}\n", ".gitignore": "model.bin\n", **tracked}
 
     repository = make_history(tmp_path / "r", 100, files)
-    for name in ("model.bin", "notes"):
+    for name in ("model.bin", "notes", "data"):
         (repository / name).write_text("mine\n")
     before = contents(repository)
     where = f"[ \"$PWD\" = '{repository}' ] || exit 99; echo dirty > value.new; cp value x; echo 0 > value"
     result = bisect(repository, *ENDS, "--in-place", "--", "sh", "-c", f"{where}; test $(cat x) -lt 63")
     assert found(result) == "change 63 [wip]"
-    assert "in the way of this commit: " in result.stderr
+    assert "in the way of this commit: data, model.bin: " in result.stderr
     assert git(repository, "symbolic-ref", "HEAD") == "refs/heads/main"
-    assert {"model.bin", "notes"} <= {
+    assert {"model.bin", "notes", "data"} <= {
         line[3:] for line in git(repository, "status", "--short", "--ignored").splitlines()
     }
     after = contents(repository)

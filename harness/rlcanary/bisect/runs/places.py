@@ -65,23 +65,28 @@ class Checkout:
             self.home = repository.git("rev-parse", "HEAD").strip()
 
     def prepare(self, sha: str, pinned: Sequence[PinnedFile] = (), stop: Stop | None = None) -> None:
-        new: list[str] = []
-        in_the_way: list[str] = []
+        new: dict[str, str | None] = {}  # with what is in their way
         try:
             git(self.path, "reset", "--quiet", "--hard", stop=stop)
-            new = git(self.path, "diff", "--name-only", "--no-renames", "--diff-filter=A", "-z", "HEAD", sha).split(
-                "\0"
-            )
-            in_the_way = [name for name in new if name and os.path.lexists(self.path / name)]
+            added = git(self.path, "diff", "--name-only", "--no-renames", "--diff-filter=A", "-z", "HEAD", sha)
+            new = {name: self._in_the_way(name) for name in added.split("\0") if name}
             switch(self.path, sha, stop, self._with_submodules)
         except GitError as error:
-            for name in set(new) - {"", *in_the_way}:  # A failed checkout leaves the files that git wrote first.
-                if not (self.path / name).is_dir():
+            for name, obstacle in new.items():  # A failed checkout leaves the files that git wrote first.
+                if obstacle is None and not (self.path / name).is_dir():
                     (self.path / name).unlink(missing_ok=True)
-            why = f"in the way of this commit: {', '.join(in_the_way)}" if in_the_way else "git cannot check it out"
+            obstacles = dict.fromkeys(obstacle for obstacle in new.values() if obstacle)
+            why = f"in the way of this commit: {', '.join(obstacles)}" if obstacles else "git cannot check it out"
             raise Untestable(f"{why}: {error}") from None
         for file in pinned:
             file.lay_over(self.path)
+
+    def _in_the_way(self, name: str) -> str | None:
+        """Return the file that is where this one is to be, or where it needs a folder; None if there is none."""
+        if os.path.lexists(self.path / name):
+            return name
+        folders = (self.path / folder for folder in Path(name).parents)
+        return next((str(each.relative_to(self.path)) for each in folders if each.is_file()), None)
 
     def remove(self) -> None:
         switch(self.path, self.home, None, self._with_submodules)
