@@ -42,6 +42,14 @@ def test_script_of_the_command_does_not_change_under_the_search(
     )
 
 
+@pytest.mark.parametrize("option", ["-e", "-ne"])
+def test_code_of_an_interpreter_is_not_taken_for_a_file(tmp_path: Path, option: str) -> None:
+    repository = make_history(tmp_path / "r", 16, numbered)
+    code = "exit($_/1 >= 9)" if "n" in option else "exit(<>/1 >= 9)"
+    result = bisect(repository, "--good", "c1", "--bad", "c16", "--", "perl", option, code, "value")
+    assert found(result) == "change 9 [wip]"
+
+
 def test_absolute_path_of_a_test_means_the_commits_test(tmp_path: Path) -> None:
     repository = make_history(
         tmp_path / "r", 16, lambda i: {"test_x.py": f"def test_x():\n    assert {i} < 9\n", "conftest.py": ""}

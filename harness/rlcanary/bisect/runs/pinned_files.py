@@ -141,7 +141,9 @@ def _script_index(arguments: Sequence[str], here: Path) -> int | None:
 
 
 def _is_code(option: str, interpreter: str) -> bool:
-    return CODE_OPTION.fullmatch(option) is not None or (option == "-e" and interpreter in TAKES_CODE_AFTER_E)
+    return CODE_OPTION.fullmatch(option) is not None or (
+        interpreter in TAKES_CODE_AFTER_E and re.fullmatch(r"-\w*e", option) is not None
+    )
 
 
 def _is_script(file: Path) -> bool:
