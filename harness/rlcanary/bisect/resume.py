@@ -2,11 +2,12 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from rlcanary.bisect.plan import Plan, make_save_folder
-from rlcanary.bisect.record.git_log import format_log
+from rlcanary.bisect.record.git_log import Mark, format_log
 from rlcanary.bisect.record.journal import Header, Journal, Observation, now, open_idle
 from rlcanary.bisect.request import Request
 from rlcanary.bisect.runs.outputs import KEPT_SEARCHES, delete_outputs
@@ -18,7 +19,8 @@ from rlcanary.system.git import GitError, Repository
 from rlcanary.system.sessions import end_marked
 
 MARK_VARIABLE = "RLCANARY_BISECT_JOURNAL"
-
+FROM_LOG = "from the log"
+"""The reason of an outcome that a replayed log gave."""
 
 RESULTS = ("found", "range", "relapse")
 """The statuses of a search with a result."""
@@ -30,7 +32,6 @@ def open_journal(store: Path, header: Header, request: Request, plan: Plan, disp
     Killed searches are cleaned up first.
     """
     same, newer_start = None, False
-    continues = not request.fresh and request.replay is None
     for number, journal in enumerate(open_idle(store, lambda text: display.notice(f"warning: {text}"))):
         try:
             advice = clear_up(journal, plan.repository)
@@ -42,7 +43,11 @@ def open_journal(store: Path, header: Header, request: Request, plan: Plan, disp
             delete_outputs(journal.folder)
         is_same = journal.header == header
         has_result = not newer_start and _is_result(journal, request, plan)
-        if same is None and continues and is_same and (has_result or not journal.is_finished):
+        if request.replay is None:
+            continues = has_result or not journal.is_finished
+        else:
+            continues = not journal.is_finished and _began_with(plan.marks, journal)
+        if same is None and is_same and continues and not request.fresh:
             same = journal
             continue
         newer_start = newer_start or is_same
@@ -53,7 +58,7 @@ def open_journal(store: Path, header: Header, request: Request, plan: Plan, disp
         journal = Journal.create(store, header, plan.repository.toplevel)
         journal.record_request(request.document(), plan.trusted, repr(plan.table))
         for mark in plan.marks:
-            journal.record(Observation(mark.commit, mark.outcome, "from the log", time=now(), value=mark.value))
+            journal.record(Observation(mark.commit, mark.outcome, FROM_LOG, time=now(), value=mark.value))
         return journal
     known = len(same.observations())
     if same.is_finished:
@@ -66,6 +71,12 @@ def open_journal(store: Path, header: Header, request: Request, plan: Plan, disp
     for text in same.damage:
         display.notice(f"warning: {text}")
     return same
+
+
+def _began_with(marks: Sequence[Mark], journal: Journal) -> bool:
+    """Whether the search began with these outcomes of a log."""
+    told = (Mark(each.commit, each.outcome, each.value) for each in journal.observations() if each.reason == FROM_LOG)
+    return list(told) == list(marks)
 
 
 def _is_result(journal: Journal, request: Request, plan: Plan) -> bool:

@@ -92,6 +92,23 @@ def test_same_command_continues_after_sigkill_and_clears_up(history: Path, tmp_p
     assert "continuing" not in again.stderr
 
 
+def test_same_replay_continues_after_sigkill(history: Path, tmp_path: Path) -> None:
+    counter, child, log = tmp_path / "runs", tmp_path / "runs.child", tmp_path / "log"
+    good, bad, known = (git(history, "rev-parse", name) for name in ("c1", "c100", "c30"))
+    log.write_text(f"git bisect start {bad} {good}\ngit bisect good {known}\n")
+    arguments = "--replay", str(log), "--", *slow_from_the_fourth_run(counter)
+    with started_search(history, *arguments) as search:
+        wait_for(lambda: child.exists() and child.read_text().strip())
+        search.kill()
+        search.communicate()
+    result = bisect(history, *arguments)
+    assert found(result) == "change 63 [wip]"
+    assert "continuing" in result.stderr
+    assert not set(values(counter)[:3]) & set(values(counter)[4:])
+    log.write_text(log.read_text() + f"git bisect good {git(history, 'rev-parse', 'c50')}\n")
+    assert "continuing" not in bisect(history, *arguments).stderr
+
+
 def test_second_start_is_refused_and_the_first_finishes(history: Path, tmp_path: Path) -> None:
     """B34"""
     counter, gate = tmp_path / "runs", tmp_path / "gate"
