@@ -255,15 +255,20 @@ def test_in_place_search_returns_to_a_branch_that_shares_its_name_with_a_tag(his
     assert git(history, "symbolic-ref", "HEAD") == "refs/heads/main"
 
 
-@pytest.fixture
-def killed_in_place(history: Path, tmp_path: Path) -> Path:
-    """A checkout that a killed search left at c50."""
-    gate = tmp_path / "killed"
-    script = f"[ $(cat value) = 50 ] && {{ touch '{gate}'; sleep 87; }}; test $(cat value) -lt 63"
+def kill_at_c50(history: Path, gate: Path) -> str:
+    """Kill an in-place search in its run of c50, and return its script, which does not hang again."""
+    script = f"[ $(cat value) = 50 ] && [ ! -e '{gate}' ] && {{ touch '{gate}'; sleep 87; }}; test $(cat value) -lt 63"
     with started_search(history, *ENDS, "--in-place", "--", "sh", "-c", script) as search:
         wait_for(gate.exists)
         search.kill()
         search.communicate()
+    return script
+
+
+@pytest.fixture
+def killed_in_place(history: Path, tmp_path: Path) -> Path:
+    """A checkout that a killed search left at c50."""
+    kill_at_c50(history, tmp_path / "killed")
     return history
 
 
@@ -288,12 +293,7 @@ def test_search_in_another_checkout_does_not_move_to_the_branch_of_the_killed_on
 
 
 def test_checkout_of_a_killed_in_place_search_goes_home_at_the_next_start(history: Path, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    script = f"[ $(cat value) = 50 ] && [ ! -e '{gate}' ] && {{ touch '{gate}'; sleep 87; }}; test $(cat value) -lt 63"
-    with started_search(history, *ENDS, "--in-place", "--", "sh", "-c", script) as search:
-        wait_for(gate.exists)
-        search.kill()
-        search.communicate()
+    script = kill_at_c50(history, tmp_path / "gate")
     assert git(history, "rev-parse", "HEAD") == git(history, "rev-parse", "c50")
     result = bisect(history, *ENDS, "--in-place", "--", "sh", "-c", script)
     assert found(result) == "change 63 [wip]"
