@@ -7,7 +7,7 @@ planted: every bug of the museum that such a run reaches is planted in it; a fin
 healthy: runs of four kinds: rows one version old, low-rank adapters, an engine in bfloat16, and four micro-batches.
 simulated: runs of 5,000 audited updates, from what an engine in bfloat16 made of one real run.
 cost: CPU time of the process, with the audit against without, in alternating runs, and the memory of tensors.
-trainers: the same CPU time inside TRL's trainer and the bundled one.
+trainers: the same CPU time inside TRL's trainer and the bundled one, and that of a second run without the audit: chance.
 
 With a journal an interrupted benchmark goes on where it stopped: a nightly adds runs to those of the nights before.
 """
@@ -105,15 +105,15 @@ def of_trainers(arguments: argparse.Namespace) -> dict[str, Any]:
     """Time whole trainers with the audit and without it, and print the ratios."""
     from audited_runs import trainers  # TRL takes seconds to import
 
-    repeats, features, tokens = (1, 64, 16) if arguments.quick else (3, 512, 128)
-    ratios = {
-        (name, every): trainers.cost(name, every, repeats, features, tokens)
-        for name in trainers.TRAINERS
-        for every in (1, 20)
-    }
-    for (name, every), ratio in ratios.items():
-        console.print(f"{name}, every={every}: {ratio:.3f} times the CPU time of a step without the audit")
-    return {"trainers": {f"{name}, every={every}": ratio for (name, every), ratio in ratios.items()}}
+    steps, features, tokens = (3, 64, 16) if arguments.quick else (101, 512, 128)
+    figures = {}
+    for name in trainers.TRAINERS:
+        steps_of_one = trainers.costs(name, steps, features, tokens)
+        for ratios in track(steps_of_one, f"steps in {name}", steps - 1, console=quiet, transient=True):
+            figures[name] = ratios
+        for run, ratio in figures[name].items():
+            console.print(f"{name}, {run}: {ratio:.3f} times the CPU time of a step without the audit")
+    return {"trainers": figures}
 
 
 def main() -> None:
