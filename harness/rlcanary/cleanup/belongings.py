@@ -91,6 +91,8 @@ class Belongings:
             ended.append("the torch.distributed process group")
         if self._updated_census() is not self._census_at_begin:
             ended += name_processes(processes.end(self.left_processes()))
+            if multiprocessing := sys.modules.get("multiprocessing"):
+                multiprocessing.active_children()  # notes the exit codes of its processes that have ended
             # Orphans that came to this process, and children whose exit codes no object can ask for.
             dead = processes.census().dead - self._processes
             processes.reap(dead - processes.of_popen_objects(dead))

@@ -287,17 +287,22 @@ def test_forked_child_that_comes_out_of_its_test_ends_and_cleans_up_nothing_of_t
 
 
 ASKED_LATER = """
-import os, subprocess, sys
+import multiprocessing, os, subprocess, sys
 from rlcanary.system import processes
 
 STARTED = []
 
 def test_starts_one_that_ends():
     STARTED.append(subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]))
-    os.waitid(os.P_PID, STARTED[0].pid, os.WEXITED | os.WNOWAIT)
+    STARTED.append(multiprocessing.get_context("fork").Process(target=sys.exit, args=(4,)))
+    STARTED[1].start()
+    for each in STARTED:
+        os.waitid(os.P_PID, each.pid, os.WEXITED | os.WNOWAIT)
 
 def test_asks_for_its_code():
     assert STARTED[0].wait() == 3
+    STARTED[1].join()
+    assert (STARTED[1].exitcode, STARTED[1].is_alive()) == (4, False)
     assert processes.census().dead == set()
 """
 
