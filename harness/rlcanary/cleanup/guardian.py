@@ -15,7 +15,7 @@ import time
 # Names every pytest session that a process descends from, separated by spaces: pytest may run pytest.
 MARK_VARIABLE = "RLCANARY_SESSION"
 LOOK_SECONDS = 1.0
-COST_SHARE = 100  # looking takes at most one part in this many, on hosts with thousands of processes too
+COST_SHARE = 100  # looking takes at most one part in this many of a core, on hosts with thousands of processes too
 OWN_ACCORD_SECONDS = 0.5  # Ray's processes end by themselves when their driver is gone
 TERM_SECONDS = 1.0
 TERM, KILL = 15, 9  # as on every Linux
@@ -112,9 +112,9 @@ def guard(mark: str, owner: int, owner_started: int) -> None:
     except OSError:  # already gone, or a kernel before 5.3, where the end is noticed at the next look
         ended = []
     while start_time(owner) == owner_started:
-        began = time.monotonic()
+        began = time.thread_time()  # on a busy host a look may wait for seconds, which must not keep the next one off
         known |= descendants(owner)
-        select.select(ended, [], [], max(LOOK_SECONDS, COST_SHARE * (time.monotonic() - began)))
+        select.select(ended, [], [], max(LOOK_SECONDS, COST_SHARE * (time.thread_time() - began)))
     end(known, mark)
 
 
