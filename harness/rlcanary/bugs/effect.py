@@ -1,4 +1,4 @@
-"""What a bug of the museum does to one batch: the push on each token, of the reference and of the bug."""
+"""The effect of a museum bug on one batch: the push on each token, by the reference and by the bug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an adapter declines."""
+"""The exception with which an adapter declines a capability."""
 
 
 class NotProvided(Exception):

@@ -33,7 +33,7 @@ log = logging.getLogger("rlcanary.live")
 
 
 class Evidence(Protocol):
-    """What is known of a run by now, as a checkpoint keeps it."""
+    """Evidence that adds up over a run, and that its checkpoints keep."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return it in plain values."""

@@ -51,7 +51,7 @@ BOUNDS = {
 
 
 class Sampling:
-    """What is known of the sampler of a run."""
+    """The evidence on the sampler of a run so far."""
 
     def __init__(self) -> None:
         self._bets = {name: Bets(bound, len(BOUNDS)) for name, bound in BOUNDS.items()}

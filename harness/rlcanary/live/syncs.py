@@ -20,7 +20,7 @@ SAME = 1 / 1024
 
 
 class Syncs:
-    """What is known of the syncs of a run: how far the engine was away behind the first one."""
+    """The evidence on the weight syncs of a run so far: how far the engine was away behind the first one."""
 
     def __init__(self) -> None:
         self._at_start: float | None = None

@@ -23,7 +23,7 @@ OF_ROWS = ("rewards", "group_ids", "advantages", "versions")
 
 
 class Auditor(Protocol):
-    """What an update reports to: `rlcanary.live.Audit`."""
+    """The audit that an update reports to, as this module sees `rlcanary.live.Audit`."""
 
     conventions: Conventions | None
     max_staleness: int | None

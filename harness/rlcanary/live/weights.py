@@ -1,4 +1,4 @@
-"""What an update did to the weights, told from one number of each parameter before and behind it."""
+"""The effect of an update on the weights, told from one number of each parameter before and behind it."""
 
 from __future__ import annotations
 

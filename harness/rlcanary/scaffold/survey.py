@@ -25,7 +25,7 @@ SKIPPED = {"node_modules", "site-packages", "build", "dist", "venv", "__pycache_
 
 @dataclass(frozen=True)
 class Survey:
-    """What a repository has.
+    """The facts about a repository that `rlcanary init` starts from.
 
     Attributes:
         root: its folder.

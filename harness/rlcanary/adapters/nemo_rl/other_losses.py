@@ -20,7 +20,7 @@ PREFERENCES = {
 
 
 class OtherLosses(Adapter):
-    """What is trained beside the policy, and before it."""
+    """Losses of a critic, of labels and of preferences."""
 
     def value_loss(self, batch: ValueBatch) -> LossOutput:
         import torch

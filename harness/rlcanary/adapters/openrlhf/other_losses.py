@@ -24,7 +24,7 @@ PREFERENCES = {
 
 
 class OtherLosses(OpenrlhfBase):
-    """What is trained before reinforcement learning."""
+    """Losses of training before reinforcement learning."""
 
     def supervised_loss(self, batch: SupervisedBatch) -> LossOutput:
         """Run `SFTTrainer.fit` on one batch, which goes backward once."""

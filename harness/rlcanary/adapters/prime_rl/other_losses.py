@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OtherLosses(Adapter):
-    """What is trained beside the policy's reward, and the metrics of an evaluation."""
+    """Losses besides the policy's, and the metrics of an evaluation."""
 
     def supervised_loss(self, batch: SupervisedBatch) -> LossOutput:
         """Compute the component of cross entropy, whose weights are the mask."""

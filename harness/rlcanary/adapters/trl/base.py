@@ -1,4 +1,4 @@
-"""What all capabilities of the TRL adapter start from: settings, conventions and a real trainer."""
+"""The base of all capabilities of the TRL adapter: settings, conventions and a real trainer."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PROGRESS = ("state", "control", "_step", "_metrics", "_tr_loss", "_total_loss_sc
 
 
 class TrlLayouts(TrlBase):
-    """What each rank computes, by threads that share the model."""
+    """One update on several ranks, which are threads that share the model."""
 
     def sharded_update(self, state: Any, batch: CollatedBatch, layout: Layout) -> dict[str, float]:
         """Run the loop on rank 0 and the same training steps on the others, whose gradients are averaged."""

@@ -42,7 +42,7 @@ CHUNK = 256
 
 
 class TrlLosses(TrlBase):
-    """What is trained before, beside or in place of reinforcement learning."""
+    """Losses of training before, beside or in place of reinforcement learning."""
 
     def supervised_loss(self, batch: SupervisedBatch) -> LossOutput:
         import torch

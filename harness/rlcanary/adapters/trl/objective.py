@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class TrlObjective(TrlBase):
-    """What the loss of an update is made of."""
+    """The parts of an update's loss, and the loss itself."""
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         from trl.trainer.utils import selective_log_softmax

@@ -22,7 +22,7 @@ ALWAYS = {**QUIETLY, "report_to": "none"}
 
 
 class TrlPreparation(TrlBase):
-    """What a run starts from."""
+    """A verifier, and the settings that a run really uses."""
 
     def verify(self, answer: Answer) -> bool:
         accuracy_reward = part("trl.rewards:accuracy_reward")

@@ -32,7 +32,7 @@ METRICS = {
 
 
 class TrlReporting(TrlBase):
-    """What a run logs of its rollouts."""
+    """Numbers and samples that a run logs of its rollouts."""
 
     def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
         if any(each.finish_reason == "abort" for group in batch.groups for each in group.completions):

@@ -22,7 +22,7 @@ TIMES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "ep
 
 
 class TrlTraining(TrlBase):
-    """What a run does with its state."""
+    """Updates, checkpoints and evaluations of a run's state."""
 
     def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
         settings = {"max_steps": UPDATES, **self.settings, "learning_rate": learning_rate}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Building(Rollouts):
-    """What a run builds before its first update, saves and loads."""
+    """The start of a run, and its checkpoints."""
 
     def build(self, settings: RunSettings, model: Any) -> Any:
         """Build module, adapters, optimizer and schedule as the engine does."""

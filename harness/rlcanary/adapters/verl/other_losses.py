@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OtherLosses(Building):
-    """What is trained before or beside reinforcement learning."""
+    """Losses of training before or beside reinforcement learning."""
 
     def supervised_loss(self, batch: SupervisedBatch) -> LossOutput:
         from verl.workers.utils.losses import sft_loss

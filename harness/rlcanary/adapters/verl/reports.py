@@ -29,7 +29,7 @@ METRICS = {
 
 
 class Reports(Updates):
-    """What a run logs."""
+    """Numbers and samples that a run logs."""
 
     def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
         """Compute the trainer's metrics of a step, whose number is one above that of its last weight sync."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Updates(Objective):
-    """What a run does with a rollout batch."""
+    """The updates of a run on a rollout batch."""
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         """Run the trainer's step with one update on all rows."""

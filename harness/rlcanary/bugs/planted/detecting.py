@@ -20,7 +20,7 @@ Outcome = Literal["caught", "missed", "raises", "elsewhere"]
 
 @dataclass(frozen=True)
 class Sighting:
-    """What the checks say of a bug in a framework.
+    """The verdict of the checks on a bug in a framework.
 
     Attributes:
         adapter: the name of the framework's adapter.

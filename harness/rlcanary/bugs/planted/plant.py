@@ -31,7 +31,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Plant:
-    """What brings a museum bug back into a framework.
+    """The change that brings a museum bug back into a framework.
 
     Attributes:
         bug: the bug's id in the museum.

@@ -1,1 +1,1 @@
-"""What the results of checks come to: causes, groups, coverage, what was expected, and the report."""
+"""Evaluation of the results of checks: causes, groups, coverage, expected failures and the reports."""

@@ -1,4 +1,4 @@
-"""How much of the suite ran, and the capability that would let most of the rest run."""
+"""The share of the suite that ran, and the capability that would let most of the rest run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the suite ran.
+    """The share of the suite that ran.
 
     Attributes:
         ran: the number of checks that called the code.

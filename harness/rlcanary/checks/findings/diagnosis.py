@@ -71,7 +71,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a search for causes found.
+    """The result of a search for causes.
 
     Attributes:
         causes: those that explain most first.

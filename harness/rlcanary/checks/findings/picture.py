@@ -1,4 +1,4 @@
-"""What of a finding can be drawn, as plain data: the numbers that it compared, and the batch on which it did."""
+"""The parts of a finding that can be drawn, as plain data: the numbers that it compared, and the batch on which it did."""
 
 from __future__ import annotations
 

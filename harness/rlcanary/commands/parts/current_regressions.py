@@ -33,7 +33,7 @@ class Notes(dict[str, str]):
 
 
 class Look(NamedTuple):
-    """What a look at some metrics found: the regressions, most urgent first, and how many metrics were judged."""
+    """The result of a look at some metrics: the regressions, most urgent first, and how many metrics were judged."""
 
     found: list[Regression]
     notes: list[Notes]

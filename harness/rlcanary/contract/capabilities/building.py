@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Building:
-    """What a run builds before its first update."""
+    """The state and the plan that a run builds before its first update."""
 
     def build(self, settings: RunSettings, model: Any) -> Any:
         """Build the `TrainState` of a new run as the team's trainer does: model, optimizer, schedule, reference model.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Layouts:
-    """What each rank of a parallel layout computes, simulated in one process or by processes of your own."""
+    """The computation of each rank of a parallel layout, simulated in one process or by processes of your own."""
 
     def shard_rows(self, batch: CollatedBatch, layout: Layout, rank: int) -> list[RowShard]:
         """Cut the rows for this rank of a context-parallel group -> one shard per row, in order.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Objective:
-    """What a loss is made of, and how it is split into micro-batches and ranks."""
+    """The parts of a loss, and the loss in micro-batches and over ranks."""
 
     def entropy(self, logits: Tensor) -> Tensor:
         """[B, T, V] logits -> [B, T] entropy in nats."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OtherLosses:
-    """What is trained before, beside or in place of reinforcement learning."""
+    """Losses of training before, beside or in place of reinforcement learning."""
 
     def supervised_loss(self, batch: SupervisedBatch) -> LossOutput:
         """Cross entropy of the trained tokens, each under the logits at the position before it.

@@ -1,4 +1,4 @@
-"""What a run starts from: verifiers, prepared datasets and its settings."""
+"""The inputs of a run: verifiers, prepared datasets and its settings."""
 
 from __future__ import annotations
 

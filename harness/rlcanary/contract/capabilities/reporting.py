@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Reporting:
-    """What a run logs of its rollouts and evaluations. A metric that is not logged is not compared."""
+    """Numbers and samples that a run logs of its rollouts and evaluations. A metric that is not logged is not compared."""
 
     def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
         """Compute the metrics of rollouts whose groups lie on `n_ranks` data-parallel ranks, as the run logs them.

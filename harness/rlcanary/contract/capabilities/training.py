@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Training:
-    """What a run does with a `TrainState`."""
+    """Updates, checkpoints and evaluations of a `TrainState`."""
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
         """One optimizer update on a `TrainState` -> logged metrics.

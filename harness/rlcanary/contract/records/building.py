@@ -26,7 +26,7 @@ class LoraSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a run is built from. The default is AdamW on all parameters at a constant learning rate.
+    """The settings that a run is built from. The default is AdamW on all parameters at a constant learning rate.
 
     Attributes:
         learning_rate: the rate of all parameters behind the warm-up, the peak of the schedule.
@@ -59,7 +59,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What decides the batches of a run. `Conventions` have the passes and mini-batches of each.
+    """The settings that decide the batches of a run. `Conventions` have the passes and mini-batches of each.
 
     Attributes:
         n_items: items of the dataset.

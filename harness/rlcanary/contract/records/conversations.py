@@ -13,7 +13,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """What a conversation is about.
+    """The subject of a conversation.
 
     Attributes:
         id: identifies the task; an environment is opened with it.
@@ -26,7 +26,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the environment says to an answer.
+    """The environment's reply to an answer.
 
     Attributes:
         messages: the messages that follow the answer, such as one of role "tool" per tool call, in the order of the calls.
@@ -55,7 +55,7 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class ConversationOptions:
-    """What a run asks of its conversations.
+    """The sampling and the limits of a run's conversations.
 
     Attributes:
         sampling: the parameters of each request, with the fields of `rlcanary.contract.sampling.Sampling`; `n` is the number

@@ -48,7 +48,7 @@ class DataRow:
 
 @dataclass(frozen=True)
 class PreparationOptions:
-    """What a run asks of the preparation. The default leaves every row and its place as they are.
+    """The options of the preparation. The default leaves every row and its place as they are.
 
     Attributes:
         max_prompt_tokens: a prompt of more tokens, those of the template included, is treated as

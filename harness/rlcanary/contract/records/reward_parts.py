@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RewardParts(Batch):
-    """What each reward function gave each completion: that of the task, those that shape, and penalties.
+    """The reward of each completion by each reward function: the task's, those that shape, and penalties.
 
     Attributes:
         values: [B, K] what the K functions gave, in the order of `weights`; NaN where a function gave nothing.

@@ -22,7 +22,7 @@ FURTHEST_RATIO = 1.25
 
 
 class Audit(Protocol):
-    """What looks at the updates of a run from outside: `rlcanary.live.Audit`."""
+    """The audit of a run's updates, as this package sees `rlcanary.live.Audit`."""
 
     def update(self, *, mask: Tensor, model: Any, **given: Any) -> AbstractContextManager[Any]:
         """Watch an update, whose forward and backward passes and step are inside the context."""

@@ -35,7 +35,7 @@ def _fixed(value: int) -> property:
 
 @dataclass
 class Noted:
-    """What a run did.
+    """The record of a run.
 
     Attributes:
         batches: the items of each rollout batch of this rank, in order.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Objective(Configured):
-    """What a loss is made of."""
+    """The parts of a loss, and the loss itself."""
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
         import torch

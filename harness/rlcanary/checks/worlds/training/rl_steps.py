@@ -71,7 +71,7 @@ class RlStep:
         before_steps(self.state.optimizer, self._keep)
 
     def take(self, adapter: Adapter, groups: Sequence[Group]) -> "Frozen":
-        """Take a step on these groups -> what stays the same in its updates, by the oracle.
+        """Take a step on these groups -> the inputs that its updates share, by the oracle.
 
         Raises:
             Finding: the optimizer was stepped another number of times than declared.
@@ -115,7 +115,7 @@ def with_logprobs(model: Any, conventions: Conventions, groups: Sequence[Group],
 
 @dataclass(frozen=True)
 class Frozen:
-    """What stays the same in all updates on a rollout, in float64.
+    """The inputs that all updates on a rollout share, in float64.
 
     Attributes:
         batch: the rollout, collated.

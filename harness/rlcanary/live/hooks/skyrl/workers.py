@@ -1,4 +1,4 @@
-"""What is watched of SkyRL: updates of its workers, and advantages and samples in its trainer.
+"""The watched parts of SkyRL: updates of its workers, and advantages and samples in its trainer.
 
 SkyRL brings what is in its registries to each of its processes. An entry that is never called is registered there: a process
 imports it, and with it this module. A trainer that is not asynchronous samples with the weights that it trains, so that its

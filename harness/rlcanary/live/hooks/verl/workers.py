@@ -1,4 +1,4 @@
-"""What is watched of verl: updates and samples, on the workers and in the trainer.
+"""The watched parts of verl: updates and samples, on the workers and in the trainer.
 
 An FSDP engine that trains by verl's PPO loss is audited on its workers, and group advantages where the trainer computes
 them. A synchronous trainer samples with the weights that it trains: where it compares the engine's logprobs with its own
