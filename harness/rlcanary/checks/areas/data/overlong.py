@@ -50,7 +50,7 @@ def declared_penalty(adapter: Adapter, rewards_B: Tensor, lengths: Lengths) -> N
 
 @check("overlong.prompt_does_not_count", needs=("shape_rewards",), cases=_each_length)
 def prompt_does_not_count(adapter: Adapter, rewards_B: Tensor, lengths: Lengths) -> None:
-    """What a completion loses is the same behind a short prompt and behind a long one.
+    """A completion loses as much behind a short prompt as behind a long one.
 
     Silent because prompts differ little within a dataset: a limit on prompt and completion together, less the prompt, gives
     every short prompt a longer leash. Look for a total length in the place of the completion's.
@@ -63,7 +63,7 @@ def prompt_does_not_count(adapter: Adapter, rewards_B: Tensor, lengths: Lengths)
 
 @check("overlong.longer_earns_no_more", needs=("shape_rewards",), cases=_each_length)
 def longer_earns_no_more(adapter: Adapter, rewards_B: Tensor, lengths: Lengths) -> None:
-    """Of two completions with the same reward the longer one does not end up with more, whatever the rest of the batch is.
+    """The longer of two completions with the same reward does not end up with more, whatever the rest of the batch is.
 
     Silent because the batch's mean hardly moves: a sign that is turned, or a penalty that ends where a completion is cut,
     pays for length. Look at the end of the buffer, and at lengths that are compared with those of the batch.

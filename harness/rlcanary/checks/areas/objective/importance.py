@@ -89,7 +89,7 @@ def _equal(conventions: Conventions, rng: Generator) -> Iterator[Case]:
 
 @check("importance.equal_logprobs_weigh_one", needs=("importance_weights",), cases=_equal)
 def equal_logprobs_weigh_one(adapter: Adapter, logprobs_BT: Tensor, mask_BT: Tensor) -> None:
-    """Where the sampler's logprobs are the trainer's, every trained token has weight 1: the correction is the identity.
+    """If the sampler's logprobs are the trainer's, every trained token has weight 1: the correction is the identity.
 
     Silent because a weight that is always a little off acts as another learning rate. Look for padding that enters a
     sequence's sum, for normalisation by the mean weight of a batch with masked tokens, and for logprobs of two precisions.

@@ -160,7 +160,7 @@ def _unscored(rng: Generator) -> Iterator[Case]:
 
 @check("distillation.unscored_positions", needs=("distillation_loss",), cases=_unscored)
 def unscored_positions(adapter: Adapter, batch: DistillationBatch, nothing: float) -> None:
-    """Where a teacher scores trained tokens alone, what stands in the other places changes no loss and no gradient.
+    """If a teacher scores trained tokens alone, its entries in the other places change no loss and no gradient.
 
     Silent because the loss is right: a mask behind the divergence takes the infinity out of the sum, and lets it back in as
     a gradient of NaN, which a guard of the norm then skips with the whole batch. It takes rows of different lengths. Look

@@ -94,7 +94,7 @@ def _at_the_start(rng: Generator) -> Iterator[Case]:
 
 @check("preference.without_a_preference", needs=("preference_loss",), cases=_at_the_start)
 def without_a_preference(adapter: Adapter, batch: PreferenceBatch) -> None:
-    """Where no completion is ahead the loss is log 2 (DPO), and each chosen token is pushed up, each rejected one down.
+    """If no completion is ahead, the loss is log 2 (DPO), and each chosen token is pushed up, each rejected one down.
 
     Silent because training starts here and the loss falls from wherever it starts: with other reference logprobs than the
     policy's own, which dropout or another padding gives, the first updates undo that difference. Look at the first logged

@@ -175,7 +175,7 @@ def _repeated() -> Iterator[Case]:
 
 @check("preparing.equal_prompts", needs=NEEDS, cases=_repeated)
 def equal_prompts(adapter: Adapter, rows: list[DataRow]) -> None:
-    """Of rows with the same prompt and reference all are kept, or only the first, as declared.
+    """Rows with the same prompt and reference are all kept, or only the first of them, as declared.
 
     Silent because a dataset that lost rows, or has some many times over, is a dataset too. Look for rows that are collected
     in a dictionary by prompt or by answer, and for a deduplication that is configured and not applied.
@@ -223,7 +223,7 @@ def _divisions() -> Iterator[Case]:
 
 @check("preparing.parts_of_the_data", needs=NEEDS, cases=_divisions)
 def parts_of_the_data(adapter: Adapter, options: PreparationOptions) -> None:
-    """As many rows of a dataset are taken, and as many held out, as the options say; none is both trained and held out.
+    """The options say how many rows of a dataset are taken and held out; no row is both trained and held out.
 
     Silent because a mixture with other shares trains another policy without a word, and an evaluation on rows that are
     trained only looks better. Look for shares that are applied twice or after a shuffle of all, for a split that is

@@ -167,7 +167,7 @@ def configurations_are_separate(adapter: Adapter) -> None:
 
 @check("settings.used_can_be_written", needs=NEEDS)
 def used_can_be_written(adapter: Adapter) -> None:
-    """What a run used, written in the configuration of another, is used there, or refused.
+    """A value that one run used, written in the configuration of another, is used there, or refused.
 
     Silent because this is how a run is repeated: from the configuration that the first one saved. Look for values that are
     printed and parsed again (None, lists, 1e-06), for units that are converted in one direction, and for defaults

@@ -135,7 +135,7 @@ def _without_reference() -> Iterator[Case]:
 
 @check("verifying.empty_reference", severity="hardening", needs=NEEDS, cases=_without_reference)
 def empty_reference(adapter: Adapter, answer: Answer) -> None:
-    """Where the reference is empty no completion is right; an error is fine.
+    """No completion is right if the reference is empty; an error is fine.
 
     Silent because such rows come from a column that was lost or renamed: empty completions, or all, are then right. Look for
     a reference that is searched in the text, and for a default such as `row.get("answer", "")`.

@@ -136,7 +136,7 @@ def saving_changes_nothing(adapter: Adapter, model: Any) -> None:
 
 @check("checkpoint.latest_is_loaded", needs=NEEDS)
 def latest_is_loaded(adapter: Adapter, model: Any) -> None:
-    """Of several checkpoints in a folder the latest is loaded.
+    """Loading takes the latest of several checkpoints in a folder.
 
     Silent because an older one trains as well: the updates since are lost, or, if the steps are numbered from the latest,
     trained under the wrong learning rate. Look for names that are sorted as text (`step-10` before `step-9`), and for a
