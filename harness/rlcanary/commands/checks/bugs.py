@@ -10,13 +10,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from rlcanary.bugs.detection import Detection, detect, false_alarms
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
 from rlcanary.system.files import make_folder, require_writable, write_whole
 
 if TYPE_CHECKING:
     from rlcanary.checks import Result
-from rlcanary.bugs.detection import Detection, detect, false_alarms
 
 
 @click.command(

@@ -43,7 +43,7 @@ SHOWN = 5
 NOT_TRIAGED = "failed when rlcanary was added; not triaged yet"
 
 
-@click.command(epilog="Exit codes: 0 set up, 2 usage error, or the checks could not be run.")
+@click.command(epilog="Exit codes: 0 set up, 2 usage error or the checks could not be run, 3 internal error.")
 @click.option("--dry-run", is_flag=True, help="Print what would be written, run nothing and write nothing.")
 @click.option(
     "--framework",
@@ -59,9 +59,9 @@ NOT_TRIAGED = "failed when rlcanary was added; not triaged yet"
 def init(dry_run: bool, framework: str | None, only: tuple[str, ...]) -> None:
     """Set up rlcanary in the repository in the current folder.
 
-    Looks at what the repository uses, and writes an adapter (tests/canary.py). Then runs the checks and writes those that
-    fail today to tests/canary_expected.txt, so that CI starts green, and last what names this list: the setting of pytest,
-    a GitHub Actions workflow and a pre-commit hook. A file that is there already is left as it is.
+    Looks at what the repository uses, and writes an adapter (tests/canary.py). Then runs the checks and lists those that
+    fail today in tests/canary_expected.txt, so that CI starts green. Last it writes the files that use this list: pytest's
+    settings, a GitHub Actions workflow and a pre-commit hook. A file that is there already is left as it is.
     """
     root = Path.cwd()
     found = survey(root)

@@ -62,7 +62,7 @@ VERDICTS: tuple[Verdict, ...] = ("killed", "survived", "unreached", "crashed", "
 @click.option("--equivalents", is_flag=True, help="Try the reviewed equivalents instead; all have to survive.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write every verdict here, as JSON.")
 @click.option(
-    "-n", "--workers", type=click.IntRange(min=1), metavar="N", help="Processes; by default one per processor."
+    "-n", "--workers", type=click.IntRange(min=1), metavar="N", help="Number of processes; default one per processor."
 )
 @click.pass_context
 def mutants(

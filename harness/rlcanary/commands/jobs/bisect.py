@@ -51,7 +51,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--metric", metavar="NAME", help="Search for a step of this tracked metric; needs --worse.")
 @click.option("--worse", type=click.Choice(["lower", "higher"]), help="Direction in which the metric is worse.")
-@click.option("--first-parent", is_flag=True, help="Stop at a guilty merge.")
+@click.option("--first-parent", is_flag=True, help="Stop at a guilty merge; do not search inside it.")
 @click.option("--timeout", type=POSITIVE, metavar="SECONDS", help="Kill a run after this long.")
 @click.option(
     "--on-timeout",
@@ -63,7 +63,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.IntRange(min=0),
     default=2,
     metavar="N",
-    help="Repeat a run whose infrastructure failed this often; default 2.",
+    help="Repeat a run up to N times when the machine fails, not the command; default 2.",
 )
 @click.option("--budget-runs", type=click.IntRange(min=1), metavar="N", help="Stop after this many runs.")
 @click.option("--budget-minutes", type=POSITIVE, metavar="M", help="Stop after this many minutes.")
@@ -92,10 +92,10 @@ def search(json_file: Path | None, dry_run: bool, **options: Any) -> int:
     """Find the commit that broke COMMAND.
 
     COMMAND runs on commits between GOOD and BAD in a worktree of its own; your checkout is not touched. Its exit code
-    says what a commit is: 0 good, 125 untestable, other bad.
+    judges a commit: 0 good, 125 untestable, most others bad (docs/bisect-endings.md lists them).
 
-    Exit codes: 0 the commit was found, 1 several suspects are left, 2 the search could not start, 128 + N stopped by
-    signal N.
+    Exit codes: 0 one commit found, 1 several suspects are left or the budget is spent, 2 the search could not start or
+    the outcome table aborted it, 3 internal error, 128 + N interrupted by signal N.
 
     `rlcanary bisect status|log|undo|mark|visualize` look at the last search of this checkout and correct it.
     """

@@ -33,7 +33,7 @@ PATH = click.Path(path_type=Path)
     type=click.Choice(["auto", *EXECUTORS]),
     default="auto",
     envvar="EXECUTOR",
-    help="Run the jobs here, on Slurm or on Ray; auto: Slurm if sbatch is installed, else local.",
+    help="Run the jobs here, on Slurm or on Ray; auto: Slurm if sbatch is installed, else local.  [$EXECUTOR]",
 )
 @click.option("--dry-run", is_flag=True, envvar="DRYRUN", help="Print the cost, then exit.  [$DRYRUN]")
 @click.option("--watch", is_flag=True, envvar="WATCH", help="Wait until the metrics are judged.  [$WATCH]")
@@ -48,17 +48,32 @@ PATH = click.Path(path_type=Path)
     help="Pass these arguments to the script.  [$EXTRA_SCRIPT_ARGS]",
 )
 @click.option(
-    "--sed", default="", envvar="SED_CLAUSES", metavar="CLAUSES", help="Edit the script's copy.  [$SED_CLAUSES]"
+    "--sed",
+    default="",
+    envvar="SED_CLAUSES",
+    metavar="CLAUSES",
+    help="Edit the script's copy with these clauses of sed.  [$SED_CLAUSES]",
 )
-@click.option("--allow-no-match", is_flag=True, envvar="SED_ALLOW_NO_MATCH", help="Accept clauses that match nothing.")
+@click.option(
+    "--allow-no-match",
+    is_flag=True,
+    envvar="SED_ALLOW_NO_MATCH",
+    help="Accept clauses of --sed that match nothing.  [$SED_ALLOW_NO_MATCH]",
+)
 @click.option("--account", envvar="ACCOUNT", help="Slurm account.  [$ACCOUNT]")
 @click.option("--partition", envvar="PARTITION", help="Slurm partition.  [$PARTITION]")
 @click.option("--container", envvar="CONTAINER", help="Image to run in, on Slurm.  [$CONTAINER]")
 @click.option("--mounts", envvar="MOUNTS", help="Container mounts, as A:B,C:D.  [$MOUNTS]")
-@click.option("--python-path", envvar="LAUNCH_PYTHONPATH", help="PYTHONPATH of the jobs; default the caller's.")
+@click.option(
+    "--python-path",
+    envvar="LAUNCH_PYTHONPATH",
+    help="PYTHONPATH of the jobs; default the caller's.  [$LAUNCH_PYTHONPATH]",
+)
 @click.argument("scripts", nargs=-1, required=True, type=PATH, metavar="SCRIPT...")
 def launch(scripts: tuple[Path, ...], dry_run: bool, **options: Any) -> int:
-    """Run each test SCRIPT on a snapshot of the code, and judge it by its metric checks. A SCRIPT may be a list, a .txt.
+    """Run each test SCRIPT on a snapshot of the code, and judge it by its metric checks.
+
+    A SCRIPT whose name ends in .txt is a list of scripts, one per line.
 
     Exit codes: 0 all metric checks pass, 1 one fails, 125 a script cannot answer (it is missing, or ends before its
     metrics are judged), 137 the machines failed (a lost node, preemption, a time limit), 2 nothing was launched.

@@ -29,7 +29,9 @@ NOT_ENDED = 75
 @click.option("--folder", type=PATH, envvar="LAUNCH_DIR", metavar="DIR", help="Folder of launches.  [$LAUNCH_DIR]")
 @click.argument("launches", nargs=-1, type=PATH, metavar="[LAUNCH]...")
 def launches(launches: Sequence[Path], watch: bool, cancel: bool, folder: Path | None) -> int:
-    """Show how each LAUNCH ended, a folder that `rlcanary launch` printed; without any, all of this checkout.
+    """Show how each LAUNCH ended; without LAUNCH, how all launches of this checkout did.
+
+    A LAUNCH is a folder that `rlcanary launch` printed.
 
     Exit codes: those of `rlcanary launch`, over all that are shown; 75 while jobs wait or run and no metric check failed.
     """

@@ -34,7 +34,7 @@ def check_metrics(file: Path, checks: tuple[str, ...], record: Path | None, as_j
 
     FILE is JSON: `{"metric": {"step": value}}` as `rlcanary dump-logs` writes it, or a results file of the tests.
 
-    Exit codes: 0 every check passes, 1 one fails, 2 the file or a check could not be read.
+    Exit codes: 0 every check passes, 1 one fails, 2 the file or a check could not be read, 3 internal error.
     """
     parsed = [Check(text) for text in checks]
     if record is not None:

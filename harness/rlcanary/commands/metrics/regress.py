@@ -51,8 +51,10 @@ def direction_option(direction: Direction, summary: str) -> Callable[[Callback],
 @direction_option(Direction.HIGHER, "Higher is better for METRIC.")
 @direction_option(Direction.STABLE, "METRIC must not move.")
 @direction_option(Direction.IGNORE, "METRIC does not matter.")
-@click.option("--acknowledge", metavar="METRIC", help="Acknowledge what is known of METRIC: it is no longer listed.")
-@click.option("--note", default="", metavar="TEXT", help="Say why it is acknowledged.")
+@click.option(
+    "--acknowledge", metavar="METRIC", help="Acknowledge the known regressions of METRIC: they are no longer listed."
+)
+@click.option("--note", default="", metavar="TEXT", help="Reason for --acknowledge.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def regress(
     patterns: tuple[str, ...],
@@ -67,8 +69,8 @@ def regress(
 ) -> int:
     """Show which metrics became worse, since which commit, and the command that bisects it.
 
-    What is worse is announced once, and known from then on until it is mended. What noise might explain is to be
-    confirmed by further runs.
+    A regression is new in the run that makes it certain, and known from then on until it is mended. One that noise might
+    explain is to be confirmed by further runs.
 
     METRIC limits this to some metrics; `*` stands for any text, here and in the options. Which way a metric is better is
     said by the options, else by `rlcanary_directions` in pytest's settings, else by the words of its name.

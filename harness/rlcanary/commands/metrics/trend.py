@@ -30,6 +30,7 @@ STEPS_LISTED = 10
     type=click.IntRange(min=0),
     default=30,
     show_default=True,
+    metavar="RUNS",
     help="Show this many of the newest runs; 0 for all.",
 )
 def trend(
@@ -39,6 +40,8 @@ def trend(
 
     METRIC is a test's key and a metric's name, such as `test_loss::test_clip.max_ratio`. Without METRIC, every metric
     is listed.
+
+    Exit codes: 0 success, 1 the --jq expression failed on a file, 2 usage error, 3 internal error.
     """
     if expression is not None:
         if metric is not None or as_json:

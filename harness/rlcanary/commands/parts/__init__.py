@@ -1,1 +1,1 @@
-"""Shared options of several subcommands, and the subcommands of `rlcanary bisect`."""
+"""Parts of the subcommands: options that several share, longer runs, and the subcommands of `rlcanary bisect`."""

@@ -51,7 +51,9 @@ def test_nothing_is_wrong_with_update_{number}(monkeypatch: pytest.MonkeyPatch) 
 )
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
-    "--adapter", metavar="ADAPTER", help="Take the update with the loss of this adapter, as `rlcanary check` names it."
+    "--adapter",
+    metavar="ADAPTER",
+    help="Compute the update with the loss of this adapter, as `rlcanary check` names it.",
 )
 @click.option(
     "--write-test",
@@ -63,8 +65,8 @@ def test_nothing_is_wrong_with_update_{number}(monkeypatch: pytest.MonkeyPatch) 
 def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     """Judge the update in BUNDLE, a folder that the audit of a run wrote.
 
-    The update is shrunk to the fewest rows that show what is wrong. With --adapter the exit code says whether the code still
-    takes it so, which `tools/bisect-run.sh` can search on.
+    The update is shrunk to the fewest rows that show what is wrong. With --adapter the adapter's code computes the update
+    anew, and the exit code says whether it is still wrong: `tools/bisect-run.sh` can search on that.
     """
     if test is not None and (adapter is None or test.suffix != ".py" or not test.stem.isidentifier()):
         raise UserError("--write-test needs --adapter, and a file such as tests/test_update.py")
