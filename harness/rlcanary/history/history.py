@@ -10,7 +10,7 @@ from typing import NamedTuple, Self, overload
 from rlcanary.errors import UserError
 from rlcanary.history.index import EVERY_FILE, Index, Run, Watch, open_index, unwatched
 from rlcanary.recording.results_file import RESULTS_NAME, default_results_file, history_folder
-from rlcanary.system.printable import printable
+from rlcanary.system.printable import counted, printable
 from rlcanary.system.pytest_settings import pytest_settings
 
 FEW_RUNS = 500  # are looked up by number
@@ -244,10 +244,6 @@ def load_history(folder: Path, watch: Watch = unwatched) -> History:
 def results_files(folder: Path) -> list[Path]:
     """Lists the results files in the order of a shell's `folder/*.json`."""
     return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def metric_name(key: str, metric: str) -> str:

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from rlcanary.history.changepoints import ChangePoint, find_levels
 from rlcanary.history.covariates import WINDOW, adjust
-from rlcanary.history.history import Series, counted
+from rlcanary.history.history import Series
 from rlcanary.history.index import Run
+from rlcanary.system.printable import counted
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 60

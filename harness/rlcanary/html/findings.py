@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcanary.html.frame import escaped
 from rlcanary.html.strips import drawing
+from rlcanary.system.printable import counted
 
 EFFECTS = {"update": "wrong update", "dashboard": "wrong number on the dashboard", "hardening": "hardening"}
 DRAWN = 4
@@ -53,7 +54,7 @@ def article(check: Report, report: Report, anchor: str, note: str = "") -> str:
         ]
         left = [f"<li>{escaped(each['fingerprint'])}" for each in findings[DRAWN:]]
         others += [f"<h4>Not drawn</h4><ul>{''.join(left)}</ul>"] if left else []
-        parts.append(_fold(f"{_many(len(findings) - 1, 'further finding')} of this check", "".join(others)))
+        parts.append(_fold(f"{counted(len(findings) - 1, 'further finding')} of this check", "".join(others)))
     if check["snippet"]:
         parts.append(_fold("Program that shows it again", f"<pre><code>{escaped(check['snippet'])}</code></pre>"))
     return "\n".join([*filter(None, parts), "</article>"])
@@ -89,7 +90,3 @@ def _message(message: str, findings: Sequence[Report]) -> str:
 
 def _fold(summary: str, body: str) -> str:
     return f"<details><summary>{escaped(summary)}</summary>{body}</details>"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,9 +1,14 @@
-"""Make text from other people's files safe for a terminal."""
+"""Text for a terminal: numbers of things, and text from other people's files made safe."""
 
 import re
 
 # Control characters, of the terminal and of the direction of text, line breaks, and halves of surrogate pairs.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things: `1 run`, `2 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def printable(text: str) -> str:

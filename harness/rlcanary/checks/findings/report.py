@@ -19,6 +19,7 @@ from rlcanary.checks.findings.document import coverage_of, to_document
 from rlcanary.checks.findings.expected import Comparison
 from rlcanary.checks.findings.grouping import grouped
 from rlcanary.checks.severity import EFFECTS, Severity
+from rlcanary.system.printable import counted
 
 STYLES = {
     "pass": "green",
@@ -100,11 +101,7 @@ def told_of(members: Sequence[Result]) -> str:
     """Say in one line which failures a cause explains."""
     count = sum(len(member.findings) for member in members)
     names = ", ".join(member.id for member in members)
-    return f"This alone gives {_many(count, 'finding')} of {_many(len(members), 'check')}: {names}"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"This alone gives {counted(count, 'finding')} of {counted(len(members), 'check')}: {names}"
 
 
 def to_markdown(
@@ -209,13 +206,13 @@ def _table(
             add(check.id, status, result.severity or "", first_line, "" if result.status == "fail" else "dim")
         for reason, count in missing.items():
             status = Text(LABELS["not-provided"], style=STYLES["not-provided"])
-            add(f"{area}: {_many(count, 'check')}", status, "", reason)
+            add(f"{area}: {counted(count, 'check')}", status, "", reason)
         table.add_section()
     if nothing:
         status = Text(LABELS["not-provided"], style=STYLES["not-provided"])
-        areas = _many(len(nothing), "further area")
+        areas = counted(len(nothing), "further area")
         told = "the adapter has no capability for them: named below"
-        add(f"{areas}: {_many(sum(nothing.values()), 'check')}", status, "", told)
+        add(f"{areas}: {counted(sum(nothing.values()), 'check')}", status, "", told)
     return table
 
 

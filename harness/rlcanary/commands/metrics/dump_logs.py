@@ -10,9 +10,9 @@ from rich.text import Text
 from rlcanary.commands.parts.history_options import warn, with_progress
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
-from rlcanary.history.history import counted
 from rlcanary.run_metrics.logs import MergedLogs, log_files, merge
 from rlcanary.system.files import require_writable, write_whole
+from rlcanary.system.printable import counted
 
 SHOWN_CONFLICTS = 20
 

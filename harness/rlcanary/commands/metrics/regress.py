@@ -15,9 +15,10 @@ from rlcanary.console import PLAIN_WIDTH, report_console
 from rlcanary.errors import UserError
 from rlcanary.history.changepoints import MIN_RUNS
 from rlcanary.history.directions import Direction, Rule, matches, parse_rules
-from rlcanary.history.history import counted, metric_name, nearest_names
+from rlcanary.history.history import metric_name, nearest_names
 from rlcanary.history.regressions import Kind, Regression, Status
 from rlcanary.history.trends import commit_text, effects_text, size_text
+from rlcanary.system.printable import counted
 from rlcanary.system.pytest_settings import pytest_settings
 
 STYLES = {Status.NEW: "bold red", Status.UNCONFIRMED: "yellow", Status.MOVED: "yellow", Status.KNOWN: "red"}

@@ -8,11 +8,11 @@ from rlcanary.commands.parts.current_regressions import look
 from rlcanary.commands.parts.history_options import history_options, open_history, warn, with_progress
 from rlcanary.errors import UserError
 from rlcanary.history.directions import direction_of, parse_rules
-from rlcanary.history.history import counted
 from rlcanary.history.report import fill_page, regression_document, report_document
 from rlcanary.history.repository import web_address
 from rlcanary.known_issues import FILE_NAME, read_issues
 from rlcanary.system.files import require_writable, write_whole
+from rlcanary.system.printable import counted
 from rlcanary.system.pytest_settings import pytest_settings
 
 

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from rlcanary.commands.parts.history_options import history_options, open_history, read_with_progress, warn
 from rlcanary.console import report_console
-from rlcanary.history.history import History, counted, find_history, load_history, metric_name, results_files
+from rlcanary.history.history import History, find_history, load_history, metric_name, results_files
 from rlcanary.history.repository import require_own_project
+from rlcanary.system.printable import counted
 
 STEPS_LISTED = 10
 

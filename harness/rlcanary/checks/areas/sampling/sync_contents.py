@@ -13,7 +13,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.models import part_frozen, scaled
 from rlcanary.checks.worlds.samples import allowed, gap, moved_on, sampling, synced
-from rlcanary.checks.worlds.training.states import held, named, nats, nudged, precision
+from rlcanary.checks.worlds.training.states import held, named, nats, nudged, precision, weights_of
 from rlcanary.checks.worlds.training.tiny_trainer import state_of, tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.layers import copied
@@ -135,9 +135,9 @@ def other_dtype(adapter: Adapter, model: Any) -> None:
     if precision(state.model) not in (torch.float32, torch.float64):
         raise NotProvided("the trainer itself is in half precision")
     engine = adapter.new_engine(nudged(copied(model), 0.5, synced(adapter, state)).bfloat16())
-    before = copy.deepcopy(_weights(state))
+    before = copy.deepcopy(weights_of(state))
     adapter.sync_weights(state, engine)
-    after = _weights(state)
+    after = weights_of(state)
     changed = [name for name, each in before.items() if name not in after or not _is_same(each, after[name])]
     told = f"a weight sync to an engine in bfloat16 changed {len(changed)} of the trainer's weights, as {changed[:1]}"
     assert_true(not changed, told, quantity="parameters", magnitude=len(changed), compared=len(before))
@@ -204,11 +204,6 @@ def _unevenly_scaled(model: Any) -> Any:
         for name, parameter in model.named_parameters():
             parameter.mul_(next((factor for end, factor in factors.items() if name.endswith(end)), 1.0))
     return model
-
-
-def _weights(state: Any) -> dict[str, Tensor]:
-    """The weights of a state by name, those that its optimizer moves included."""
-    return {**named(state.model), **{f"moved {name}": tensor for name, tensor in held(state)[0].items()}}
 
 
 def _is_same(before: Tensor, after: Tensor) -> bool:

@@ -21,7 +21,7 @@ from rlcanary.checks.asserts import (
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.training.descent import with_kl
-from rlcanary.checks.worlds.training.states import decaying, held, named, own_logprobs, seeded
+from rlcanary.checks.worlds.training.states import decaying, named, own_logprobs, seeded, weights_of
 from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, TOOLS, others, reference_near, sampled, state_of
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch
@@ -62,11 +62,6 @@ def _saved_and_loaded(adapter: Adapter, state: Any, model: Any, decays: bool = F
     return resumed
 
 
-def _weights(state: Any) -> dict[str, Tensor]:
-    """The weights of a state by name, those that its optimizer moves included."""
-    return {**named(state.model), **{f"moved {name}": tensor for name, tensor in held(state)[0].items()}}
-
-
 def _distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     squares = [float((one[name].detach().double() - other[name].detach().double()).square().sum()) for name in one]
     return math.sqrt(sum(squares))
@@ -74,7 +69,7 @@ def _distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 def _assert_same_run(resumed: Any, whole: Any, at_stop: Any, told: str) -> None:
     """Assert that a resumed run ends where the one without a stop does."""
-    moved, apart = (_distance(_weights(whole), _weights(state)) for state in (at_stop, resumed))
+    moved, apart = (_distance(weights_of(whole), weights_of(state)) for state in (at_stop, resumed))
     if not moved > 0:
         raise NothingToCompare("the updates do not move the weights")
     told = f"{told}, the weights are off by {apart / moved:.3g} times the distance that they move from there on"

@@ -200,6 +200,11 @@ def named(model: Any) -> dict[str, Tensor]:
     }
 
 
+def weights_of(state: Any) -> dict[str, Tensor]:
+    """Return the weights of a state by name, those that its optimizer moves included."""
+    return {**named(state.model), **{f"moved {name}": tensor for name, tensor in held(state)[0].items()}}
+
+
 def own_logprobs(model: Any, batch: CollatedBatch, temperature: float = 1.0) -> Tensor:
     """[B, T] logprobs of a batch's completions on the CPU, by a model in its own precision, without dropout and gradient."""
     with torch.no_grad(), forward_mode(model, training=False):
