@@ -153,14 +153,14 @@ def incidents(run: Run) -> dict[str, float]:
 
 
 def trace_verifiers(run: Run) -> None:
-    """Write the spans of the calls to verifiers on Ray."""
+    """Write the spans of the calls to verifiers that run in processes of their own."""
     for name, span in run.verifiers.drain_spans():
         outcome = span.problem or "ok"
         run.trace.add("verify", span.began_s, span.seconds, outcome, step=run.step, verifier=name, worker=span.worker)
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Compute the mean reward, and the share of groups without signal."""
+    """Compute the mean reward, and the shares of groups that are all right and all wrong."""
     rewards = [reward for group in groups for reward in group.rewards]
     stats = reference.RewardStats()
     for group in groups:

@@ -35,7 +35,7 @@ class Recovery(NamedTuple):
 
 
 def read_run_folder(folder: Path, without: str | None = None) -> RunFolder:
-    """Reads all journals of a run but one, the controller's first.
+    """Reads the journals of a run, the controller's first; the one named `without` is left out.
 
     Raises:
         OSError: if one cannot be read.
