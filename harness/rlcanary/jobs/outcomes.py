@@ -178,6 +178,6 @@ def _search(patterns: Iterable[Pattern], output: str) -> Reading | None:
 def find_runners(command: Sequence[str], texts: Sequence[str]) -> tuple[str, ...]:
     """List the RUNNERS in the command's arguments, or in the text of a script that it runs."""
     pytest = any(re.search(r"\b(pytest|py\.test)\b", text) for text in (*command, *texts))
-    verdicts = r"\brlcanary\s+(check|check-metrics|regress|bugs|launch)\b"
+    verdicts = r"\brlcanary\s+(check|check-metrics|regress|replay|bugs|mutants|launch)\b"
     rlcanary = any(re.search(verdicts, text) for text in (" ".join(command), *texts))
     return ("pytest",) * pytest + ("rlcanary",) * rlcanary

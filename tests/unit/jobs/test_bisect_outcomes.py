@@ -58,6 +58,7 @@ def test_timeout_counts_as_infrastructure_whatever_the_exit_code() -> None:
 def test_runners_are_recognised_inside_a_shell_command_but_not_inside_a_word() -> None:
     assert find_runners(["sh", "-c", "cd x && python -m pytest -q"], []) == ("pytest",)
     assert find_runners(["rlcanary", "check", "canary.py"], []) == ("rlcanary",)
+    assert find_runners(["rlcanary", "replay", "runs/canary/update-7", "--adapter", "canary.py"], []) == ("rlcanary",)
     assert find_runners(["./run_mypytests"], ["exec nothing"]) == ()
 
 
