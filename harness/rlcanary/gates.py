@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rlcanary.errors import UserError
-from rlcanary.system.requirement import is_importable, unmet
 
 Kind = Literal["include", "only"]
 KINDS = ("include", "only")
@@ -145,13 +144,20 @@ def check_flags(gates: Iterable[Gate], given: Iterable[str]) -> None:
     if len(only) > 1:
         raise UserError(f"{' and '.join(only)} exclude each other; run pytest once for each")
     for gate in chosen:
-        if gate.module and not is_importable(gate.module):
+        if not gate.module:
+            continue
+        from rlcanary.system.requirement import is_importable
+
+        if not is_importable(gate.module):
             how = f"; install it with `{gate.install}`" if gate.install else ""
             raise UserError(f"{gate.flag} needs the module {gate.module}, which is not installed{how}")
 
 
 def held_back(marks: Iterable[Mark], gates: Iterable[Gate], given: Iterable[str], machine: Machine) -> list[Held]:
     """List every reason for which a test does not run; empty if it runs."""
+    # Imported where a flag or a mark asks: every start of pytest would pay for it.
+    from rlcanary.system.requirement import is_importable, unmet
+
     marks = list(marks)
     names = {mark.name for mark in marks}
     on = set(given)

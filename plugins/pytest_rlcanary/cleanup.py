@@ -31,7 +31,6 @@ from pytest_rlcanary.hooks import Hooks, hooks_in
 from pytest_rlcanary.marks import closest_mark
 from pytest_rlcanary.stash import BELONGINGS, GIVEN_UP
 from rlcanary.cleanup.belongings import Belongings, empty_gpu_caches, gpu_bytes_allocated
-from rlcanary.cleanup.gpu_shares import take_share
 from rlcanary.cleanup.session_guardian import SessionGuardian
 from rlcanary.cleanup.surroundings import Keeper
 from rlcanary.system.processes import adopt_orphans
@@ -85,7 +84,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before any conftest can start CUDA
 def pytest_load_initial_conftests() -> None:
-    take_share()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from rlcanary.cleanup.gpu_shares import take_share
+
+        take_share()
 
 
 def pytest_configure(config: pytest.Config) -> None:
