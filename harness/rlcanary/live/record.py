@@ -32,8 +32,8 @@ class Record:
         sampler_logprobs: [B, T].
         ref_logprobs: [B, T].
         entropy: [B, T].
-        versions: [B] the policy version that sampled each row.
-        trainer_version: the number of weight syncs at the time of the update.
+        versions: [B] the version of the weights that sampled each row.
+        trainer_version: the version of the weights that the update starts from.
         max_staleness: the versions by which a row may be older; None allows any.
         declared_rows: the rows that an update has; None allows any number.
         max_tokens: the tokens that a completion may have; None allows any number.
@@ -84,7 +84,13 @@ class Record:
     @property
     def mask_has_unscored(self) -> bool:
         """True if a trained token lacks the logprob of the old policy: the mask is the mistake, and has its own finding."""
-        return self.old_logprobs is not None and bool(self.old_logprobs[self.mask].isnan().any())
+        return self.ratio_logprobs is not None and bool(self.ratio_logprobs[self.mask].isnan().any())
+
+    @property
+    def ratio_logprobs(self) -> Tensor | None:
+        """The logprobs [B, T] that the importance ratio is taken against; None where they are the trainer's own."""
+        is_of_sampler = self.conventions is not None and self.conventions.old_logprobs == "sampler"
+        return self.sampler_logprobs if self.old_logprobs is None and is_of_sampler else self.old_logprobs
 
     def policy_batch(self, advantages: Tensor) -> PolicyBatch:
         """Build the inputs of the declared loss, with logprobs that it can be differentiated in.
@@ -92,9 +98,7 @@ class Record:
         Raises:
             ValueError: the conventions ask for logprobs that the record does not have.
         """
-        old_BT = self.old_logprobs
-        if old_BT is None and self.conventions is not None and self.conventions.old_logprobs == "sampler":
-            old_BT = self.sampler_logprobs
+        old_BT = self.ratio_logprobs
         return PolicyBatch(
             logprobs=self.logprobs.clone().requires_grad_(),
             old_logprobs=self.logprobs.clone() if old_BT is None else old_BT,

@@ -224,6 +224,13 @@ def test_samples_are_shown_as_trainer_and_sampler_score_them(tmp_path: Path) -> 
     assert [each for each in first if each != "│"][1:] == ["0", "-0.5", "-3.5"]
 
 
+def test_tokens_are_shown_with_the_ratio_and_the_advantage_that_the_loss_has(tmp_path: Path) -> None:
+    """This run gave the sampler's logprobs, which are higher by 0.01, and the rewards 0, 0, 1 and 0 of a group."""
+    done = rlcanary("replay", str(bundle_of(tmp_path, doubled)), cwd=tmp_path)
+    first = next(line.split("│")[1:-1] for line in done.stdout.splitlines() if "│" in line)
+    assert [each.strip() for each in first[3:5]] == ["0.99", "-0.5"]
+
+
 def test_an_adapter_is_not_blamed_for_what_its_loss_cannot_cause(tmp_path: Path) -> None:
     audit = Audit(GRPO, every=1, on_finding="log", bundles=tmp_path, max_staleness=1)
     policy = (-torch.rand(B, T)).requires_grad_()

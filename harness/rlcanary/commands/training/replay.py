@@ -149,27 +149,24 @@ def _samples(rows: Tensor, record: Record) -> Table:
 
 def _tokens(rows: Tensor, record: Record) -> Table:
     """Tabulate the trained tokens of an update."""
+    from rlcanary.live.invariants.advantages import declared
     from rlcanary.live.invariants.gradient import expected
 
     table = Table()
-    declared_BT = expected(record)
+    declared_BT, old_BT = expected(record), record.ratio_logprobs
+    advantages = record.advantages if record.advantages is not None else declared(record)
     for name in ("row", "token", "logprob", "ratio", "advantage", "gradient", "declared"):
         table.add_column(name, justify="right")
     places = record.mask.nonzero().tolist()
     for row, place in places[:SHOWN]:
-        old = 0.0
-        if record.old_logprobs is not None:
-            old = float(record.logprobs[row, place] - record.old_logprobs[row, place])
-        advantage = (
-            None
-            if record.advantages is None
-            else record.advantages[row].reshape(-1)[min(place, record.advantages[row].numel() - 1)]
-        )
+        log_ratio = 0.0 if old_BT is None else float(record.logprobs[row, place] - old_BT[row, place])
+        of_row = None if advantages is None else advantages[row].reshape(-1)
+        advantage = None if of_row is None else of_row[min(place, len(of_row) - 1)]
         table.add_row(
             str(int(rows[row])),
             str(place),
             f"{float(record.logprobs[row, place]):.4g}",
-            f"{math.exp(old):.4g}",
+            f"{math.exp(log_ratio):.4g}",
             "" if advantage is None else f"{float(advantage):.4g}",
             f"{float(record.gradient[row, place]):.4g}",
             "" if declared_BT is None else f"{float(declared_BT[row, place]):.4g}",
