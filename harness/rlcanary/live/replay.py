@@ -28,15 +28,21 @@ def judged(record: Record, adapter: Adapter | None = None) -> list[Finding]:
     judges = (*JUDGES, Sampling().judge)
     found = without_consequences([finding for judge in judges for finding in judge(record)])
     if adapter is not None:
-        found = [finding for finding in found if is_of_the_loss(finding.invariant)]
+        found = [finding for finding in found if can_be_of(adapter, finding.invariant)]
     for finding in found:
         finding.since = record.update
     return found
 
 
-def is_of_the_loss(invariant: str) -> bool:
-    """Tell whether an adapter, which computes advantages and a loss anew, can be the cause of a finding."""
-    return invariant.partition(".")[0] in ("gradient", "advantages", "logged")
+def can_be_of(adapter: Adapter, invariant: str) -> bool:
+    """Tell whether an adapter, which computes a loss and perhaps advantages anew, can be the cause of a finding."""
+    kind = invariant.partition(".")[0]
+    return kind in ("gradient", "logged") or (kind == "advantages" and "advantages" in provided(adapter))
+
+
+def shows_in_its_bundle(invariant: str) -> bool:
+    """Tell whether one update's tokens show a finding: not where it took several updates, or the weights."""
+    return invariant.partition(".")[0] not in ("sampling", "weights")
 
 
 def taken_by(adapter: Adapter, record: Record) -> Record:

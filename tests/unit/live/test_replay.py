@@ -39,6 +39,19 @@ class Wrong(ReferenceAdapter):
 """
 
 
+ALONE = """
+from rlcanary import Adapter, reference
+from rlcanary.contract.presets import GRPO
+
+class LossAlone(Adapter):
+    name = "loss-alone"
+    conventions = GRPO
+
+    def policy_loss(self, batch):
+        return reference.policy_loss(batch, GRPO)
+"""
+
+
 class Doubled(ReferenceAdapter):
     """Takes every update twice as long."""
 
@@ -241,6 +254,33 @@ def test_an_adapter_is_not_blamed_for_what_its_loss_cannot_cause(tmp_path: Path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "leave --adapter out" in done.stderr
     assert rlcanary("replay", "update-0", cwd=tmp_path).returncode == 1
+
+
+def test_an_adapter_without_advantages_is_not_blamed_for_those_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(ALONE)
+    audit = Audit(GRPO, every=1, on_finding="log", bundles=tmp_path)
+    audit.rollout(mask=MASK, rewards=REWARDS, group_ids=GROUPS, advantages=REWARDS)
+    done = rlcanary("replay", "rollout-0", "--adapter=alone", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "it has no `advantages`; leave --adapter out" in done.stderr
+
+
+def test_a_loss_that_is_taken_in_one_piece_is_told_apart_from_the_micro_batches_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(ALONE)
+    done = rlcanary("replay", str(bundle_of(tmp_path, doubled, pieces=2)), "--adapter=alone", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "for the 2 micro-batches of the run the adapter needs `accumulated_loss`" in " ".join(done.stdout.split())
+
+
+def test_a_finding_that_one_update_cannot_show_is_not_taken_back(tmp_path: Path) -> None:
+    model = torch.nn.Linear(T, B)
+    audit = Audit(None, every=1, on_finding="log", bundles=tmp_path)
+    with audit.update(mask=MASK, model=model) as update:
+        (update.watch(model.weight * 1) * MASK).sum().backward()
+    assert [finding.invariant for finding in update.findings] == ["weights.still"]
+    done = rlcanary("replay", "update-0", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "does not show weights.still again" in " ".join(done.stdout.split())
 
 
 def test_a_loss_that_is_not_declared_is_not_called_right(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Tokens of the smallest update that are shown.
 SHOWN = 24
 BY_LAWS = ", as far as the laws tell that hold for every loss: the run declares none"
+IN_ONE = "It was taken in one piece; for the {pieces} micro-batches of the run the adapter needs `accumulated_loss`."
 TEST = '''"""Update {number} of a run, of which {rows} rows are left: {invariant}."""
 
 from pathlib import Path
@@ -78,8 +79,9 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     except ImportError as error:
         raise UserError(f"replaying needs torch ({error}); pip install 'rlcanary[torch]'") from error
     from rlcanary.adapters.load import load_adapter
+    from rlcanary.contract.adapter import provided
     from rlcanary.live import bundle as bundles
-    from rlcanary.live.replay import is_of_the_loss, judged, shrunk, taken_by
+    from rlcanary.live.replay import can_be_of, judged, shows_in_its_bundle, shrunk, taken_by
 
     sys.path.insert(0, str(Path.cwd()))
     code = None if adapter is None else load_adapter(adapter)
@@ -92,14 +94,26 @@ def replay(bundle: Path, adapter: str | None, test: Path | None) -> int:
     )
     for line in told_before:
         console.print(f"  {line}", markup=False, highlight=False)
-    if code is not None and not any(is_of_the_loss(line.partition(":")[0]) for line in told_before):
-        raise UserError("no adapter can be the cause of these findings, which are not of the loss: leave --adapter out")
+    kinds = [line.partition(":")[0] for line in told_before]
+    if code is not None and not any(can_be_of(code, kind) for kind in kinds):
+        told = "it has no `advantages`" if "advantages" in kinds else "they are not of the loss"
+        raise UserError(f"the adapter cannot be the cause of these findings: {told}; leave --adapter out")
     record = record if code is None else taken_by(code, record)
     found = judged(record, code)
     is_declared = record.is_rollout or record.declares_its_loss
     by = "as it was taken" if adapter is None else f"as {adapter} takes it"
+    unseen = [kind for kind in kinds if not shows_in_its_bundle(kind)]
+    if not found and code is None and unseen:
+        console.print(
+            f"This update alone does not show {' and '.join(unseen)} again, which took the evidence of several updates, or "
+            "the weights. Nothing else is wrong with it.",
+            highlight=False,
+        )
+        return 1
     if not found:
         console.print(f"Nothing is wrong with the update {by}{'' if is_declared else BY_LAWS}.", highlight=False)
+        if code is not None and len(record.pieces) > 1 and "accumulated_loss" not in provided(code):
+            console.print(IN_ONE.format(pieces=len(record.pieces)), highlight=False)
         if test is not None:
             console.print(f"{test} is not written: no finding is left to test for.", highlight=False, soft_wrap=True)
         return 0
