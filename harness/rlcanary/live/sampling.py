@@ -155,8 +155,10 @@ class Sampling:
         """
         if record.group_ids is None or record.sampler_logprobs is None:
             return
-        logprobs_BT = record.sampler_logprobs.masked_fill(~present_BT, 0).nan_to_num()
-        is_pair_P = (record.group_ids[1:] == record.group_ids[:-1]) & present_BT[1:].any(1) & present_BT[:-1].any(1)
+        by_group_B = record.group_ids.argsort(stable=True)  # a run may have shuffled its rows
+        group_ids_B, present_BT = record.group_ids[by_group_B], present_BT[by_group_B]
+        logprobs_BT = record.sampler_logprobs[by_group_B].masked_fill(~present_BT, 0).nan_to_num()
+        is_pair_P = (group_ids_B[1:] == group_ids_B[:-1]) & present_BT[1:].any(1) & present_BT[:-1].any(1)
         is_equal_P = (logprobs_BT[1:] == logprobs_BT[:-1]).all(1) & (present_BT[1:] == present_BT[:-1]).all(1)
         highest_B = logprobs_BT.masked_fill(~present_BT, -math.inf).amax(1)
         lowest_B = logprobs_BT.masked_fill(~present_BT, math.inf).amin(1)

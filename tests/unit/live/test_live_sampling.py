@@ -11,6 +11,8 @@ from rlcanary.live import Audit
 
 B, T, V = 32, 16, 20
 MASK = torch.ones(B, T, dtype=torch.bool)
+IN_ORDER = torch.arange(B)
+SHUFFLED = torch.cat([IN_ORDER[::2], IN_ORDER[1::2]])  # no neighbours are of one group
 Sampler = Callable[[Tensor, int], Tensor]
 """The logits that the sampler draws from, made of the trainer's and the number of the update."""
 
@@ -24,20 +26,25 @@ class Run:
         self.logits = scale * torch.randn(B, T, V, generator=self.source)
 
     def update(
-        self, sampler: Sampler, reported: Sampler | None = None, same_seed: bool = False, **given: Any
+        self,
+        sampler: Sampler,
+        reported: Sampler | None = None,
+        same_seed: bool = False,
+        order: Tensor = IN_ORDER,
+        **given: Any,
     ) -> list[str]:
-        """Sample in groups of two, update -> what was found."""
+        """Sample in groups of two, update on the rows in this order -> what was found."""
         number = self.audit.updates
         drawn_from = sampler(self.logits, number)
         ids = torch.multinomial(drawn_from.softmax(-1).view(-1, V), 1, generator=self.source).view(B, T, 1)
         if same_seed:
             self.logits[1::2], ids[1::2] = self.logits[::2].clone(), ids[::2].clone()
         told = drawn_from if reported is None else reported(self.logits, number)
-        log_probs = self.logits.log_softmax(-1)
+        log_probs, ids = self.logits.log_softmax(-1)[order], ids[order]
         known = {
-            "sampler_logprobs": told.log_softmax(-1).gather(-1, ids)[..., 0],
+            "sampler_logprobs": told[order].log_softmax(-1).gather(-1, ids)[..., 0],
             "versions": torch.full((B,), number),
-            "group_ids": torch.arange(B) // 2,
+            "group_ids": order // 2,
             "trainer_version": number,
         }
         with self.audit.update(mask=MASK, **{**known, **given}) as update:
@@ -195,9 +202,10 @@ def test_half_precision_is_told_by_the_weights_and_by_autocast() -> None:
     assert [told(torch.float32, False), told(torch.bfloat16, False), told(torch.float32, True)] == [False, True, True]
 
 
-def test_samples_of_a_prompt_that_share_a_seed_are_found() -> None:
+@pytest.mark.parametrize("order", [IN_ORDER, SHUFFLED], ids=["in order", "shuffled"])
+def test_samples_of_a_prompt_that_share_a_seed_are_found(order: Tensor) -> None:
     run = Run(0)
-    assert run.update(same, same_seed=True) == ["sampling.repeats"]
+    assert run.update(same, same_seed=True, order=order) == ["sampling.repeats"]
 
 
 def test_short_answers_that_repeat_by_chance_are_no_finding() -> None:
