@@ -140,7 +140,8 @@ class Audit:
             optimizer: of the policy: at a learning rate of 0 its weights may stand still.
             given: what else is known of the B rows: `rewards` [B], `group_ids` [B], `advantages` [B] or [B, T],
                 `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy` [B, T], `versions` [B] and
-                `trainer_version`, a number; `drawn_freely`, False where rows are chosen by their rewards or lengths, or
+                `trainer_version`, the number of updates behind which each row was sampled, and behind which this one
+                starts; `drawn_freely`, False where rows are chosen by their rewards or lengths, or
                 drawn with top-k, top-p or penalties; `half_precision`, True where forward passes are in 16 bits, which the
                 weights of `model` and an autocast around `watch` tell too.
         """

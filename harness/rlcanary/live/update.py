@@ -69,7 +69,7 @@ class Update:
         self._weights: Weights | None = None
         self._logged: dict[str, float] = {}
         self._are_means = False
-        self._is_broken = False
+        self._is_broken = self._is_over = False
 
     def begin(self) -> None:
         """Note the weights before the update."""
@@ -128,10 +128,14 @@ class Update:
         start: int,
         given: dict[str, Any],
     ) -> None:
+        self._require_open()
         known = given if entropy is None else {**given, "entropy": entropy}
         if of_the_update := {name: value for name, value in known.items() if isinstance(value, bool | int)}:
             self.know(**of_the_update)
         values = (logprobs.detach() if read is None else read(logprobs.detach())).clone()  # a run may overwrite its own
+        if self._mask is not None and start + values.shape[1] > self._mask.shape[1]:
+            told = f"logprobs of columns {start} to {start + values.shape[1]}, and the mask of the update has"
+            raise ValueError(f"{told} {self._mask.shape[1]}: both are to be of the same tokens")
         self._pieces.append(Piece(logprobs, values, self._places(rows, len(values)), start, known, read, self._guard))
 
     def _places(self, rows: Rows, count: int) -> Tensor:
@@ -149,15 +153,23 @@ class Update:
         self._given |= given
 
     def log(self, metrics: Mapping[str, Any], are_means: bool = False) -> None:
-        """Take the numbers that the run logs of this update, such as `loss` and `kl`; unknown names are left out.
+        """Take the numbers that the run logs of this update, before it ends; unknown names are left out.
 
         Args:
-            metrics: the numbers by their names.
+            metrics: the numbers by their names, such as `loss` and `kl`.
             are_means: metrics are means of those of the micro-batches.
         """
         if self.is_audited:
             self._are_means = are_means
-            self.audit.guard(lambda: self._logged.update(_numbers(metrics)))
+            self.audit.guard(lambda: self._take(metrics))
+
+    def _take(self, metrics: Mapping[str, Any]) -> None:
+        self._require_open()
+        self._logged |= _numbers(metrics)
+
+    def _require_open(self) -> None:
+        if self._is_over:
+            raise ValueError(f"update {self._number} is over: call `watch` and `log` before it ends")
 
     def end(self, was_stepped: bool = True, keep_record: bool = False) -> None:
         """Judge the update.
@@ -195,7 +207,7 @@ class Update:
         self._given, self._model, self._optimizer, self._weights = {}, None, None, None
 
     def _released(self) -> list[Piece]:
-        pieces, self._pieces = self._pieces, []
+        pieces, self._pieces, self._is_over = self._pieces, [], True
         for piece in pieces:
             piece.handle.remove()
         return pieces

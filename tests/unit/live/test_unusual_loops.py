@@ -109,6 +109,25 @@ def test_words_among_the_logged_numbers_are_left_out() -> None:
     assert findings_of(audit) == ["logged.loss"]
 
 
+def test_logprobs_of_the_prompt_too_are_told_apart_from_the_mask_of_the_completion() -> None:
+    audit = Audit(DAPO, every=1, on_finding="log")
+    update = audit.update(mask=MASK, advantages=ADVANTAGES)
+    with pytest.warns(UserWarning, match="logprobs of columns 0 to 6, and the mask of the update has 3"), update:
+        loss_of(update.watch(policy().repeat(1, 2).requires_grad_())[:, 3:], policy(), ADVANTAGES).backward()
+    assert findings_of(audit) == []
+
+
+@pytest.mark.parametrize("call", ["watch", "log"])
+def test_what_comes_behind_the_end_of_an_update_is_told(call: str) -> None:
+    audit = Audit(DAPO, every=1, on_finding="log")
+    with audit.update(mask=MASK, advantages=ADVANTAGES) as update:
+        logprobs = update.watch(policy().requires_grad_())
+        loss_of(logprobs, policy(), ADVANTAGES).backward()
+    with pytest.warns(UserWarning, match="update 0 is over: call `watch` and `log` before it ends"):
+        update.watch(policy().requires_grad_()) if call == "watch" else update.log({"loss": 99.0})
+    assert findings_of(audit) == []
+
+
 def test_advantages_outside_the_mask_may_be_nan() -> None:
     audit, mask = Audit(DAPO, every=1, on_finding="log"), MASK.clone()
     mask[:, 2] = False

@@ -14,7 +14,7 @@ def judge(record: Record) -> Iterator[Finding]:
         return
     newest = int(record.versions.max())
     if newest > record.trainer_version:
-        told = f"a row was sampled by version {newest}, and the trainer has synced {record.trainer_version} times"
+        told = f"a row was sampled by version {newest}, and the update starts from version {record.trainer_version}"
         yield Finding("staleness.from_the_future", told, newest - record.trainer_version)
     age = record.trainer_version - int(record.versions.min())
     if record.max_staleness is not None and age > record.max_staleness:
