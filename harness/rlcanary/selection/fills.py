@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -68,14 +69,22 @@ def fills_in(function: Function) -> Iterator[Fill]:
     What they store shows in the condition: `if self.x is None`, `try … except KeyError`, a variable that was looked up.
     """
     kept = {name for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-    assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.NamedExpr)]
-    values = {
-        target.id: node.value
-        for node in assigned
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name)
-    }
-    made = {name for name, value in values.items() if is_new(value)}
+    values: defaultdict[str, list[ast.expr]] = defaultdict(list)
+    bound: Counter[str] = Counter()
+    local: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg):
+            bound[node.arg] += 1
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound[node.id] += 1
+        elif isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    values[target.id].append(node.value)
+                    if not isinstance(node, ast.AnnAssign):
+                        local.add(target.id)
+    made = {name for name, each in values.items() if len(each) == bound[name] and all(map(is_new, each))}
+    local |= made
 
     def fill(statements: list[ast.stmt]) -> Fill:
         names = {name for statement in statements for node in ast.walk(statement) for name in names_in(node)}
@@ -109,7 +118,7 @@ def fills_in(function: Function) -> Iterator[Fill]:
                 for body in (getattr(holder, "body", []), getattr(holder, "orelse", []))
                 if body
             ]
-            asked = asked_by(statement, values, made)
+            asked = asked_by(statement, values, local)
             if not bodies and stores(statement) and is_choice(statement):
                 yield fill([statement])
             for body in bodies:
@@ -128,10 +137,10 @@ def is_new(value: ast.expr) -> bool:
     return name in CONSTRUCTORS or name.lstrip("_")[:1].isupper()
 
 
-def asked_by(statement: ast.stmt, values: dict[str, ast.expr], made: set[str]) -> set[str]:
+def asked_by(statement: ast.stmt, values: Mapping[str, list[ast.expr]], local: set[str]) -> set[str]:
     """Return the names that the condition of a statement reads, also by way of the function's variables."""
     match statement:
-        case ast.While(test=test) if not is_absence(test, values, made):
+        case ast.While(test=test) if not is_absence(test, local):
             return set()  # goes on where it stands
         case ast.If(test=test) | ast.While(test=test):
             parts: list[ast.AST] = [test]
@@ -147,10 +156,10 @@ def asked_by(statement: ast.stmt, values: dict[str, ast.expr], made: set[str]) -
     unread = {id(each) for node in by_key for part in node.comparators for each in ast.walk(part)}
     names = {name for node in nodes if id(node) not in unread for name in names_in(node)}
     for name in list(names & values.keys()):
-        names |= looked_up(values[name])
+        names |= {each for value in values[name] for each in looked_up(value)}
     if any(isinstance(node, ast.Call) and not node.args and not node.keywords for node in nodes):
         names.add(ANY)  # such as `is_loaded()`
-    if isinstance(statement, ast.If) and is_absence(statement.test, values, made):
+    if isinstance(statement, ast.If) and is_absence(statement.test, local):
         names.add(ABSENT)
     return names
 
@@ -162,8 +171,8 @@ def looked_up(value: ast.expr) -> set[str]:
     return {name for node in ast.walk(value) for name in names_in(node)}
 
 
-def is_absence(test: ast.expr, values: dict[str, ast.expr], made: set[str]) -> bool:
-    """Tell if this asks whether an attribute or a global is empty: then a call may be what fills it."""
+def is_absence(test: ast.expr, local: set[str]) -> bool:
+    """Tell if this asks whether something else than these variables is empty: then a call may be what fills it."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         asked = test.operand
     elif (
@@ -174,7 +183,7 @@ def is_absence(test: ast.expr, values: dict[str, ast.expr], made: set[str]) -> b
         return False
     if isinstance(asked, ast.Call):  # `hasattr(self, "x")`, `getattr(self, "x", None)`
         return getattr(asked.func, "id", "") in ("hasattr", "getattr")
-    return isinstance(asked, ast.Attribute) or (isinstance(asked, ast.Name) and asked.id not in values.keys() | made)
+    return isinstance(asked, ast.Attribute) or (isinstance(asked, ast.Name) and asked.id not in local)
 
 
 def changed_by(node: ast.AST) -> Iterable[str]:

@@ -26,6 +26,8 @@ MODULE = """
     def by_name(): return 1
     def through_a_variable(): return 1
     def never_in_a_fill(): return 1
+    def typed_value(): return 1
+    def given_value(): return 1
     def read(): return DATA.read_text()
     def is_there(): return os.path.exists(Path(__file__).parent / "flag")
 
@@ -70,6 +72,19 @@ MODULE = """
         if "aliased" not in kept:
             kept["aliased"] = map(lambda _: loader(), [1])
         return kept["aliased"]
+
+    def typed():
+        found: int | None = kept.get("typed")
+        if found is None:
+            kept["typed"] = typed_value()
+        return kept["typed"]
+
+    def given(cache=None):
+        if cache is None:
+            cache = {}
+        if "given" not in cache:
+            cache["given"] = given_value()
+        return cache["given"]
 
     def text():
         if "text" not in kept:
@@ -117,6 +132,14 @@ TESTS = """
         assert work.named()()
     def test_named_2():
         assert work.named()
+    def test_typed_1():
+        assert work.typed()
+    def test_typed_2():
+        assert work.typed()
+    def test_given_1():
+        assert work.given(work.kept)
+    def test_given_2():
+        assert work.given(work.kept)
     def test_text_1():
         assert work.DATA.read_text() and work.read() and work.text()
     def test_text_2():
@@ -149,6 +172,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("in_a_thread(): kept", "in_a_thread(): pass; kept", "threaded"),
         ("    def by_name(): return by_name()", "    def by_name(): return 0 or by_name()", "named"),
         ("through_a_variable(): return 1", "through_a_variable(): return 1 + 0", "aliased"),
+        ("typed_value(): return 1", "typed_value(): return 2", "typed"),
+        ("given_value(): return 1", "given_value(): return 2", "given"),
         ("return DATA.read_text()", "return DATA.read_text() + ''", "text"),
         ("is_there(): return os", "is_there(): return 0 or os", "flag"),
     ],

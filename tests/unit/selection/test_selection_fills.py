@@ -35,6 +35,11 @@ def filled(text: str) -> list[str]:
         "self.x = self.x or load()",
         "return cache.setdefault(key, load())",
         "cache = get_cache()\nif key not in cache:\n    cache[key] = load()",
+        "found: object = cache.get(key)\nif found is None:\n    cache[key] = load()",
+        "try:\n    found = cache.get(key)\nexcept TypeError:\n    found = None\nif found is None:\n    cache[key] = load()",
+        "if self.x:\n    rows = get_cache()\nelse:\n    rows = {}\nif key not in rows:\n    rows[key] = load()",
+        "rows = {}\nfor rows in caches:\n    if key not in rows:\n        rows[key] = load()",
+        "if items is None:\n    items = {}\nif key not in items:\n    items[key] = load()",
     ],
 )
 def test_what_is_made_when_first_asked_for_is_filled(text: str) -> None:
@@ -50,6 +55,8 @@ def test_what_is_made_when_first_asked_for_is_filled(text: str) -> None:
         "if key:\n    self.x = load()",
         "rows = dict(items)\nif key not in rows:\n    rows[key] = load()",
         "rows = Rows(items)\nif key not in rows:\n    rows[key] = load()",
+        "rows: dict = {}\nif key not in rows:\n    rows[key] = load()",
+        "rows = {}\nif self.y:\n    rows = dict(items)\nif key not in rows:\n    rows[key] = load()",
         "if items:\n    load()",
         "if not isinstance(items, list):\n    load()",
     ],
