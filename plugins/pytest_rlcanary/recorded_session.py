@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlcanary.selection.saving import Saver
 
 RUN = "RLCANARY_SELECTION_RUN"
+DECIDED = "rlcanary_selection_decided"
 FOLDER = pytest.StashKey[Path]()
 RECORDER = pytest.StashKey["Recorder"]()
 ENVIRONMENT = pytest.StashKey[dict[str, str | None]]()
@@ -134,13 +135,20 @@ def select_and_record(config: pytest.Config, data: Any) -> None:
     from rlcanary.selection import testmon_data
 
     manager = config.pluginmanager
-    said = [] if is_worker_config(config) else distrust(config, data)
-    config.stash[SAID] += said
     select = manager.getplugin("TestmonSelect")
-    if (testmon_data.share_packages(data) or said) and select is not None:
-        data.determine_stable()
-        manager.unregister(select)
-        manager.register(type(select)(config, data), "TestmonSelect")
+    if is_worker_config(config):
+        if select is not None and (decided := config.workerinput.get(DECIDED)) is not None:  # type: ignore[attr-defined]
+            testmon_data.decide_as(select, decided)
+    else:
+        said = distrust(config, data)
+        config.stash[SAID] += said
+        if (testmon_data.share_packages(data) or said) and select is not None:
+            data.determine_stable()
+            manager.unregister(select)
+            select = type(select)(config, data)
+            manager.register(select, "TestmonSelect")
+        if select is not None and is_controller(config.option):
+            manager.register(SharedDecision(testmon_data.decision(select)), "rlcanary-selection-decision")
     collect = manager.getplugin("TestmonCollect")
     if collect is None or config.option.collectonly:
         return
@@ -189,6 +197,21 @@ def end(config: pytest.Config) -> None:
 
         os.environ.pop(RUN, None)
         discard(folder)
+
+
+class SharedDecision(Hooks):
+    """Give every xdist worker the tests that the controller deselected, and the order of the others.
+
+    A worker that starts late, or in place of one that died, would read other records than the first ones did. xdist
+    tells the workers only the positions of their tests: all workers must have the same tests in the same order.
+    """
+
+    def __init__(self, decided: dict[str, Any]) -> None:
+        self.decided = decided
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[DECIDED] = self.decided
 
 
 class RecordedTests(Hooks):

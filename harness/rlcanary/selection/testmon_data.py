@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from testmon import testmon_core
@@ -251,6 +253,21 @@ def share_packages(data: Any) -> bool:
     if tree.installed[-1] != known:
         data.db.write_attribute(questions.PACKAGES, tree.installed[-1])
     return False
+
+
+def decision(select: Any) -> dict[str, Any]:
+    """Return what testmon's plugin deselects, and the seconds it orders tests by, for another process."""
+    return {
+        "files": list(select.deselected_files),
+        "tests": list(select.deselected_tests),
+        "durations": dict(select.testmon_data.avg_durations),
+    }
+
+
+def decide_as(select: Any, decided: Mapping[str, Any]) -> None:
+    """Make testmon's plugin deselect and order tests as the process does whose `decision` this is."""
+    select.deselected_files, select.deselected_tests = decided["files"], decided["tests"]
+    select.testmon_data = SimpleNamespace(avg_durations=defaultdict(int, decided["durations"]))
 
 
 class NoCollector:

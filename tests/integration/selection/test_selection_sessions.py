@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,34 @@ def test_the_command_tells_what_a_test_uses_and_which_tests_use_a_file(
     assert "removed" in command("reset")
     with pytest.raises(UserError, match="run `pytest --testmon` first"):
         command("explain", "two")
+
+
+def test_an_xdist_worker_that_starts_late_runs_the_same_tests(tmp_path: Path) -> None:
+    late = """
+        import os
+        import time
+        from testmon.db import DB
+
+        def late(self, *given):  # reads before gw0 has collected, and goes on after it
+            while not self.con.execute("SELECT 1 FROM test_execution").fetchone():
+                time.sleep(0.01)
+            return {"affected": [], "failing": []}
+
+        if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+            DB.determine_tests = late
+        """
+    project = write_project(
+        tmp_path,
+        {"test_it.py": "def test_one(): pass\ndef test_two(): pass\n", "conftest.py": textwrap.dedent(late)},
+    )
+    run = run_testmon(project, "-n", "2")
+    assert outcomes(run.stdout) == "2 passed", run.stdout
+    assert selected(project) == set()
+
+
+def test_an_xdist_worker_in_place_of_one_that_died_runs_the_rest(tmp_path: Path) -> None:
+    tests = {f"test_{name}.py": f"def test_{name}(): pass\n" for name in "acd"}
+    project = write_project(tmp_path, {**tests, "test_b.py": "import os\ndef test_b(): os._exit(1)\n"})
+    run = run_testmon(project, "-n", "1")
+    assert outcomes(run.stdout) == "1 failed, 3 passed", run.stdout
+    assert selected(project) == {"test_b"}
