@@ -60,6 +60,7 @@ def make_stage(
     trusted: Collection[str] = (),
     confidence: float | None = None,
     known: History | None = None,
+    may_be_good: bool = False,
 ) -> Stage:
     """Set up the search over a line of commits.
 
@@ -74,6 +75,7 @@ def make_stage(
         trusted: The SHAs of the ends that need no run.
         confidence: Overrides the request's confidence.
         known: Counts of earlier passes and failures, added to those of the tracker's history.
+        may_be_good: Nobody called the last commit bad.
     """
     confidence = request.confidence if confidence is None else confidence
     names = [commit.sha for commit in commits]
@@ -88,7 +90,15 @@ def make_stage(
         past = past_runs(request.command, repository, good.sha, names[-1])
         highest = max([confidence, *asked.values()])
         likelihood = PassFail(past + known if past and known else past or known, highest, len(names))
-    search = Bayesian(good.sha, names, likelihood, confidence=confidence, confidence_of=asked, trusted=trusted)
+    search = Bayesian(
+        good.sha,
+        names,
+        likelihood,
+        confidence=confidence,
+        confidence_of=asked,
+        trusted=trusted,
+        may_be_good=may_be_good,
+    )
     return Stage(good, good_name, tuple(commits), search, confidence, known)
 
 
@@ -96,7 +106,8 @@ def make_stage_inside(request: Request, repository: Repository, inside: Inside, 
     """Set up the search over the branch of the merge at which the search `outer` ended.
 
     The two searches share the requested confidence. The runs of `outer` and of the searches around it tell how flaky
-    the command is. If `outer` includes the commit that the branch left, that commit is trusted to be good.
+    the command is. If `outer` includes the commit that the branch left, that commit is trusted to be good. The branch's
+    last commit may be good: then the merge itself is the culprit.
     """
     shared = {inside.good.sha, *(commit.sha for commit in inside.commits)}
     good, bad = outer.search.sides(inside.merge.sha, without=shared)
@@ -110,4 +121,5 @@ def make_stage_inside(request: Request, repository: Repository, inside: Inside, 
         trusted={inside.good.sha} & outer.range,
         confidence=math.sqrt(outer.confidence),
         known=known + outer.known if known and outer.known else known,
+        may_be_good=True,
     )

@@ -30,11 +30,6 @@ chance that the other end is wrong.
 """
 HALVING_SHARE = 0.9
 """The middle commit is chosen while no runs contradict and its information is at least this share of the best."""
-END_SHARE = 0.6
-"""GOOD or BAD runs again if its information is at least this share of the best.
-
-Information counts only the next run. GOOD and BAD also teach about the noise, which helps all later runs.
-"""
 READY_SHARE = 0.35
 """A commit with a built environment is preferred if its information is at least this share of the best.
 
@@ -77,6 +72,7 @@ class Bayesian:
         confidence: float = CONFIDENCE,
         confidence_of: Mapping[str, float] | None = None,
         trusted: Collection[str] = (),
+        may_be_good: bool = False,
     ) -> None:
         """Set up the search.
 
@@ -87,6 +83,7 @@ class Bayesian:
             confidence: The probability of the culprit at which the search stops, in (0, 1).
             confidence_of: Overrides `confidence` for some commits.
             trusted: The ends that need no run.
+            may_be_good: Nobody called BAD bad: that it is good is as likely as each commit.
         """
         self._commits = tuple(commits)
         self._bad = self._commits[-1]
@@ -97,6 +94,7 @@ class Bayesian:
         self._end_of = {good: GOOD, self._bad: BAD}
         self._commit_of_end = {GOOD: good, BAD: self._bad}
         self._ends = Ends(likelihood, [self._end_of[sha] for sha in trusted])
+        self._outside = {GOOD: OUTSIDE, BAD: 1 / (len(commits) + 1) if may_be_good else OUTSIDE}
         self._log_prior_H, self._log_prior_alike = self._prior()
         self._readings: dict[int, list[float]] = {}
         self._untestable: set[int] = set()
@@ -269,7 +267,7 @@ class Bayesian:
         end = max((0, len(self._commits)), key=lambda candidate: float(worth_C[candidate]))
         if not running and middle is not None and worth_C[middle] >= HALVING_SHARE * worth_C[best]:
             choice = middle
-        elif not running and worth_C[end] >= END_SHARE * worth_C[best]:
+        elif not running and worth_C[end] >= self._likelihood.end_share * worth_C[best]:
             choice = end
         if ready and self._sha(choice) not in ready:
             enough = READY_SHARE * worth_C[best]
@@ -293,7 +291,7 @@ class Bayesian:
         """
         count = len(self._commits)
         reads_outcomes = self._likelihood.reads_outcomes
-        outside = {end: OUTSIDE * (end in self._ends.asked and reads_outcomes) for end in (GOOD, BAD)}
+        outside = {end: share * (end in self._ends.asked and reads_outcomes) for end, share in self._outside.items()}
         is_possible = not self._likelihood.believes and (len(self._ends.asked) == 2 or not reads_outcomes)
         alike = ALIKE * is_possible
         inside = (1 - sum(outside.values()) - alike) / count
@@ -351,8 +349,8 @@ class Bayesian:
 
     @property
     def _confidence_of_set(self) -> float:
-        """The probability of several suspects: half the doubt, since that costs no run."""
-        return 1 - (1 - self._confidence) / 2
+        """The probability of several suspects: a third of the doubt, since that costs no run."""
+        return 1 - (1 - self._confidence) / 3
 
     @property
     def _demanded(self) -> float:

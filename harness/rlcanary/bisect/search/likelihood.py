@@ -45,6 +45,11 @@ class Likelihood(Protocol):
     """The least number of runs of GOOD and of BAD before they count as verified."""
     refusal_runs: int
     """The number of runs after which an end that was wrong every time is refused."""
+    end_share: float
+    """GOOD or BAD runs again if its information is at least this share of the best commit's.
+
+    Information counts only the next run. GOOD and BAD also teach about the noise, which helps all later runs.
+    """
 
     def predict(self, readings: Sequence[Sequence[float]], ends: tuple[bool, bool] = (False, False)) -> Prediction:
         """Compute the prediction from the readings of each commit that was run, oldest commit first.

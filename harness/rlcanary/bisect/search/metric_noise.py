@@ -44,6 +44,7 @@ class Levels:
     reads_outcomes = False
     end_runs = 3
     refusal_runs = 3
+    end_share = 0.6
 
     def __init__(self, worse: int) -> None:
         self._worse = worse

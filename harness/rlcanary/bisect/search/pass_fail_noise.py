@@ -22,18 +22,19 @@ LARGEST_ALIKE = 0.4
 """The largest rate that is equal on both sides. At 0.5 GOOD and BAD would look alike."""
 LARGEST_SUM = 0.75
 
-NEVER, FALSE_FAIL_ONLY, FALSE_PASS_ONLY, BOTH_ALIKE, ANYHOW = 0.3, 0.25, 0.22, 0.2, 0.03
+NEVER, FALSE_FAIL_ONLY, FALSE_PASS_ONLY, BOTH_ALIKE, ANYHOW = 0.2, 0.25, 0.23, 0.28, 0.04
 """Prior weights of the ways to be flaky."""
 ONE_WAY_DECAY = 2.5
 """The decay of the prior for a command that is flaky in one direction: exp(-decay * rate)."""
-ALIKE_GROWTH = 1.5
+ALIKE_DECAY = 4.0
+"""The same for a command that is flaky equally in both directions."""
 INDEPENDENT = 1e12
 """The sameness of a command whose runs of one commit are as independent as runs of different commits.
 
 A commit's own flake rate follows a beta distribution whose mean is the command's rate and whose two parameters add up
 to the sameness. The smaller the sameness, the more often a commit repeats its outcomes, right or wrong.
 """
-SAMENESS = ((0.12, 0.02, 12.0), (0.04, 4.0, 6.0))
+SAMENESS = ((0.28, 0.02, 18.0), (0.08, 4.0, 8.0))
 """Models in which wrong outcomes repeat: prior weight, sameness, and the decay of the prior over the rate.
 
 With a sameness of 0.02 a commit gives the same outcome on nearly every run, as under a fixed seed, and the rate is the
@@ -43,8 +44,6 @@ USUAL_CONFIDENCE = 0.95
 """The highest confidence at which the models of `SAMENESS` have their whole weight."""
 USUAL_COMMITS = 100
 """The least number of commits with which they have it."""
-SAME_ALIKE = 0.7
-"""The part of these models in which good and bad commits are wrong alike. The rest is wrong in one direction."""
 CERTAIN = 1e-9
 """The rate of a command that is taken never to be flaky."""
 
@@ -80,6 +79,7 @@ class PassFail:
     reads_outcomes = True
     end_runs = 1
     refusal_runs = 4
+    end_share = 0.8
 
     def __init__(
         self, history: History | None = None, confidence: float = USUAL_CONFIDENCE, commits: int = USUAL_COMMITS
@@ -228,7 +228,7 @@ def _prior(part: float) -> tuple[Array, Array, Array, Array]:
     edges = np.concatenate([[0.004], (rate_L[1:-1] + rate_L[2:]) / 2, [0.85]])
     width_L = np.diff(edges)  # Widths of the levels above the first.
     one_way_L = width_L * np.exp(-ONE_WAY_DECAY * rate_L[1:])
-    alike_L = np.where(rate_L[1:] < LARGEST_ALIKE, width_L * np.exp(ALIKE_GROWTH * rate_L[1:]), 0.0)
+    alike_L = np.where(rate_L[1:] < LARGEST_ALIKE, width_L * np.exp(-ALIKE_DECAY * rate_L[1:]), 0.0)
     anyhow_LL = np.outer(width_L, width_L) * (rate_L[1:, None] + rate_L[1:] < LARGEST_SUM)
     weight_LL = np.zeros((len(rate_L), len(rate_L)))
     weight_LL[0, 0] = NEVER
@@ -240,13 +240,9 @@ def _prior(part: float) -> tuple[Array, Array, Array, Array]:
     weight_G = independent * weight_LL[fail_G, pass_G]
     parts = [(weight_G, rate_L[fail_G], rate_L[pass_G], np.full(len(fail_G), INDEPENDENT))]
     rate_M = rate_L[1:][rate_L[1:] < LARGEST_ALIKE]
-    never_M = np.full(len(rate_M), rate_L[0])
     for weight, sameness, decay in SAMENESS:
         share_M = width_L[: len(rate_M)] * np.exp(-decay * rate_M)
         share_M *= part * weight / share_M.sum()
-        same_M = np.full(len(rate_M), sameness)
-        parts.append((SAME_ALIKE * share_M, rate_M, rate_M, same_M))
-        parts.append(((1 - SAME_ALIKE) / 2 * share_M, rate_M, never_M, same_M))
-        parts.append(((1 - SAME_ALIKE) / 2 * share_M, never_M, rate_M, same_M))
+        parts.append((share_M, rate_M, rate_M, np.full(len(rate_M), sameness)))
     weight_R, fail_R, pass_R, same_R = (np.concatenate(column) for column in zip(*parts, strict=True))
     return weight_R, fail_R, pass_R, same_R
