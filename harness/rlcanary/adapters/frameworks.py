@@ -35,7 +35,7 @@ def usable(package: str, install: str, written_for: str, at_least: str | None = 
     Raises:
         UserError: the package is not installed, is older than `at_least`, or the code in the block fails.
     """
-    if not _is_found(package):
+    if not is_found(package):
         raise UserError(f"{package} is not installed: {install}")
     version = release(package)
     cannot = f"this adapter was written for {written_for} and cannot use {package}{version and f' {version}'}"
@@ -57,10 +57,13 @@ def part(place: str) -> Any:
         NotProvided: the installed release has no such object.
     """
     module, _, name = place.partition(":")
+    package = module.partition(".")[0]
     try:
         return getattr(importlib.import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
-        raise NotProvided(f"this release of {module.partition('.')[0]} has no {name} in {module}") from error
+        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] != package:
+            raise NotProvided(f"{name} of this release cannot be imported: {_cause(error, package)}") from error
+        raise NotProvided(f"this release of {package} has no {name} in {module}") from error
     except RuntimeError as error:  # of a module that is imported when it is first read
         raise NotProvided(f"{name} of this release cannot be imported: {' '.join(str(error).split())}") from error
 
@@ -114,7 +117,8 @@ def quiet() -> Iterator[None]:
             logging.disable(level)
 
 
-def _is_found(package: str) -> bool:
+def is_found(package: str) -> bool:
+    """Tell whether Python finds a package or one of its modules; only what is above it is imported."""
     try:
         return importlib.util.find_spec(package) is not None
     except (ModuleNotFoundError, ValueError):  # a finder that hides packages may raise, and a stub may have no spec
@@ -160,7 +164,7 @@ def _cause(error: Exception, package: str) -> str:
         top = error.name.partition(".")[0]
         if top == package:
             return f"it has no module {error.name}"
-        if top != error.name and _is_found(top):
+        if top != error.name and is_found(top):
             return f"the installed {f'{top} {release(top)}'.strip()} has no module {error.name}"
         return f"{error.name} is not installed"
     return " ".join(f"{type(error).__name__}: {error}".split())

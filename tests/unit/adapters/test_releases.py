@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcanary.adapters.frameworks import forget, hidden, release, usable
+from rlcanary.adapters.frameworks import forget, hidden, part, release, usable
 from rlcanary.checks.tally import ADAPTERS, Tally
 from rlcanary.contract.declining import NotProvided
 from rlcanary.errors import UserError
@@ -94,6 +94,15 @@ def test_the_same_error_in_other_code_is_found(place):
     with tally.case("one"):
         names["call"]()
     assert [found.is_error for found in tally.found] == [True]
+
+
+def test_a_part_whose_module_imports_what_is_not_installed_says_so(tmp_path, monkeypatch):
+    (written(tmp_path, None) / "someframe" / "advantage.py").write_text("import no_such_package.utils\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(NotProvided, match="cannot be imported: no_such_package is not installed"):
+        part("someframe.advantage:compute")
+    with pytest.raises(NotProvided, match="this release of someframe has no compute"):
+        part("someframe.loss:compute")
 
 
 def test_a_part_that_trl_does_not_have_is_declined():
