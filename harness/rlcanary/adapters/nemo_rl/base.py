@@ -1,16 +1,16 @@
-"""NeMo RL under some settings. Written for NeMo RL of August 2026."""
+"""NeMo RL under some settings. Written for NeMo RL of May to August 2026."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Self
 
-from rlcanary.adapters.frameworks import usable
-from rlcanary.adapters.nemo_rl.options import POLICY, WITHOUT_WORDS, conventions_of, settings_for
+from rlcanary.adapters.frameworks import has_part, part, usable
+from rlcanary.adapters.nemo_rl.options import ADVANTAGE, POLICY, WITHOUT_WORDS, Entries, conventions_of, settings_for
 from rlcanary.adapters.nemo_rl.worker import importing
-from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.errors import UserError
 
 
@@ -33,34 +33,42 @@ class NemoRlBase(Adapter):
                 `RewardShapingConfig`.
 
         Raises:
-            UserError: NeMo RL is not installed, or the conventions cannot express a setting.
+            UserError: NeMo RL is not installed, this tree of it has no such option, or the conventions cannot express it.
         """
         self.loss = dict(loss or {})
         self.advantage = dict(advantage or {})
         self.policy = {**POLICY, **(policy or {})}
         install = "run this in the environment in which NeMo RL trains, with rlcanary installed there"
         with (
-            usable("nemo_rl", install, "NeMo RL of August 2026"),
+            usable("nemo_rl", install, "NeMo RL of May to August 2026"),
             importing(),
         ):
             import nemo_rl.algorithms.advantage_estimator
             import nemo_rl.algorithms.loss  # noqa: F401
+            from nemo_rl.algorithms.utils import calculate_kl
 
-            # Configurations were dictionaries in older trees.
-            conventions_of(self.loss_config, self.advantage_config, self.policy)
+            # Before June 2026 the KL of the loss was without the score-function part.
+            has_score_term = "importance_sampling_weights" in inspect.signature(calculate_kl).parameters
+            # Configurations of the loss were dictionaries in older trees.
+            self.conventions = conventions_of(self.loss_config, self.advantage_config, self.policy, has_score_term)
+        if later := self._later(self.loss):
+            raise UserError(f"the loss of this tree of NeMo RL has no option {later}")
         unknown = [name for name in WITHOUT_WORDS if self.loss.get(name)]
         if self.loss_config.truncated_importance_sampling_type == "seq-mask-tis":
             unknown.append("truncated_importance_sampling_type='seq-mask-tis'")
         if unknown:
             raise UserError(f"the conventions cannot express {', '.join(unknown)}")
 
-    @cached_property
-    def conventions(self) -> Conventions:  # type: ignore[override]
-        """Translate the settings into conventions."""
-        return conventions_of(self.loss_config, self.advantage_config, self.policy)
-
     def configured(self, **changes: Any) -> Self:
-        return type(self)(*settings_for(self.loss, self.advantage, self.policy, self.conventions, changes))
+        loss, advantage, policy = settings_for(self.loss, self.advantage, self.policy, self.conventions, changes)
+        if later := self._later(loss):
+            raise NotProvided(f"the loss of this tree has no option {later}")
+        return type(self)(loss, advantage, policy)
+
+    def _later(self, loss: Mapping[str, Any]) -> str:
+        """Name the options that this tree does not know: its class takes any name, and ignores those."""
+        known = type(self.loss_config).model_fields
+        return ", ".join(name for name, value in loss.items() if value and name not in known)
 
     @cached_property
     def loss_config(self) -> Any:
@@ -71,7 +79,6 @@ class NemoRlBase(Adapter):
 
     @cached_property
     def advantage_config(self) -> Any:
-        """NeMo RL's `AdvEstimatorConfig`."""
-        from nemo_rl.algorithms.advantage_estimator import AdvEstimatorConfig
-
-        return AdvEstimatorConfig(**self.advantage)
+        """NeMo RL's `AdvEstimatorConfig`, which was a dictionary in older trees."""
+        place = "nemo_rl.algorithms.advantage_estimator:AdvEstimatorConfig"
+        return part(place)(**self.advantage) if has_part(place) else Entries({**ADVANTAGE, **self.advantage})

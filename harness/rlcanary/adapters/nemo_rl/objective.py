@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlcanary.adapters.batches import kl_of_each_token, micro_batches
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.nemo_rl.base import NemoRlBase
+from rlcanary.adapters.nemo_rl.options import Entries
 from rlcanary.adapters.nemo_rl.other_losses import scored
 from rlcanary.adapters.nemo_rl.worker import importing
 from rlcanary.contract.adapter import NotProvided
@@ -89,7 +90,7 @@ class Objective(NemoRlBase):
             torch.ones_like(rewards),
             leave_one_out_baseline=self.advantage_config.use_leave_one_out_baseline,
         )
-        grpo = SimpleNamespace(
+        grpo = Entries(
             use_dynamic_sampling=True,
             num_prompts_per_step=1,
             num_generations_per_prompt=len(rewards),

@@ -23,9 +23,20 @@ POLICY = {
     "overlong_buffer_length": None,
     "overlong_buffer_penalty": 1.0,
 }
+# What `AdvEstimatorConfig` has in the examples of trees in which it has no defaults.
+ADVANTAGE = {"use_leave_one_out_baseline": True, "normalize_rewards": True}
 
 
-def conventions_of(loss: Any, advantage: Any, policy: Mapping[str, Any]) -> Conventions:
+class Entries(dict[str, Any]):
+    """A configuration of which older trees read entries and newer ones attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+def conventions_of(loss: Any, advantage: Any, policy: Mapping[str, Any], kl_score_term: bool = True) -> Conventions:
     """Translate a `ClippedPGLossConfig`, an `AdvEstimatorConfig` and settings of the policy into conventions."""
     level, mode, low, high = "none", "truncate", 0.0, float("inf")
     if loss.use_importance_sampling_correction:
@@ -41,7 +52,7 @@ def conventions_of(loss: Any, advantage: Any, policy: Mapping[str, Any]) -> Conv
         advantage_eps=1e-6,
         advantage_eps_mode="skip",
         singleton_group="zero",
-        objective="cispo" if loss.use_cispo else "clip",
+        objective="cispo" if getattr(loss, "use_cispo", False) else "clip",
         ratio_level="sequence" if loss.sequence_level_importance_ratios else "token",
         clip_low=loss.ratio_clip_min,
         clip_high=loss.ratio_clip_max,
@@ -52,7 +63,7 @@ def conventions_of(loss: Any, advantage: Any, policy: Mapping[str, Any]) -> Conv
         kl_placement="reward" if is_in_reward else "loss",
         kl_input_clamp=loss.kl_input_clamp_value,
         kl_output_clamp=loss.kl_output_clamp_value,
-        kl_score_term=True,
+        kl_score_term=kl_score_term,
         importance_level=level,  # type: ignore[arg-type]
         importance_mode=mode,
         importance_low=low,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rlcanary.adapters.frameworks import part
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     from rlcanary.contract.records.credit import ValueBatch
     from rlcanary.contract.records.other_losses import PreferenceBatch, SupervisedBatch
 
+# The defaults of `DPOLossConfig`, which had none in older trees.
+PREFERENCE: dict[str, Any] = {
+    "reference_policy_kl_penalty": 0.05,
+    "preference_loss_weight": 1.0,
+    "sft_loss_weight": 0.0,
+    "preference_average_log_probs": False,
+    "sft_average_log_probs": False,
+}
 PREFERENCES = {
     "loss": "loss",
     "accuracy": "reward_accuracy",
@@ -24,9 +33,10 @@ class OtherLosses(Adapter):
 
     def value_loss(self, batch: ValueBatch) -> LossOutput:
         import torch
-        from nemo_rl.algorithms.loss.loss_functions import MseValueLossConfig, MseValueLossFn
         from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
+        make = part("nemo_rl.algorithms.loss.loss_functions:MseValueLossFn")
+        config = part("nemo_rl.algorithms.loss.loss_functions:MseValueLossConfig")
         if batch.global_tokens is not None or batch.global_sequences is not None:
             raise NotProvided("the workers count the tokens of the whole update themselves")
         data = BatchedDataDict(
@@ -37,7 +47,7 @@ class OtherLosses(Adapter):
                 "values": batch.old_values,
             }
         )
-        loss, _ = MseValueLossFn(MseValueLossConfig())(
+        loss, _ = make(config())(
             batch.values.unsqueeze(-1), data, torch.tensor(float(len(batch.mask))), batch.mask.sum().float()
         )
         return LossOutput(loss)
@@ -85,7 +95,7 @@ class OtherLosses(Adapter):
                 ),
             }
         )
-        loss, metrics = DPOLossFn(DPOLossConfig())(
+        loss, metrics = DPOLossFn(DPOLossConfig(**PREFERENCE))(
             interleaved(batch.chosen_logprobs, batch.rejected_logprobs),
             data,
             torch.tensor(float(len(mask))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import prompts_of, tokens_of_completions
+from rlcanary.adapters.frameworks import part
 from rlcanary.adapters.nemo_rl.objective import Objective
 from rlcanary.adapters.nemo_rl.worker import importing, new_worker, on_cpu, workers
 from rlcanary.contract.adapter import NotProvided
@@ -67,6 +68,7 @@ class Training(Objective):
         )
 
     def shape_rewards(self, rewards: Tensor, lengths: Lengths) -> Tensor:
+        import torch
         from nemo_rl.algorithms.reward_functions import RewardShapingConfig, apply_reward_shaping
         from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
@@ -76,7 +78,11 @@ class Training(Objective):
             overlong_buffer_penalty=self.conventions.overlong_penalty,
             max_response_length=lengths.max_new_tokens,
         )
-        batch = BatchedDataDict({"total_reward": rewards, "response_token_lengths": lengths.completions})
+        # Older trees read the lengths of the messages.
+        logs = [[{"role": "assistant", "token_ids": torch.zeros(length)}] for length in lengths.completions.tolist()]
+        batch = BatchedDataDict(
+            {"total_reward": rewards, "response_token_lengths": lengths.completions, "message_log": logs}
+        )
         return apply_reward_shaping(batch, config)["total_reward"]  # type: ignore[no-any-return]
 
     def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
@@ -144,7 +150,7 @@ def flat_data(logs: list[list[dict[str, Any]]], pad_token_id: int) -> Any:
     import torch
 
     with importing():
-        from nemo_rl.algorithms.grpo import add_grpo_token_loss_masks_and_generation_logprobs
+        add_masks = part("nemo_rl.algorithms.grpo:add_grpo_token_loss_masks_and_generation_logprobs")
         from nemo_rl.data.llm_message_utils import batched_message_log_to_flat_message
         from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
@@ -152,7 +158,7 @@ def flat_data(logs: list[list[dict[str, Any]]], pad_token_id: int) -> Any:
         def to(self, device: Any) -> Any:
             return self
 
-    add_grpo_token_loss_masks_and_generation_logprobs(logs)
+    add_masks(logs)
     flat, lengths = batched_message_log_to_flat_message(logs, pad_value_dict={"token_ids": pad_token_id})
     return OnCpu(
         {

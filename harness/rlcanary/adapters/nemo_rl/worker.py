@@ -27,6 +27,7 @@ SERVICES = (
     "megatron",
     "nixl",
     "hydra",
+    "decord",
 )
 # Builds and shards a model; it refuses to be imported beside a stub of nemo_automodel.
 SETUP = "nemo_rl.models.automodel.setup"
