@@ -1,4 +1,6 @@
-"""prime-rl's loss, credit assignment and admission gate as an adapter. Written for prime-rl of mid-2026.
+"""prime-rl's loss, credit assignment and admission gate as an adapter. Written for prime-rl of August 2026.
+
+Of an older tree it checks the parts that are there already.
 
 Its default loss has a trust region on probabilities (DPPO) and a penalty on the squared log-ratio to the sampler, which
 the conventions cannot express. Both are options. This adapter switches both off and checks everything else.
@@ -7,13 +9,15 @@ the conventions cannot express. Both are options. This adapter switches both off
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rlcanary.adapters.batches import micro_batches
-from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.frameworks import has_part, is_found, part, quiet, usable
+from rlcanary.adapters.prime_rl import earlier
 from rlcanary.adapters.prime_rl.other_losses import OtherLosses
 from rlcanary.adapters.prime_rl.run import SERVICES
 from rlcanary.adapters.prime_rl.training import OFF, Training
@@ -44,6 +48,13 @@ CONVENTIONS = Conventions(
 
 # What the optimizer's configuration and that of sampling say.
 OPTIONS = ("max_grad_norm", "temperature")
+# Modules that older trees do not have.
+NEWER = (
+    "prime_rl.orchestrator.algo.grpo",
+    "prime_rl.orchestrator.curriculum.gates.adv",
+    "prime_rl.orchestrator.metrics",
+)
+ALGORITHM = "prime_rl.orchestrator.algo.grpo:GRPOAlgorithm"
 
 
 class PrimeRlAdapter(Training, OtherLosses):
@@ -61,12 +72,13 @@ class PrimeRlAdapter(Training, OtherLosses):
             UserError: prime-rl is not installed.
         """
         install = "run this in the environment in which prime-rl trains, with rlcanary installed there"
-        with usable("prime_rl", install, "prime-rl of mid-2026"), absent(*SERVICES), quiet():
-            import prime_rl.orchestrator.algo.grpo
-            import prime_rl.orchestrator.curriculum.gates.adv
-            import prime_rl.orchestrator.metrics
+        with usable("prime_rl", install, "prime-rl of August 2026"), absent(*SERVICES), quiet():
             import prime_rl.trainer.rl.loss  # noqa: F401
-        self.conventions = CONVENTIONS.replace(**(settings or {}))
+
+            for module in filter(is_found, NEWER):
+                importlib.import_module(module)
+        objective = "cispo" if earlier.holds_its_ratio() else "clip"
+        self.conventions = CONVENTIONS.replace(objective=objective, **(settings or {}))
 
     def configured(self, **changes: Any) -> Self:
         changed = [name for name, value in changes.items() if getattr(self.conventions, name) != value]
@@ -95,15 +107,13 @@ class PrimeRlAdapter(Training, OtherLosses):
         advantages = rewards.new_empty(len(rewards))
         for group in group_ids.unique():
             rows = (group_ids == group).nonzero().squeeze(1)
-            scored = self._scored(rewards[rows])
-            advantages[rows] = rewards.new_tensor([trace.nodes[0].advantages[0] for trace in _traces(scored)])
+            advantages[rows] = rewards.new_tensor(self._credited(rewards[rows]))
         return advantages
 
     def keep_group(self, rewards: Tensor) -> bool:
-        from prime_rl.configs.orchestrator import AdvRangeGateConfig
-        from prime_rl.orchestrator.curriculum.gates.adv import AdvRangeGate
-
-        return AdvRangeGate(AdvRangeGateConfig()).admit(self._scored(rewards))  # type: ignore[no-any-return]
+        gate = part("prime_rl.orchestrator.curriculum.gates.adv:AdvRangeGate")
+        config = part("prime_rl.configs.orchestrator:AdvRangeGateConfig")
+        return gate(config()).admit(self._scored(rewards))  # type: ignore[no-any-return]
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         return LossOutput(self._call(batch, batch))
@@ -116,13 +126,22 @@ class PrimeRlAdapter(Training, OtherLosses):
 
     def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
         """Divide as the trainer does: each rank gets the token count of all, and FSDP's averaging is undone."""
+        import torch
+
+        if earlier.ranks_divide_alone():
+            return LossOutput(torch.stack([self._call(piece, piece) for piece in micro_batches(batch, n_ranks)]).mean())
         return self.accumulated_loss(batch, n_ranks)
+
+    def _credited(self, rewards: Tensor) -> list[float]:
+        """Return the advantages of a group."""
+        if not has_part(ALGORITHM):
+            return earlier.advantages_of(rewards)
+        return [trace.nodes[0].advantages[0] for trace in _traces(self._scored(rewards))]
 
     def _scored(self, rewards: Tensor) -> list[Any]:
         """Return one episode per reward, of one trace with one sampled token, after credit assignment."""
-        from prime_rl.orchestrator.algo.grpo import GRPOAlgorithm
-
-        algorithm = GRPOAlgorithm.__new__(GRPOAlgorithm)
+        owner = part(ALGORITHM)
+        algorithm = owner.__new__(owner)
         algorithm.length_penalty = None
         episodes = [SimpleNamespace(traces=[_trace(reward)]) for reward in rewards.tolist()]
         asyncio.run(algorithm.score_group(episodes))
@@ -134,18 +153,24 @@ class PrimeRlAdapter(Training, OtherLosses):
         if whole.global_tokens is not None or whole.global_sequences is not None:
             raise NotProvided("the trainer counts the tokens of the whole update itself")
         advantages = piece.advantages.unsqueeze(1) if piece.advantages.ndim == 1 else piece.advantages
+        given = {
+            "trainer_logprobs": list(piece.logprobs),
+            "inference_logprobs": list(piece.old_logprobs),
+            "advantages": list(advantages.expand(piece.mask.shape)),
+            "loss_mask": list(piece.mask),
+        }
+        scale = max(int(whole.mask.sum()), 1)
         with quiet():
+            if not earlier.has_components():
+                return earlier.loss_of(given, scale, OFF)
             loss, _ = compute_loss(
-                trainer_logprobs=list(piece.logprobs),
-                inference_logprobs=list(piece.old_logprobs),
+                **given,
                 ref_logprobs=None,
-                advantages=list(advantages.expand(piece.mask.shape)),
-                loss_mask=list(piece.mask),
                 rl_weights=None,
                 ce_weights=None,
                 ref_kl_weights=None,
                 rl_loss_fn=self._loss,
-                rl_scale=max(int(whole.mask.sum()), 1),
+                rl_scale=scale,
                 ce_scale=1,
                 ref_kl_scale=1,
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from rlcanary.adapters.frameworks import part
+from rlcanary.adapters.prime_rl import earlier
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 
@@ -23,6 +25,8 @@ class OtherLosses(Adapter):
     def supervised_loss(self, batch: SupervisedBatch) -> LossOutput:
         """Compute the component of cross entropy, whose weights are the mask."""
         import torch
+
+        earlier.require_components()
         from prime_rl.trainer.rl.loss import selective_log_softmax, shift_tensor_left, shift_tensor_right
 
         if batch.global_sequences is not None and batch.global_tokens is None:
@@ -40,13 +44,15 @@ class OtherLosses(Adapter):
         """Read what a logprob is pushed by, on policy, off the component of the divergence from a reference."""
         import torch
 
+        earlier.require_components()
         logprobs = student_logprobs.detach().clone().requires_grad_()
         weights = {"ref_logprobs": list(teacher_logprobs), "ref_kl_weights": list(mask.float())}
         (gradient,) = torch.autograd.grad(component(logprobs, mask, **weights), logprobs)
         return -gradient
 
     def evaluation_metrics(self, items: list[EvaluatedItem], k: int, batch_size: int) -> dict[str, float]:
-        from prime_rl.orchestrator import metrics
+        pass_at_k = part("prime_rl.orchestrator.metrics:pass_at_k")
+        make_stat = part("prime_rl.orchestrator.metrics:Stat")
 
         def over(some: Sequence[EvaluatedItem]) -> dict[str, float]:
             records: list[Any] = [
@@ -57,10 +63,10 @@ class OtherLosses(Adapter):
                 for each in some
                 for score in each.scores
             ]
-            passed = metrics.pass_at_k(records)
+            passed = pass_at_k(records)
             if f"pass@{k}" not in passed:
                 raise NotProvided("pass@k is of scores of 0 and 1, for powers of 2 up to the number of samples")
-            stat = metrics.Stat([record.trace.reward for record in records])
+            stat = make_stat([record.trace.reward for record in records])
             return {"mean@n": stat.mean(), "pass@k": passed[f"pass@{k}"]}
 
         if len({len(each.scores) for each in items}) > 1:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from rlcanary.adapters.batches import prompts_of, tokens_of_completions
-from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.frameworks import part, quiet
 from rlcanary.adapters.stubs import absent
 from rlcanary.contract.adapter import NotProvided
 
@@ -72,8 +72,7 @@ def samples_of(batch: CollatedBatch, temperature: float, advantages: Tensor) -> 
     import torch
 
     with absent(*SERVICES), quiet():
-        from prime_rl.transports.rollouts.types import TrainingSample
-
+        make = part("prime_rl.transports.rollouts.types:TrainingSample")
     samples = []
     rows = zip(prompts_of(batch), tokens_of_completions(batch), strict=True)
     for row, (prompt, kept) in enumerate(rows):
@@ -81,7 +80,7 @@ def samples_of(batch: CollatedBatch, temperature: float, advantages: Tensor) -> 
         logprobs = torch.zeros(len(ids)) if batch.old_logprobs is None else batch.old_logprobs[row][kept].nan_to_num()
         before, length = [0.0] * len(prompt), len(prompt) + len(ids)
         samples.append(
-            TrainingSample(
+            make(
                 token_ids=[*prompt.tolist(), *ids.tolist()],
                 mask=[False] * len(prompt) + trained.tolist(),
                 logprobs=before + logprobs.tolist(),
