@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import logging
 import sys
 import warnings
@@ -75,6 +76,11 @@ def has_part(place: str) -> bool:
     except NotProvided:
         return False
     return True
+
+
+def takes(function: Any, name: str) -> bool:
+    """Tell whether a function of a framework has a parameter, which older releases lack."""
+    return name in inspect.signature(function).parameters
 
 
 @contextmanager

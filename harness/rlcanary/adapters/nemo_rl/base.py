@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Self
 
-from rlcanary.adapters.frameworks import has_part, part, usable
+from rlcanary.adapters.frameworks import has_part, part, takes, usable
 from rlcanary.adapters.nemo_rl.options import ADVANTAGE, POLICY, WITHOUT_WORDS, Entries, conventions_of, settings_for
 from rlcanary.adapters.nemo_rl.worker import importing
 from rlcanary.contract.adapter import Adapter, NotProvided
@@ -48,7 +47,7 @@ class NemoRlBase(Adapter):
             from nemo_rl.algorithms.utils import calculate_kl
 
             # Before June 2026 the KL of the loss was without the score-function part.
-            has_score_term = "importance_sampling_weights" in inspect.signature(calculate_kl).parameters
+            has_score_term = takes(calculate_kl, "importance_sampling_weights")
             # Configurations of the loss were dictionaries in older trees.
             self.conventions = conventions_of(self.loss_config, self.advantage_config, self.policy, has_score_term)
         if later := self._later(self.loss):

@@ -19,7 +19,7 @@ from rlcanary.adapters.batches import micro_batches
 from rlcanary.adapters.frameworks import has_part, is_found, part, quiet, usable
 from rlcanary.adapters.prime_rl import earlier
 from rlcanary.adapters.prime_rl.other_losses import OtherLosses
-from rlcanary.adapters.prime_rl.run import SERVICES
+from rlcanary.adapters.prime_rl.services import SERVICES
 from rlcanary.adapters.prime_rl.training import OFF, Training
 from rlcanary.adapters.stubs import absent
 from rlcanary.contract.adapter import NotProvided

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcanary.adapters.frameworks import has_part, part
-from rlcanary.adapters.prime_rl.run import SERVICES
+from rlcanary.adapters.frameworks import has_part, part, takes
+from rlcanary.adapters.prime_rl.services import SERVICES
 from rlcanary.adapters.stubs import absent
 from rlcanary.contract.adapter import NotProvided
 
@@ -46,7 +45,7 @@ def _listed(advantages: Tensor) -> list[float]:
 
 def has_components() -> bool:
     """Tell whether the loss has components with weights of their own."""
-    return "rl_loss_fn" in inspect.signature(part(f"{LOSS}:compute_loss")).parameters
+    return takes(part(f"{LOSS}:compute_loss"), "rl_loss_fn")
 
 
 def require_components() -> None:

@@ -13,22 +13,16 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from rlcanary.adapters.batches import prompts_of, tokens_of_completions
-from rlcanary.adapters.frameworks import part, quiet
+from rlcanary.adapters.frameworks import quiet
+from rlcanary.adapters.prime_rl import earlier, earlier_run
+from rlcanary.adapters.prime_rl.services import SERVICES
 from rlcanary.adapters.stubs import absent
 from rlcanary.contract.adapter import NotProvided
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlcanary.contract.batch import CollatedBatch
-
-# Sandboxes, loggers, transports and kernels: the checks call none of them.
-SERVICES = (
-    *("tenacity", "prime_sandboxes", "prime_tunnel", "prime_evals", "prime_cli", "prime_runs"),
-    *("wandb", "wandb_gql", "wandb_workspaces", "setproctitle", "prometheus_client", "modelexpress", "nixl", "zmq"),
-    *("quack", "flash_attn", "ring_flash_attn", "torchao", "torchtitan", "dion", "deep_ep", "grouped_gemm", "fla"),
-)
+    from rlcanary.adapters.prime_rl.rows import Row
 
 
 def loop() -> ModuleType:
@@ -48,13 +42,15 @@ class Step:
         logprobs: [S] of each row's tokens, in the order of the rows; the first token of a row has none.
     """
 
-    def __init__(self, state: Any, samples: list[Any], config: Any) -> None:
-        """Train once on the samples, which are packed into micro-batches of no more tokens than the longest has."""
+    def __init__(self, state: Any, rows: list[Row], config: Any) -> None:
+        """Train once on the rows, which are packed into micro-batches of no more tokens than the longest has."""
         self.logged: dict[str, float] = {}
         self._scores: dict[tuple[int, ...], list[Tensor]] = {}
-        with _on_cpu(self, state, _packed(samples)):
+        with absent(*SERVICES), quiet():
+            micro_batches = _packed(rows)
+        with _on_cpu(self, state, micro_batches):
             loop().train.__wrapped__(config)
-        self.logprobs = [self._scores[tuple(sample.token_ids)].pop(0) for sample in samples]
+        self.logprobs = [self._scores[tuple(row.token_ids)].pop(0) for row in rows]
 
     def note(self, micro_batch: Mapping[str, Any], logprobs: Tensor) -> None:
         """Keep the logprobs of the rows of a micro-batch."""
@@ -67,37 +63,26 @@ class Step:
             self._scores.setdefault(tuple(ids.tolist()), []).append(scores)
 
 
-def samples_of(batch: CollatedBatch, temperature: float, advantages: Tensor) -> list[Any]:
-    """Make the samples that the orchestrator sends of the rows of a batch."""
-    import torch
-
-    with absent(*SERVICES), quiet():
-        make = part("prime_rl.transports.rollouts.types:TrainingSample")
-    samples = []
-    rows = zip(prompts_of(batch), tokens_of_completions(batch), strict=True)
-    for row, (prompt, kept) in enumerate(rows):
-        ids, trained = batch.completion_ids[row][kept], batch.completion_mask[row][kept]
-        logprobs = torch.zeros(len(ids)) if batch.old_logprobs is None else batch.old_logprobs[row][kept].nan_to_num()
-        before, length = [0.0] * len(prompt), len(prompt) + len(ids)
-        samples.append(
-            make(
-                token_ids=[*prompt.tolist(), *ids.tolist()],
-                mask=[False] * len(prompt) + trained.tolist(),
-                logprobs=before + logprobs.tolist(),
-                temperatures=[temperature] * length,
-                env_name="env",
-                advantages=before + [float(advantages[row])] * len(ids),
-            )
-        )
-    return samples
-
-
-def _packed(samples: list[Any]) -> list[Any]:
+def _packed(rows: list[Row]) -> list[Any]:
+    if not earlier.has_components():
+        return earlier_run.packed(rows)
     from prime_rl.trainer.batch import build_bin_cost, prepare_batch
     from prime_rl.trainer.rl.data import DataLoader
+    from prime_rl.transports.rollouts.types import TrainingSample
 
+    samples = [
+        TrainingSample(
+            token_ids=row.token_ids,
+            mask=row.mask,
+            logprobs=row.logprobs,
+            temperatures=[row.temperature] * len(row.token_ids),
+            env_name="env",
+            advantages=[0.0] * row.start + [row.advantage] * (len(row.token_ids) - row.start),
+        )
+        for row in rows
+    ]
     loader = DataLoader.__new__(DataLoader)
-    (packed,) = prepare_batch(samples, max(len(sample.token_ids) for sample in samples), 1, build_bin_cost(None))
+    (packed,) = prepare_batch(samples, max(len(row.token_ids) for row in rows), 1, build_bin_cost(None))
     return [loader._micro_batch_to_tensor(each) for each in packed]
 
 
@@ -135,7 +120,7 @@ def _on_cpu(step: Step, state: Any, micro_batches: list[Any]) -> Iterator[None]:
         return make(data, **{name: value for name, value in options.items() if (name, value) != ("device", "cuda")})
 
     def moved(tensor: Tensor, *where: Any, **options: Any) -> Tensor:
-        return tensor if where == ("cuda",) else move(tensor, *where, **options)
+        return tensor if where in (("cuda",), (torch.device("cuda"),)) else move(tensor, *where, **options)
 
     async def nothing(*_: Any, **__: Any) -> None:
         return None
@@ -155,6 +140,7 @@ def _on_cpu(step: Step, state: Any, micro_batches: list[Any]) -> Iterator[None]:
         cp_enabled=False,
         cp=1,
         ep_enabled=False,
+        dp_replicate=1,
         fsdp_gradient_divide_factor=1,
         get_mesh=lambda _: mesh,
         world_mesh=None,
@@ -165,8 +151,21 @@ def _on_cpu(step: Step, state: Any, micro_batches: list[Any]) -> Iterator[None]:
     loader = SimpleNamespace(wait_for_batch=lambda: None, get_batch=lambda: micro_batches)
     perf = SimpleNamespace(get_step_tokens_per_second=lambda *_: 0.0, get_step_mfu=lambda *_: 0.0)
     world = SimpleNamespace(is_master=True, local_rank=0, rank=0, world_size=1)
+    if earlier.has_components():
+        own = [
+            (utils, "torch_clip_grad_norm_", clipped),
+            (module.monitors, "setup", nothing),
+            (module.monitors, "log", log),
+            (module, "resolve_ep", nothing_of),
+            (module, "setup_ckpt_manager", nothing_of),
+            (module, "setup_optimizer", lambda *_, **__: (state.optimizer, None)),
+            (module, "setup_token_exporter", lambda *_: exporter),
+        ]
+    else:
+        own = earlier_run.places(module, state, micro_batches, step.note, step.logged)
     with ExitStack() as stack:
         for place, name, value in (
+            *own,
             (torch, "tensor", made),
             (torch.Tensor, "to", moved),
             (torch.Tensor, "cuda", lambda tensor: tensor),
@@ -177,21 +176,14 @@ def _on_cpu(step: Step, state: Any, micro_batches: list[Any]) -> Iterator[None]:
             (torch.distributed, "all_reduce", lambda *_, **__: None),
             (torch.distributed, "all_gather_object", gather),
             (utils, "flexible_all_gather", lambda tensor: tensor),
-            (utils, "torch_clip_grad_norm_", clipped),
             (module, "get_world", lambda: world),
             (module, "setup_logger", lambda *_, **__: _silent()),
-            (module.monitors, "setup", nothing),
-            (module.monitors, "log", log),
             (module, "setup_torch_distributed", nothing_of),
-            (module, "resolve_ep", nothing_of),
             (module, "get_parallel_dims", lambda _: dims),
-            (module, "setup_ckpt_manager", nothing_of),
             (module, "setup_model", lambda *_: headed),
-            (module, "setup_optimizer", lambda *_, **__: (state.optimizer, None)),
             (module, "setup_scheduler", lambda *_: state.scheduler),
             (module, "setup_weight_broadcast", nothing_of),
             (module, "DataLoader", lambda *_: loader),
-            (module, "setup_token_exporter", lambda *_: exporter),
             (module, "maybe_activation_offloading", lambda _: nullcontext()),
             (module, "get_perf_counter", lambda *_: perf),
             (module, "get_ckpt_disk_metrics", lambda _: {}),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import prompts_of, tokens_of_completions
-from rlcanary.adapters.prime_rl.run import Step, samples_of
+from rlcanary.adapters.prime_rl.rows import rows_of
+from rlcanary.adapters.prime_rl.run import Step
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.state import TrainState
 
@@ -34,7 +35,7 @@ class Training(Adapter):
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         state = TrainState(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0))
-        step = Step(state, samples_of(batch, temperature, torch.zeros(len(batch.rewards))), self._config())
+        step = Step(state, rows_of(batch, temperature, torch.zeros(len(batch.rewards))), self._config())
         scored_BT = torch.full(batch.completion_ids.shape, torch.nan)
         rows = zip(step.logprobs, prompts_of(batch), tokens_of_completions(batch), strict=True)
         for row, (logprobs, prompt, kept) in enumerate(rows):
@@ -48,7 +49,7 @@ class Training(Adapter):
         if batch.old_logprobs is None:
             raise NotProvided("the engine gives the logprobs of all that it samples")
         advantages = self.advantages(batch.rewards, batch.group_ids)
-        step = Step(state, samples_of(batch, self.conventions.temperature, advantages), self._config())
+        step = Step(state, rows_of(batch, self.conventions.temperature, advantages), self._config())
         return {ours: float(step.logged[theirs]) for theirs, ours in LOGGED.items() if theirs in step.logged}
 
     def rl_step(self, state: Any, groups: list[Group], pad_token_id: int) -> dict[str, float]:
