@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import prompts_of, tokens_of_completions
+from rlcanary.adapters.frameworks import part
 from rlcanary.adapters.prime_rl.rows import rows_of
 from rlcanary.adapters.prime_rl.run import Step
 from rlcanary.contract.adapter import Adapter, NotProvided
@@ -58,9 +59,6 @@ class Training(Adapter):
         return self.train_step(state, make_batch(groups, pad_token_id)[0])
 
     def _config(self) -> Any:
-        from prime_rl.configs.trainer import DefaultLossConfig, TrainerConfig
-
+        make, loss = part("prime_rl.configs.trainer:TrainerConfig"), part("prime_rl.configs.trainer:DefaultLossConfig")
         optimizer = {"type": "adamw", "max_norm": self.conventions.max_grad_norm}
-        return TrainerConfig(
-            max_steps=1, gc=None, matmul_precision="highest", optim=optimizer, loss=DefaultLossConfig(**OFF)
-        )
+        return make(max_steps=1, gc=None, matmul_precision="highest", optim=optimizer, loss=loss(**OFF))
