@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from slurm_cluster import free_ports
 
 from rlcanary import live
 from rlcanary.grpo.engines.one_engine import VLLM_CPU_DEFAULTS
@@ -137,7 +138,9 @@ def test_low_rank_adapters_are_audited_like_a_whole_model(tmp_path: Path, loss_t
 def test_weights_that_never_reach_vllm_are_found(tmp_path: Path, weights: str) -> None:
     pytest.importorskip("vllm")
     script = Path(__file__).parents[2] / "support/live_runs/live_trl_vllm.py"
-    environment = {**os.environ, **VLLM_CPU_DEFAULTS, "OMP_NUM_THREADS": "1"}
+    # TRL finds 29500 free long before vLLM listens there; another session may be as far.
+    port = {"MASTER_PORT": str(free_ports(1)[0])}
+    environment = {**os.environ, **VLLM_CPU_DEFAULTS, **port, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, script, weights, tmp_path], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / f"{weights}.json").read_text())
