@@ -72,6 +72,7 @@ def fills_in(function: Function) -> Iterator[Fill]:
     values: defaultdict[str, list[ast.expr]] = defaultdict(list)
     bound: Counter[str] = Counter()
     local: set[str] = set()
+    parts: list[tuple[ast.expr, ast.expr]] = []  # `found, ok = look(key)`, `with locked(key) as found`
     for node in ast.walk(function):
         if isinstance(node, ast.arg):
             bound[node.arg] += 1
@@ -83,8 +84,16 @@ def fills_in(function: Function) -> Iterator[Fill]:
                     values[target.id].append(node.value)
                     if not isinstance(node, ast.AnnAssign):
                         local.add(target.id)
+                elif isinstance(target, ast.Tuple | ast.List):
+                    parts.append((target, node.value))
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            parts.append((node.optional_vars, node.context_expr))
     made = {name for name, each in values.items() if len(each) == bound[name] and all(map(is_new, each))}
     local |= made
+    for target, value in parts:
+        for each in ast.walk(target):
+            if isinstance(each, ast.Name):
+                values[each.id].append(value)
 
     def fill(statements: list[ast.stmt]) -> Fill:
         names = {name for statement in statements for node in ast.walk(statement) for name in names_in(node)}

@@ -40,6 +40,9 @@ def filled(text: str) -> list[str]:
         "if self.x:\n    rows = get_cache()\nelse:\n    rows = {}\nif key not in rows:\n    rows[key] = load()",
         "rows = {}\nfor rows in caches:\n    if key not in rows:\n        rows[key] = load()",
         "if items is None:\n    items = {}\nif key not in items:\n    items[key] = load()",
+        "found, ok = cache.look(key)\nif not ok:\n    cache.keep(key, load())",
+        "found, ok = cache.look(key)\nif ok < 1:\n    cache[key] = load()",
+        "with cache.locked(key) as found:\n    if found < 1:\n        cache[key] = load()",
     ],
 )
 def test_what_is_made_when_first_asked_for_is_filled(text: str) -> None:
