@@ -181,9 +181,11 @@ def looked_up(value: ast.expr) -> set[str]:
 
 
 def is_absence(test: ast.expr, local: set[str]) -> bool:
-    """Tell if this asks whether something else than these variables is empty: then a call may be what fills it."""
+    """Tell if this asks whether something else than these variables is empty or lacks a key: a call may then fill it."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         asked = test.operand
+    elif isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotIn):
+        asked = test.comparators[0]
     elif (
         isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is) and ast.unparse(test.comparators[0]) == "None"
     ):

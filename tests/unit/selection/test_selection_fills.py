@@ -40,6 +40,7 @@ def filled(text: str) -> list[str]:
         "if self.x:\n    rows = get_cache()\nelse:\n    rows = {}\nif key not in rows:\n    rows[key] = load()",
         "rows = {}\nfor rows in caches:\n    if key not in rows:\n        rows[key] = load()",
         "if items is None:\n    items = {}\nif key not in items:\n    items[key] = load()",
+        "if key not in cache:\n    keep(key, load())",
         "found, ok = cache.look(key)\nif not ok:\n    cache.keep(key, load())",
         "found, ok = cache.look(key)\nif ok < 1:\n    cache[key] = load()",
         "with cache.locked(key) as found:\n    if found < 1:\n        cache[key] = load()",
@@ -61,6 +62,7 @@ def test_what_is_made_when_first_asked_for_is_filled(text: str) -> None:
         "rows: dict = {}\nif key not in rows:\n    rows[key] = load()",
         "rows = {}\nif self.y:\n    rows = dict(items)\nif key not in rows:\n    rows[key] = load()",
         "if items:\n    load()",
+        "seen = set()\nif key not in seen:\n    load()",
         "if not isinstance(items, list):\n    load()",
     ],
 )
