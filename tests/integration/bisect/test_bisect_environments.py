@@ -170,7 +170,7 @@ def test_build_that_fails_makes_its_commits_untestable_and_is_tried_once(
     repository = make_history(tmp_path / "r", COMMITS, files)
     counter = tmp_path / "builds"
     fill = (
-        f"cat requirements.txt | tail -1 >> '{counter}'; ! grep -q 9.9 requirements.txt && mkdir -p $RLCANARY_ENV/bin"
+        f"cat requirements.txt | tail -1 >> '{counter}'; ! grep -q ==9.9 requirements.txt && mkdir -p $RLCANARY_ENV/bin"
     )
     ends = "--good", "c1", "--bad", f"c{COMMITS}", "--env-dir", str(cache), "--env", fill
     result = bisect(repository, *ends, "--", "sh", "-c", "test $(cat number) -lt 15")
