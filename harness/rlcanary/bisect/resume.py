@@ -22,7 +22,7 @@ MARK_VARIABLE = "RLCANARY_BISECT_JOURNAL"
 FROM_LOG = "from the log"
 """The reason of an outcome that a replayed log gave."""
 
-RESULTS = ("found", "range", "relapse")
+RESULTS = ("found", "steps", "range", "relapse")
 """The statuses of a search with a result."""
 
 

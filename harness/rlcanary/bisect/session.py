@@ -79,6 +79,7 @@ def run_search(request: Request, plan: Plan, display: Display, interrupts: Inter
             posterior=verdict.posterior,
             estimates=verdict.estimates,
             relapse=verdict.relapse and (loop.names[verdict.relapse[0]], loop.names[verdict.relapse[1]]),
+            steps=verdict.steps,
             merges=_merges(search, loop, verdict.culprit),
             environments_built=0 if search.environments is None else search.environments.builds,
             commits=loop.names,
@@ -99,7 +100,8 @@ def _run(loop: Loop) -> End:
     except Contradiction as contradiction:
         advice = "leave --deterministic out, or edit the log and replay it"
         return End("refused", 2, f"the runs contradict each other: {contradiction}; {advice}", is_resumed=True)
-    status = "found" if verdict.culprit else "relapse" if verdict.relapse else "range"
+    status = "steps" if verdict.steps else "relapse" if verdict.relapse else "range"
+    status = "found" if verdict.culprit else status
     return End(status, 0 if verdict.culprit else 1, verdict=verdict)
 
 

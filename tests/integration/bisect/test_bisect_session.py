@@ -103,6 +103,25 @@ def test_history_that_breaks_is_mended_and_breaks_again_is_called_so(history: Pa
     assert suspects & {"30", "80"}
 
 
+def test_two_commits_that_break_a_part_each_are_both_named(history: Path, tmp_path: Path) -> None:
+    half = flaky(tmp_path / "runs", 50, 50, culprit=0)[-1]
+    script = f"v=$(cat value); [ $v -lt 40 ] && exit 0; [ $v -ge 70 ] && exit 1; {half}"
+    result = bisect(history, *ENDS, "--json", str(tmp_path / "r.json"), "--", "sh", "-c", script)
+    assert result.returncode == 1
+    assert "two commits break it, each a part of the runs" in result.stdout
+    assert re.search(r"change 40 \[wip\]\n  from here on \d+% of the runs fail, probability 9[5-9]", result.stdout)
+    answer = json.loads((tmp_path / "r.json").read_text())
+    assert answer["status"] == "steps"
+    assert answer["first_bad"] is None
+    named = [[git(history, "show", f"{sha}:value") for sha in step["suspects"]] for step in answer["steps"]]
+    assert named == [["40"], ["70"]]
+    assert [step["failure_rate"] for step in answer["steps"]] == pytest.approx([0.5, 1.0], abs=0.15)
+    assert min(step["probability"] for step in answer["steps"]) >= 0.95
+    again = bisect(history, *ENDS, "--", "sh", "-c", script)
+    assert "two commits break it" in again.stdout
+    assert "outcomes reused" in again.stdout or "already" in again.stderr + again.stdout
+
+
 def test_history_of_the_tracker_tells_how_flaky_the_test_is(history: Path) -> None:
     from rlcanary.bisect.line.past_runs import past_runs
     from rlcanary.bisect.search.pass_fail_noise import History

@@ -167,6 +167,31 @@ def test_flaky_history_that_breaks_once_is_not_called_mended() -> None:
         assert search.result().relapse is None
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_two_commits_that_each_break_half_of_the_runs_are_both_named(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    search = Bayesian("-1", commits(128), PassFail())
+    rate = [*[0.0] * 41, *[0.5] * 40, *[1.0] * 48]
+    play(search, lambda index: BAD if random.random() < rate[index + 1] else GOOD)
+    verdict = search.result()
+    assert [step.suspects for step in verdict.steps] == [("40",), ("80",)]
+    assert verdict.suspects == ("40", "80")
+    assert verdict.culprit is None
+    assert all(step.probability >= 0.95 for step in verdict.steps)
+    assert [step.failure_rate for step in verdict.steps] == pytest.approx([0.5, 1.0], abs=0.15)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("false_fail", "false_pass"), [(0.1, 0.1), (0.3, 0.0), (0.0, 0.3)])
+def test_flaky_command_that_one_commit_breaks_has_no_second_step(
+    false_fail: float, false_pass: float, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    search = Bayesian("-1", commits(128), PassFail())
+    play(search, lambda index: BAD if random.random() < (1 - false_pass if index >= 80 else false_fail) else GOOD)
+    assert search.result().steps == ()
+
+
 def test_stretch_of_untestable_commits_is_stepped_around_and_named_as_a_range() -> None:
     search = Bayesian("-1", commits(100), PassFail())
     ran = play(search, lambda i: Outcome.UNTESTABLE if 53 <= i <= 68 else BAD if i >= 61 else GOOD)

@@ -118,8 +118,10 @@ class Descent:
         if self.closed is not None and self.closed.is_untestable:
             brought = tuple(commit.sha for commit in self.closed.inside.commits)
             innermost = replace(innermost, suspects=(*brought, *innermost.suspects))
+        steps = tuple(replace(step, probability=share * step.probability) for step in innermost.steps)
         return replace(
             innermost,
+            steps=steps,
             probability=share * innermost.probability,
             posterior={sha: share * probability for sha, probability in innermost.posterior.items()},
             relapse=next((verdict.relapse for verdict in (innermost, *outer) if verdict.relapse), None),

@@ -13,21 +13,14 @@ import numpy as np
 from rlcanary.bisect.search.ends import Ends
 from rlcanary.bisect.search.information import entropy, information
 from rlcanary.bisect.search.likelihood import BAD, GOOD, Array, Likelihood, Prediction
+from rlcanary.bisect.search.two_steps import PRIOR, TwoSteps, two_steps
 from rlcanary.bisect.search.untestable import chance_testable
-from rlcanary.bisect.search.verdict import Contradiction, Refusal, Verdict
+from rlcanary.bisect.search.verdict import Refusal, Step, Verdict, check_contradiction
 from rlcanary.jobs.outcomes import Outcome
 
 CONFIDENCE = 0.95
 CERTAINTY = 1 - 1e-6
 """The confidence of a search that believes every run."""
-OUTSIDE = 0.02
-"""The prior probability that GOOD is already bad, and likewise that BAD is not bad."""
-ALIKE = 0.1
-"""The prior probability that all commits are alike: the command fails now and then on any commit.
-
-It is 0 if an end is trusted, because that end then differs from the other. A trusted end leaves `OUTSIDE` for the
-chance that the other end is wrong.
-"""
 HALVING_SHARE = 0.9
 """The middle commit is chosen while no runs contradict and its information is at least this share of the best."""
 READY_SHARE = 0.35
@@ -94,8 +87,7 @@ class Bayesian:
         self._end_of = {good: GOOD, self._bad: BAD}
         self._commit_of_end = {GOOD: good, BAD: self._bad}
         self._ends = Ends(likelihood, [self._end_of[sha] for sha in trusted])
-        self._outside = {GOOD: OUTSIDE, BAD: 1 / (len(commits) + 1) if may_be_good else OUTSIDE}
-        self._log_prior_H, self._log_prior_alike = self._prior()
+        self._log_prior_H, self._log_prior_alike = self._ends.log_prior(len(commits), may_be_good=may_be_good)
         self._readings: dict[int, list[float]] = {}
         self._untestable: set[int] = set()
         self._inferred = False
@@ -121,7 +113,7 @@ class Bayesian:
         else:
             reading = self._reading(outcome, value)
             if self._likelihood.believes:
-                self._check_contradiction(position, reading)
+                check_contradiction(self._readings, self._position, position, reading)
             self._readings.setdefault(position, []).append(reading)
             if commit in self._end_of:
                 self._ends.record(self._end_of[commit], reading)
@@ -174,18 +166,27 @@ class Bayesian:
     def result(self) -> Verdict:
         """Return the culprit, or the fewest commits that hold the requested probability. May be called at any time."""
         self._infer()
-        if self._is_certain_enough:
-            member_N = self._group_N == self._likeliest_group
-        else:
-            order = np.argsort(-self._posterior_N, kind="stable")
-            held_N = np.cumsum(self._posterior_N[order])
+        posterior = dict(zip(self._commits, self._posterior_N.tolist(), strict=True))
+        found = [self._suspects(mass_N) for mass_N in self._masses]
+        suspects = tuple(sha for sha in self._commits if any(sha in some for some, _ in found))
+        probability = min(probability for _, probability in found)
+        if self._two is None or len(found) == 1:
+            return Verdict(suspects, probability, posterior, self._estimate(), self._relapse)
+        rates = self._two.failures_3[1:].tolist()
+        steps = tuple(Step(*one, rate) for one, rate in zip(found, rates, strict=True))
+        return Verdict(suspects, probability, posterior, {}, self._relapse, steps)
+
+    def _suspects(self, mass_N: Array) -> tuple[tuple[str, ...], float]:
+        """Return the fewest commits that hold enough of `mass_N`, and the probability that one breaks the command."""
+        member_N = self._group_N == self._likeliest_group(mass_N)
+        if self._posterior_N[member_N].sum() < self._demanded(mass_N):
+            order = np.argsort(-mass_N, kind="stable")
+            held_N = np.cumsum(mass_N[order])
             count = int(np.searchsorted(held_N, self._confidence_of_set * held_N[-1])) + 1
             member_N = np.zeros(len(order), dtype=bool)
             member_N[order[:count]] = True
         suspects = tuple(self._commits[index] for index in np.flatnonzero(member_N))
-        posterior = dict(zip(self._commits, self._posterior_N.tolist(), strict=True))
-        probability = float(self._posterior_N[member_N].sum())
-        return Verdict(suspects, probability, posterior, self._estimate(), self._relapse)
+        return suspects, min(1.0, float(self._posterior_N[member_N].sum()))
 
     def sides(self, culprit: str, without: Collection[str] = ()) -> tuple[list[float], list[float]]:
         """Return the readings before the culprit, and from the culprit on. Commits in `without` are left out."""
@@ -230,19 +231,6 @@ class Bayesian:
             return value
         raise ValueError(f"{outcome} with the value {value} is no evidence about a commit")
 
-    def _check_contradiction(self, position: int, reading: float) -> None:
-        for other, readings in self._readings.items():
-            if reading == GOOD and BAD in readings and other <= position:
-                good, bad = position, other
-            elif reading == BAD and GOOD in readings and position <= other:
-                good, bad = other, position
-            else:
-                continue
-            if good != bad and {good, bad} & {-1, len(self._commits) - 1}:
-                continue  # An end whose runs contradict its name is refused elsewhere.
-            names = {index: sha[:10] for sha, index in self._position.items() if index in (good, bad)}
-            raise Contradiction(f"{names[good]} is good, but {names[bad]} at or before it is bad")
-
     @property
     def _is_over(self) -> bool:
         if self.refusal is not None:
@@ -283,21 +271,6 @@ class Bayesian:
     def _sha(self, candidate: int) -> str:
         return self._commits[candidate - 1] if candidate else self._commit_of_end[GOOD]
 
-    def _prior(self) -> tuple[Array, float]:
-        """Compute the log prior of each culprit position, and of no culprit at all.
-
-        The first position means that GOOD is already bad, the last that BAD is not bad. For a metric, a culprit outside
-        the range looks the same as none, even with a trusted end.
-        """
-        count = len(self._commits)
-        reads_outcomes = self._likelihood.reads_outcomes
-        outside = {end: share * (end in self._ends.asked and reads_outcomes) for end, share in self._outside.items()}
-        is_possible = not self._likelihood.believes and (len(self._ends.asked) == 2 or not reads_outcomes)
-        alike = ALIKE * is_possible
-        inside = (1 - sum(outside.values()) - alike) / count
-        with np.errstate(divide="ignore"):
-            return np.log([outside[GOOD], *[inside] * count, outside[BAD]]), float(np.log(alike))
-
     def _infer(self) -> None:
         if self._inferred:
             return
@@ -312,21 +285,31 @@ class Bayesian:
         largest = max(log_weight_H.max(), log_alike)
         weight_H, alike = np.exp(log_weight_H - largest), float(np.exp(log_alike - largest))
         total = float(weight_H.sum()) + alike
-        self._belief_H: Array = weight_H / total
-        self._alike = alike / total
-        self._posterior_N: Array = self._belief_H[1:-1]
+        self._two = self._two_steps(largest + float(np.log(total)))
+        chance_of_two = 0.0 if self._two is None else self._two.chance
+        self._belief_H: Array = (1 - chance_of_two) * weight_H / total
+        self._alike = (1 - chance_of_two) * alike / total
+        self._single_N: Array = self._belief_H[1:-1]
+        self._posterior_N: Array = self._single_N
+        self._masses = [self._posterior_N]
+        if self._two is not None:
+            self._posterior_N = self._single_N + chance_of_two * self._two.chance_2N.sum(axis=0)
+            self._masses = list(self._two.chance_2N) if chance_of_two > 0.5 else [self._posterior_N]
         chance_N = chance_testable(count, tested, self._untestable)
         # Commits that no run can separate are found together.
         separates_N = chance_N > 0
         separates_N[[index for index in tested if index >= 0]] = True
         self._group_N = np.concatenate([[0], np.cumsum(separates_N[:-1])])
-        mass_G = np.bincount(self._group_N, weights=self._posterior_N)
-        self._likeliest_group = int(mass_G.argmax())
-        self._is_certain_enough = bool(mass_G[self._likeliest_group] >= self._demanded)
+        groups = [self._likeliest_group(mass_N) for mass_N in self._masses]
+        self._is_certain_enough = len(set(groups)) == len(groups) and all(
+            self._posterior_N[self._group_N == group].sum() >= self._demanded(mass_N)
+            for group, mass_N in zip(groups, self._masses, strict=True)
+        )
         self._chance_C = np.concatenate([[float(GOOD in self._ends.asked)], chance_N])
         self._chance_C[-1] *= BAD in self._ends.asked
         gaps = np.bincount(self._place_H[1:-1], minlength=len(tested) + 1)
-        self._relapse_odds = float(np.exp(min(self._likelihood.log_odds_relapse(readings, gaps.tolist()), 50.0)))
+        log_odds = self._likelihood.log_odds_relapse(readings, gaps.tolist())
+        self._relapse_odds = (1 - chance_of_two) * float(np.exp(min(log_odds, 50.0)))
         again_SDK = self._prediction.chances_again_SDK
         self._alone_C: Array | None = None
         self._again: dict[int, Array] = {}
@@ -337,14 +320,20 @@ class Bayesian:
     @property
     def _is_futile(self) -> bool:
         """Whether the suspects cannot be told apart: wrong outcomes repeat, so that no run tells much more."""
+        if len(self._masses) > 1:
+            return self._tells_little
         if self._prediction.repeats_S is None:
             return False
-        inside, likeliest = float(self._posterior_N.sum()), float(self._posterior_N.max())
+        inside, likeliest = float(self._single_N.sum()), float(self._single_N.max())
         repeats_N = self._prediction.repeats_S[self._place_H][1:-1]
-        repeats = float((self._posterior_N * repeats_N).sum() - likeliest * repeats_N[self._posterior_N.argmax()])
+        repeats = float((self._single_N * repeats_N).sum() - likeliest * repeats_N[self._single_N.argmax()])
         if 2 * repeats < inside - likeliest or inside * self._confidence_of_set < self._confidence:
             return False
-        enough = FUTILE * min(1.0, (1 - self._demanded) / (1 - CONFIDENCE))
+        return self._tells_little
+
+    @property
+    def _tells_little(self) -> bool:
+        enough = FUTILE * min(1.0, (1 - self._demanded(self._posterior_N)) / (1 - CONFIDENCE))
         return float((self._information_alone * self._chance_C).max()) < enough
 
     @property
@@ -352,9 +341,12 @@ class Bayesian:
         """The probability of several suspects: a third of the doubt, since that costs no run."""
         return 1 - (1 - self._confidence) / 3
 
-    @property
-    def _demanded(self) -> float:
-        return self._confidence_of.get(self._commits[int(self._posterior_N.argmax())], self._confidence)
+    def _likeliest_group(self, mass_N: Array) -> int:
+        return int(np.bincount(self._group_N, weights=mass_N).argmax())
+
+    def _demanded(self, mass_N: Array) -> float:
+        """The confidence at which the commit of the most `mass_N` is named."""
+        return self._confidence_of.get(self._commits[int(mass_N.argmax())], self._confidence)
 
     @property
     def _relapse(self) -> tuple[str, str] | None:
@@ -392,7 +384,14 @@ class Bayesian:
         self._alone_C = self._information([]) if self._alone_C is None else self._alone_C
         return self._alone_C
 
+    def _two_steps(self, log_evidence: float) -> TwoSteps | None:
+        if self._likelihood.believes or not self._likelihood.reads_outcomes:
+            return None
+        prior = PRIOR * min(1.0, (1 - self._confidence) / (1 - CONFIDENCE))
+        return two_steps(self._readings, len(self._commits), log_evidence, prior)
+
     def _information(self, running: Sequence[int]) -> Array:
         chances_H2K = self._prediction.chances_S2K[self._place_H]
         belief_Z = np.append(self._belief_H, self._alike)
-        return information(belief_Z, chances_H2K, self._prediction.chances_alike_K, running, self._again)
+        apart = None if self._two is None else self._two.apart()
+        return information(belief_Z, chances_H2K, self._prediction.chances_alike_K, running, self._again, apart)

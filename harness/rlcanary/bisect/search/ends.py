@@ -2,10 +2,20 @@
 
 from collections.abc import Collection, Sequence
 
-from rlcanary.bisect.search.likelihood import BAD, GOOD, Likelihood
+import numpy as np
+
+from rlcanary.bisect.search.likelihood import BAD, GOOD, Array, Likelihood
 from rlcanary.bisect.search.verdict import Refusal
 
 MOSTLY = 0.8
+OUTSIDE = 0.02
+"""The prior probability that GOOD is already bad, and likewise that BAD is not bad."""
+ALIKE = 0.1
+"""The prior probability that all commits are alike: the command fails now and then on any commit.
+
+It is 0 if an end is trusted, because that end then differs from the other. A trusted end leaves `OUTSIDE` for the
+chance that the other end is wrong.
+"""
 REFUSALS = {GOOD: Refusal.GOOD_FAILS, BAD: Refusal.BAD_PASSES}
 REFUSALS_UNTESTABLE = {GOOD: Refusal.GOOD_UNTESTABLE, BAD: Refusal.BAD_UNTESTABLE}
 
@@ -18,6 +28,22 @@ class Ends:
         self.asked = tuple(end for end in (GOOD, BAD) if end not in trusted)
         self._readings: dict[float, list[float]] = {GOOD: [], BAD: []}
         self._untestable: float | None = None
+
+    def log_prior(self, count: int, *, may_be_good: bool) -> tuple[Array, float]:
+        """Compute the log prior of each culprit position among `count` commits, and of no culprit at all.
+
+        The first position means that GOOD is already bad, the last that BAD is not bad. For a metric, a culprit outside
+        the range looks the same as none, even with a trusted end. If nobody called BAD bad (`may_be_good`), that it is
+        not bad is as likely as each commit.
+        """
+        reads_outcomes = self._likelihood.reads_outcomes
+        shares = {GOOD: OUTSIDE, BAD: 1 / (count + 1) if may_be_good else OUTSIDE}
+        outside = {end: share * (end in self.asked and reads_outcomes) for end, share in shares.items()}
+        is_possible = not self._likelihood.believes and (len(self.asked) == 2 or not reads_outcomes)
+        alike = ALIKE * is_possible
+        inside = (1 - sum(outside.values()) - alike) / count
+        with np.errstate(divide="ignore"):
+            return np.log([outside[GOOD], *[inside] * count, outside[BAD]]), float(np.log(alike))
 
     def record(self, end: float, reading: float) -> None:
         self._readings[end].append(reading)

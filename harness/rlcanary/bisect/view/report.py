@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlcanary.bisect.plan import Plan
 from rlcanary.bisect.record.journal import Observation
+from rlcanary.bisect.search.verdict import Step
 from rlcanary.jobs.outcomes import Outcome
 from rlcanary.system.git import Commit, Repository
 
@@ -33,8 +34,9 @@ class Report:
     status: str
     """The kind of result.
 
-    One of found, range (several suspects are left), relapse (the history breaks more than once), budget (a limit was
-    reached), refused (an end contradicts its name), interrupted, aborted (by the outcome table).
+    One of found, steps (two commits each break a part of the runs), range (several suspects are left), relapse (the
+    history breaks more than once), budget (a limit was reached), refused (an end contradicts its name),
+    interrupted, aborted (by the outcome table).
     """
     exit_code: int
     message: str
@@ -57,6 +59,7 @@ class Report:
     posterior: Mapping[str, float] = field(default_factory=dict)
     estimates: Mapping[str, float] = field(default_factory=dict)
     relapse: tuple[Commit, Commit] | None = None
+    steps: tuple[Step, ...] = ()
     merges: tuple[Merge, ...] = ()
     environments_built: int = 0
     commits: Mapping[str, Commit] = field(default_factory=dict)
@@ -114,6 +117,7 @@ def result_json(report: Report, plan: Plan, command: Sequence[str]) -> str:
         "posterior": {sha: share for sha, share in report.posterior.items() if share > 0},
         "estimates": {name: value if value == value else None for name, value in report.estimates.items()},
         "relapse": None if report.relapse is None else [commit.sha for commit in report.relapse],
+        "steps": [asdict(step) for step in report.steps],
         "merges": [{"sha": merge.commit.sha, "note": merge.note} for merge in report.merges],
         "good": asdict(plan.good),
         "bad": asdict(plan.bad),

@@ -1,5 +1,7 @@
 """Print the result for people on stdout."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +30,8 @@ def print_summary(report: Report, repository: Repository) -> None:
     console = report_console(highlight=False)
     if report.culprit is not None:
         _print_culprit(console, report, report.culprit, repository)
+    elif report.steps:
+        _print_steps(console, report)
     else:
         _print_suspects(console, report)
     if report.relapse is not None:
@@ -69,16 +73,23 @@ def _print_culprit(console: Console, report: Report, culprit: Commit, repository
         _say(console, f"probability {report.probability:.1%}")
 
 
+def _print_steps(console: Console, report: Report) -> None:
+    _say(console, "\ntwo commits break it, each a part of the runs", "bold red")
+    for step in report.steps:
+        rate = f"from here on {step.failure_rate:.0%} of the runs fail, probability {step.probability:.1%}"
+        if len(step.suspects) == 1:
+            sha = step.suspects[0]
+            _say(console, f"{sha}  {report.commits[sha].subject}\n  {rate}", "bold yellow")
+        else:
+            _say(console, f"one of these {len(step.suspects)} commits: {rate}", "bold yellow")
+            _list(console, report, step.suspects)
+
+
 def _print_suspects(console: Console, report: Report) -> None:
     count = len(report.suspects)
     sure = f", with probability {report.probability:.1%}" if report.posterior else ""
     _say(console, f"\none of these {count} commits is the first bad one{sure}", "bold yellow")
-    for sha in likeliest([commit.sha for commit in report.suspects], report.posterior, LISTED_SUSPECTS):
-        commit = report.commits[sha]
-        share = f"{report.posterior[commit.sha]:6.1%}  " if commit.sha in report.posterior else ""
-        _say(console, f"  {share}{commit.sha}  {commit.subject}")
-    if (more := count - LISTED_SUSPECTS) > 0:
-        _say(console, f"  and {more} more of {report.suspects[0].short} to {report.suspects[-1].short}")
+    _list(console, report, [commit.sha for commit in report.suspects])
     if report.status == "range":
         untestable = {o.commit for o in report.observations if o.outcome is Outcome.UNTESTABLE}
         tested = {observation.commit for observation in report.observations}
@@ -96,6 +107,15 @@ def _print_suspects(console: Console, report: Report) -> None:
                 "They cannot be told apart: the command repeats its outcome on the same commit, right or wrong. If it "
                 "takes a seed, give it $RLCANARY_BISECT_SEED.",
             )
+
+
+def _list(console: Console, report: Report, suspects: Sequence[str]) -> None:
+    for sha in likeliest(suspects, report.posterior, LISTED_SUSPECTS):
+        share = f"{report.posterior[sha]:6.1%}  " if sha in report.posterior else ""
+        _say(console, f"  {share}{sha}  {report.commits[sha].subject}")
+    if (more := len(suspects) - LISTED_SUSPECTS) > 0:
+        first, last = report.commits[suspects[0]].short, report.commits[suspects[-1]].short
+        _say(console, f"  and {more} more of {first} to {last}")
 
 
 def _learned(report: Report) -> str | None:
