@@ -2,8 +2,7 @@
 
 Such a command is compared with one that a single commit breaks, whatever its flake rates. Shapes: N commits, C = N + 1
 candidates to run (GOOD is the first), D commits that were run, S = D + 1 places between them, R points of the grid of
-failure rates, 3 stretches (before the first step,
-between the steps, from the second on), K = 2 kinds of reading.
+failure rates, 3 stretches (before the first step, between the steps, from the second on), K = 2 kinds of reading.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,10 +83,9 @@ def two_steps(
     # In one place, the first step comes before the second: each pair of its commits is as likely.
     gap_N = gap_S1[place_N, 0]
     rank_N = np.arange(count) - np.searchsorted(place_N, place_N)
-    ahead_2N = np.stack([gap_N - 1 - rank_N, rank_N])
-    chance_2N = chance_apart_2SR.sum(axis=2)[:, place_N] / gap_N + chance_both_SR.sum(axis=1)[
-        place_N
-    ] * ahead_2N / np.maximum(gap_N * (gap_N - 1) / 2, 1)
+    ahead_2N = np.stack([gap_N - 1 - rank_N, rank_N]) / np.maximum(gap_N * (gap_N - 1) / 2, 1)
+    both_2N = chance_both_SR.sum(axis=1)[place_N] * ahead_2N
+    chance_2N = chance_apart_2SR.sum(axis=2)[:, place_N] / gap_N + both_2N
     failures_3 = (chance_apart_2SR[1] + chance_both_SR).sum(axis=0) @ _RATE_R3
     return TwoSteps(float(np.exp(-np.logaddexp(0.0, -log_odds))), chance_2N, failures_3)
 
