@@ -117,6 +117,7 @@ def test_two_commits_that_break_a_part_each_are_both_named(history: Path, tmp_pa
     assert named == [["40"], ["70"]]
     assert [step["failure_rate"] for step in answer["steps"]] == pytest.approx([0.5, 1.0], abs=0.15)
     assert min(step["probability"] for step in answer["steps"]) >= 0.95
+    assert "two commits break it, each a part of the runs:" in bisect(history, "status").stdout
     again = bisect(history, *ENDS, "--", "sh", "-c", script)
     assert "two commits break it" in again.stdout
     assert "outcomes reused" in again.stdout or "already" in again.stderr + again.stdout

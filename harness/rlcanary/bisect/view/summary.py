@@ -13,6 +13,7 @@ from rlcanary.console import report_console
 from rlcanary.jobs.outcomes import Outcome
 from rlcanary.system.git import Commit, Repository
 
+TWO_STEPS = "two commits break it, each a part of the runs"
 LISTED_SUSPECTS = 20
 ESTIMATES = {
     "false_fail": "a good commit fails {:.0%} of the time",
@@ -74,7 +75,7 @@ def _print_culprit(console: Console, report: Report, culprit: Commit, repository
 
 
 def _print_steps(console: Console, report: Report) -> None:
-    _say(console, "\ntwo commits break it, each a part of the runs", "bold red")
+    _say(console, f"\n{TWO_STEPS}", "bold red")
     for step in report.steps:
         rate = f"from here on {step.failure_rate:.0%} of the runs fail, probability {step.probability:.1%}"
         if len(step.suspects) == 1:

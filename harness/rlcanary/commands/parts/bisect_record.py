@@ -29,7 +29,7 @@ from rlcanary.bisect.request import Request
 from rlcanary.bisect.search.verdict import likeliest
 from rlcanary.bisect.view.posterior_bar import posterior_bar
 from rlcanary.bisect.view.progress import STYLES
-from rlcanary.bisect.view.summary import LISTED_SUSPECTS
+from rlcanary.bisect.view.summary import LISTED_SUSPECTS, TWO_STEPS
 from rlcanary.console import report_console
 from rlcanary.errors import UserError
 from rlcanary.jobs.outcomes import Outcome
@@ -88,6 +88,7 @@ def status() -> None:
     names = {commit.sha: commit for commit in stage.commits}
     if last.descent.closed is not None:
         names |= {commit.sha: commit for commit in last.descent.closed.inside.commits}
+    held = f"{len(verdict.suspects)} of {len(stage.commits)} commits hold {verdict.probability:.1%} of the probability"
     lines = [
         *([] if last.refused is None else [f"the last start was refused: {last.refused}"]),
         f"search {state}: {' '.join(last.header.command)}",
@@ -98,7 +99,7 @@ def status() -> None:
             f"inside the merge {merge.short} {merge.subject}, which has {outer.search.result().probability:.1%}:"
             for merge, outer in zip(last.descent.merges, stages, strict=False)
         ),
-        f"{len(verdict.suspects)} of {len(stage.commits)} commits hold {verdict.probability:.1%} of the probability:",
+        f"{TWO_STEPS if verdict.steps else held}:",
     ]
     for line in lines:
         console.print(Text(line), soft_wrap=True)
