@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import prompts_of, tokens_of_completions
-from rlcanary.adapters.frameworks import part
+from rlcanary.adapters.frameworks import has_part, part
 from rlcanary.adapters.nemo_rl.objective import Objective
 from rlcanary.adapters.nemo_rl.worker import importing, new_worker, on_cpu, workers
 from rlcanary.contract.adapter import NotProvided
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # What the trainer takes the mean of over micro-batches; it adds up the rest.
 MEANS = ("lr", "global_valid_seqs", "global_valid_toks")
+# Marks the tokens of messages that are trained.
+MARK = "nemo_rl.algorithms.grpo:add_grpo_token_loss_masks_and_generation_logprobs"
 
 
 class Training(Objective):
@@ -42,6 +44,8 @@ class Training(Objective):
     def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
         import torch
 
+        with importing():
+            part(MARK)
         if any(group.ref_logprobs is not None for group in groups):
             raise NotProvided("the worker computes the reference's logprobs itself")
         pairs = [(group, index) for group in groups for index in range(len(group.completions))]
@@ -150,7 +154,7 @@ def flat_data(logs: list[list[dict[str, Any]]], pad_token_id: int) -> Any:
     import torch
 
     with importing():
-        add_masks = part("nemo_rl.algorithms.grpo:add_grpo_token_loss_masks_and_generation_logprobs")
+        mark = part(MARK) if has_part(MARK) else _marked
         from nemo_rl.data.llm_message_utils import batched_message_log_to_flat_message
         from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
@@ -158,7 +162,7 @@ def flat_data(logs: list[list[dict[str, Any]]], pad_token_id: int) -> Any:
         def to(self, device: Any) -> Any:
             return self
 
-    add_masks(logs)
+    mark(logs)
     flat, lengths = batched_message_log_to_flat_message(logs, pad_value_dict={"token_ids": pad_token_id})
     return OnCpu(
         {
@@ -169,6 +173,16 @@ def flat_data(logs: list[list[dict[str, Any]]], pad_token_id: int) -> Any:
             "sample_mask": torch.ones(len(lengths)),
         }
     )
+
+
+def _marked(logs: list[list[dict[str, Any]]]) -> None:
+    """Mark the tokens that are trained, which older trees do within the loop of the trainer."""
+    import torch
+
+    for message in (message for log in logs for message in log):
+        is_trained = message["role"] == "assistant"
+        message["token_loss_mask"] = torch.full_like(message["token_ids"], int(is_trained))
+        message.setdefault("generation_logprobs", torch.zeros(len(message["token_ids"])))
 
 
 def _tokens(completion: Completion) -> tuple[Tensor, Tensor, Tensor]:
