@@ -150,9 +150,9 @@ class Datasets(Objective):
             raise NotProvided("a conversation for fine-tuning ends with an answer")
         sampled = [bool(message.get("sampled")) for message in answers]
         if all(sampled):
-            transform = data._tokenize_row_or_mask_out
+            transform = getattr(data, "_sft_tulu_tokenize", data.sft_tulu_tokenize_and_truncate_v1)
         elif sampled[-1] and not any(sampled[:-1]):
-            transform = _last_turn
+            transform = data.last_turn_tulu_tokenize_and_truncate_v1
         else:
             raise NotProvided("open-instruct trains all answers, or the last one")
         row: dict[str, Any] = {
@@ -166,12 +166,6 @@ class Datasets(Objective):
             made = transform(row, tokenizer, None)
         ids, labels = made[data.INPUT_IDS_KEY].tolist(), made[data.LABELS_KEY].tolist()
         return ids, [label != data.MASKED_TOKEN_VALUE for label in labels]
-
-
-def _last_turn(row: dict[str, Any], tokenizer: Any, max_seq_length: int | None) -> Any:
-    from open_instruct.dataset_transformation import last_turn_tulu_tokenize_and_truncate_v1
-
-    return last_turn_tulu_tokenize_and_truncate_v1(row, tokenizer, max_seq_length)  # type: ignore[arg-type]
 
 
 def _line(row: DataRow) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import open_instruct_learner as learning
 import open_instruct_run as run
 
 from rlcanary.adapters.batches import prompts_of, tokens_of_completions
+from rlcanary.adapters.frameworks import takes
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Completion, Group, LossOutput
 from rlcanary.contract.records.credit import Credit
@@ -173,8 +174,9 @@ class Objective(Adapter):
             raise NotProvided("use_rho_correction is off")
         trainer = grpo_utils.mask_logprobs(trainer_logprobs.detach(), mask)  # as the step has old logprobs
         sampler = grpo_utils.mask_logprobs(sampler_logprobs, mask)
-        zeros = torch.zeros_like(trainer)
-        weights: Tensor = grpo_utils.compute_rho_correction(trainer, sampler, mask, zeros, args).weights
+        correct = grpo_utils.compute_rho_correction
+        advantages = {"advantages": torch.zeros_like(trainer)} if takes(correct, "advantages") else {}
+        weights: Tensor = correct(trainer, sampler, mask, config=args, **advantages).weights
         return weights
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:

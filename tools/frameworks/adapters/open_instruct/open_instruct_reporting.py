@@ -13,6 +13,7 @@ import open_instruct_run as run
 from open_instruct_objective import NO_PADDING, Objective
 from open_instruct_rollouts import evaluation_of
 
+from rlcanary.adapters.frameworks import takes
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import Completion, Group
 from rlcanary.contract.records.buffering import Taken
@@ -169,6 +170,10 @@ class Reporting(Objective):
         if not sizes:
             return Taken([])
         count = sizes.pop()
+        has_limit = takes(data_loader.accumulate_inference_batches, "max_result_age_steps")
+        if not has_limit and buffer.settings.max_staleness is not None:
+            raise NotProvided("results of this tree have no limit on their age")
+        limit = {"max_result_age_steps": buffer.settings.max_staleness} if has_limit else {}
         dataset = run.dataset_of([group.prompt_ids for group in buffer.groups])
         settings = buffer.settings
         with run.on_cpu():
@@ -198,7 +203,7 @@ class Reporting(Objective):
                     replenish_prompts=True,
                     iter_dataloader=loader,
                     param_prompt_Q=queue.Queue(),
-                    max_result_age_steps=settings.max_staleness,
+                    **limit,
                 )
             except queue.Empty:
                 return Taken([])

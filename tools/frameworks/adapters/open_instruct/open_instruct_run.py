@@ -74,7 +74,7 @@ def imported() -> None:
     """
     with (
         usable("olmo_core", INSTALL, "OLMo-core 3.0"),
-        usable("open_instruct", INSTALL, "open-instruct of August 2026"),
+        usable("open_instruct", INSTALL, "open-instruct of May to August 2026"),
         stubs_of_vllm(),
         absent(*SERVICES),
         quiet(),
