@@ -224,7 +224,7 @@ class SlimeAdapter(Scoring, Rollouts):
                 run.patch.object(losses, "get_log_probs_and_entropy", lambda *_, given=given, **__: (None, given)),
                 torch.compiler.set_stance("force_eager"),
             ):
-                part = functools.partial(losses.loss_function, self.args, data, n_micro, len(batch.mask))
+                part = functools.partial(run.loss_function(self.args, len(batch.mask)), data, n_micro)
                 total = total + run.micro_loss(part, self.args, n_micro, logged)
         if self.args.calculate_per_token_loss:
             # As finalize_model_grads does.
@@ -240,7 +240,6 @@ class SlimeAdapter(Scoring, Rollouts):
 
     def value_loss(self, batch: ValueBatch) -> LossOutput:
         import torch
-        from slime.backends.megatron_utils import loss as losses
 
         if batch.global_tokens is not None or batch.global_sequences is not None or batch.old_values is None:
             raise NotProvided("the rollout manager counts the rows itself, and value clipping has old values")
@@ -256,14 +255,14 @@ class SlimeAdapter(Scoring, Rollouts):
             "unconcat_tokens": [torch.zeros(length + 1, dtype=torch.long) for length in lengths],
         }
         packed = torch.cat([torch.nn.functional.pad(batch.values[row][: lengths[row]], (0, 1)) for row in rows])
-        args = run.args_of({**self.settings, "loss_type": "value_loss"})
+        args = run.args_of(self.settings)
+        args.loss_type = "value_loss"  # as train_critic does
         with run.on_cpu():
-            loss, _, log = losses.loss_function(args, data, 1, len(lengths), packed.view(1, -1, 1))
+            loss, _, log = run.loss_function(args, len(lengths))(data, 1, packed.view(1, -1, 1))
         divisor = float(log["values"][0]) if args.calculate_per_token_loss else 1.0
         return LossOutput(loss / divisor)
 
     def supervised_loss(self, batch: SupervisedBatch) -> LossOutput:
-        from slime.backends.megatron_utils import loss as losses
         from slime.utils.mask_utils import get_response_lengths
         from slime.utils.types import Sample
 
@@ -281,7 +280,7 @@ class SlimeAdapter(Scoring, Rollouts):
             data = run.rollout_data(args, samples)
             data["unconcat_tokens"] = data["tokens"]
             packed = batch.logits.flatten(0, 1).unsqueeze(0).float()
-            loss, _, log = losses.loss_function(args, data, 1, len(lengths), packed)
+            loss, _, log = run.loss_function(args, len(lengths))(data, 1, packed)
         divisor = float(log["values"][0]) if args.calculate_per_token_loss else 1.0
         return LossOutput(loss / divisor, {"loss": float(loss / divisor)})
 

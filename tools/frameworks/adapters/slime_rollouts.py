@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import slime_run as run
 
+from rlcanary.adapters.frameworks import part, takes
 from rlcanary.contract.adapter import Adapter, Item, NotProvided
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.records.layouts import RowShard
@@ -105,6 +106,7 @@ class Rollouts(Adapter):
         import slime.rollout.sglang_rollout as rollouts
         from slime.utils.types import Sample
 
+        part("slime.rollout.sglang_rollout:_prepare_prompt_ids")  # older trees encode the text of each prompt anew
         request = Sampling(**sampling)
         plain = Sampling(
             temperature=request.temperature,
@@ -165,7 +167,7 @@ class Rollouts(Adapter):
             patch.object(rollouts, "async_rm", scored),
             patch.object(rollouts, "load_tokenizer", lambda *_, **__: engine.tokenizer),
             patch.object(rollouts, "load_processor", lambda *_, **__: None),
-            patch.object(rollouts, "get_rollout_num_engines", lambda _: 1),
+            patch.dict(vars(rollouts), {"get_rollout_num_engines": lambda _: 1}),
         ):
             groups = asyncio.run(generated())
         return [_group(item, samples) for item, samples in zip(items, groups, strict=True)]
@@ -186,6 +188,7 @@ class Rollouts(Adapter):
         # Options of SGLang, which slime adds to its own with SGLang's defaults.
         args.sglang_server_concurrency, args.sglang_dp_size = 512, 1
         args.sglang_router_ip, args.sglang_router_port = "localhost", 0
+        args.rollout_num_gpus = args.rollout_num_gpus_per_engine  # of which older trees count their engines
         return args
 
     def data_order(self, n_items: int, epoch: int, rank: int, world_size: int) -> list[int]:
@@ -217,8 +220,9 @@ class Rollouts(Adapter):
         source = RolloutDataSource.__new__(RolloutDataSource)
         args = run.args_of(self.settings)
         args.n_samples_per_prompt, args.save, args.load = 1, folder, folder
-        args.prompt_data = None
+        args.rollout_global_dataset = False  # which would read the dataset from a file
         source.__init__(args)  # type: ignore[misc]
+        args.rollout_global_dataset = True
         source.dataset = self._dataset([Sample(label=number) for number in range(n_items)], args)  # type: ignore[arg-type]
         if args.rollout_shuffle:
             source.dataset.shuffle(source.epoch_id)
@@ -234,9 +238,9 @@ class Rollouts(Adapter):
         return dataset
 
     def prepare(self, rows: list[DataRow], tokenizer: Any, options: PreparationOptions) -> PreparedData:
-        from slime.rollout.sglang_rollout import _prepare_prompt_ids
         from slime.utils.data import Dataset
 
+        prompt_ids = part("slime.rollout.sglang_rollout:_prepare_prompt_ids")
         if options.system_prompt or options.counts or options.held_out:
             raise NotProvided("slime adds no system prompt, and takes or holds out rows by slices of files alone")
         with tempfile.TemporaryDirectory() as folder:
@@ -261,7 +265,7 @@ class Rollouts(Adapter):
                 kept = [
                     PreparedRow(
                         sample.metadata["id"],
-                        _prepare_prompt_ids(sample, tokenizer, None),
+                        prompt_ids(sample, tokenizer, None),
                         sample.label,
                         sample.metadata["source"],
                     )
@@ -272,11 +276,9 @@ class Rollouts(Adapter):
     # The logs
 
     def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
-        from slime.observability.rollout_metrics import compute_metrics_from_samples
-
         samples = [sample for own in self.samples_of(batch.groups) for sample in own]
         with run.on_cpu():
-            logged = compute_metrics_from_samples(self.args, samples)
+            logged = run.rollout_metrics().compute_metrics_from_samples(self.args, samples)
         constant = sum(value for name, value in logged.items() if name.startswith("zero_std/count_"))
         return {
             "length": logged["response_len/mean"],
@@ -287,8 +289,8 @@ class Rollouts(Adapter):
         }
 
     def evaluation_metrics(self, items: list[EvaluatedItem], k: int, batch_size: int) -> dict[str, float]:
-        from slime.observability import rollout_metrics
-
+        logs = run.rollout_metrics()
+        log = getattr(logs, "log_eval_rollout_data", None) or logs._log_eval_rollout_data
         counts = {len(item.scores) for item in items}
         if len(counts) > 1:
             raise NotProvided("n_samples_per_eval_prompt is one number")
@@ -297,8 +299,8 @@ class Rollouts(Adapter):
             name: {"rewards": [float(score) for item in items if item.dataset == name for score in item.scores]}
             for name in dict.fromkeys(item.dataset for item in items)
         }
-        with run.on_cpu(), patch.object(rollout_metrics.logging_utils, "log", lambda *_, **__: None):
-            logged = rollout_metrics.log_eval_rollout_data(0, args, data)
+        with run.on_cpu(), patch.object(logs.logging_utils, "log", lambda *_, **__: None):
+            logged = log(0, args, data)
         is_binary = all(score in (0, 1) for item in items for score in item.scores)
         metrics = {}
         for name in data:
@@ -313,26 +315,27 @@ class Rollouts(Adapter):
         import torch
         from slime.backends.megatron_utils import cp_utils
         from slime.backends.megatron_utils.data import DataIterator, get_batch
-        from slime.backends.megatron_utils.loss import _build_shifted_tokens
 
+        shifted = part("slime.backends.megatron_utils.loss:_build_shifted_tokens")
+        plain = {"qkv_format": "thd", "max_seq_lens": None} if takes(shifted, "qkv_format") else {}
         data = self._rows(batch)  # type: ignore[attr-defined]
         keys = ("tokens", "loss_masks", "total_lengths", "response_lengths")
-        iterator = DataIterator(data, [[row] for row in range(len(data["tokens"]))])
+        iterator = DataIterator(data, micro_batch_indices=[[row] for row in range(len(data["tokens"]))])
         shards = []
         with run.on_cpu(**_ranks(layout, rank)):
             for row, tokens in enumerate(data["tokens"]):
-                micro = get_batch(iterator, keys, 1, False)
+                micro = get_batch(iterator, keys, 1, allgather_cp=False)
                 ids, mask = micro["tokens"][0], micro["full_loss_masks"][0].bool()
                 total, length = data["total_lengths"][row], data["response_lengths"][row]
 
                 def placed(values: Tensor | None, total: int = total, length: int = length, mask: Any = mask) -> Any:
                     if values is None:
                         return None
-                    part = cp_utils.slice_log_prob_with_cp(values[:length], total, length)
+                    piece = cp_utils.slice_log_prob_with_cp(values[:length], total, length)
                     result = torch.full(mask.shape, float("nan"))
                     chunk, chunks, logits, _ = cp_utils.get_logits_and_tokens_offset_with_cp(total, length)
                     sizes = [end - start for start, end in logits]
-                    for half, values_N in enumerate(part.split(sizes)):
+                    for half, values_N in enumerate(piece.split(sizes)):
                         start = half * chunk + logits[half][0] - chunks[half][0]
                         result[start : start + sizes[half]] = values_N
                     return result
@@ -342,7 +345,7 @@ class Rollouts(Adapter):
                         input_ids=ids,
                         attention_mask=cp_utils.slice_with_cp(torch.ones(total), 0).bool(),
                         position_ids=cp_utils.slice_with_cp(torch.arange(total), 0),
-                        labels=_build_shifted_tokens(len(ids), ids.device, [tokens], [total], [length], False),
+                        labels=shifted(len(ids), ids.device, [tokens], [total], [length], allgather_cp=False, **plain),
                         loss_mask=mask,
                         old_logprobs=placed(None if batch.old_logprobs is None else batch.old_logprobs[row]),
                         ref_logprobs=placed(None if batch.ref_logprobs is None else batch.ref_logprobs[row]),

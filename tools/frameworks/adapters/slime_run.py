@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from rlcanary.adapters.frameworks import quiet, usable
+from rlcanary.adapters.frameworks import has_part, part, quiet, takes, usable
 from rlcanary.adapters.stubs import absent
+from rlcanary.contract.adapter import NotProvided
 
 INSTALL = "put a checkout of slime and an unpacked wheel of megatron-core on PYTHONPATH"
 # Servers, loggers and the launcher of Megatron, none of which the code under test calls.
 ABSENT = ("sglang", "sglang_router", "wandb", "megatron.training", "torch_memory_saver", "megatron.bridge")
+
+# Names by which older trees add the options of servers to the parser.
+SERVERS = {
+    "RouterArgs": SimpleNamespace(add_cli_args=lambda *_, **__: None),
+    "add_sglang_arguments": lambda parser: parser,
+}
 
 MEGATRON = {
     "micro_batch_size": 1,
@@ -28,6 +36,8 @@ MEGATRON = {
     "manual_gc": False,
 }
 
+SGLANG = {"sglang_speculative_algorithm": None, "sglang_router_policy": None}
+
 
 def imported() -> None:
     """Import slime, and start a process group of this process alone with Megatron's groups in it.
@@ -37,13 +47,15 @@ def imported() -> None:
     """
     with (
         usable("megatron", INSTALL, "Megatron-core 0.16"),
-        usable("slime", INSTALL, "slime of August 2026"),
+        usable("slime", INSTALL, "slime of February to August 2026"),
         absent(*ABSENT),
         quiet(),
         on_cpu(),
     ):
         import slime.backends.megatron_utils.actor
         import slime.ray.rollout
+        import slime.rollout.data_source
+        import slime.rollout.sglang_rollout
         import slime.utils.arguments  # noqa: F401
         import torch
         from megatron.core import mpu
@@ -59,20 +71,26 @@ def args_of(settings: Mapping[str, Any]) -> argparse.Namespace:
 
     Raises:
         AttributeError: slime has no such option.
+        NotProvided: an option of this tree has no such value.
     """
-    from slime.utils.arguments import get_slime_extra_args_provider
+    from slime.utils import arguments
 
-    parser = get_slime_extra_args_provider()(argparse.ArgumentParser())
+    servers = {name: stand_in for name, stand_in in SERVERS.items() if hasattr(arguments, name)}
+    with patch.dict(vars(arguments), servers):
+        parser = arguments.get_slime_extra_args_provider()(argparse.ArgumentParser())
     args = parser.parse_args(["--rollout-batch-size", "1"])
+    choices = {action.dest: action.choices for action in parser._actions}
     for name, value in settings.items():
         if not hasattr(args, name):
             raise AttributeError(f"slime has no option {name}")
+        if value not in (choices.get(name) or [value]):
+            raise NotProvided(f"{name} of this tree is no {value}")
         setattr(args, name, value)
     # As slime_validate_args does.
     if args.eps_clip_high is None:
         args.eps_clip_high = args.eps_clip
-    # Options of Megatron, with Megatron's defaults, which slime reads.
-    for name, value in MEGATRON.items():
+    # Options of Megatron and SGLang, with their defaults, which slime reads.
+    for name, value in {**MEGATRON, **SGLANG}.items():
         if not hasattr(args, name):
             setattr(args, name, value)
     args.use_critic = args.advantage_estimator == "ppo"  # as slime_validate_args does
@@ -93,6 +111,7 @@ def on_cpu(**mpu_sizes: int) -> Iterator[None]:
     cpu = torch.device("cpu")
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(torch.cuda, "current_device", lambda: cpu))
+        stack.enter_context(patch.object(torch.Tensor, "cuda", lambda tensor: tensor))
         import sys
 
         accelerator = sys.modules.get("slime.utils.accelerator")
@@ -106,6 +125,12 @@ def on_cpu(**mpu_sizes: int) -> Iterator[None]:
                 stack.enter_context(patch.object(mpu, name, lambda *_, value=value, **__: value))
         stack.enter_context(quiet())
         yield
+
+
+def rollout_metrics() -> ModuleType:
+    """Import the module with the metrics of rollouts, which was the rollout manager's before August 2026."""
+    place = "slime.observability.rollout_metrics"
+    return importlib.import_module(place if has_part(f"{place}:log_eval_rollout_data") else "slime.ray.rollout")
 
 
 def manager(args: argparse.Namespace) -> Any:
@@ -224,6 +249,9 @@ def trained(
     import slime.backends.megatron_utils.actor as actors
     import slime.backends.megatron_utils.model as models
 
+    # The actor's own names before August 2026.
+    logs = getattr(actors, "train_metric_utils", actors)
+    dumps = actors.train_data_utils if logs is not actors else actors.train_dump_utils
     logged: list[dict[str, float]] = []
     actor = actors.MegatronTrainRayActor.__new__(actors.MegatronTrainRayActor)
     chunk = Chunk(state.model)
@@ -256,15 +284,32 @@ def trained(
         patch.object(models, "get_forward_backward_func", lambda: forward_backward),
         patch.object(models, "get_args", lambda: args),
         patch.object(models, "get_model_config", lambda model: model.config),
-        patch.object(models, "_disable_tqdm_for_non_main_rank", lambda: True),
+        patch.dict(vars(models), {"_disable_tqdm_for_non_main_rank": lambda: True}),
         patch.object(models, "DDP", type("NoDDP", (), {})),
         patch.object(models.logging_utils, "log", log),
-        patch.object(actors.train_metric_utils, "log_rollout_data", lambda *_, **__: None),
-        patch.object(actors.train_metric_utils, "log_perf_data", lambda *_, **__: None),
-        patch.object(actors.train_data_utils, "save_debug_train_data", lambda *_, **__: None),
+        patch.object(logs, "log_rollout_data", lambda *_, **__: None),
+        patch.object(logs, "log_perf_data", lambda *_, **__: None),
+        patch.object(dumps, "save_debug_train_data", lambda *_, **__: None),
     ):
         actor.train_actor(0, rollout_data)
     return {name: sum(each[name] for each in logged) / len(logged) for name in logged[0]}
+
+
+def loss_function(args: argparse.Namespace, rows: int) -> Any:
+    """Return slime's loss of a micro-batch, as a function of batch, number of micro-batches and logits.
+
+    Args:
+        args: slime's options.
+        rows: number of rows of the update, an argument since May 2026 and an option before.
+    """
+    loss = part("slime.backends.megatron_utils.loss:loss_function")
+
+    def of_micro_batch(batch: dict[str, Any], n_micro: int, logits: Any) -> Any:
+        if takes(loss, "step_global_batch_size"):
+            return loss(args, batch, n_micro, rows, logits)
+        return loss(argparse.Namespace(**vars(args) | {"global_batch_size": rows}), batch, n_micro, logits)
+
+    return of_micro_batch
 
 
 def micro_loss(loss_func: Any, args: argparse.Namespace, n_micro: int, logged: list[Any]) -> Any:
@@ -280,11 +325,13 @@ def micro_loss(loss_func: Any, args: argparse.Namespace, n_micro: int, logged: l
 
 
 def reduced(logged: list[Any], args: argparse.Namespace, rows: int) -> dict[str, float]:
-    """Reduce what the micro-batches of all ranks logged."""
+    """Reduce what the micro-batches of all ranks logged; older trees do it within their training step."""
     import torch
-    from slime.observability.train_metric_utils import reduce_train_step_metrics
 
-    found: dict[str, float] = reduce_train_step_metrics(
+    place = "slime.observability.train_metric_utils:reduce_train_step_metrics"
+    if not has_part(place):
+        return {}
+    found: dict[str, float] = part(place)(
         logged,
         calculate_per_token_loss=args.calculate_per_token_loss,
         step_global_batch_size=rows,
@@ -306,7 +353,9 @@ def rollout_data(args: argparse.Namespace, samples: list[Any]) -> dict[str, Any]
         patch.object(rollouts.ray, "put", lambda value, **_: value),
         patch.object(data_module.ray, "get", lambda value: value),
     ):
-        references = made._split_train_data_by_dp(made._convert_samples_to_train_data(samples))
+        split = made._split_train_data_by_dp
+        ranks = {"dp_size": 1} if takes(split, "dp_size") else {}
+        references = split(made._convert_samples_to_train_data(samples), **ranks)
         actor = MegatronTrainRayActor.__new__(MegatronTrainRayActor)
         actor.args = args
         found: dict[str, Any] = actor._get_rollout_data(references)

@@ -57,11 +57,11 @@ class Scoring(Adapter):
         args = run.args_of({**self.settings, "rollout_temperature": temperature})
         data = self._rows(batch)
         keys = ("tokens", "loss_masks", "multimodal_train_inputs", "total_lengths", "response_lengths")
-        iterator = DataIterator(data, [[row] for row in range(len(data["tokens"]))])
+        iterator = DataIterator(data, micro_batch_indices=[[row] for row in range(len(data["tokens"]))])
         rows, width = [], batch.completion_ids.shape[1]
         with run.on_cpu():
             for _ in data["tokens"]:
-                micro = get_batch(iterator, keys, args.data_pad_size_multiplier, args.allgather_cp)
+                micro = get_batch(iterator, keys, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp)
                 _, found = get_log_probs_and_entropy(
                     run.Chunk(model)(micro["tokens"]),
                     args=args,
