@@ -107,11 +107,13 @@ class Fingerprint:
         return cls(case, quantity, float(magnitude)) if quantity else cls(case, told)
 
     def covers(self, other: Fingerprint) -> bool:
-        """Tell whether the other is the same finding, at most `MARGIN` times as large."""
+        """Tell whether the other is the same finding, at most `MARGIN` times as large. An infinite one covers its like."""
         if (self.case, self.quantity) != (other.case, other.quantity):
             return False
         if self.magnitude is None or other.magnitude is None:
             return self.magnitude is other.magnitude
+        if math.isinf(self.magnitude):
+            return math.isinf(other.magnitude)
         return other.magnitude <= MARGIN * self.magnitude
 
 

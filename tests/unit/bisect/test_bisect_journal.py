@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,37 @@ def test_damaged_line_is_named_and_costs_no_other(tmp_path: Path) -> None:
     ]
     assert "(observation without outcome, reason, " in record.damage[1]
     assert not record.is_finished
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "value"),
+    [
+        ("start", "pinned", 5),
+        ("start", "pinned", [["check.sh"]]),
+        ("start", "command", 5),
+        ("start", "command", [5]),
+        ("start", "variables", 5),
+        ("start", "root", None),
+        ("request", "request", 5),
+        ("request", "trusted", 5),
+        ("observation", "seconds", "x"),
+        ("observation", "commit", 5),
+        ("end", "reason", 5),
+    ],
+)
+def test_field_of_another_type_is_a_damaged_line(tmp_path: Path, event: str, name: str, value: object) -> None:
+    journal = Journal.create(tmp_path, HEADER, tmp_path)
+    journal.record_request({}, ["a" * 40], "")
+    journal.record(Observation("c" * 40, Outcome.GOOD, ""))
+    journal.append("end", status="found", reason="", suspects=[])
+    journal.close()
+    head, *events = map(json.loads, journal.path.read_text().splitlines())
+    events = [each | ({name: value} if each["event"] == event else {}) for each in events]
+    journal.path.write_text("".join(f"{json.dumps(line)}\n" for line in (head, *events)))
+    (damage,) = journal.damage
+    assert f"({event} with another type of " in damage
+    assert name in damage.rpartition("(")[2]
+    assert [each["event"] for each in journal.events()] == [each["event"] for each in events if each["event"] != event]
 
 
 def test_journal_from_before_journals_had_a_header_is_read_and_goes_on(tmp_path: Path) -> None:

@@ -177,6 +177,43 @@ def test_code_that_works_in_place_on_the_callers_logits_is_still_found() -> None
     assert run("logprob.inputs_untouched", DividesInPlace()).status == "fail"
 
 
+class LossesInPlace(ReferenceAdapter):
+    """Works in place on what its losses are given, as code does on the logits and logprobs of its own forward pass."""
+
+    def policy_loss(self, batch):
+        return super().policy_loss(replace(batch, logprobs=batch.logprobs.mul_(1.0)))
+
+    def accumulated_loss(self, batch, n_micro):
+        return super().accumulated_loss(replace(batch, logprobs=batch.logprobs.mul_(1.0)), n_micro)
+
+    def sharded_loss(self, batch, n_ranks):
+        return super().sharded_loss(replace(batch, logprobs=batch.logprobs.mul_(1.0)), n_ranks)
+
+    def value_loss(self, batch):
+        return super().value_loss(replace(batch, values=batch.values.mul_(1.0)))
+
+    def supervised_loss(self, batch):
+        return super().supervised_loss(replace(batch, logits=batch.logits.mul_(1.0)))
+
+    def distillation_loss(self, batch):
+        batch.teacher_logits.div_(batch.temperature).mul_(batch.temperature)
+        return super().distillation_loss(replace(batch, logits=batch.logits.mul_(1.0)))
+
+    def preference_loss(self, batch):
+        return super().preference_loss(replace(batch, chosen_logprobs=batch.chosen_logprobs.mul_(1.0)))
+
+
+LOSSES = {name for name in vars(LossesInPlace) if name.endswith("_loss")}
+
+
+@pytest.mark.parametrize("name", [check.id for check in CHECKS.values() if LOSSES & set(check.needs)])
+def test_losses_may_work_in_place_on_what_a_model_has_just_computed(name: str) -> None:
+    result = run(name, LossesInPlace())
+    if name == "loss.inputs_untouched":  # judges the caller's own tensors
+        return
+    assert result.status == run(name, ReferenceAdapter()).status == "pass", result.message
+
+
 class RootOfZero(ReferenceAdapter):
     """Adds a zero to the loss, as a root whose derivative is infinite there."""
 

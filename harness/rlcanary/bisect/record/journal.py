@@ -4,9 +4,10 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from rlcanary.errors import UserError
@@ -74,18 +75,20 @@ class Header:
     """The `TEST_VARIABLES` that are set, with their values."""
 
 
-NEEDED = {
-    "start": ("root", "good", "bad", "directory", "metric", "command", "pinned", "checkout"),
-    "request": ("request", "trusted", "table"),
-    "observation": tuple(field.name for field in fields(Observation)),
-    "run": ("commit", "run"),
-    "worktree": ("path",),
-    "worktree-removed": ("path",),
-    "worktree-kept": ("path",),
-    "checkout": ("home",),
-    "end": ("status", "reason"),
+NEEDED: dict[str, dict[str, Any]] = {
+    "start": dict.fromkeys(("root", "good", "bad", "directory", "metric", "checkout"), str)
+    | dict.fromkeys(("command", "pinned"), list),
+    "request": {"request": dict, "trusted": list, "table": str},
+    "observation": dict.fromkeys(("commit", "outcome", "reason", "time", "output", "environment"), str)
+    | {"seconds": (int, float), "value": (int, float, NoneType), "run": int},
+    "run": {"commit": str, "run": int},
+    "worktree": {"path": str},
+    "worktree-removed": {"path": str},
+    "worktree-kept": {"path": str},
+    "checkout": {"home": str},
+    "end": {"status": str, "reason": str},
 }
-"""The fields that readers need of each event."""
+"""The fields that readers need of each event, and their types."""
 
 
 class Lock:
@@ -326,12 +329,28 @@ def _is_locked(path: Path) -> bool:
 
 
 def _problem_of(record: dict[str, Any]) -> str | None:
-    """Return why the object is no event, or which needed field it lacks. None for a valid event."""
+    """Return why the object is no event, or which needed field it lacks or is another one. None for a valid event."""
     event = record.get("event")
     if not isinstance(event, str):
         return "not an event of a search"
-    if missing := [name for name in NEEDED.get(event, ()) if name not in record]:
+    needed = NEEDED.get(event, {})
+    if missing := [name for name in needed if name not in record]:
         return f"{event} without {', '.join(missing)}"
+    if wrong := [name for name, kind in needed.items() if not isinstance(record[name], kind)]:
+        return f"{event} with another type of {', '.join(wrong)}"
+    if event == "start" and not _is_start(record):
+        return "start with another type of command, pinned or variables"
     if event == "observation" and record["outcome"] not in list(Outcome):
         return f"an unknown outcome: {record['outcome']!r:.20}"
     return None
+
+
+def _is_start(record: dict[str, Any]) -> bool:
+    """Whether the command consists of texts, and pinned files and variables of pairs of texts."""
+    pairs = [record["pinned"], record.get("variables", [])]
+    if not all(
+        isinstance(each, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in each) for each in pairs
+    ):
+        return False
+    texts = [*record["command"], *(text for each in pairs for pair in each for text in pair)]
+    return all(isinstance(text, str) for text in texts)

@@ -8,14 +8,17 @@ exactly enough.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor
 
+from rlcanary import reference
 from rlcanary.checks.case import Case
-from rlcanary.contract.batch import PolicyBatch
+from rlcanary.contract.batch import Batch, PolicyBatch
 from rlcanary.contract.conventions import Conventions
+
+Record = TypeVar("Record", bound=Batch)
 
 # [B, T] of a batch, and the number of trained tokens of each row; None is a mask with holes, as tool turns leave.
 Shape = tuple[int, int, tuple[int, ...] | None]
@@ -40,6 +43,12 @@ def uniform(rng: Generator, *shape: int, low: float, high: float, decimals: int 
 def logits(rng: Generator, rows: int, width: int, vocabulary: int) -> Tensor:
     """[rows, width, vocabulary] float32 logits that require a gradient."""
     return uniform(rng, rows, width, vocabulary, low=-3, high=3).requires_grad_()
+
+
+def fresh(batch: Record) -> Record:
+    """Copy a batch of tensors as a forward pass leaves them: no leaves, so that code may work on them in place."""
+    tensors = {name: value.clone() for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    return replace(batch, **tensors)
 
 
 def token_ids(rng: Generator, rows: int, width: int, vocabulary: int) -> Tensor:
@@ -120,6 +129,48 @@ def ratios_around_bounds(conventions: Conventions) -> list[float]:
     bounds += [conventions.dual_clip] if conventions.dual_clip is not None else []
     ratios = {1.0, 0.31, 2.9, *(bound * side for bound in bounds for side in (0.97, 1.03) if bound > 0)}
     return sorted(value for value in ratios if all(abs(value - bound) > 1e-4 for bound in bounds))
+
+
+def kl_clamp_edges(conventions: Conventions) -> dict[str, list[float]]:
+    """Return the log-ratios at which each declared clamp starts to act."""
+    edges = {}
+    if conventions.kl_input_clamp is not None:
+        edges["kl_input_clamp"] = [-conventions.kl_input_clamp, conventions.kl_input_clamp]
+    if conventions.kl_output_clamp is not None:
+        edges["kl_output_clamp"] = [_reaching(conventions.kl_output_clamp, sign, conventions) for sign in (-1, 1)]
+    return edges
+
+
+def _reaching(estimate: float, sign: int, conventions: Conventions) -> float:
+    """Find by bisection the log-ratio of this sign whose estimate is this large."""
+    # |x|, x²/2 and exp(-x) - 1 + x, which is above x - 1, are all larger at the upper end.
+    low, high = 0.0, estimate + math.sqrt(2 * estimate) + 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if float(unclamped_kl(torch.tensor(sign * middle, dtype=torch.float64), conventions).abs()) < estimate:
+            low = middle
+        else:
+            high = middle
+    return sign * high
+
+
+def unclamped_kl(log_ratio: Tensor, conventions: Conventions) -> Tensor:
+    """The declared estimate of a log-ratio, without its clamps."""
+    free = conventions.replace(kl_input_clamp=None, kl_output_clamp=None)
+    return reference.kl(log_ratio, torch.zeros_like(log_ratio), free)
+
+
+def around_kl_clamps(conventions: Conventions) -> Iterator[Case]:
+    """Yield a row on policy for each declared clamp of a KL in the loss, with log-ratios on both sides of its edges."""
+    if not conventions.kl_coef or conventions.kl_placement != "loss":
+        return
+    for name, edges in kl_clamp_edges(conventions).items():
+        log_ratio_1T = torch.tensor([[factor * edge for edge in edges for factor in (0.9, 1.1)]])
+        # Neither of the two probabilities is above 1.
+        logprobs_1T = log_ratio_1T.clamp(max=0) - 0.5
+        batch = on_policy_batch(logprobs_1T, torch.tensor([1.0]), torch.ones_like(logprobs_1T, dtype=torch.bool))
+        batch = replace(batch, ref_logprobs=logprobs_1T - log_ratio_1T, entropy=torch.ones_like(logprobs_1T))
+        yield Case(f"both sides of {name}", batch=batch)
 
 
 def batches(*shapes: Shape, on_policy: bool = False, **changes: Any) -> Callable[[Generator], Iterator[Case]]:

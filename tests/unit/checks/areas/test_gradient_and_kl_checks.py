@@ -72,6 +72,20 @@ def test_a_clamp_of_the_kl_that_is_not_applied_is_a_finding(field: str, clamp: f
         assert f"on both sides of {field}" in result.message, estimator
 
 
+@pytest.mark.parametrize("clamp", [20.0, 0.3])
+@pytest.mark.parametrize("field", ["kl_input_clamp", "kl_output_clamp"])
+def test_a_clamp_that_the_loss_does_not_apply_to_its_kl_is_a_finding(field: str, clamp: float) -> None:
+    class Unclamped(ReferenceAdapter):
+        def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+            return reference.policy_loss(batch, self.conventions.replace(**{field: None}))
+
+    for estimator in ("k1", "k2", "k3", "abs"):
+        conventions = GRPO.replace(kl_coef=0.3, kl_estimator=estimator, **{field: clamp})
+        result = run("loss.declared_gradient", Unclamped(conventions))
+        assert result.status == "fail", estimator
+        assert f"both sides of {field}" in {found.fingerprint.case for found in result.findings}, estimator
+
+
 class ScoreTermBehindTheClamp(ReferenceAdapter):
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         estimate = reference.kl(logprobs, ref_logprobs, self.conventions.replace(kl_score_term=False))

@@ -1,5 +1,6 @@
 """An expected failure is a set of findings: anything else of the same check is a new failure."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,12 @@ def test_nan_is_an_infinite_deviation() -> None:
 
     result = run_check(CHECKS["entropy.filtered_logits"], Nan(), "mine")
     assert [str(found.fingerprint) for found in result.findings] == ["value off by inf"]
+
+
+def test_an_expected_nan_covers_no_number() -> None:
+    nan, number = (Fingerprint("one", "value", magnitude) for magnitude in (math.inf, 1e3))
+    assert nan.covers(nan)
+    assert not nan.covers(number)
 
 
 def test_code_that_samples_without_a_seed_gives_the_same_findings_again() -> None:

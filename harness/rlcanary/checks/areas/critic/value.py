@@ -1,6 +1,5 @@
 """The critic: values of the right states, and a loss that trains them as declared."""
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
@@ -71,7 +70,7 @@ def declared_loss(adapter: Adapter, batch: ValueBatch) -> None:
     expected = reference.value_loss(exact, adapter.conventions)
     # What stands outside the mask has no meaning.
     given = replace(batch, returns=torch.where(batch.mask, batch.returns, 7.0))
-    output = adapter.value_loss(given)
+    output = adapter.value_loss(inputs.fresh(given))
     told = f"of the critic is not the declared one ({_terms(adapter.conventions)})"
     with soft():
         assert_close(output.loss, expected.loss, f"the loss {told}")
@@ -105,7 +104,7 @@ def clip_is_pessimistic(adapter: Adapter, moved: float, wanted: float) -> None:
     values_11, mask_11 = torch.tensor([[moved]], requires_grad=True), torch.ones(1, 1, dtype=torch.bool)
     returns_11, old_11, group_ids_1 = torch.tensor([[wanted]]), torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)
     batch = ValueBatch(values_11, returns_11, mask_11, old_11, group_ids_1)
-    loss = float(adapter.value_loss(batch).loss.detach())
+    loss = float(adapter.value_loss(inputs.fresh(batch)).loss.detach())
     unclipped = adapter.conventions.value_coef * (moved - wanted) ** 2
     told = f"a value that moved by {moved:g} towards {wanted:g} has loss {loss:.4g}, without clipping {unclipped:.4g}"
     assert_true(loss >= unclipped - 1e-5, told, quantity="value", magnitude=unclipped - loss)
@@ -128,7 +127,7 @@ def pieces_add_up(adapter: Adapter, batch: ValueBatch, pieces: list[list[int]]) 
     """
     counting = adapter.conventions.replace(aggregation=adapter.conventions.value_aggregation)
     tokens, sequences = float(batch.mask.sum()), reference.count_sequences(batch, counting)
-    whole = adapter.value_loss(copy.deepcopy(batch))
+    whole = adapter.value_loss(inputs.fresh(batch))
     expected = reference.value_loss(batch, adapter.conventions)
     parts = []
     for piece in pieces:

@@ -1,6 +1,5 @@
 """Options: every declared option has its effect, options differ from each other, and 0 and None keep their meaning."""
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -50,7 +49,7 @@ def _drawn_under(choices: Sequence[dict[str, Any]]) -> Draw:
 def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str) -> tuple[LossOutput, dict[str, float]]:
     """Assert loss and gradient; return what the code gives, and the metrics that it should log."""
     expected, expected_BT = exact_update(batch, adapter.conventions)
-    output = adapter.policy_loss(batch)
+    output = adapter.policy_loss(inputs.fresh(batch))
     with soft():
         assert_close(output.loss, expected.loss, f"with {told} the loss is another one")
     gradient_BT = gradient(output.loss, batch.logprobs)
@@ -276,7 +275,7 @@ def entropy_option(adapter: Adapter, batch: PolicyBatch, told: str, entropy_BT: 
         return
     exact_BT = entropy_BT.detach().double().requires_grad_()
     exact = reference.policy_loss(replace(double(batch), entropy=exact_BT), adapter.conventions).loss
-    loss = adapter.policy_loss(replace(batch, entropy=entropy_BT)).loss
+    loss = adapter.policy_loss(inputs.fresh(replace(batch, entropy=entropy_BT))).loss
     told = f"with {told} the gradient of the entropy is another one"
     assert_close(gradient(loss, entropy_BT), gradient(exact, exact_BT), told, quantity="gradient")
 
@@ -321,12 +320,12 @@ def zero_is_off(adapter: Adapter, batch: PolicyBatch, name: str, is_absent: bool
     Silent because `coefficient or default` turns an explicit 0 into the default: the ablation without KL is run with KL.
     Look for `or`, and for truth tests on numbers where None is meant.
     """
-    changed = copy.deepcopy(batch)
+    changed = inputs.fresh(batch)
     if is_absent:
         setattr(changed, name, None)
     else:
         getattr(changed, name).sub_(3.0)
-    before = adapter.policy_loss(batch).loss
+    before = adapter.policy_loss(inputs.fresh(batch)).loss
     output = unless_raised(adapter.policy_loss, changed) if is_absent else adapter.policy_loss(changed)
     if output is None:
         return  # code that is always given the values may stop without them

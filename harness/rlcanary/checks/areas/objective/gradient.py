@@ -81,9 +81,8 @@ def finite_differences(adapter: Adapter, batch: PolicyBatch) -> None:
     `no_grad` and arithmetic on the loss after `backward()`.
     """
     step = 1e-2
-    given = copy.deepcopy(batch)
-    loss = adapter.policy_loss(given).loss
-    gradient_BT = gradient(loss, given.logprobs)
+    loss = adapter.policy_loss(inputs.fresh(batch)).loss
+    gradient_BT = gradient(loss, batch.logprobs)
     for row, position in batch.mask.nonzero().tolist():
         left = (float(loss.detach()) - _loss_at(adapter, batch, row, position, -step)) / step
         right = (_loss_at(adapter, batch, row, position, step) - float(loss.detach())) / step
@@ -100,9 +99,8 @@ def finite_differences(adapter: Adapter, batch: PolicyBatch) -> None:
 
 
 def _loss_at(adapter: Adapter, batch: PolicyBatch, row: int, position: int, step: float) -> float:
-    moved = copy.deepcopy(batch)
-    with torch.no_grad():
-        moved.logprobs[row, position] += step
+    moved = inputs.fresh(batch)
+    moved.logprobs[row, position] += step
     return float(adapter.policy_loss(moved).loss.detach())
 
 
@@ -151,7 +149,7 @@ def corrected_is_the_policy_gradient(adapter: Adapter, policy_V: Tensor, sampler
     weighted_V, mask_V1 = (rewards_V * drawn_V).float() * 10, torch.ones(scored_V1.shape, dtype=torch.bool)
     batch = inputs.on_policy_batch(scored_V1, weighted_V, mask_V1)
     batch = replace(batch, sampler_logprobs=drawn_V.log().float().unsqueeze(1))
-    upstream_V = gradient(adapter.policy_loss(batch).loss, batch.logprobs).squeeze(1).double()
+    upstream_V = gradient(adapter.policy_loss(inputs.fresh(batch)).loss, batch.logprobs).squeeze(1).double()
     # Gradients with respect to the policy's logits, whose log softmax the logprobs are.
     got_V = -(upstream_V - probabilities_V * upstream_V.sum())
     wanted_V = probabilities_V * (rewards_V.double() - probabilities_V @ rewards_V.double())
@@ -183,7 +181,7 @@ def is_the_policy_gradient(adapter: Adapter, logits_TV: Tensor, ids_BT: Tensor, 
     scored_BT = logprobs_BT.detach().float()
     weighted_B = (rewards_B * probabilities_B.detach()).float() * 10
     batch = inputs.on_policy_batch(scored_BT, weighted_B, torch.ones_like(ids_BT, dtype=torch.bool))
-    upstream_BT = gradient(adapter.policy_loss(batch).loss, batch.logprobs)
+    upstream_BT = gradient(adapter.policy_loss(inputs.fresh(batch)).loss, batch.logprobs)
     got_TV = gradient(logprobs_BT, logits_TV, upstream_BT)
     cosine = float(torch.nn.functional.cosine_similarity(-got_TV.flatten(), wanted_TV.flatten(), dim=0))
     told = f"the descent direction has cosine {cosine:.4f} with the policy gradient"
@@ -210,7 +208,7 @@ def zero_advantage_moves_nothing(adapter: Adapter, batch: PolicyBatch) -> None:
     epsilons, and for terms that a coefficient of zero does not remove.
     """
     batch = replace(batch, advantages=torch.zeros_like(batch.advantages))
-    loss = adapter.policy_loss(batch).loss
+    loss = adapter.policy_loss(inputs.fresh(batch)).loss
     with soft():
         assert_close(loss, torch.tensor(0.0), "with advantages of zero the loss is not zero")
     told = "with advantages of zero the gradient is not zero"
@@ -236,7 +234,7 @@ def half_precision(adapter: Adapter, advantages_B: Tensor, lengths_B: Tensor, dt
     for kind in (torch.float32, getattr(torch, dtype)):
         logprobs_BT = torch.full(mask_BT.shape, -1.0, dtype=kind)
         batch = inputs.on_policy_batch(logprobs_BT, advantages_B.to(kind), mask_BT)
-        output = unless_raised(adapter.policy_loss, batch)
+        output = unless_raised(adapter.policy_loss, inputs.fresh(batch))
         if output is None:
             return
         gradients.append(gradient(output.loss, batch.logprobs).float())

@@ -24,13 +24,13 @@ def _logprobs(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     for shape in ((1, 1), (2, 2), (2, 3)):
         given = _near(rng, *shape)
         yield Case(given["ref_BT"], **given, place="")
-    for name, edges in _edges(conventions).items():
+    for name, edges in inputs.kl_clamp_edges(conventions).items():
         yield _both_sides(name, edges)
     for changes in _other_kinds(conventions):
         yield Case(changes, changes=changes, **given, place=f" under {changes}")
     for estimator, clamp in product(get_args(KlEstimator), ({"kl_input_clamp": 0.5}, {"kl_output_clamp": 0.25})):
         changes = {"kl_estimator": estimator, **clamp}
-        for name, edges in _edges(conventions.replace(**changes)).items():
+        for name, edges in inputs.kl_clamp_edges(conventions.replace(**changes)).items():
             if name in clamp:
                 yield _both_sides(name, edges, changes)
     # An estimate that overflows before its clamp.
@@ -94,34 +94,6 @@ def declared_estimator(adapter: Adapter, logprobs_BT: Tensor, ref_BT: Tensor, pl
     assert_close(gradient(kl_BT, logprobs_BT), gradient(expected_BT, exact_BT), told, quantity="gradient")
 
 
-def _edges(conventions: Conventions) -> dict[str, list[float]]:
-    """Return the log-ratios at which each declared clamp starts to act."""
-    edges = {}
-    if conventions.kl_input_clamp is not None:
-        edges["kl_input_clamp"] = [-conventions.kl_input_clamp, conventions.kl_input_clamp]
-    if conventions.kl_output_clamp is not None:
-        edges["kl_output_clamp"] = [_reaching(conventions.kl_output_clamp, sign, conventions) for sign in (-1, 1)]
-    return edges
-
-
-def _reaching(estimate: float, sign: int, conventions: Conventions) -> float:
-    """Find by bisection the log-ratio of this sign whose estimate is this large."""
-    # |x|, x²/2 and exp(-x) - 1 + x, which is above x - 1, are all larger at the upper end.
-    low, high = 0.0, estimate + math.sqrt(2 * estimate) + 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        if float(_unclamped(torch.tensor(sign * middle, dtype=torch.float64), conventions).abs()) < estimate:
-            low = middle
-        else:
-            high = middle
-    return sign * high
-
-
-def _unclamped(log_ratio: Tensor, conventions: Conventions) -> Tensor:
-    free = conventions.replace(kl_input_clamp=None, kl_output_clamp=None)
-    return reference.kl(log_ratio, torch.zeros_like(log_ratio), free)
-
-
 def _reference_near(policy_V: Tensor, far_V: Tensor, conventions: Conventions) -> Tensor:
     """Return logprobs of a reference model so near the policy that no clamp acts on any token.
 
@@ -135,7 +107,7 @@ def _reference_near(policy_V: Tensor, far_V: Tensor, conventions: Conventions) -
     for halvings in range(6):
         ref_V = (policy_V + (far_V - policy_V) * 0.5**halvings).log_softmax(dim=0)
         log_ratio_V = policy_V - ref_V
-        estimate_V = _unclamped(log_ratio_V, conventions)
+        estimate_V = inputs.unclamped_kl(log_ratio_V, conventions)
         if log_ratio_V.abs().max() < ratio_bound and estimate_V.abs().max() < estimate_bound:
             return ref_V
     raise NotProvided("the clamps of the KL leave next to nothing to estimate")
@@ -231,7 +203,7 @@ def pulls_towards_reference(adapter: Adapter, batch: PolicyBatch, tokens_B: Tens
         _assert_pull(adapter, batch, tokens_B)
         return
     expected, expected_BT = exact_loss(batch, adapter.conventions)
-    loss = adapter.policy_loss(batch).loss
+    loss = adapter.policy_loss(inputs.fresh(batch)).loss
     with soft():
         assert_close(loss, expected, f"with zero advantages the loss is not {adapter.conventions.kl_coef} times the KL")
     told = "with zero advantages the gradient is not that of the KL term"
@@ -245,7 +217,8 @@ def _assert_pull(adapter: Adapter, batch: PolicyBatch, tokens_B: Tensor) -> None
     log_ratio_B1 = (batch.logprobs - torch.as_tensor(batch.ref_logprobs)).detach()
     # Both are gradients with respect to logits, whose log softmax the logprobs are.
     divergence_V = ((log_ratio_B1 - log_ratio_B1.mean()) * one_hot_BV).mean(dim=0)
-    loss_V = (gradient(adapter.policy_loss(batch).loss, batch.logprobs) * (one_hot_BV - probabilities_V)).sum(dim=0)
+    gradient_B1 = gradient(adapter.policy_loss(inputs.fresh(batch)).loss, batch.logprobs)
+    loss_V = (gradient_B1 * (one_hot_BV - probabilities_V)).sum(dim=0)
     cosine = float(torch.nn.functional.cosine_similarity(loss_V, divergence_V, dim=0))
     told = f"a step down the loss does not lower KL(policy ‖ reference): the cosine of their gradients is {cosine:.4f}"
     assert_true(cosine > 0, told, quantity="property")

@@ -27,7 +27,7 @@ def _other_aggregations(conventions: Conventions) -> list[dict[str, Any]]:
 
 def _assert_declared(adapter: Adapter, batch: PolicyBatch, told: str = "the batch") -> LossOutput:
     loss, gradient_BT = exact_loss(batch, adapter.conventions)
-    output = adapter.policy_loss(batch)
+    output = adapter.policy_loss(inputs.fresh(batch))
     with soft():
         assert_close(output.loss, loss, f"{told}: wrong loss")
     with soft():
@@ -39,11 +39,16 @@ def _drawn(conventions: Conventions, rng: Generator, size: int) -> Case:
     return Case(batch=rows.policy_batch(rng, size, conventions))
 
 
+def _batches(conventions: Conventions, rng: Generator) -> Iterator[Case]:
+    yield from inputs.batches(*inputs.SHAPES, inputs.WITH_EMPTY_ROW, *inputs.LARGE)(rng)
+    yield from inputs.around_kl_clamps(conventions)
+
+
 # An alternative explains a failure if it gives both the value and the gradient.
 _declared = partial(
     check,
     needs=("policy_loss",),
-    cases=inputs.batches(*inputs.SHAPES, inputs.WITH_EMPTY_ROW, *inputs.LARGE),
+    cases=_batches,
     alternatives=_other_aggregations,
     explains=_assert_declared,
     draws=_drawn,
@@ -59,7 +64,7 @@ def declared_value(adapter: Adapter, batch: PolicyBatch) -> None:
     """
     loss, _ = exact_loss(batch, adapter.conventions)
     told = f"the loss is not the declared one ({_terms(adapter.conventions)})"
-    assert_close(adapter.policy_loss(batch).loss, loss, told)
+    assert_close(adapter.policy_loss(inputs.fresh(batch)).loss, loss, told)
 
 
 @_declared("loss.declared_gradient")
@@ -71,7 +76,8 @@ def declared_gradient(adapter: Adapter, batch: PolicyBatch) -> None:
     """
     _, gradient_BT = exact_loss(batch, adapter.conventions)
     told = f"the gradient is not that of the declared loss ({_terms(adapter.conventions)})"
-    assert_close(gradient(adapter.policy_loss(batch).loss, batch.logprobs), gradient_BT, told, quantity="gradient")
+    found_BT = gradient(adapter.policy_loss(inputs.fresh(batch)).loss, batch.logprobs)
+    assert_close(found_BT, gradient_BT, told, quantity="gradient")
 
 
 def _terms(conventions: Conventions) -> str:
@@ -101,7 +107,7 @@ def on_policy_sign(adapter: Adapter, batch: PolicyBatch) -> None:
     a mask or stripped of their sign. Look at every place where the advantage enters, and how often.
     """
     wanted_BT = -batch.advantages.sign().unsqueeze(1).expand_as(batch.mask)
-    gradient_BT = gradient(adapter.policy_loss(batch).loss, batch.logprobs)
+    gradient_BT = gradient(adapter.policy_loss(inputs.fresh(batch)).loss, batch.logprobs)
     told = "on policy, the gradient does not have the sign of -advantage at every trained token"
     where_BT = batch.mask
     if adapter.conventions.is_own("objective"):
@@ -138,7 +144,7 @@ def rows_are_separate(adapter: Adapter, batch: PolicyBatch) -> None:
 def _judged(adapter: Adapter, batch: PolicyBatch) -> tuple[LossOutput, Tensor]:
     """Call the loss on a copy of the batch, and take its gradient with respect to the logprobs."""
     batch = copy.deepcopy(replace(batch, logprobs=batch.logprobs.detach().requires_grad_()))
-    output = adapter.policy_loss(batch)
+    output = adapter.policy_loss(inputs.fresh(batch))
     return output, gradient(output.loss, batch.logprobs)
 
 
@@ -249,8 +255,8 @@ def share_of_the_update(adapter: Adapter, batch: PolicyBatch) -> None:
     has. Look for a sum of the part's own mask where `global_tokens` or `global_sequences` is given. A loss that does not
     take the counts is left out; `accumulated_loss` and `sharded_loss` judge how such code divides.
     """
-    alone = adapter.policy_loss(replace(batch, global_tokens=None, global_sequences=None)).loss
-    if torch.equal(adapter.policy_loss(batch).loss, alone):
+    alone = adapter.policy_loss(inputs.fresh(replace(batch, global_tokens=None, global_sequences=None))).loss
+    if torch.equal(adapter.policy_loss(inputs.fresh(batch)).loss, alone):
         raise NotProvided("the loss does not take the counts of a whole update")
     _assert_declared(adapter, batch, "a batch with the counts of the whole update")
 
@@ -365,7 +371,7 @@ def metrics(adapter: Adapter, batch: PolicyBatch) -> None:
     that counts tokens which are not clipped, and a KL of log-ratios that were clamped for the loss.
     """
     expected = exact_output(batch, adapter.conventions).metrics
-    assert_metrics(adapter.policy_loss(batch), expected, "recomputed from the batch")
+    assert_metrics(adapter.policy_loss(inputs.fresh(batch)), expected, "recomputed from the batch")
 
 
 @check("loss.inputs_untouched", severity="hardening", needs=("policy_loss",), cases=inputs.batches((2, 3, (3, 1))))
@@ -387,7 +393,7 @@ def nothing_trained(adapter: Adapter, batch: PolicyBatch) -> None:
     Silent because it happens once in a thousand steps, after filtering: 0 / 0 gives NaN, which the optimizer writes into
     every weight or a guard skips together with the rest of the update. Look at the clamp of the token count.
     """
-    loss = adapter.policy_loss(batch).loss
+    loss = adapter.policy_loss(inputs.fresh(batch)).loss
     told = "of a batch without a trained token is not zero"
     with soft():
         assert_close(loss, torch.tensor(0.0), f"the loss {told}")

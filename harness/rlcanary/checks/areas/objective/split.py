@@ -1,6 +1,5 @@
 """Splitting an update over micro-batches or ranks changes nothing."""
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -126,7 +125,8 @@ def ranks(adapter: Adapter, batch: PolicyBatch, n_pieces: int, told: str) -> Non
 
 def _in_pieces(split: Split, batch: PolicyBatch, n_pieces: int) -> LossOutput | None:
     """Split the update; None if the code refuses a number of pieces that does not divide its rows, which is not silent."""
-    return split(batch, n_pieces) if len(batch.mask) % n_pieces == 0 else unless_raised(split, batch, n_pieces)
+    given = inputs.fresh(batch)
+    return split(given, n_pieces) if len(batch.mask) % n_pieces == 0 else unless_raised(split, given, n_pieces)
 
 
 def _assert_whole(adapter: Adapter, split: Split, batch: PolicyBatch, n_pieces: int, place: str) -> None:
@@ -219,13 +219,12 @@ def ranks_agree(adapter: Adapter, batch: PolicyBatch, n_pieces: int, profile: st
 
 
 def _assert_agree(split: Split, batch: PolicyBatch, n_pieces: int, told: str) -> None:
-    whole = copy.deepcopy(batch)
-    one, several = split(whole, 1), _in_pieces(split, batch, n_pieces)
+    one, several = split(inputs.fresh(batch), 1), _in_pieces(split, batch, n_pieces)
     if several is None:
         return
     with soft():
         assert_close(several.loss, one.loss.detach(), f"{told} give another loss than one")
-    expected_BT = gradient(one.loss, whole.logprobs)
+    expected_BT = gradient(one.loss, batch.logprobs)
     told_gradient = f"{told} give another gradient than one"
     assert_close(gradient(several.loss, batch.logprobs), expected_BT, told_gradient, quantity="gradient")
     shared = {name: value for name, value in one.metrics.items() if name in NAMES}
@@ -244,7 +243,7 @@ def extremes_are_ordered(adapter: Adapter, batch: PolicyBatch, n_ranks: int) -> 
 
     Silent because two curves of one dashboard are rarely compared. Look for reductions that treat all metrics alike.
     """
-    metrics = adapter.sharded_loss(batch, n_ranks).metrics
+    metrics = adapter.sharded_loss(inputs.fresh(batch), n_ranks).metrics
     for family in sorted({name.removesuffix("_mean") for name in metrics if name.endswith("_mean")}):
         names = [f"{family}_{part}" for part in ("min", "mean", "max") if f"{family}_{part}" in metrics]
         values = [float(metrics[name]) for name in names]

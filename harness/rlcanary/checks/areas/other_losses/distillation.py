@@ -63,7 +63,7 @@ def declared_loss(adapter: Adapter, batch: DistillationBatch) -> None:
     """
     exact = double(batch)
     expected = reference.distillation_loss(exact, adapter.conventions)
-    output = adapter.distillation_loss(batch)
+    output = adapter.distillation_loss(inputs.fresh(batch))
     with soft():
         assert_close(output.loss, expected.loss, "the loss is not the declared divergence")
     told = "the gradient is not that of the declared divergence"
@@ -90,7 +90,7 @@ def equal_teacher(adapter: Adapter, batch: DistillationBatch) -> None:
     teacher at another temperature, goes on pulling at a student that is right already. Look at the temperature of both
     sides, and at logits that are compared before they are normalised.
     """
-    loss = adapter.distillation_loss(batch).loss
+    loss = adapter.distillation_loss(inputs.fresh(batch)).loss
     with soft():
         assert_close(loss, torch.tensor(0.0), "between equal distributions the loss is not zero")
     told = "between equal distributions the gradient is not zero"
@@ -123,7 +123,7 @@ def exchange(adapter: Adapter, batch: DistillationBatch, one: dict[str, Any], ot
     exchanged = replace(batch, logits=batch.teacher_logits, teacher_logits=batch.logits.detach())
     expected = adapter.configured(**other).distillation_loss(exchanged).loss.detach()
     told = f"{Case(one).label} is not {Case(other).label} with student and teacher exchanged"
-    assert_close(adapter.configured(**one).distillation_loss(batch).loss, expected, told)
+    assert_close(adapter.configured(**one).distillation_loss(inputs.fresh(batch)).loss, expected, told)
 
 
 def _surroundings(rng: Generator) -> Iterator[Case]:
@@ -141,7 +141,7 @@ def untrained_tokens(adapter: Adapter, batch: DistillationBatch, left: int, righ
     other. Look at the mask of the mean, and at logits that are one position further than the mask.
     """
     other = surrounded(batch, left, right)
-    loss, other_loss = (adapter.distillation_loss(each).loss for each in (batch, other))
+    loss, other_loss = (adapter.distillation_loss(inputs.fresh(each)).loss for each in (batch, other))
     with soft():
         assert_close(other_loss, loss.detach(), "other untrained positions changed the loss")
     expected_BTV = widened(gradient(loss, batch.logits), left, right)
@@ -167,11 +167,11 @@ def unscored_positions(adapter: Adapter, batch: DistillationBatch, nothing: floa
     for `x * mask` and for `where` around the divergence; `where` in front of it is immune.
     """
     filled_BTV = batch.teacher_logits.masked_fill(~batch.mask.unsqueeze(2), nothing)
-    output = unless_raised(adapter.distillation_loss, replace(batch, teacher_logits=filled_BTV))
+    output = unless_raised(adapter.distillation_loss, inputs.fresh(replace(batch, teacher_logits=filled_BTV)))
     if output is None:
         return
     found_BTV = gradient(output.loss, batch.logits)
-    expected = adapter.distillation_loss(batch).loss
+    expected = adapter.distillation_loss(inputs.fresh(batch)).loss
     told = f"{nothing} where the teacher scores nothing changed the"
     with soft():
         assert_close(output.loss, expected.detach(), f"{told} loss")

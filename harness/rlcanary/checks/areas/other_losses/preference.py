@@ -12,7 +12,7 @@ from rlcanary import reference
 from rlcanary.checks.asserts import assert_close, assert_metrics, assert_true, leave_out, soft, unless_raised
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds import rows
+from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.loss_batches import LARGE, double, gradients, mask, preference_batch, surrounded, widened
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import PreferenceKind
@@ -71,7 +71,7 @@ def declared_loss(adapter: Adapter, batch: PreferenceBatch) -> None:
     """
     exact = double(batch)
     expected = reference.preference_loss(exact, adapter.conventions).loss
-    loss = adapter.preference_loss(batch).loss
+    loss = adapter.preference_loss(inputs.fresh(batch)).loss
     with soft():
         assert_close(loss, expected, "the loss is not the declared one")
     wanted = dict(gradients(expected, exact))
@@ -103,7 +103,7 @@ def without_a_preference(adapter: Adapter, batch: PreferenceBatch) -> None:
     conventions = adapter.conventions
     beta = conventions.preference_beta
     expected = {"sigmoid": math.log(2), "hinge": 1.0, "ipo": 1 / (4 * beta**2)}[conventions.preference_kind]
-    loss = adapter.preference_loss(batch).loss
+    loss = adapter.preference_loss(inputs.fresh(batch)).loss
     with soft():
         assert_close(loss, torch.tensor(expected), "with no completion ahead the loss is not that of a margin of zero")
     found = dict(gradients(loss, batch))
@@ -132,7 +132,7 @@ def untrained_tokens(adapter: Adapter, batch: PreferenceBatch, left: int, right:
     the divisor of averaged logprobs.
     """
     other = surrounded(batch, left, right)
-    loss, other_loss = (adapter.preference_loss(each).loss for each in (batch, other))
+    loss, other_loss = (adapter.preference_loss(inputs.fresh(each)).loss for each in (batch, other))
     with soft():
         assert_close(other_loss, loss.detach(), "other prompts and other padding changed the loss")
     expected = dict(gradients(loss, batch))
@@ -193,7 +193,7 @@ def metrics(adapter: Adapter, batch: PreferenceBatch) -> None:
     compared before they are averaged, and at the loss that shares its rewards with another one. The logged loss is the
     returned one.
     """
-    output = adapter.preference_loss(batch)
+    output = adapter.preference_loss(inputs.fresh(batch))
     exact = double(batch)
     expected = reference.preference_loss(exact, adapter.conventions).metrics
     nearly_equal = {

@@ -11,7 +11,7 @@ from rlcanary import reference
 from rlcanary.checks.asserts import assert_close, assert_metrics, gradient, soft
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds import rows
+from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.loss_batches import LARGE, MASKS, double, mask, supervised_batch, surrounded, widened
 from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.conventions import Conventions, TokenAggregation
@@ -60,7 +60,7 @@ def declared_loss(adapter: Adapter, batch: SupervisedBatch) -> None:
     """
     exact = double(batch)
     expected = reference.supervised_loss(exact, adapter.conventions).loss
-    loss = adapter.supervised_loss(batch).loss
+    loss = adapter.supervised_loss(inputs.fresh(batch)).loss
     with soft():
         assert_close(loss, expected, "the loss is not the declared cross entropy of the trained tokens")
     told = "the gradient is not that of the declared cross entropy"
@@ -82,7 +82,7 @@ def untrained_tokens(adapter: Adapter, batch: SupervisedBatch, left: int, right:
     the mask of the labels behind the shift, at a padding id that is also a real one, and at divisors that count columns.
     """
     other = surrounded(batch, left, right)
-    loss, other_loss = (adapter.supervised_loss(each).loss for each in (batch, other))
+    loss, other_loss = (adapter.supervised_loss(inputs.fresh(each)).loss for each in (batch, other))
     with soft():
         assert_close(other_loss, loss.detach(), "other prompts and other padding changed the loss")
     expected_BSV = widened(gradient(loss, batch.logits), left, right)
@@ -117,7 +117,7 @@ def parts_add_up(adapter: Adapter, batch: SupervisedBatch, size: int) -> None:
     counts = float(trained_BT.sum()), counted_sequences(trained_BT, aggregation)
     told = replace(batch, global_tokens=counts[0], global_sequences=counts[1])
     parts = [adapter.supervised_loss(told.rows(part)).loss for part in torch.arange(len(batch.mask)).split(size)]
-    whole, total = adapter.supervised_loss(batch).loss, torch.stack(parts).sum()
+    whole, total = adapter.supervised_loss(inputs.fresh(batch)).loss, torch.stack(parts).sum()
     with soft():
         assert_close(total, whole.detach(), f"micro-batches of {size} rows do not add up to the loss of the whole")
     expected_BSV = gradient(whole, batch.logits)
@@ -141,6 +141,6 @@ def metrics(adapter: Adapter, batch: SupervisedBatch) -> None:
     prompts among the hits, has the shape of a right one. Look at the scale of what is logged and of what is optimised, at
     labels of -100 that never match, and at rows without labels.
     """
-    output = adapter.supervised_loss(batch)
+    output = adapter.supervised_loss(inputs.fresh(batch))
     expected = reference.supervised_loss(double(batch), adapter.conventions).metrics
     assert_metrics(output, {**expected, "loss": float(output.loss.detach())}, "of the trained tokens")

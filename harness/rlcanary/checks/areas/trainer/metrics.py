@@ -138,7 +138,7 @@ def move(adapter: Adapter, near: PolicyBatch, far: PolicyBatch) -> None:
     copy, or of the wrong pair of logprobs never moves. Look for defaults that are never filled in, and for a KL between
     logprobs of the same model.
     """
-    before, after = adapter.policy_loss(near).metrics, adapter.policy_loss(far).metrics
+    before, after = (adapter.policy_loss(inputs.fresh(each)).metrics for each in (near, far))
     for name in ("kl", "entropy", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error", "approx_kl"):
         if name in before and name in after:
             first, second = float(before[name]), float(after[name])
