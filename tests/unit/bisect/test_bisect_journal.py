@@ -10,6 +10,7 @@ from rlcanary.errors import UserError
 from rlcanary.jobs.outcomes import EVIDENCE, Outcome
 from rlcanary.system.files import write_whole
 
+REQUEST = {"request": {"command": ["pytest"]}, "trusted": [], "table": ""}
 HEADER = Header("r" * 40, "a" * 40, "b" * 40, ("pytest", "x"), ".", (("check.sh", "0" * 64),))
 
 
@@ -114,9 +115,9 @@ def test_damaged_line_is_named_and_costs_no_other(tmp_path: Path) -> None:
         ("end", "reason", 5),
     ],
 )
-def test_field_of_another_type_is_a_damaged_line(tmp_path: Path, event: str, name: str, value: object) -> None:
+def test_field_of_another_type_is_damage_that_is_named(tmp_path: Path, event: str, name: str, value: object) -> None:
     journal = Journal.create(tmp_path, HEADER, tmp_path)
-    journal.record_request({}, ["a" * 40], "")
+    journal.record_request({"command": ["pytest", "x"]}, ["a" * 40], "")
     journal.record(Observation("c" * 40, Outcome.GOOD, ""))
     journal.append("end", status="found", reason="", suspects=[])
     journal.close()
@@ -127,6 +128,20 @@ def test_field_of_another_type_is_a_damaged_line(tmp_path: Path, event: str, nam
     assert f"({event} with another type of " in damage
     assert name in damage.rpartition("(")[2]
     assert [each["event"] for each in journal.events()] == [each["event"] for each in events if each["event"] != event]
+
+
+@pytest.mark.parametrize(("event", "name", "value"), [("request", "request", {}), ("observation", "commit", "\x1b[2J")])
+def test_field_that_no_reader_could_use_is_damage_that_is_named(
+    tmp_path: Path, event: str, name: str, value: object
+) -> None:
+    journal = Journal.create(tmp_path, HEADER, tmp_path)
+    journal.append(
+        event, **(vars(Observation("c" * 40, Outcome.GOOD, "")) if event == "observation" else REQUEST) | {name: value}
+    )
+    journal.close()
+    (damage,) = journal.damage
+    assert "line 3 is damaged" in damage
+    assert "\x1b" not in damage
 
 
 def test_journal_from_before_journals_had_a_header_is_read_and_goes_on(tmp_path: Path) -> None:

@@ -340,6 +340,10 @@ def _problem_of(record: dict[str, Any]) -> str | None:
         return f"{event} with another type of {', '.join(wrong)}"
     if event == "start" and not _is_start(record):
         return "start with another type of command, pinned or variables"
+    if event == "request" and not isinstance(record["request"].get("command"), list):
+        return "request without a command"
+    if event == "observation" and not record["commit"].isalnum():
+        return f"no commit: {record['commit']!r:.20}"
     if event == "observation" and record["outcome"] not in list(Outcome):
         return f"an unknown outcome: {record['outcome']!r:.20}"
     return None
