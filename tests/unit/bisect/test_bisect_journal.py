@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcanary.bisect.record.journal import Header, Journal, Lock, Observation, Record, open_idle
+from rlcanary.bisect.record.journal import Header, Journal, Lock, Observation, Record, open_idle, readable_records
 from rlcanary.errors import UserError
 from rlcanary.jobs.outcomes import EVIDENCE, Outcome
 from rlcanary.system.files import write_whole
@@ -142,6 +142,16 @@ def test_field_that_no_reader_could_use_is_damage_that_is_named(
     (damage,) = journal.damage
     assert "line 3 is damaged" in damage
     assert "\x1b" not in damage
+
+
+def test_damaged_start_of_a_search_is_named_where_searches_are_listed(tmp_path: Path) -> None:
+    journal = Journal.create(tmp_path, HEADER, tmp_path)
+    journal.close()
+    journal.path.write_text(journal.path.read_text().replace('"pinned": [["check.sh",', '"pinned": [["check.sh"],['))
+    told: list[str] = []
+    (record,) = readable_records([journal.path], told.append)
+    assert record.header is None
+    assert told == [f"left out: {text}" for text in record.damage] != []
 
 
 def test_journal_from_before_journals_had_a_header_is_read_and_goes_on(tmp_path: Path) -> None:

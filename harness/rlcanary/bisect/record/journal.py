@@ -276,7 +276,7 @@ def readable_records(paths: Iterable[Path], tell: Callable[[str], object]) -> li
 
     Args:
         paths: The journal files.
-        tell: Called with a sentence for each journal that cannot be read.
+        tell: Called with a sentence for each journal that cannot be read, and for damage that leaves one without a header.
     """
     records: list[Record] = []
     for path in paths:
@@ -285,7 +285,10 @@ def readable_records(paths: Iterable[Path], tell: Callable[[str], object]) -> li
         except (UnreadableJournal, OSError) as error:
             tell(f"left out: {error}")
         else:
-            records.append(Record(path))
+            record = Record(path)
+            records.append(record)
+            for text in record.damage if record.header is None else ():
+                tell(f"left out: {text}")
     return records
 
 
