@@ -6,6 +6,7 @@ Logprobs are natural logarithms (nats); NaN marks a token without a logprob.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -71,9 +72,21 @@ class Batch:
         """Select rows by `index`, [n] long or [B] bool. Global counts stay those of the whole update."""
         return replace(self, **{name: value[index] for name, value in self._tensors().items()})
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy also what a forward pass has computed, which is no leaf of autograd and which `copy.deepcopy` refuses."""
+        return replace(
+            self,
+            **{
+                name: copy.deepcopy(value, memo) if getattr(value, "is_leaf", True) else value.clone()
+                for name, value in self._values().items()
+            },
+        )
+
     def _tensors(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if hasattr(value, "to")}
+        return {name: value for name, value in self._values().items() if hasattr(value, "to")}
+
+    def _values(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass
