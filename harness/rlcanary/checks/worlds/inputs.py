@@ -6,7 +6,7 @@ exactly enough.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -160,16 +160,22 @@ def unclamped_kl(log_ratio: Tensor, conventions: Conventions) -> Tensor:
     return reference.kl(log_ratio, torch.zeros_like(log_ratio), free)
 
 
+def beside(edges: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """[1, T] logprobs of policy and of reference, with log-ratios on both sides of each edge."""
+    log_ratio_1T = torch.tensor([[factor * edge for edge in edges for factor in (0.9, 1.1)]])
+    # Neither of the two probabilities is above 1.
+    logprobs_1T = log_ratio_1T.clamp(max=0) - 0.5
+    return logprobs_1T, logprobs_1T - log_ratio_1T
+
+
 def around_kl_clamps(conventions: Conventions) -> Iterator[Case]:
     """Yield a row on policy for each declared clamp of a KL in the loss, with log-ratios on both sides of its edges."""
     if not conventions.kl_coef or conventions.kl_placement != "loss":
         return
     for name, edges in kl_clamp_edges(conventions).items():
-        log_ratio_1T = torch.tensor([[factor * edge for edge in edges for factor in (0.9, 1.1)]])
-        # Neither of the two probabilities is above 1.
-        logprobs_1T = log_ratio_1T.clamp(max=0) - 0.5
+        logprobs_1T, ref_1T = beside(edges)
         batch = on_policy_batch(logprobs_1T, torch.tensor([1.0]), torch.ones_like(logprobs_1T, dtype=torch.bool))
-        batch = replace(batch, ref_logprobs=logprobs_1T - log_ratio_1T, entropy=torch.ones_like(logprobs_1T))
+        batch = replace(batch, ref_logprobs=ref_1T, entropy=torch.ones_like(logprobs_1T))
         yield Case(f"both sides of {name}", batch=batch)
 
 

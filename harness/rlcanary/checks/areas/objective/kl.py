@@ -55,10 +55,7 @@ def _near(rng: Generator, rows: int, width: int) -> dict[str, Any]:
 
 
 def _both_sides(name: str, edges: Sequence[float], changes: dict[str, Any] | None = None) -> Case:
-    log_ratio_1T = torch.tensor([[factor * edge for edge in edges for factor in (0.9, 1.1)]])
-    # Neither of the two probabilities is above 1.
-    logprobs_1T = log_ratio_1T.clamp(max=0) - 0.5
-    ref_1T, place = logprobs_1T - log_ratio_1T, f", on both sides of {name}"
+    (logprobs_1T, ref_1T), place = inputs.beside(edges), f", on both sides of {name}"
     given = {"logprobs_BT": logprobs_1T.clone().requires_grad_(), "ref_BT": ref_1T, "place": place}
     return Case(changes or logprobs_1T, place, changes=changes, **given)
 
