@@ -19,6 +19,7 @@ from rlcanary.recording.outcomes import OutcomeLog
 from rlcanary.recording.recorder import ProcessRecorder, RunRecorder, WorkerRecorder, tracking_into
 from rlcanary.recording.records import Records
 from rlcanary.recording.results_file import default_results_file, require_place
+from rlcanary.system.printable import printable
 
 if TYPE_CHECKING:
     from rlcanary.recording.tracker import Tracker
@@ -166,7 +167,7 @@ class RunReporter(Hooks):
     def untold(self, lines: list[str]) -> list[str]:
         lines = [line for line in dict.fromkeys(lines) if line not in self.told]
         self.told.update(lines)
-        return [f"rlcanary: {line}" for line in lines]
+        return [f"rlcanary: {printable(line)}" for line in lines]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.has_workers:

@@ -84,6 +84,14 @@ class LossOfPaddingToo(ReferenceAdapter):
         return super().value_loss(replace(batch, mask=torch.ones_like(batch.mask)))
 
 
+class ValuesMultipliedByTheMask(ReferenceAdapter):
+    """The loss and the gradient are right as long as padding holds finite numbers."""
+
+    def value_loss(self, batch: ValueBatch) -> LossOutput:
+        output = super().value_loss(batch)
+        return LossOutput(output.loss + 0 * (batch.values * batch.mask).sum(), output.metrics)
+
+
 CRITIC_MUTANTS = [
     ReturnsOfWhitenedAdvantages,
     StatisticsOfAllColumns,
@@ -94,4 +102,5 @@ CRITIC_MUTANTS = [
     DividedByNothing,
     SmallerOfTwoErrors,
     LossOfPaddingToo,
+    ValuesMultipliedByTheMask,
 ]

@@ -29,7 +29,9 @@ class MultipliedByTheMask(ReferenceAdapter):
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         output = super().policy_loss(batch)
-        return LossOutput(output.loss + 0 * (getattr(batch, self.term) * batch.mask).sum(), output.metrics)
+        # One advantage per row, or a value per token.
+        given_BT = getattr(batch, self.term).reshape(len(batch.mask), -1)
+        return LossOutput(output.loss + 0 * (given_BT * batch.mask).sum(), output.metrics)
 
 
 class EntropyOfPadding(ReferenceAdapter):

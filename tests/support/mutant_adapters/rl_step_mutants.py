@@ -132,6 +132,16 @@ class WrongAnswersLeftOut(Loop):
         return replace(given, mask=given.mask & (batch.rewards[rows_b] > 0)[:, None])
 
 
+class ToolTokensTrained(Loop):
+    """The list that tells the policy's tokens from a tool's is left behind, in this path only."""
+
+    def rl_step(self, state: Any, groups: list[Group], pad_token_id: int) -> dict[str, float]:
+        of_the_policy = [
+            replace(group, completions=[replace(each, sampled=None) for each in group.completions]) for group in groups
+        ]
+        return super().rl_step(state, of_the_policy, pad_token_id)
+
+
 class RewardsInPlace(Loop):
     def rl_step(self, state: Any, groups: list[Group], pad_token_id: int) -> dict[str, float]:
         metrics = super().rl_step(state, groups, pad_token_id)
@@ -160,6 +170,7 @@ CAUGHT_BY = {
     WeightsRestored: "rl_step.weights_move",
     RewardsSorted: "rl_step.order_of_groups",
     WrongAnswersLeftOut: "rl_step.one_update_is_train_step",
+    ToolTokensTrained: "rl_step.declared_gradients",
     RewardsInPlace: "rl_step.groups_untouched",
 }
 RL_STEP_MUTANTS = list(CAUGHT_BY)

@@ -309,7 +309,7 @@ class EvaluatesGreedily(DropoutAndSampledEvaluation):
 
 class EvaluatesMoreLively(DropoutAndSampledEvaluation):
     def evaluate(self, state: Any) -> dict[str, float]:
-        return ReferenceAdapter(self.conventions.replace(evaluation_temperature=8.0)).evaluate(state)
+        return ReferenceAdapter(self.conventions.replace(evaluation_temperature=1.0)).evaluate(state)
 
 
 # What they declare and ignore, on top of `DropoutAndSampledEvaluation`.

@@ -234,6 +234,16 @@ def test_journal_that_cannot_be_read_is_named_once_and_set_aside(pytester: pytes
     assert "rlcanary: warning:" not in pytester.runpytest_subprocess("-p", "no:xdist").stdout.str()
 
 
+def test_name_of_a_damaged_journal_sends_nothing_to_the_terminal(pytester: pytest.Pytester) -> None:
+    folder = pytester.path / "unit_results/.journals/killed\x1b[2J"
+    folder.mkdir(parents=True)
+    (folder / "controller.jsonl").write_text("{}\n")
+    pytester.makepyfile("def test_a(): pass")
+    printed = pytester.runpytest_subprocess("-p", "no:xdist").stdout.str()
+    assert "killed\\x1b[2J" in printed
+    assert "\x1b[2J" not in printed
+
+
 def test_what_can_be_read_of_a_damaged_journal_is_kept(pytester: pytest.Pytester) -> None:
     folder = pytester.path / "unit_results/.journals/killed"
     folder.mkdir(parents=True)

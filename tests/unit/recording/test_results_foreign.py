@@ -209,6 +209,12 @@ def test_device_is_never_read(tmp_path: Path, pipes: bool) -> None:
     assert read_json(tmp_path, pipes) == "a folder and not a file"
 
 
+@pytest.mark.parametrize("pipes", [True, False])
+def test_file_of_the_kernel_which_may_never_end_is_never_read(pipes: bool) -> None:
+    assert Path("/proc/version").read_text()
+    assert read_json(Path("/proc/version"), pipes) == "empty file"
+
+
 def write_runs(folder: Path, runs: list[tuple[str | None, float]]) -> None:
     """Runs of commits c000, c001 …, one an hour, each with the outcome of the test and its time."""
     folder.mkdir()

@@ -71,19 +71,19 @@ class Kept:
         return 0.0
 
 
-def assert_tossed(texts: Sequence[str], temperature: float, bias: float) -> None:
-    """Assert that texts of `coin(…, bias)` may be sampled at this temperature.
+def assert_tossed(texts: Sequence[str], temperature: float) -> None:
+    """Assert that half of the texts may be one and the same, as those of a `coin` that is fair at this temperature.
 
     A correct sampler is accused once in a million times.
 
     Raises:
         Finding: they come from another temperature.
     """
-    share, count = 1 / (1 + math.exp(-bias / temperature)), len(texts)
+    count = len(texts)
     heads = max(Counter(texts).values(), default=0)
-    chances = [math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(count + 1)]
+    chances = [math.comb(count, k) / 2**count for k in range(count + 1)]
     told = (
-        f"of {count} completions {heads} are the likelier one of two, where about {share * count:.0f} are at the declared "
+        f"of {count} completions {heads} are the likeliest one, where about {count / 2:.0f} are at the declared "
         f"evaluation_temperature {temperature:g}"
     )
     assert_true(2 * min(sum(chances[heads:]), sum(chances[: heads + 1])) > 1e-6, told, compared=count)

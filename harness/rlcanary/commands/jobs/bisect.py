@@ -94,8 +94,8 @@ def search(json_file: Path | None, dry_run: bool, **options: Any) -> int:
     COMMAND runs on commits between GOOD and BAD in a worktree of its own; your checkout is not touched. Its exit code
     judges a commit: 0 good, 125 untestable, most others bad (docs/bisect-endings.md lists them).
 
-    Exit codes: 0 one commit found, 1 several suspects are left or the budget is spent, 2 the search could not start or
-    the outcome table aborted it, 3 internal error, 128 + N interrupted by signal N.
+    Exit codes: 0 one commit found, 1 several suspects are left, two commits break it or the budget is spent, 2 the search
+    could not start or the outcome table aborted it, 3 internal error, 128 + N interrupted by signal N.
 
     `rlcanary bisect status|log|undo|mark|visualize` look at the last search of this checkout and correct it.
     """

@@ -24,7 +24,7 @@ def test_nan_gradient_at_masked_positions_is_a_finding() -> None:
     assert "nan at the masked positions" in result.message
 
 
-@pytest.mark.parametrize("term", ["ref_logprobs", "sampler_logprobs", "entropy"])
+@pytest.mark.parametrize("term", ["ref_logprobs", "sampler_logprobs", "entropy", "advantages"])
 def test_garbage_at_masked_positions_of_every_term_is_tried(term: str) -> None:
     adapter = type("Mutant", (mutants.MultipliedByTheMask,), {"term": term})()
     result = run("loss.masked_positions", adapter)

@@ -1,5 +1,6 @@
 """The critic: values of the right states, and a loss that trains them as declared."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
@@ -8,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from rlcanary import reference
-from rlcanary.checks.asserts import assert_close, assert_metrics, assert_true, gradient, soft
+from rlcanary.checks.asserts import assert_close, assert_metrics, assert_true, gradient, soft, unless_raised
 from rlcanary.checks.case import Case, Model
 from rlcanary.checks.check import check, other_values
 from rlcanary.checks.worlds import inputs, rows
@@ -83,6 +84,37 @@ def declared_loss(adapter: Adapter, batch: ValueBatch) -> None:
 def _terms(conventions: Conventions) -> str:
     clip = "" if conventions.value_clip is None else f", clip {conventions.value_clip:g}"
     return f"{conventions.value_coef:g} times the squared error, {conventions.value_aggregation}{clip}"
+
+
+def _garbage(rng: Generator) -> Iterator[Case]:
+    batch = value_batch(rng, 2, 3, (3, 1))
+    for name in ("values", "returns", "old_values"):
+        for garbage in (-50.0, math.nan, math.inf, -math.inf):
+            yield Case(garbage, within=name, changes={"value_clip": 0.2}, batch=batch, name=name, garbage=garbage)
+
+
+@check("value.masked_positions", needs=("value_loss",), cases=_garbage)
+def masked_positions(adapter: Adapter, batch: ValueBatch, name: str, garbage: float) -> None:
+    """Values at masked positions, NaN and infinities included, change no loss, no gradient and no metric.
+
+    Silent because a mask by multiplication turns NaN × 0 into NaN for the whole batch, and `torch.where` behind the
+    arithmetic saves the loss and not the gradient. Look for `x * mask` and for `where` around the result; `torch.where` or
+    `masked_fill` before the arithmetic is immune.
+    """
+    filled_BT = getattr(batch, name).detach().masked_fill(~batch.mask, garbage)
+    filled = replace(batch, **{name: filled_BT.requires_grad_(name == "values")})
+    before, after = adapter.value_loss(inputs.fresh(batch)), unless_raised(adapter.value_loss, inputs.fresh(filled))
+    if after is None:
+        return
+    told = f"{garbage} at the masked positions of {name}"
+    with soft():
+        assert_close(after.loss, before.loss, f"{told} changed the loss")
+    with soft():
+        expected_BT = gradient(before.loss, batch.values)
+        assert_close(
+            gradient(after.loss, filled.values), expected_BT, f"{told} changed the gradient", quantity="gradient"
+        )
+    assert_metrics(after, before.metrics, f"without {told}")
 
 
 def _one_token(conventions: Conventions) -> Iterator[Case]:

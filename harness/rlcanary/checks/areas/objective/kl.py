@@ -55,8 +55,8 @@ def _near(rng: Generator, rows: int, width: int) -> dict[str, Any]:
 
 
 def _both_sides(name: str, edges: Sequence[float], changes: dict[str, Any] | None = None) -> Case:
-    (logprobs_1T, ref_1T), place = inputs.beside(edges), f", on both sides of {name}"
-    given = {"logprobs_BT": logprobs_1T.clone().requires_grad_(), "ref_BT": ref_1T, "place": place}
+    (logprobs_1T, ref_1T), place = inputs.beside(edges), f"on both sides of {name}"
+    given = {"logprobs_BT": logprobs_1T.clone().requires_grad_(), "ref_BT": ref_1T, "place": f", {place}"}
     return Case(changes or logprobs_1T, place, changes=changes, **given)
 
 

@@ -20,6 +20,9 @@ from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput, PolicyBatch
 from rlcanary.contract.conventions import Aggregation, Conventions
 
+PER_TOKEN = ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs", "entropy")
+ALONG_ROWS = (*PER_TOKEN, "mask")
+
 
 def _other_aggregations(conventions: Conventions) -> list[dict[str, Any]]:
     return [{"aggregation": name} for name in get_args(Aggregation) if name != conventions.aggregation]
@@ -109,10 +112,8 @@ def on_policy_sign(adapter: Adapter, batch: PolicyBatch) -> None:
     wanted_BT = -batch.advantages.sign().unsqueeze(1).expand_as(batch.mask)
     gradient_BT = gradient(adapter.policy_loss(inputs.fresh(batch)).loss, batch.logprobs)
     told = "on policy, the gradient does not have the sign of -advantage at every trained token"
-    where_BT = batch.mask
-    if adapter.conventions.is_own("objective"):
-        # It may leave tokens out.
-        where_BT = batch.mask & (gradient_BT != 0)
+    # A team's own objective may leave tokens out.
+    where_BT = batch.mask & (gradient_BT != 0) if adapter.conventions.is_own("objective") else batch.mask
     assert_close(gradient_BT.sign(), wanted_BT, told, where=where_BT, quantity="sign of the gradient")
 
 
@@ -216,12 +217,10 @@ def holes_are_nothing(adapter: Adapter, batch: PolicyBatch) -> None:
     `nonzero()[-1]` on masks, and for differences between neighbouring positions.
     """
     order_BT = (~batch.mask).int().argsort(dim=1, stable=True)
-    names = ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs", "entropy", "mask")
-    together: dict[str, Any] = {name: getattr(batch, name).gather(1, order_BT) for name in names}
+    together: dict[str, Any] = {name: getattr(batch, name).gather(1, order_BT) for name in ALONG_ROWS}
     before, gradient_BT = _judged(adapter, batch)
-    _assert_same(
-        _judged(adapter, replace(batch, **together)), (before, gradient_BT.gather(1, order_BT)), "closing the holes"
-    )
+    expected = before, gradient_BT.gather(1, order_BT)
+    _assert_same(_judged(adapter, replace(batch, **together)), expected, "closing the holes")
 
 
 @check("loss.padding_amount", needs=("policy_loss",), cases=inputs.batches((3, 3, (3, 1, 2))), draws=_drawn)
@@ -231,8 +230,7 @@ def padding_amount(adapter: Adapter, batch: PolicyBatch) -> None:
     Silent because the width of a batch is that of its longest completion: a mean over all positions makes the learning
     rate, or the KL coefficient, depend on the longest of the neighbours. Look for `.mean()` without the mask.
     """
-    names = ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs", "entropy", "mask")
-    wider: dict[str, Any] = {name: torch.nn.functional.pad(getattr(batch, name), (0, 4)) for name in names}
+    wider: dict[str, Any] = {name: torch.nn.functional.pad(getattr(batch, name), (0, 4)) for name in ALONG_ROWS}
     before, gradient_BT = _judged(adapter, batch)
     expected = before, torch.nn.functional.pad(gradient_BT, (0, 4))
     _assert_same(_judged(adapter, replace(batch, **wider)), expected, "four more columns of padding")
@@ -263,7 +261,7 @@ def share_of_the_update(adapter: Adapter, batch: PolicyBatch) -> None:
 
 def _garbage(conventions: Conventions, rng: Generator) -> Iterator[Case]:
     batch = inputs.policy_batch(rng, 2, 3, (3, 1))
-    for name in ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs", "entropy"):
+    for name in (*PER_TOKEN, "advantages"):
         for garbage in (-50.0, math.nan, math.inf, -math.inf):
             changes = _reading(conventions, name)
             yield Case(garbage, within=name, changes=changes, batch=batch, name=name, garbage=garbage)
@@ -282,7 +280,7 @@ def _reading(conventions: Conventions, name: str) -> dict[str, Any]:
 
 
 def _drawn_garbage(conventions: Conventions, rng: Generator, size: int) -> Case:
-    name = rows.one_of(rng, ("logprobs", "old_logprobs", "ref_logprobs", "sampler_logprobs", "entropy"))
+    name = rows.one_of(rng, (*PER_TOKEN, "advantages"))
     garbage, changes = rows.one_of(rng, (-50.0, math.nan, math.inf, -math.inf)), _reading(conventions, name)
     batch = rows.policy_batch(rng, size, conventions.replace(**changes))
     return Case(changes=changes, batch=batch, name=name, garbage=garbage)
@@ -298,6 +296,8 @@ def masked_positions(adapter: Adapter, batch: PolicyBatch, name: str, garbage: f
     reaches every weight. Padding is where garbage lives. Look for `x * mask` and for `where` around the result;
     `torch.where` or `masked_fill` before the arithmetic is immune.
     """
+    if name == "advantages":
+        batch = replace(batch, advantages=batch.advantages.reshape(len(batch.mask), -1).expand_as(batch.mask))
     before = _judged(adapter, batch)
     filled = replace(batch, **{name: getattr(batch, name).masked_fill(~batch.mask, garbage)})
     after = unless_raised(_judged, adapter, filled)

@@ -47,6 +47,27 @@ TWICE = {"epochs_per_rollout": 2, "mini_batches": 2}
 HALVES = {"epochs_per_rollout": 1, "mini_batches": 2}
 
 
+def _tool_groups() -> list[Group]:
+    """Make two groups of two completions, three of which hold tokens of a tool; the policy sampled some of each."""
+    return [
+        Group(
+            [5, 6, 7],
+            [
+                Completion([8, 9, 30, 31, 10, 2], sampled=[True, True, False, False, True, True]),
+                Completion([11, 12], sampled=[False, True]),
+            ],
+            [1.0, 0.0],
+            item_id="a",
+        ),
+        Group(
+            [12, 13],
+            [Completion([14, 15, 2]), Completion([16, 32, 33], sampled=[True, False, False])],
+            [0.0, 0.5],
+            item_id="b",
+        ),
+    ]
+
+
 def _plans(conventions: Conventions) -> Iterator[Case]:
     yield Case("as declared")
     if (conventions.epochs_per_rollout, conventions.mini_batches) != (2, 2):
@@ -56,6 +77,7 @@ def _plans(conventions: Conventions) -> Iterator[Case]:
 def _rollouts(conventions: Conventions) -> Iterator[Case]:
     yield from (Case(case.label, changes=case.changes, groups=rollout_groups()) for case in _plans(conventions))
     yield Case("one prompt in two updates", changes=HALVES, groups=ONE_PROMPT)
+    yield Case("tool tokens", changes=TWICE, groups=_tool_groups())
 
 
 @check("rl_step.each_row_once_per_epoch", needs=NEEDS, cases=_rollouts)
@@ -85,6 +107,7 @@ def _objectives(conventions: Conventions) -> Iterator[Case]:
     yield Case("an older sampler", changes=TWICE, groups=rollout_groups(), drift=0.3)
     yield Case("with KL", changes={**TWICE, "kl_coef": conventions.kl_coef or 0.3}, groups=rollout_groups(), drift=0.0)
     yield Case("one prompt in two updates", changes=HALVES, groups=ONE_PROMPT, drift=0.0)
+    yield Case("tool tokens", changes=TWICE, groups=_tool_groups(), drift=0.0)
     # Divisors of tokens and of rows are counted at different places.
     for name in dict.fromkeys((conventions.aggregation, "token_mean")):
         changes = {**ONCE, "mask_truncated": True, "aggregation": name}
@@ -149,6 +172,7 @@ def _logged(conventions: Conventions) -> Iterator[Case]:
         yield Case("2 epochs of 2", reduced, changes=changes, groups=rollout_groups(), drift=0.0)
     yield Case("an older sampler", changes=TWICE, groups=rollout_groups(), drift=0.3)
     yield Case("with KL", changes={**TWICE, "kl_coef": conventions.kl_coef or 0.3}, groups=rollout_groups(), drift=0.0)
+    yield Case("tool tokens", changes=TWICE, groups=_tool_groups(), drift=0.0)
 
 
 @check("rl_step.metrics", needs=NEEDS, severity="dashboard", cases=_logged)
@@ -282,13 +306,14 @@ def order_of_groups(adapter: Adapter, model: Any) -> None:
     assert_gradients(gradients[1], gradients[0], model, "the order of the groups changed the gradient")
 
 
-def _whole_and_truncated() -> Iterator[Case]:
+def _rollouts_of_one_update() -> Iterator[Case]:
     yield Case(changes=ONCE, groups=rollout_groups())
     changes = {**ONCE, "mask_truncated": True}
     yield Case("a truncated completion that is masked", changes=changes, groups=_truncated_groups())
+    yield Case("tool tokens", changes=ONCE, groups=_tool_groups())
 
 
-@check("rl_step.one_update_is_train_step", needs=("rl_step", "train_step"), cases=_whole_and_truncated)
+@check("rl_step.one_update_is_train_step", needs=("rl_step", "train_step"), cases=_rollouts_of_one_update)
 def one_update_is_train_step(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     """An RL step of one update is `train_step` on the whole batch.
 

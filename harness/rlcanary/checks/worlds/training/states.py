@@ -74,18 +74,22 @@ def toned(model: Any, factor: float) -> Any:
     return model
 
 
-def coin(model: Any, bias: float) -> Any:
-    """Return the tiny model, made to continue with 8 8 8 … or 9 9 9 …; the first token 8 is `bias` nats likelier than 9."""
+def coin(model: Any, bias: float, others: int) -> Any:
+    """Return the tiny model, made to continue with 8 8 8 …, or with one of so many other ids and then 9 9 9 ….
+
+    As the first token 8 is `bias` nats likelier than each of the others. Against many others, its share tells more of the
+    temperature than against one.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Layers that add nothing leave the embedding as it is, and the norm stretches it to the root of the width.
             parameter.fill_(1.0 if name == "model.norm.weight" else 0.0)
         embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
         axes = torch.eye(embedding.shape[1])
-        embedding[:], embedding[8], embedding[9] = axes[0], axes[1], axes[2]
+        embedding[:], embedding[8], embedding[9 : 9 + others] = axes[0], axes[1], axes[2]
         head[:, :3] = -40.0
         head[8, 0], head[8, 1] = bias / math.sqrt(embedding.shape[1]), 40.0
-        head[9, 0], head[9, 2] = 0.0, 40.0
+        head[9 : 9 + others, 0], head[9, 2] = 0.0, 40.0
     return model
 
 
