@@ -1,5 +1,6 @@
 """Mistakes in the loop over the epochs and mini-batches of a rollout."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from rlcanary import reference
 from rlcanary.adapters.reference import ReferenceAdapter
-from rlcanary.contract.batch import CollatedBatch, Group, PolicyBatch
+from rlcanary.contract.batch import CollatedBatch, Completion, Group, PolicyBatch
 
 
 class Loop(ReferenceAdapter):
@@ -133,13 +134,18 @@ class WrongAnswersLeftOut(Loop):
 
 
 class ToolTokensTrained(Loop):
-    """The list that tells the policy's tokens from a tool's is left behind, in this path only."""
+    """The list that tells the policy's tokens from a tool's is left behind, in this path only; those of a tool score 0."""
 
     def rl_step(self, state: Any, groups: list[Group], pad_token_id: int) -> dict[str, float]:
         of_the_policy = [
-            replace(group, completions=[replace(each, sampled=None) for each in group.completions]) for group in groups
+            replace(group, completions=[_as_of_the_policy(each) for each in group.completions]) for group in groups
         ]
         return super().rl_step(state, of_the_policy, pad_token_id)
+
+
+def _as_of_the_policy(completion: Completion) -> Completion:
+    logprobs = [0.0 if math.isnan(each) else each for each in completion.logprobs or ()]
+    return replace(completion, sampled=None, logprobs=logprobs or None)
 
 
 class RewardsInPlace(Loop):
