@@ -190,7 +190,7 @@ class PolicyBatch(Batch):
         logprobs: [B, T] of the policy in training; the loss is differentiable with respect to them.
         old_logprobs: [B, T] of the policy that the ratio is taken against (behaviour policy).
         advantages: [B], or [B, T] where they differ along the row.
-        mask: [B, T] bool, true on the tokens that are trained.
+        mask: [B, T] bool, true on the tokens that are trained. What stands elsewhere, in any field, has no meaning.
         ref_logprobs: [B, T] of the reference model, for the KL term.
         sampler_logprobs: [B, T] of the inference engine, for the correction of sampler/trainer mismatch.
         entropy: [B, T] of the policy in training, for the entropy bonus.

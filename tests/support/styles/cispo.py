@@ -103,7 +103,7 @@ class Cispo(Queue, ReducedOverRanks):
         new, old = torch.where(keep, batch.logprobs, zero), torch.where(keep, batch.old_logprobs, zero)
         sampler = torch.where(keep, batch.sampler_logprobs, zero)
         entropy = torch.where(keep, batch.entropy, zero)
-        advantage = batch.advantages.view(len(keep), -1) * keep
+        advantage = torch.where(keep, batch.advantages.view(len(keep), -1), zero)
         ratio = (new.detach() - old).exp()
         ceiling = 1 + self.conventions.clip_high
         weight = ratio.clamp(max=ceiling) * self.importance_weights(old, sampler, keep)

@@ -70,10 +70,11 @@ class Ppo(Configurable):
 
     def value_loss(self, batch):
         clip, mask = self.conventions.value_clip, batch.mask
-        errors = torch.where(mask, (batch.values - batch.returns) ** 2, 0.0)
+        values, returns = (each.masked_fill(~mask, 0.0) for each in (batch.values, batch.returns))
+        errors = (values - returns) ** 2
         if clip is not None:
-            moved = (batch.values - batch.old_values).clamp(-clip, clip)
-            held = torch.where(mask, (batch.old_values + moved - batch.returns) ** 2, 0.0)
+            old = batch.old_values.masked_fill(~mask, 0.0)
+            held = (old + (values - old).clamp(-clip, clip) - returns) ** 2
             errors = torch.where(held > errors, held, errors)
         lengths = mask.sum(dim=1)
         rows = (lengths > 0).sum() if batch.global_sequences is None else batch.global_sequences
