@@ -90,7 +90,7 @@ def read_json(path: Path, pipes: bool = False) -> JsonFile | str:
         status = path.stat()
         if not (stat.S_ISREG(status.st_mode) or (pipes and stat.S_ISFIFO(status.st_mode))):
             return f"{FILE_KINDS.get(stat.S_IFMT(status.st_mode), 'something else')} and not a file"
-        # Such files in /proc may have something to read, some of them without an end.
+        # A file of /proc has no size either; some of them never end.
         if stat.S_ISREG(status.st_mode) and status.st_size == 0:
             return "empty file"
         if status.st_size > MOST_BYTES:
