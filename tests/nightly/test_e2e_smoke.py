@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm_engines import IN_THE_ENGINE
+from vllm_engines import IN_THE_ENGINE, is_engine_core
 
 from rlcanary.contract.batch import Group
 from rlcanary.grpo.engines.samplers import Samplers, start_samplers
@@ -149,7 +149,7 @@ def test_an_engine_that_is_killed_ends_the_run_with_a_clear_error_and_resuming_g
     def kill_the_engine(step: int, metrics: Any) -> None:
         if step == 44:
             for child in processes.children() - before:
-                if "EngineCore" in processes.command_line(child.pid):
+                if is_engine_core(child.pid):
                     os.kill(child.pid, signal.SIGKILL)
 
     with pytest.raises(ENDINGS, match=r"engine|replica|Engine"):

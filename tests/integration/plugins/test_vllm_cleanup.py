@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from inner_session import Run, run_session
+from vllm_engines import is_engine_core
 from waiting import HANG_S, wait_for
 
 pytestmark = pytest.mark.vllm
@@ -21,6 +22,9 @@ import psutil
 
 from rlcanary.system.processes import children, command_line
 
+def is_engine_core(pid):
+    return any(name in command_line(pid) for name in ("EngineCore", "multiprocessing.spawn"))
+
 def test_engine_generates(vllm_engine):
     from vllm import SamplingParams
     (output,) = vllm_engine.generate(["hello four"], SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
@@ -29,7 +33,7 @@ def test_engine_generates(vllm_engine):
 def test_engine_is_shared_and_its_generation_is_bounded(vllm_engine):
     (output,) = vllm_engine.generate(["yes"], use_tqdm=False)
     assert 1 <= len(output.outputs[0].token_ids) <= 16
-    engine = next(child.pid for child in children() if "EngineCore" in command_line(child.pid))
+    engine = next(child.pid for child in children() if is_engine_core(child.pid))
     tree = [engine, *(child.pid for child in psutil.Process(engine).children(recursive=True))]
     Path("pids").write_text(" ".join(map(str, tree)))
 """
@@ -77,7 +81,7 @@ def test_engine_of_a_killed_pytest_ends(tmp_path: Path) -> None:
     wait_for(lambda: (tmp_path / "ready").exists() or process.poll() is not None)
     assert process.poll() is None
     descendants = psutil.Process(process.pid).children(recursive=True)
-    assert any("EngineCore" in child.name() for child in descendants)
+    assert any(is_engine_core(child.pid) for child in descendants)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     _, alive = psutil.wait_procs(descendants, timeout=HANG_S)
