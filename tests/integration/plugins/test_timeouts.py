@@ -11,7 +11,7 @@ HANGING = """
 import ctypes, subprocess, threading, time
 import pytest
 
-pytestmark = pytest.mark.timeout(0.5)
+pytestmark = pytest.mark.timeout(2)
 
 @pytest.fixture(scope="module")
 def slow_to_start():
@@ -88,7 +88,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_hung_test_fails_with_its_stack(hanging: Run, name: str) -> None:
     case = hanging.cases[f"test_{name}"]
     assert case.outcome == "failed"
-    assert "after 0.5 seconds, its limit" in case.text
+    assert "after 2 seconds, its limit" in case.text
     assert "stack of thread MainThread" in case.text
     assert f"in test_{name}" in case.text
 
@@ -155,7 +155,7 @@ def deadlock(library):
 def test_before(tracker):
     tracker.track("value", 1)
 
-@pytest.mark.timeout(0.5)
+@pytest.mark.timeout(2)
 def test_deadlock(tracker):
     tracker.track("reached", 2)
     deadlock(ctypes.LIBRARY(None))
@@ -187,14 +187,14 @@ def test_native_code_that_nothing_interrupts_ends_only_its_test(tmp_path: Path) 
 
 
 CATCHES_EVERYTHING = """
-import subprocess, time
+import os, subprocess, time
 import pytest
 
 @pytest.fixture(scope="module")
 def shared():
-    print("set up", file=open("set_ups", "a"))
+    print(os.getpid(), file=open("set_ups", "a"))
 
-@pytest.mark.timeout(0.5)
+@pytest.mark.timeout(2)
 @pytest.mark.parametrize("i", [0, 1])
 def test_goes_on(shared, i):
     subprocess.Popen(["sleep", "9998"])
@@ -222,7 +222,8 @@ def test_tests_that_catch_every_interruption_end_and_the_others_run(tmp_path: Pa
     assert "native code" not in run.output
     assert [run.cases[f"test_after[{i}]"].outcome for i in range(13)] == ["passed"] * 13
     assert run.cases["test_fails"].outcome == "failed"
-    assert (tmp_path / "set_ups").read_text().count("set up") == 3  # one in each process
+    set_up_in = (tmp_path / "set_ups").read_text().split()
+    assert len(set_up_in) == len(set(set_up_in))  # one in each process, none where the limit passes before it
     left = [child.info for child in psutil.process_iter(["cmdline", "cwd"]) if child.info["cwd"] == str(tmp_path)]
     assert not [each for each in left if each["cmdline"] == ["sleep", "9998"]]
 
