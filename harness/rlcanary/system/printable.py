@@ -2,8 +2,9 @@
 
 import re
 
-# Control characters, of the terminal and of the direction of text, line breaks, and halves of surrogate pairs.
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters, of the terminal and of the direction of text, line breaks, and halves of surrogate pairs. `re` compiles
+# it at its first use: that takes longer than the import of ten modules, at every start of pytest.
+UNPRINTABLE = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 
 
 def counted(number: int, noun: str) -> str:
@@ -13,4 +14,4 @@ def counted(number: int, noun: str) -> str:
 
 def printable(text: str) -> str:
     """Return the text on one line, with control characters escaped."""
-    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return re.sub(UNPRINTABLE, lambda match: match[0].encode("unicode_escape").decode(), text)
