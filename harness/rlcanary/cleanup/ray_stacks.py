@@ -7,6 +7,7 @@ is read by py-spy where that is installed.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import shutil
@@ -69,18 +70,34 @@ def abort_and_read(workers: Iterable[BusyWorker]) -> dict[int, str]:
     for pid in pids:
         try:
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-            os.kill(pid, signal.SIGABRT)
+            abort_main_thread(pid)
         except ProcessLookupError:
             continue
     processes.wait_until_gone(pids, READ_SECONDS)
     return {} if folder is None else {pid: _stack_in_log(Path(folder), pid) for pid in pids}
 
 
+def abort_main_thread(pid: int) -> None:
+    """Send SIGABRT to the main thread, which runs the calls: Ray lets faulthandler write the stack of one thread alone.
+
+    Sent to the process, the signal may go to another thread. Without `tgkill`, as before glibc 2.30, it is sent so.
+
+    Raises:
+        ProcessLookupError: There is no such process.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "tgkill"):
+        os.kill(pid, signal.SIGABRT)
+    elif libc.tgkill(pid, pid, signal.SIGABRT):
+        raise OSError(ctypes.get_errno(), f"no SIGABRT to process {pid}")
+
+
 def _stack_in_log(folder: Path, pid: int) -> str:
     for path in folder.glob(f"worker-*-{pid}.err"):
         _, found, after = path.read_text(errors="replace").rpartition(FATAL)
-        if found:
-            return after.partition("\nExtension modules:")[0].strip()
+        stack = after.partition("\nExtension modules:")[0].strip()
+        if found and stack:
+            return stack
     return "(the worker left no stack in its log)"
 
 
