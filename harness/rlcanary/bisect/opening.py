@@ -168,7 +168,7 @@ def open_places(request: Request, repository: Repository, journal: Journal, disp
 
 
 def _finish(place: Place, name: str, facts: dict[str, str], kept: bool, journal: Journal, display: Display) -> None:
-    if kept:
+    if kept and place.path.is_dir():  # A finished search that is only shown again made none.
         display.kept(place)
         journal.append(f"{name}-kept", **facts)
         return

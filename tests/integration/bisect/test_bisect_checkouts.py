@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -212,6 +213,18 @@ def test_same_command_after_a_finished_search_shows_its_result(
     assert len(list((history / "bisect-logs").glob("*.log"))) == 1
     assert found(bisect(history, *ENDS, "--fresh", "--", *command)) == "change 63 [wip]"
     assert len(values(counter)) == 2 * ran
+
+
+def test_worktree_that_a_finished_search_never_made_is_not_said_to_be_kept(history: Path) -> None:
+    untestable = "case $(cat value) in 62 | 63) exit 125 ;; esac; test $(cat value) -lt 63"
+    words = *ENDS, "--keep-worktree", "--", "sh", "-c", untestable
+    (line,) = re.findall("worktree kept; .* --force .*", bisect(history, *words).stderr)
+    kept = Path(shlex.split(line)[-1])
+    again = bisect(history, *words)
+    assert "0 runs in " in again.stdout
+    assert "worktree kept" not in again.stderr
+    git(history, "worktree", "remove", "--force", str(kept))
+    kept.parent.rmdir()
 
 
 def test_finished_search_goes_on_where_more_confidence_is_asked_and_runs_anew_where_the_runs_would_differ(
