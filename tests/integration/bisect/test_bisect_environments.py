@@ -138,6 +138,10 @@ def test_program_that_only_the_built_environment_has_is_found(with_pip: Path, ca
 def test_build_that_was_killed_half_way_is_never_used(with_pip: Path, cache: Path, tmp_path: Path) -> None:
     """The first build hangs after it has made the folder, and the driver is killed; the next start builds it anew."""
     gate, hang = tmp_path / "gate", ["sleep", f"83.{os.getpid()}"]
+
+    def builders() -> list[psutil.Process]:
+        return [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == hang]
+
     stop = f"{{ touch '{gate}'; exec {' '.join(hang)}; }}"
     fill = f"mkdir -p $RLCANARY_ENV/bin; test -e '{gate}' || {stop}; touch $RLCANARY_ENV/whole"
     command = "sh", "-c", "test -e $RLCANARY_ENV/whole || exit 99; test $(cat number) -lt 13"
@@ -146,16 +150,16 @@ def test_build_that_was_killed_half_way_is_never_used(with_pip: Path, cache: Pat
         *command,
     )
     with started_search(with_pip, *arguments) as search:
-        wait_for(gate.exists)
+        wait_for(lambda: gate.exists() and builders())
         search.kill()
         search.communicate()
     (half,) = [path for path in cache.iterdir() if path.is_dir()]
-    (builder,) = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == hang]
+    assert len(builders()) == 1
     result = bisect(with_pip, *arguments)
     assert found(result) == "change 13 [wip]"
     assert "exit 99" not in result.stdout
     assert not half.exists()
-    assert not builder.is_running() or builder.status() == psutil.STATUS_ZOMBIE
+    assert builders() == []
     markers = [json.loads(path.read_text())["folder"] for path in cache.glob("*.json")]
     assert sorted(markers) == sorted(path.name for path in cache.iterdir() if path.is_dir())
 

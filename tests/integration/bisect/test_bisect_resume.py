@@ -6,7 +6,6 @@ import signal
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 from bisect_repositories import (
     BUG,
@@ -23,6 +22,8 @@ from bisect_repositories import (
     values,
 )
 from waiting import HANG_S, QUICK_S, wait_for
+
+from rlcanary.system.processes import identify
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 
@@ -47,7 +48,7 @@ def test_signal_stops_the_search_saves_a_log_and_the_log_resumes(
         _, errors = search.communicate(timeout=HANG_S)
     assert search.returncode == 128 + signum
     assert f"interrupted by {signum.name}" in errors
-    assert not psutil.pid_exists(int(child.read_text())) or psutil.Process(int(child.read_text())).status() == "zombie"
+    assert identify(int(child.read_text())) is None
     assert len(git(history, "worktree", "list").splitlines()) == 1
     assert len(list((history / "bisect-logs").glob("*.log"))) == 1
     hint = errors.splitlines()[-1].split("resume with: ")[1]
@@ -79,13 +80,13 @@ def test_same_command_continues_after_sigkill_and_clears_up(history: Path, tmp_p
         wait_for(lambda: child.exists() and child.read_text().strip())
         search.kill()
         search.communicate()
-    orphan = psutil.Process(int(child.read_text()))
-    assert orphan.status() != psutil.STATUS_ZOMBIE
+    orphan = identify(int(child.read_text()))
+    assert orphan is not None
     assert len(git(history, "worktree", "list").splitlines()) == 2
     result = bisect(history, "--good", "c1", "--bad", "c100", "--", *command)
     assert found(result) == "change 63 [wip]"
     assert "3 outcomes known" in result.stderr
-    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+    assert identify(orphan.pid) != orphan
     assert len(git(history, "worktree", "list").splitlines()) == 1
     assert not set(values(counter)[:3]) & set(values(counter)[4:])
     again = bisect(history, "--good", "c1", "--bad", "c100", "--", *command)
@@ -136,7 +137,7 @@ def test_timeout_ends_the_whole_process_group_and_is_retried_as_infrastructure(h
     assert " s, 3 times" in result.stdout
     children = [int(line) for line in (tmp_path / "children").read_text().split()]
     assert len(children) == 3
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in children)
+    assert not any(map(identify, children))
 
 
 def test_run_that_the_machine_killed_is_tried_again(history: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 from bisect_repositories import (
     BUG,
@@ -24,6 +23,8 @@ from bisect_repositories import (
     values,
 )
 from waiting import HANG_S, QUICK_S, wait_for
+
+from rlcanary.system.processes import identify
 
 pytestmark = pytest.mark.usefixtures("plain_git")
 
@@ -181,7 +182,7 @@ def test_probe_that_has_become_worthless_is_ended_with_its_children(history: Pat
     assert found(result) == "change 63 [wip]"
     assert "cancelled: its outcome" in result.stderr
     children = [int(line) for line in child.read_text().split()]
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in children)
+    assert not any(map(identify, children))
 
 
 def test_journal_of_probes_at_once_is_right_after_sigkill(history: Path, tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_journal_of_probes_at_once_is_right_after_sigkill(history: Path, tmp_pat
     assert found(result) == "change 63 [wip]"
     assert f"continuing the interrupted search, {len(finished)} outcomes known" in result.stderr
     pids = [int(line) for line in children.read_text().split()]
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+    assert not any(map(identify, pids))
     assert len(git(history, "worktree", "list").splitlines()) == 1
 
 

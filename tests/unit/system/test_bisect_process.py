@@ -8,7 +8,7 @@ import pytest
 from waiting import HANG_S, wait_for
 
 from rlcanary.system.ending import Ending
-from rlcanary.system.processes import end_found
+from rlcanary.system.processes import end_found, identify
 from rlcanary.system.sessions import Call, Cancelled, Interrupts, end_marked, is_marked_running, run
 
 SLEEP = "import time; time.sleep(9999)"
@@ -51,7 +51,7 @@ def test_daemon_that_left_the_session_of_its_run_ends_with_the_run(tmp_path: Pat
     ending = run(Call(command, tmp_path, os.environ, mark, output, HANG_S), Interrupts())
     assert ending == Ending(0, ending.seconds)
     pid = int(output.read_text())
-    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    wait_for(lambda: identify(pid) is None)
 
 
 class StopWhen:
@@ -91,7 +91,7 @@ def test_daemon_without_session_and_environment_ends_with_the_run(tmp_path: Path
     else:
         assert ends(tmp_path, "sh", "-c", script).code == 0
     pid = int(file.read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert identify(pid) is None
 
 
 class StopAtOnce:

@@ -4,12 +4,12 @@ import sys
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
 from waiting import HANG_S, QUICK_S
 
 from rlcanary.errors import UserError
 from rlcanary.grpo.tools.python_tool import PythonTool, code_blocks
+from rlcanary.system.processes import identify
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="code is confined by means of Linux")
 
@@ -53,7 +53,7 @@ def test_code_that_hangs_is_ended_when_its_time_is_up_and_what_it_printed_is_kep
         "print(os.getpid())\ntime.sleep(9999)"
     )
     assert result.problem == "timeout"
-    assert not psutil.pid_exists(int(result.output))
+    assert identify(int(result.output)) is None
 
 
 def test_memory_is_limited(tool: PythonTool) -> None:
