@@ -39,7 +39,7 @@ def engine_cores() -> list[psutil.Process]:
     """vLLM's own processes, which are children of the actor's."""
     descendants = psutil.Process().children(recursive=True)
     actors = {each.pid for each in descendants if "EngineActor" in processes.command_line(each.pid)}
-    return [each for each in descendants if each.ppid() in actors and is_engine_core(each.pid)]
+    return [each for each in descendants if is_engine_core(each.pid) and each.ppid() in actors]
 
 
 def test_an_engine_that_is_killed_in_its_actor_while_it_samples_ahead_ends_the_run(tmp_path: Path) -> None:
