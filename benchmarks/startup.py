@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     # -S: the packages of this Python stay out of both environments.
-    pytest = [sys.executable, "-S", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    pytest = [sys.executable, "-S", "-m", "pytest", "-p", "no:cacheprovider"]
     times: dict[str, list[Seconds]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="rlcanary-startup-") as name:
         folder = Path(name, "project")

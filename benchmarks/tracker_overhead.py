@@ -23,16 +23,21 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from pytest_rlcanary import PLUGINS
+
 DEPENDENCIES = ("pytest-timeout", "pytest-testmon", "pytest-xdist")
 TESTS_A_FILE = 100
 MOST_FOR_TESTS = 1.15
 MOST_FOR_START = 1.2
 
 
-def plugins(*names: str) -> list[str]:
-    """The names of the pytest plugins in these distributions, or in all that are installed."""
+OWN = [f"rlcanary-{name}" for name in PLUGINS]
+
+
+def plugins(*names: str) -> set[str]:
+    """The entry points of pytest plugins in these distributions, or in all that are installed."""
     found = [distribution(name) for name in names] if names else distributions()
-    return sorted({point.name for one in found for point in one.entry_points if point.group == "pytest11"})
+    return {point.name for one in found for point in one.entry_points if point.group == "pytest11"}
 
 
 def make_project(folder: Path, tests: int) -> Path:
@@ -51,8 +56,9 @@ def make_project(folder: Path, tests: int) -> Path:
 
 def cpu_seconds(project: Path, switched_on: list[str]) -> float:
     """User and system time of a run of pytest and its children, with these plugins of rlcanary on and its others off."""
-    others = sorted(set(plugins()) - set(plugins(*DEPENDENCIES)) - set(switched_on))
-    off = [part for name in ["cacheprovider", *others] for part in ("-p", f"no:{name}")]
+    own = set(OWN) - set(switched_on) if switched_on else {"rlcanary"}
+    others = plugins() - plugins("rlcanary", *DEPENDENCIES) | own
+    off = [part for name in ["cacheprovider", *sorted(others)] for part in ("-p", f"no:{name}")]
     command = [sys.executable, "-m", "pytest", "-q", *off]
     # As on most machines, modules are compiled once, in the round that does not count, and not at every start.
     environment = {
@@ -95,9 +101,8 @@ def main() -> None:
     arguments = parser.parse_args()
     tests, rounds = (500, 2) if arguments.quick else (arguments.tests, arguments.rounds)
 
-    names = plugins("rlcanary")
-    settings = {"bare pytest": [], "all plugins": names}
-    alone = {f"{name} alone": [name] for name in names}
+    settings = {"bare pytest": [], "all plugins": OWN}
+    alone = {f"{name} alone": [name] for name in OWN}
     with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True), transient=True) as progress:
         many = make_project(Path(folder) / "many", tests)
         one = make_project(Path(folder) / "one", 1)
