@@ -252,6 +252,17 @@ def tiny_gemma2(seed: int = 0) -> Any:
     return _seeded(Gemma2ForCausalLM, Gemma2Config(**_sizes(), **heads, final_logit_softcapping=4.0), seed)
 
 
+def tiny_granite(seed: int = 0) -> Any:
+    """A float32 Granite of two layers with random weights, which divides its logits by 4.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    return _seeded(GraniteForCausalLM, GraniteConfig(**_sizes(), logits_scaling=4.0), seed)
+
+
 def _sizes() -> dict[str, Any]:
     return {
         "vocab_size": VOCABULARY,

@@ -126,10 +126,14 @@ def aggregate(rows, terms, c):
 
 def ratios(row, logprobs, c):
     """Of each token: its own ratio, or the geometric mean of the row's."""
-    logs = [logprob - token.old for logprob, token in zip(logprobs, row.tokens, strict=True)]
-    if c.ratio_level == "sequence" and logs:
-        logs = [fsum(logs) / len(logs)] * len(logs)
-    return [exp(clamp(value, c.log_ratio_clamp)) for value in logs]
+    if c.ratio_level == "token" or not logprobs:
+        return [own_ratio(logprob, token, c) for logprob, token in zip(logprobs, row.tokens, strict=True)]
+    mean = fsum(logprob - token.old for logprob, token in zip(logprobs, row.tokens, strict=True)) / len(logprobs)
+    return [exp(clamp(mean, c.log_ratio_clamp))] * len(logprobs)
+
+
+def own_ratio(logprob, token, c):
+    return exp(clamp(logprob - token.old, c.log_ratio_clamp))
 
 
 def _row_terms(row, logprobs, start, c):
@@ -153,7 +157,7 @@ def _row_terms(row, logprobs, start, c):
             term = 0.0
         terms.append(term * correction(token, row, c))
         is_term = c.kl_coef and c.kl_placement == "loss"
-        kls.append(c.kl_coef * kl(logprob, begun, token.ref, ratio, ratio_begun, c) if is_term else 0.0)
+        kls.append(c.kl_coef * kl(logprob, begun, token, c) if is_term else 0.0)
     return terms, kls
 
 
@@ -227,12 +231,12 @@ def correction(token, row, c):
     return weight if c.importance_low <= weight <= c.importance_high else 0.0
 
 
-def kl(logprob, begun, ref, ratio, ratio_begun, c):
+def kl(logprob, begun, token, c):
     """One token's estimate. The score term is p / p(start): the draw from the start, reweighted to where the policy moved.
 
     Where the log-ratio is held by its clamp, so is that weight.
     """
-    p, q = (logprob, ref) if c.kl_direction == "policy_to_reference" else (ref, logprob)
+    p, q = (logprob, token.ref) if c.kl_direction == "policy_to_reference" else (token.ref, logprob)
     log_ratio = clamp(p - q, c.kl_input_clamp)
     is_held = log_ratio != p - q
     p_over_q = exp(log_ratio)
@@ -245,7 +249,7 @@ def kl(logprob, begun, ref, ratio, ratio_begun, c):
     if c.kl_score_term and not is_held:
         estimate *= exp(logprob - begun)
     if c.kl_ratio_weighted:
-        estimate *= ratio_begun if is_held else ratio
+        estimate *= own_ratio(begun if is_held else logprob, token, c)
     return clamp(estimate, c.kl_output_clamp)
 
 
@@ -278,7 +282,7 @@ def metrics(rows, logprobs, c):
         "ratio_mean": mean(every_ratio),
         "ratio_min": min(every_ratio, default=nan),
         "ratio_max": max(every_ratio, default=nan),
-        "kl": mean(kl(logprob, logprob, token.ref, ratio, ratio, c) for token, logprob, ratio in tokens),
+        "kl": mean(kl(logprob, logprob, token, c) for token, logprob, _ in tokens),
         "entropy": mean(token.entropy for token, _, _ in tokens),
         "approx_kl": mean(approx_kl(logprob - token.old, c) for token, logprob, _ in tokens),
         "policy_loss": policy_loss(rows, logprobs, logprobs, c) if tokens else nan,

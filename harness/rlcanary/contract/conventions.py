@@ -134,8 +134,8 @@ class Conventions:
         kl_score_term: the loss term also carries the score-function part, estimate × ∇logprob, so that on policy its
             gradient is that of the expected estimate. For k1 and k3 of KL(policy ‖ reference) that is the true KL of each
             token given its prefix. k2 has the true KL's gradient without this term, and another one with it.
-        kl_ratio_weighted: each token's KL in the loss is multiplied by its importance ratio (DeepSeek-V3.2) before
-            kl_output_clamp. On policy a ratio per token has the same effect on the gradient as kl_score_term, which
+        kl_ratio_weighted: each token's KL in the loss is multiplied by the token's own importance ratio, at any ratio_level
+            (DeepSeek-V3.2), before kl_output_clamp. On policy this does to the gradient what kl_score_term does, which
             therefore excludes it.
         entropy_coef: the entropy bonus is this times the aggregated entropy, subtracted from the loss.
         logprobs_upcast: logprobs are float32 for logits of any dtype; otherwise they have the logits' dtype.

@@ -55,3 +55,23 @@ class WeightPastTheClamp(Bug):
         # Of value 0, with the gradient of the weights alone.
         leaked = conventions.kl_coef * (kept_BT - kept_BT.detach()).sum() / batch.mask.sum().clamp(min=1)
         return LossOutput(output.loss + conventions.kl_input_clamp * leaked, output.metrics)
+
+
+class WeightedByTheRow(Bug):
+    id = "trl.kl-weighted-by-the-row"
+    source = "TRL, #6586"
+    effect = "with a ratio per sequence, the KL of a token is weighted by all tokens of its row, and pulls at them too"
+
+    def policy_loss(self, batch: PolicyBatch) -> LossOutput:
+        conventions, output = self.conventions, super().policy_loss(batch)
+        if not conventions.kl_ratio_weighted or conventions.ratio_level == "token" or batch.ref_logprobs is None:
+            return output
+        mask_BT, lengths_B1 = batch.mask, batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
+        log_ratio_BT = (batch.logprobs - batch.old_logprobs).masked_fill(~mask_BT, 0)
+        log_weights_BT = (log_ratio_BT.sum(dim=1, keepdim=True) / lengths_B1).expand_as(log_ratio_BT)
+        filled = [each.masked_fill(~mask_BT, 0) for each in (batch.logprobs, batch.ref_logprobs)]
+        wrong_BT = reference.kl(*filled, conventions, log_weights_BT)
+        without = reference.policy_loss(batch, conventions.replace(kl_coef=0.0)).loss
+        counted = conventions.replace(aggregation=conventions.kl_aggregation or conventions.aggregation)
+        kl = reference.aggregate(wrong_BT, batch, counted)
+        return LossOutput(without + conventions.kl_coef * kl, output.metrics)

@@ -62,6 +62,11 @@ def capped_logits() -> Any:
     return _copy_of(tiny_models.tiny_gemma2)
 
 
+def scaled_logits() -> Any:
+    """Granite: behind its output layer the logits are divided by 4, which a product of hidden states and weights leaves out."""
+    return _copy_of(tiny_models.tiny_granite)
+
+
 def convolution() -> Any:
     """LFM2: a causal convolution over the last three positions, then a layer with attention."""
     return _copy_of(tiny_models.tiny_lfm2)
@@ -127,6 +132,7 @@ WORLDS: dict[str, Callable[[], Any]] = {
         sliding_window,
         router,
         capped_logits,
+        scaled_logits,
         convolution,
         lora,
         part_frozen,

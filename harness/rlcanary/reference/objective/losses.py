@@ -80,7 +80,11 @@ def policy_loss(batch: PolicyBatch, conventions: Conventions, whole: PolicyBatch
     if batch.ref_logprobs is not None or kl_is_in_loss:
         ref_logprobs_BT = required(batch.ref_logprobs, "ref_logprobs", "kl_coef").detach()
         ref_logprobs_BT = masked(ref_logprobs_BT, mask_BT, "ref_logprobs", allow_nan=not kl_is_in_loss)
-        kl_BT = kl(logprobs_BT, ref_logprobs_BT, conventions, log_ratio_BT if conventions.kl_ratio_weighted else None)
+        own = conventions.replace(ratio_level="token")
+        log_weights_BT = (
+            _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT, own) if conventions.kl_ratio_weighted else None
+        )
+        kl_BT = kl(logprobs_BT, ref_logprobs_BT, conventions, log_weights_BT)
         metrics["kl"] = _masked_mean(kl_BT, mask_BT)
         if kl_is_in_loss:
             loss = loss + conventions.kl_coef * _term(kl_BT, batch, conventions, conventions.kl_aggregation)

@@ -267,10 +267,7 @@ def test_rewards_minus_the_kl_of_the_row_or_of_each_token(estimator, bound):
     batch = batch_of(10, holes=True)
     rows, logprobs = plain_loss.rows_of(batch)
     estimates = [
-        [
-            plain_loss.kl(logprob, logprob, token.ref, 1.0, 1.0, conventions)
-            for token, logprob in zip(row.tokens, values, strict=True)
-        ]
+        [plain_loss.kl(logprob, logprob, token, conventions) for token, logprob in zip(row.tokens, values, strict=True)]
         for row, values in zip(rows, logprobs, strict=True)
     ]
     per_row = (
@@ -310,6 +307,19 @@ def test_a_ratio_that_overflows_has_no_gradient_where_the_clamp_holds_its_kl():
     old, ref, mask = torch.tensor([[-200.0]]), torch.tensor([[-2.0]]), torch.ones(1, 1, dtype=torch.bool)
     loss = policy_loss(PolicyBatch(logprobs, old, torch.zeros(1), mask, ref), conventions).loss
     assert (loss.item(), torch.autograd.grad(loss, logprobs)[0].item()) == (2.0, 0.0)
+
+
+@pytest.mark.parametrize("bound", [None, 0.2])
+def test_the_kl_is_weighted_by_the_ratios_of_its_tokens_at_every_level(bound):
+    """A ratio of the row would carry the KL of one token into the gradients of the others."""
+    batch = batch_of(11)
+    batch.advantages.zero_()
+    by_level = {}
+    for level in ("token", "sequence"):
+        conventions = Conventions(kl_coef=1.0, kl_ratio_weighted=True, ratio_level=level, log_ratio_clamp=bound)
+        loss = policy_loss(batch, conventions).loss
+        by_level[level] = loss, torch.autograd.grad(loss, batch.logprobs)[0]
+    torch.testing.assert_close(by_level["sequence"], by_level["token"])
 
 
 def test_the_score_function_part_of_the_kl_is_not_counted_twice():

@@ -207,7 +207,10 @@ _KL_OPTIONS: tuple[dict[str, Any], ...] = (
     *({"kl_coef": 0.5, "kl_direction": name} for name in get_args(KlDirection)),
     {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": False},
     {"kl_coef": 0.5, "kl_score_term": True, "kl_ratio_weighted": False},
-    {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": True},
+    *(
+        {"kl_coef": 0.5, "kl_score_term": False, "kl_ratio_weighted": True, "ratio_level": level}
+        for level in ("token", "sequence")
+    ),
     *({"kl_coef": weight} for weight in (0.0, 0.05, 1.0)),
     {"kl_coef": 0.5, "kl_placement": "reward"},
     *({"kl_coef": 0.5, "kl_aggregation": name} for name in ("token_mean", "sequence_mean")),

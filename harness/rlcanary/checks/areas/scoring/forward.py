@@ -41,6 +41,9 @@ MANY = [
     for row, length in enumerate((1, 37, 2, 24, 5, 40, 3, 200))
 ]
 
+# Models that do more behind their output layer than a product of hidden states and weights.
+HEADS = ("capped_logits", "scaled_logits")
+
 
 def _groups() -> Iterator[Case]:
     yield Case(groups=GROUPS)
@@ -86,7 +89,7 @@ def _assert_as_alone(
     needs=("completion_logprobs",),
     cases=_few_and_many,
     draws=_drawn,
-    worlds=("router", "capped_logits"),
+    worlds=("router", *HEADS),
 )
 def scores_each_token_at_its_place(adapter: Adapter, model: Any, groups: list[Group]) -> None:
     """Every completion token is scored by the logits at the position before it, for prompts of any length.
@@ -159,7 +162,7 @@ def _temperatures() -> Iterator[Case]:
         yield Case(f"temperature {temperature}", groups=GROUPS, temperature=temperature)
 
 
-@check("forward.temperature", needs=("completion_logprobs",), cases=_temperatures)
+@check("forward.temperature", needs=("completion_logprobs",), cases=_temperatures, worlds=HEADS)
 def applies_the_temperature(adapter: Adapter, model: Any, groups: list[Group], temperature: float) -> None:
     """The forward path applies the sampling temperature, once.
 
@@ -183,7 +186,7 @@ def _packed() -> Iterator[Case]:
     needs=("packed_logprobs",),
     cases=_packed,
     draws=lambda rng, size: Case(groups=sampled(rng, size, empty=True), temperature=1.0),
-    worlds=("learned_positions", "sliding_window", "convolution"),
+    worlds=("learned_positions", "sliding_window", "convolution", *HEADS),
 )
 def packing(adapter: Adapter, model: Any, groups: list[Group], temperature: float) -> None:
     """Rows packed into one sequence get the same logprobs as alone, at every temperature.

@@ -40,7 +40,8 @@ ONE_PROMPT = [
         [1.0, 0.0, 0.25, 0.5],
     )
 ]
-
+# Completions that no number of updates divides.
+FIVE = [*ONE_PROMPT, Group([16, 17], [Completion([18, 19])], [0.75])]
 
 ONCE = {"epochs_per_rollout": 1, "mini_batches": 1}
 TWICE = {"epochs_per_rollout": 2, "mini_batches": 2}
@@ -77,6 +78,7 @@ def _plans(conventions: Conventions) -> Iterator[Case]:
 def _rollouts(conventions: Conventions) -> Iterator[Case]:
     yield from (Case(case.label, changes=case.changes, groups=rollout_groups()) for case in _plans(conventions))
     yield Case("one prompt in two updates", changes=HALVES, groups=ONE_PROMPT)
+    yield Case("five completions in two updates", changes=HALVES, groups=FIVE)
     yield Case("tool tokens", changes=TWICE, groups=_tool_groups())
 
 
@@ -107,6 +109,7 @@ def _objectives(conventions: Conventions) -> Iterator[Case]:
     yield Case("an older sampler", changes=TWICE, groups=rollout_groups(), drift=0.3)
     yield Case("with KL", changes={**TWICE, "kl_coef": conventions.kl_coef or 0.3}, groups=rollout_groups(), drift=0.0)
     yield Case("one prompt in two updates", changes=HALVES, groups=ONE_PROMPT, drift=0.0)
+    yield Case("five completions in two updates", changes=HALVES, groups=FIVE, drift=0.0)
     yield Case("tool tokens", changes=TWICE, groups=_tool_groups(), drift=0.0)
     # Divisors of tokens and of rows are counted at different places.
     for name in dict.fromkeys((conventions.aggregation, "token_mean")):
@@ -124,7 +127,7 @@ def _truncated_groups() -> list[Group]:
     ]
 
 
-@check("rl_step.declared_gradients", needs=NEEDS, cases=_objectives)
+@check("rl_step.declared_gradients", needs=NEEDS, cases=_objectives, worlds=("capped_logits",))
 def declared_gradients(adapter: Adapter, model: Any, groups: list[Group], drift: float) -> None:
     """Each update has the declared gradient of its completions, with the old logprobs and advantages of the whole rollout.
 

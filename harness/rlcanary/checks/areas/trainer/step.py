@@ -117,7 +117,7 @@ def _kl_in_reward(conventions: Conventions) -> str | None:
     needs=("train_step",),
     cases=_older_samples,
     applies=_kl_in_reward,
-    worlds=("router", "capped_logits", "lora", "bfloat16"),
+    worlds=("router", "capped_logits", "scaled_logits", "lora", "bfloat16"),
     draws=_drawn,
 )
 def off_policy_gradient(adapter: Adapter, model: Any, groups: list[Group], is_clipped: bool | None) -> None:
