@@ -25,7 +25,8 @@ def converse(
     """Have conversations about tasks -> `sampling["n"]` episodes per task, in the order of the tasks.
 
     All are under way at once. The ids of an answer stand in every later prompt as they were sampled, so that one row holds
-    the whole conversation. Requests have seeds of their own if the run has one.
+    the whole conversation. Requests have seeds of their own if the run has one. An episode whose prompt leaves no room has
+    no rows and the reward NaN.
 
     Args:
         engine: its completions carry their text.
@@ -80,6 +81,8 @@ async def _episode(
             break
         messages += reply.messages
     history = [{name: message[name] for name in ("role", "content")} for message in messages]
+    if not answers:
+        return Episode(task.id, [], math.nan, [], history)
     return Episode(task.id, [_row(messages, answers, tokenizer)], sum(rewards), rewards, history)
 
 

@@ -61,7 +61,9 @@ class ConversationOptions:
         sampling: the parameters of each request, with the fields of `rlcanary.contract.sampling.Sampling`; `n` is the number
             of conversations per task and `max_new_tokens` the limit of one answer.
         max_turns: most answers in a conversation; 1 is none after the first. None is no limit.
-        max_tokens: most ids of a row, its prompt and the environment's messages included; None is no limit.
+        max_tokens: most ids of a row, its prompt and the environment's messages included; None is no limit. An answer that
+            goes beyond it is trained up to it, as a truncated one; no row is left out for its length. Where there is no room
+            for a first answer, the code raises, or the episode has no rows and the reward NaN.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class Episode:
     Attributes:
         task_id: the task that it was about.
         rows: its rows for training: one with all answers, or one per answer, or per context where it branches.
-        reward: the sum of the rewards of its answers; NaN where there is none.
+        reward: the sum of the rewards of its answers, whatever ended it; NaN where there is none.
         turn_rewards: the reward of each answer; None where only the sum is kept.
         messages: the history: the task's messages, the answers and the replies; None where the code keeps none.
     """
