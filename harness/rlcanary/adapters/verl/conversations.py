@@ -103,7 +103,9 @@ async def talk(
     loop.tool_parser, loop.tools = replies, {"reply": reply_tool()}
     output = await loop.run(dict(requested), raw_prompt=[dict(message) for message in task.messages])
     mask, ids = [bool(each) for each in output.response_mask], output.response_ids
-    reason = "length" if len(ids) >= loop.response_length else "stop"
+    # A response that fills its room with an end of turn was not cut.
+    is_cut = len(ids) >= loop.response_length and ids[-1] not in server.ends["eos_token_ids"]
+    reason = "length" if is_cut else "stop"
     completion = Completion(ids, output.response_logprobs, reason, sampled=mask)
     # What a reward function is given for the calls of tools, and what it gives for the end.
     reward = sum(output.extra_fields["tool_rewards"]) + replies.last_reward
