@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from rlcanary.checks.asserts import assert_equal, assert_true, leave_out, unless_raised
@@ -11,11 +12,16 @@ from rlcanary.checks.check import check
 from rlcanary.checks.worlds.conversations import (
     AnsweringEngine,
     ScriptedEnvironment,
+    runs_of,
     spoken,
     talk,
+    talks,
+    talks_with_rewards,
     tasks_of,
     template_text,
     trained_runs,
+    under,
+    unlimited_talks,
 )
 from rlcanary.checks.worlds.scripted_engine import sampling_of
 from rlcanary.contract.adapter import Adapter
@@ -24,28 +30,21 @@ from rlcanary.contract.sampling import Sampling
 from rlcanary.tiny_models import tiny_chat_tokenizer
 
 
-def _talks() -> Iterator[Case]:
-    yield Case("one answer", turns=[1], n=1, parallel=1)
-    yield Case("two answers", turns=[2], n=1, parallel=1)
-    yield Case("replies of two messages", turns=[3, 1], n=1, parallel=2)
-    yield Case("several conversations per task", turns=[1, 3, 2], n=3, parallel=1)
-
-
-@check("conversation.episodes_follow_tasks", needs=("converse",), cases=_talks)
-def episodes_follow_tasks(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+@check("conversation.episodes_follow_tasks", needs=("converse",), cases=talks)
+def episodes_follow_tasks(adapter: Adapter, turns: list[int], n: int, parallel: int, limits: dict[str, Any]) -> None:
     """A rollout returns n episodes per task, in the tasks' order and under their ids.
 
     Silent because an episode of another task is a valid one: its reward then counts in the wrong group, and the baseline
     is that of another prompt. Conversations end in any order. Look for lists that collect what is finished, and for prompts
     that are repeated n times where their environments or rewards are repeated another number of times.
     """
-    got = talk(adapter, turns, n=n, parallel=parallel)
+    got = talk(adapter, turns, n=n, parallel=parallel, **limits)
     identities = [[episode.task_id for episode in of_task] for of_task in got.episodes]
     assert_equal(identities, [[task.id] * n for task in got.tasks], "the episodes are not n of each task, in order")
 
 
-@check("conversation.every_answer_once", needs=("converse",), cases=_talks)
-def every_answer_once(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+@check("conversation.every_answer_once", needs=("converse",), cases=talks)
+def every_answer_once(adapter: Adapter, turns: list[int], n: int, parallel: int, limits: dict[str, Any]) -> None:
     """The trained ids are those that the engine sampled, each answer once.
 
     Silent because the text is the same: an answer that is decoded and encoded again has other ids, without logprobs of
@@ -53,22 +52,23 @@ def every_answer_once(adapter: Adapter, turns: list[int], n: int, parallel: int)
     are trained as often as there are later ones. Look for `apply_chat_template` over messages that the policy wrote, and
     for rows that are built per turn from all messages so far, and for a mask that is true on the environment's messages.
     """
-    got = talk(adapter, turns, n=n, parallel=parallel)
+    got = talk(adapter, turns, n=n, parallel=parallel, **limits)
     trained = sorted(run.ids for episode in got.flat for run in trained_runs(episode))
-    sampled = sorted(list(each.completion.token_ids) for each in got.engine.answered)
-    assert_equal(trained, sampled, "the trained ids are not the answers that the engine sampled, once each")
+    sampled = sorted(list(each.completion.token_ids) for each in got.answers)
+    told = f"{under(limits)}the {len(trained)} trained answers are not the {len(sampled)} that the engine sampled, once each"
+    assert_equal(trained, sampled, told)
 
 
-@check("conversation.context", needs=("converse",), cases=_talks)
-def context(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+@check("conversation.context", needs=("converse",), cases=talks)
+def context(adapter: Adapter, turns: list[int], n: int, parallel: int, limits: dict[str, Any]) -> None:
     """Every answer is trained behind the ids that the engine was given for it, token for token.
 
     Silent because the rows read well: with another header, an earlier answer encoded anew, a reply that was cut or a
     prompt without its tools the trainer scores each answer under another context than it was sampled in. Look for rows
     that are rendered at the end of a conversation although prompts were built turn by turn, or the other way round.
     """
-    got = talk(adapter, turns, n=n, parallel=parallel)
-    given = {tuple(each.completion.token_ids): list(each.prompt) for each in got.engine.answered}
+    got = talk(adapter, turns, n=n, parallel=parallel, **limits)
+    given = {tuple(each.completion.token_ids): list(each.prompt) for each in got.answers}
     for episode in got.flat:
         for turn, run in enumerate(trained_runs(episode)):
             if tuple(run.ids) in given:
@@ -78,24 +78,30 @@ def context(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
                 assert_equal(run.context, given[tuple(run.ids)], told, quantity="ids before an answer")
 
 
-@check("conversation.own_session", needs=("converse",), cases=_talks)
-def own_session(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+@check("conversation.own_session", needs=("converse",), cases=talks)
+def own_session(adapter: Adapter, turns: list[int], n: int, parallel: int, limits: dict[str, Any]) -> None:
     """Each conversation has a session of its own task's environment, which gets exactly its answers, in order.
 
     Silent because an environment answers anybody: with one state for several conversations a tool's result, a game's board
     or a reward belongs to another one. Look for one environment object per batch, for state in class attributes, and for
     `zip` of requests with environments that were repeated another number of times.
     """
-    got = talk(adapter, turns, n=n, parallel=parallel)
+    got = talk(adapter, turns, n=n, parallel=parallel, **limits)
+    started = len(got.flat)
     for episode in got.flat:
+        session, needed = got.session_of(episode), got.needs_telling(episode)
+        if session is None and not needed:
+            started -= 1
+            continue
         told = f"of task {episode.task_id!r} the answers {spoken(episode)} are trained"
-        session = got.session_of(episode)
         assert_true(session is not None, f"{told}, which no session got", quantity="answers")
         assert session is not None
-        assert_equal(session.answers, spoken(episode), f"{told}; its session got others", quantity="answers")
+        expected = needed if session.answers == needed else spoken(episode)
+        assert_equal(session.answers, expected, f"{told}; its session got others", quantity="answers")
         assert_equal(session.task_id, episode.task_id, f"{told}; its session is one of another task", quantity="task")
-    told = "the number of sessions is not that of the conversations"
-    assert_equal(len(got.environment.sessions), n * len(turns), told, quantity="number of sessions")
+    found = len(got.environment.sessions)
+    told = f"there were {found} sessions for {n * len(turns)} conversations"
+    assert_true(started <= found <= n * len(turns), told, quantity="number of sessions")
 
 
 @check("conversation.tasks_untouched", needs=("converse",))
@@ -119,15 +125,15 @@ def tasks_untouched(adapter: Adapter) -> None:
     assert_equal(first_prompts[1], first_prompts[0], "the second rollout begins with other prompts", quantity="prompt")
 
 
-@check("conversation.sampler_logprobs", needs=("converse",), cases=_talks)
-def sampler_logprobs(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+@check("conversation.sampler_logprobs", needs=("converse",), cases=talks)
+def sampler_logprobs(adapter: Adapter, turns: list[int], n: int, parallel: int, limits: dict[str, Any]) -> None:
     """Every trained id comes with the logprob that the engine reported for it.
 
     Silent because logprobs of other tokens are plausible: lists that are joined over turns shift by the length of a
     reply or of a header. Look for zeros that stand for inserted tokens in one list and are left out of another.
     """
-    got = talk(adapter, turns, n=n, parallel=parallel)
-    told = {tuple(each.completion.token_ids): list(each.completion.logprobs or ()) for each in got.engine.answered}
+    got = talk(adapter, turns, n=n, parallel=parallel, **limits)
+    told = {tuple(each.completion.token_ids): list(each.completion.logprobs or ()) for each in got.answers}
     for episode in got.flat:
         for turn, run in enumerate(trained_runs(episode)):
             if tuple(run.ids) in told:
@@ -137,7 +143,7 @@ def sampler_logprobs(adapter: Adapter, turns: list[int], n: int, parallel: int) 
 
 
 def _talks_of_each_template() -> Iterator[Case]:
-    yield from _talks()
+    yield from unlimited_talks()
     yield Case("replies of two messages in one turn", turns=[3, 1], n=1, parallel=2, merges_tools=True)
 
 
@@ -162,14 +168,14 @@ def prompts(adapter: Adapter, turns: list[int], n: int, parallel: int, merges_to
             so_far += [{"role": "assistant", "content": answer}, *reply.messages]
 
 
-@check("conversation.history", severity="dashboard", needs=("converse",), cases=_talks)
-def history(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
+@check("conversation.history", severity="dashboard", needs=("converse",), cases=talks)
+def history(adapter: Adapter, turns: list[int], n: int, parallel: int, limits: dict[str, Any]) -> None:
     """The history of an episode holds the task's messages, its answers and the replies, in order.
 
     Silent because people and reward models read a conversation that nobody had. Look for histories that are shared by
     conversations, and for replies that are added to a copy.
     """
-    got = talk(adapter, turns, n=n, parallel=parallel)
+    got = talk(adapter, turns, n=n, parallel=parallel, **limits)
     for episode in got.flat:
         session = got.session_of(episode)
         if session is None:
@@ -177,42 +183,36 @@ def history(adapter: Adapter, turns: list[int], n: int, parallel: int) -> None:
         if episode.messages is None:
             leave_out("no history is kept")
             continue
-        (task,) = (task for task in got.tasks if task.id == session.task_id)
-        expected = list(task.messages)
-        for answer, reply in zip(session.answers, session.replies, strict=True):
-            expected += [{"role": "assistant", "content": answer}, *reply.messages]
+        possible = got.histories(episode, session)
         written = [(message["role"], message["content"]) for message in episode.messages]
-        told = f"the history of a conversation about task {task.id!r} is another one"
-        assert_equal(written, [(message["role"], message["content"]) for message in expected], told)
+        told = f"the history of a conversation about task {session.task_id!r} is another one"
+        assert_equal(written, written if written in possible else possible[0], told)
 
 
-@check(
-    "conversation.rewards",
-    needs=("converse",),
-    cases=lambda: [
-        Case("at the end", turns=[2, 1], n=2, earns=False),
-        Case("for each answer", turns=[3, 2], n=2, earns=True),
-    ],
-)
-def rewards(adapter: Adapter, turns: list[int], n: int, earns: bool) -> None:
-    """The reward of an episode is the sum of what its session gave for its answers.
+@check("conversation.rewards", needs=("converse",), cases=talks_with_rewards)
+def rewards(adapter: Adapter, turns: list[int], n: int, earns: bool, limits: dict[str, Any]) -> None:
+    """The reward of an episode is the sum of what its session gave for its answers, whatever ended it.
 
     Silent because rewards are small numbers: that of the last turn alone, of the first, or of another conversation is a
-    reward too. Look for a reward that is overwritten in the loop, and for one that is read before the last reply.
+    reward too. Look for a reward that is overwritten in the loop, for one that is read before the last reply, and for a test
+    of the room that is left which also judges conversations that are over.
     """
-    got = talk(adapter, turns, n=n, earns=earns)
+    got = talk(adapter, turns, n=n, earns=earns, **limits)
     for episode in got.flat:
         session = got.session_of(episode)
         if session is None:
             continue
         given = [reply.reward for reply in session.replies]
         told = f"of a conversation about task {episode.task_id!r} with the rewards {given}"
-        assert_equal(
-            round(float(episode.reward), 5), sum(given), f"the reward {told} is not their sum", quantity="reward"
-        )
+        of_episode = round(float(episode.reward), 5)
+        assert_equal(of_episode, sum(given), f"{under(limits)}the reward {told} is not their sum", quantity="reward")
         if episode.turn_rewards is not None:
-            rounded = [round(float(reward), 5) for reward in episode.turn_rewards]
-            assert_equal(rounded, given, f"the rewards by turn {told} are others", quantity="rewards by turn")
+            # An answer that the session did not get may have an entry.
+            size = len(given) if len(given) < len(spoken(episode)) else None
+            rounded = [round(float(reward), 5) for reward in episode.turn_rewards[:size]]
+            assert_equal(
+                rounded, given, f"{under(limits)}the rewards by turn {told} are others", quantity="rewards by turn"
+            )
 
 
 @check(
@@ -236,44 +236,73 @@ def max_turns(adapter: Adapter, max_turns: int) -> None:
 @check(
     "conversation.max_tokens",
     needs=("converse",),
-    cases=lambda: [Case(f"{most} tokens", max_tokens=most) for most in (16, 44, 75, 100)],
+    # The first prompt has 12 ids, the second 49, the third 86; an answer may have 16.
+    cases=lambda: [
+        Case(f"{most} tokens", max_tokens=most, fewest=fewest)
+        for most, fewest in ((12, 0), (16, 0), (44, 1), (52, 1), (75, 2), (100, 2))
+    ],
 )
-def max_tokens(adapter: Adapter, max_tokens: int) -> None:
-    """No row is longer than `max_tokens`, with its prompt, its answers and the replies.
+def max_tokens(adapter: Adapter, max_tokens: int, fewest: int) -> None:
+    """No row is longer than `max_tokens`, with its prompt, its answers and the replies, and none is left out at the limit.
 
     Silent because longer rows are cut somewhere behind: the trainer then scores answers without their end, or runs out
-    of memory days later. Look for limits of one answer that are checked before a reply is added, and for budgets that count
-    sampled tokens alone.
+    of memory days later. Where rows that reach the limit are dropped, nothing teaches the policy to be shorter. Look for
+    limits of one answer that are checked before a reply is added, for budgets that count sampled tokens alone, and for
+    filters of full or truncated rows.
     """
-    got = talk(adapter, [6], parallel=2, max_tokens=max_tokens)
+    had = partial(talk, adapter, [6], parallel=2, max_tokens=max_tokens)
+    got = had() if fewest else unless_raised(had)
+    if got is None:
+        return
     lengths = [len(row.prompt_ids) + len(row.completion.token_ids) for episode in got.flat for row in episode.rows]
     told = f"the rows have {lengths} ids; at most {max_tokens} are allowed"
     longest = max(lengths, default=0)
     assert_true(longest <= max_tokens, told, quantity="length of a row", magnitude=longest - max_tokens)
+    sampled, trained = len(got.answers), sum(len(trained_runs(episode)) for episode in got.flat)
+    told = f"with max_tokens={max_tokens} the engine sampled {sampled} answers, and the rows hold {trained}"
+    assert_equal(trained, sampled, f"{told}: none may be left out", quantity="number of answers")
+    told = f"max_tokens={max_tokens} has room for {fewest} answers of 16 ids, and {sampled} were sampled"
+    assert_true(sampled >= fewest, told, quantity="number of answers", magnitude=fewest - sampled)
+    for episode in (each for each in got.flat if not each.rows):
+        told = f"max_tokens={max_tokens} has no room for an answer, and the reward is {episode.reward}, not NaN"
+        assert_true(math.isnan(episode.reward), told, quantity="reward")
 
 
 @check(
     "conversation.truncated_answer",
     needs=("converse",),
     # The engine's answers up to number 9 have nine ids, later ones ten.
-    cases=lambda: [Case("all answers truncated", n=1, limit=4), Case("some answers truncated", n=12, limit=9)],
+    cases=lambda: [
+        Case("all answers truncated", turns=[1, 1], n=1, limits={"max_new_tokens": 4}),
+        Case("some answers truncated", turns=[1, 1], n=12, limits={"max_new_tokens": 9}),
+        Case("one truncated by the end of its row", turns=[3], n=2, limits={"max_tokens": 45}),
+        Case("one that just fits into its row", turns=[2], n=2, limits={"max_tokens": 46}),
+    ],
 )
-def truncated_answer(adapter: Adapter, n: int, limit: int) -> None:
+def truncated_answer(adapter: Adapter, turns: list[int], n: int, limits: dict[str, Any]) -> None:
     """An answer that was cut at its limit is trained as it is, without an end of turn, and says that it was truncated.
 
     Silent because the template closes every turn: an end that was not sampled teaches the model to stop in the middle
-    of a word. Look for the template's ids in place of the sampled ones, and for a finish reason that is set to "stop" when a
-    conversation ends.
+    of a word. Look for the template's ids in place of the sampled ones, for a finish reason that is set to "stop" when a
+    conversation ends, and for filters that drop such rows.
     """
-    got = talk(adapter, [1, 1], n=n, max_new_tokens=limit)
-    reasons = {tuple(each.completion.token_ids): each.completion.finish_reason for each in got.engine.answered}
+    got = talk(adapter, turns, n=n, **limits)
+    reasons = {tuple(each.completion.token_ids): each.completion.finish_reason for each in got.answers}
+    trained = set()
     for episode in got.flat:
-        for row, run in zip(episode.rows, trained_runs(episode), strict=False):
-            told = f"the answer with the ids {run.ids} about task {episode.task_id!r}"
-            sampled = tuple(run.ids) in reasons
-            assert_true(sampled, f"{told} is not trained as it was sampled", quantity="ids of an answer")
-            told = f"{told} is in a row with another finish reason"
-            assert_equal(row.completion.finish_reason, reasons[tuple(run.ids)], told, quantity="finish reason")
+        for row in episode.rows:
+            runs = [tuple(run.ids) for run in runs_of(row, episode.task_id)]
+            trained.update(runs)
+            for ids in runs:
+                told = f"the answer with the ids {list(ids)} about task {episode.task_id!r} is not trained as it was sampled"
+                assert_true(ids in reasons, told, quantity="ids of an answer")
+            if runs:
+                told = f"the answer with the ids {list(runs[-1])} about task {episode.task_id!r}"
+                told = f"{told} is in a row with another finish reason"
+                assert_equal(row.completion.finish_reason, reasons[runs[-1]], told, quantity="finish reason")
+    for ids in (ids for ids, reason in reasons.items() if reason == "length"):
+        told = f"{under(limits)}the answer with the ids {list(ids)} was cut, and no row holds it"
+        assert_true(ids in trained, told, quantity="ids of an answer")
 
 
 @check(
