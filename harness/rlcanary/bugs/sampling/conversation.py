@@ -1,5 +1,6 @@
 """Bugs in conversations of several turns: their ids, their environments and their limits."""
 
+import math
 from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
@@ -154,6 +155,43 @@ class FailureIsAResult(Bug):
                 return Swallowing(environment.start(task_id))
 
         return super().converse(engine, tokenizer, tasks, Environments(), options)
+
+
+class OverflowOfAFinishedConversation(Bug):
+    id = "tinker-cookbook.overflow-of-finished-conversation"
+    source = "tinker-cookbook c53f137e7, #506"
+    effect = (
+        "where a further answer would not fit, the reward of a finished conversation becomes that of an overflow, 0"
+    )
+
+    def converse(self, *arguments: Any) -> Episodes:
+        *_, options = arguments
+
+        def judged(episode: Episode) -> Episode:
+            rewards, budget = list(episode.turn_rewards or ()), options.sampling["max_new_tokens"]
+            lengths = [len(row.prompt_ids) + len(row.completion.token_ids) for row in episode.rows]
+            if all(length + budget <= (options.max_tokens or math.inf) for length in lengths):
+                return episode
+            return replace(episode, reward=sum(rewards[:-1]), turn_rewards=[*rewards[:-1], 0.0])
+
+        return [[judged(episode) for episode in of_task] for of_task in super().converse(*arguments)]
+
+
+class FullRowsLeftOut(Bug):
+    id = "slime.overlong-sample-dropped"
+    source = "slime cc50ea51d, #1982"
+    effect = "a row that reaches the limit of the context is left out, in place of trained as a truncated one"
+
+    def converse(self, *arguments: Any) -> Episodes:
+        *_, options = arguments
+
+        def fits(row: ConversationRow) -> bool:
+            return len(row.prompt_ids) + len(row.completion.token_ids) < (options.max_tokens or math.inf)
+
+        return [
+            [replace(episode, rows=list(filter(fits, episode.rows))) for episode in of_task]
+            for of_task in super().converse(*arguments)
+        ]
 
 
 class TrainedUnderAnotherPrompt(EpisodesChanged, Bug):
