@@ -38,7 +38,7 @@ class Engine(Protocol):
         """Sample completions for each prompt, in order. `sampling` has the fields of `Sampling`."""
 
     async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
-        """Sample the completions of one prompt. Concurrent requests finish in any order."""
+        """Sample the completions of one prompt from the weights of `generate`. Concurrent requests finish in any order."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Replace the named parameters and buffers -> the names that were loaded. The prefix cache is kept.

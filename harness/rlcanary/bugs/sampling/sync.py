@@ -187,3 +187,14 @@ class PackedAsMemoryLies(Bug):
         engine.load_weights((name, packed(weight)) for name, weight in state.model.named_parameters())
         engine.reset_prefix_cache()
         engine.version += 1
+
+
+class AsynchronousRequestsOfTheBase(Bug):
+    id = "ms-swift.async-without-adapter"
+    source = "ms-swift 9298fb8a9, #9856"
+    effect = "requests to the asynchronous entry name no LoRA adapter: the weights at the start answer them"
+
+    def new_engine(self, model: Any) -> Any:
+        engine = super().new_engine(model)
+        engine.agenerate = super().new_engine(model).agenerate
+        return engine

@@ -1,16 +1,19 @@
 """Comparison of an engine's samples with the trainer's model."""
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcanary.checks.worlds.training.states import device_of, named, nats, precision, shaken
-from rlcanary.contract.adapter import Adapter
+from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import Completion
+from rlcanary.contract.engine import Engine
 from rlcanary.contract.layers import copied
 
 
@@ -68,13 +71,46 @@ def moved_on(adapter: Adapter, state: Any) -> Any:
 
 def gap(engine: Any, model: Any, prompt: Sequence[int], max_new_tokens: int = 4) -> float:
     """Return the distance in nats of an engine's greedy continuation from the trainer's, in choices or logprobs."""
-    ((completion,),) = engine.generate([list(prompt)], sampling(temperature=0.0, max_new_tokens=max_new_tokens))
-    distance = shortfall(model, prompt, completion.token_ids)
-    if completion.logprobs is None:
-        return distance
-    exact_T = trainer_logprobs(model, prompt, completion.token_ids)
-    difference = float((torch.tensor(list(completion.logprobs)).double() - exact_T).abs().max())
-    return math.nan if math.isnan(difference) else max(distance, difference)
+    request = sampling(temperature=0.0, max_new_tokens=max_new_tokens)
+    return _distance(model, [prompt], engine.generate([list(prompt)], request))
+
+
+def gaps(engine: Any, model: Any, prompt: Sequence[int]) -> dict[str, float]:
+    """Return the distance in nats of an engine's answers from the trainer's, for each entry point that it has, by name."""
+    distances = {"generate": gap(engine, model, prompt)}
+    if math.isnan(distances["generate"]):
+        return distances  # nothing can be drawn from its distribution
+    # An engine such as vLLM takes no greedy request for several completions.
+    greedy, several = sampling(temperature=0.0), sampling(n=2, max_new_tokens=1)
+    two = [list(prompt), list(prompt[:-1])]
+    with suppress(NotProvided, NotImplementedError):
+        distances["generate of two prompts"] = _distance(model, two, engine.generate(two, several))
+    agenerate = getattr(engine, "agenerate", None)
+    # A class that names the protocol as its base inherits a method without a body.
+    if agenerate is None or getattr(agenerate, "__func__", None) is Engine.agenerate:
+        return distances
+
+    async def at_once() -> Any:
+        return await asyncio.gather(*map(agenerate, two, (greedy, several)))
+
+    with suppress(NotProvided, NotImplementedError):
+        distances["agenerate"] = _distance(model, two, asyncio.run(at_once()))
+    return distances
+
+
+def _distance(model: Any, prompts: Sequence[Sequence[int]], groups: Sequence[Sequence[Completion]]) -> float:
+    """Return the largest distance in nats of completions from the trainer, in logprobs and in the choices of single ones."""
+    distances = [0.0]
+    for prompt, completions in zip(prompts, groups, strict=True):
+        for completion in completions:
+            scores_TV = scored(model, prompt, completion.token_ids)
+            exact_T = scores_TV.gather(1, torch.tensor(list(completion.token_ids)).unsqueeze(1)).squeeze(1)
+            if len(completions) == 1:
+                distances.append(float((scores_TV.amax(dim=1) - exact_T).max()))
+            if completion.logprobs is not None:
+                distances.append(float((torch.tensor(list(completion.logprobs)).double() - exact_T).abs().max()))
+    # Of numbers with a NaN torch finds the NaN largest.
+    return float(torch.tensor(distances, dtype=torch.float64).max())
 
 
 def distribution(

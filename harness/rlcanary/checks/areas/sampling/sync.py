@@ -14,7 +14,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.items import with_items
 from rlcanary.checks.worlds.rows import whole
-from rlcanary.checks.worlds.samples import allowed, gap, moved_on, sampling, synced
+from rlcanary.checks.worlds.samples import allowed, gap, gaps, moved_on, sampling, synced
 from rlcanary.checks.worlds.training.states import (
     held,
     named,
@@ -42,29 +42,35 @@ def _pair(adapter: Adapter, model: Any) -> tuple[Any, Any]:
     return moved_on(adapter, state_of(adapter, copied(model))), adapter.new_engine(model)
 
 
-def _assert_in_step(adapter: Adapter, distances: dict[str, float], model: Any, told: str) -> None:
-    """Assert that the engine continued a prompt as the trainer would after each of these weight syncs."""
-    wrong = {count: distance for count, distance in distances.items() if not distance < allowed(adapter, model)}
-    which, largest = " and the ".join(wrong), max(wrong.values(), default=0.0)
-    told = f"{told} the {which} weight sync: the engine is {largest:.3g} nats away from the trainer"
+def _assert_in_step(adapter: Adapter, distances: dict[str, dict[str, float]], model: Any, told: str) -> None:
+    """Assert that each entry point of the engine answered as the trainer would after each of these weight syncs."""
+    wrong = {
+        (count, entry): distance
+        for count, by_entry in distances.items()
+        for entry, distance in by_entry.items()
+        if not distance < allowed(adapter, model)
+    }
+    which, largest = " and the ".join(dict.fromkeys(count for count, _ in wrong)), max(wrong.values(), default=0.0)
+    entries = " and ".join(dict.fromkeys(entry for _, entry in wrong))
+    told = f"{told} the {which} weight sync: asked through {entries}, the engine is {largest:.3g} nats away from the trainer"
     assert_true(not wrong, told, quantity=f"nats after the {which} sync", magnitude=largest, compared=len(distances))
 
 
 @check("sync.every_time", needs=("sync_weights",), worlds=("tied_and_biased", "lora", "router"))
 def every_time(adapter: Adapter, model: Any) -> None:
-    """The engine computes the same as the trainer after the first weight sync and after each later one.
+    """The engine computes the same as the trainer after the first weight sync and after each later one, however it is asked.
 
     Silent because samples of an old policy look normal: rewards stall or creep, and a test with a single sync passes.
-    Look for a sync behind a flag or a condition, for derived weights (packed, quantised, absorbed) that are made once, and
-    for a destination that is resolved at the start.
+    Look for a sync behind a flag or a condition, for derived weights (packed, quantised, absorbed) that are made once, for
+    a destination that is resolved at the start, and for asynchronous requests that name no adapter (LoRA).
     """
     state, engine = _pair(adapter, model)
-    distances: dict[str, float] = {}
+    distances: dict[str, dict[str, float]] = {}
     for count in ("first", "second", "third"):
         if distances:
             moved_on(adapter, state)
         adapter.sync_weights(state, engine)
-        distances[count] = gap(engine, state.model, SHORT)
+        distances[count] = gaps(engine, state.model, SHORT)
     _assert_in_step(adapter, distances, state.model, "after")
 
 
@@ -76,13 +82,13 @@ def cached_prefixes(adapter: Adapter, model: Any) -> None:
     Look for the reset of the prefix cache, for the conditions around it, and whether it comes after the weights.
     """
     state, engine = _pair(adapter, model)
-    distances: dict[str, float] = {}
+    distances: dict[str, dict[str, float]] = {}
     for count in ("first", "second"):
         if distances:
             moved_on(adapter, state)
         engine.generate([LONG], sampling())
         adapter.sync_weights(state, engine)
-        distances[count] = gap(engine, state.model, LONG)
+        distances[count] = gaps(engine, state.model, LONG)
     _assert_in_step(adapter, distances, state.model, f"on a prompt of {len(LONG)} tokens that was cached before")
 
 
@@ -124,7 +130,7 @@ def small_steps(adapter: Adapter, model: Any) -> None:
     if precision(state.model) not in (torch.float32, torch.float64):
         raise NotProvided("such steps round to nothing in half precision")
     adapter.sync_weights(state, engine)
-    start = gap(engine, state.model, SHORT)
+    start = gaps(engine, state.model, SHORT)
     behind = copied(state.model)
     for _ in range(100):
         nudged(state.model, 5e-5, synced(adapter, state))
@@ -132,7 +138,7 @@ def small_steps(adapter: Adapter, model: Any) -> None:
     batch, _ = reference.make_batch(PAIR, 0)
     if not policy_gap(state, behind, batch) > 4 * allowed(adapter, state.model):
         raise NothingToCompare("a hundred small steps do not change the policy's logprobs")
-    distances = {"first": start, "last of 100": gap(engine, state.model, SHORT)}
+    distances = {"first": start, "last of 100": gaps(engine, state.model, SHORT)}
     _assert_in_step(adapter, distances, state.model, "with small steps between weight syncs, after")
 
 
@@ -147,7 +153,7 @@ def every_engine(adapter: Adapter, model: Any) -> None:
     adapter.sync_weights(state, engine)
     late = adapter.new_engine(nudged(copied(model), 0.5, synced(adapter, state)))
     adapter.sync_weights(state, late)
-    distances = {"first": gap(engine, state.model, SHORT), "second": gap(late, state.model, SHORT)}
+    distances = {"first": gaps(engine, state.model, SHORT), "second": gaps(late, state.model, SHORT)}
     _assert_in_step(adapter, distances, state.model, "two engines were synced to one state; after")
 
 
@@ -160,7 +166,7 @@ def tied_weights(adapter: Adapter) -> None:
     """
     state, engine = _pair(adapter, tiny_policy(tied=True))
     adapter.sync_weights(state, engine)
-    _assert_in_step(adapter, {"first": gap(engine, state.model, SHORT)}, state.model, "with tied weights, after")
+    _assert_in_step(adapter, {"first": gaps(engine, state.model, SHORT)}, state.model, "with tied weights, after")
 
 
 @check("sync.version", needs=("sync_weights",))
@@ -196,7 +202,8 @@ def interrupted(adapter: Adapter, model: Any) -> None:
     if not unless_raised(sync):
         assert_true(engine.version == start, "a weight sync broke off half-way and counts as a version")
     else:
-        is_done = gap(engine, state.model, SHORT) < allowed(adapter, state.model)
+        bound = allowed(adapter, state.model)
+        is_done = all(distance < bound for distance in gaps(engine, state.model, SHORT).values())
         assert_true(is_done, "a weight sync broke off half-way and was not reported")
 
 
@@ -229,8 +236,9 @@ def same_policy(adapter: Adapter, model: Any) -> None:
     batch, _ = reference.make_batch(PAIR, 0)
     distances = {
         "the trainer": (policy_gap(state, model, batch), nats(state.model)),
-        "the engine": (gap(engine, model.to(precision(state.model)), SHORT), allowed(adapter, state.model)),
     }
+    for entry, distance in gaps(engine, model.to(precision(state.model)), SHORT).items():
+        distances[f"the engine, asked through {entry},"] = distance, allowed(adapter, state.model)
     for which, (distance, bound) in distances.items():
         told = (
             f"after the weight sync of a new state {which} is {distance:.3g} nats away from the model it was made from"
@@ -311,7 +319,8 @@ def stays_in_step(adapter: Adapter, model: Any, steps: Sequence[str]) -> None:
         _take(adapter, step, state, engine)
         is_in_step = step == "sync" or (is_in_step and step != "update")
         if is_in_step:
-            distances[f"{step} (step {place})"] = gap(engine, state.model, LONG)
+            for entry, distance in gaps(engine, state.model, LONG).items():
+                distances[f"{step} (step {place}) through {entry}"] = distance
     bound = allowed(adapter, state.model)
     if not float((own_logprobs(state.model, batch) - before_BT).abs().max()) > 4 * bound:
         raise NothingToCompare("the updates do not change the policy's logprobs")
