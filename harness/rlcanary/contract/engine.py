@@ -29,7 +29,7 @@ class Engine(Protocol):
     """The engine that the checks pass to `rollout`, `generate` and `sync_weights`.
 
     Attributes:
-        version: number of completed weight syncs.
+        version: number of completed weight syncs of this engine.
     """
 
     version: int

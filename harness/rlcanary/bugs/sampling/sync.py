@@ -198,3 +198,24 @@ class AsynchronousRequestsOfTheBase(Bug):
         engine = super().new_engine(model)
         engine.agenerate = super().new_engine(model).agenerate
         return engine
+
+
+class EnginesOfOneName(Bug):
+    id = "areal.engines-of-one-name"
+    source = "AReaL 0e4b69474, #941"
+    effect = "two engines register under one name: both get the weights, and the one that came last all versions"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registered: dict[type, Any] = {}
+
+    def new_engine(self, model: Any) -> Any:
+        engine = super().new_engine(model)
+        self.registered[type(engine)] = engine
+        return engine
+
+    def sync_weights(self, state: Any, engine: Any) -> None:
+        start = engine.version
+        super().sync_weights(state, engine)
+        engine.version = start
+        self.registered.get(type(engine), engine).version += 1

@@ -169,19 +169,28 @@ def tied_weights(adapter: Adapter) -> None:
     _assert_in_step(adapter, {"first": gaps(engine, state.model, SHORT)}, state.model, "with tied weights, after")
 
 
-@check("sync.version", needs=("sync_weights",))
-def version(adapter: Adapter, model: Any) -> None:
-    """Each weight sync raises the engine's version by exactly 1.
+def _turns() -> Iterator[Case]:
+    yield Case("one engine", turns=[0, 0])
+    yield Case("two engines", turns=[0, 1, 0])
+
+
+@check("sync.version", needs=("sync_weights",), cases=_turns)
+def version(adapter: Adapter, model: Any, turns: Sequence[int]) -> None:
+    """Each weight sync raises the version of its engine by exactly 1, and that of no other engine.
 
     Silent because versions only decide which samples are too old: counted twice, half of the allowed lag is thrown away,
-    and long completions with it. Look for increments in both the caller and the callee.
+    and long completions with it; counted on another engine, the samples of this one soon all are too old. Look for
+    increments in both the caller and the callee, and for engines that are registered under one name.
     """
-    state, engine = _pair(adapter, model)
-    start, grown = engine.version, []
-    for _ in range(2):
-        adapter.sync_weights(state, engine)
-        grown.append(engine.version - start)
-    assert_equal(grown, [1, 2], "two weight syncs did not raise the engine's version by 1 each", quantity="version")
+    state, first = _pair(adapter, model)
+    engines = [first, *(adapter.new_engine(model) for _ in range(max(turns)))]
+    starts = [engine.version for engine in engines]
+    for count, turn in enumerate(turns, 1):
+        adapter.sync_weights(state, engines[turn])
+        grown = [engine.version - start for engine, start in zip(engines, starts, strict=True)]
+        expected = [turns[:count].count(index) for index in range(len(engines))]
+        told = f"after weight sync {count}, of engine {turn + 1}: by how much the version of each engine has grown"
+        assert_equal(grown, expected, told, quantity="version")
 
 
 @check("sync.interrupted", needs=("sync_weights",))
