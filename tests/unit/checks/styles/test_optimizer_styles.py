@@ -55,6 +55,53 @@ class Drifting(ConstantRate):
         return metrics
 
 
+class OwnMasters(torch.optim.AdamW):
+    """AdamW over float32 copies of the parameters, whose step takes their gradients and hands their values back."""
+
+    def __init__(self, parameters: Any, start: Any = None, **options: Any) -> None:
+        self.live = list(parameters)
+        copies = [parameter.detach().float().clone() for parameter in self.live]
+        super().__init__([copy if start is None else start(copy) for copy in copies], **options)
+        self.copies = list(self.param_groups[0]["params"])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self.live:
+            parameter.grad = None
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter, copy in zip(self.live, self.copies, strict=True):
+            copy.grad = None if parameter.grad is None else parameter.grad.float()
+        done = super().step(closure)
+        with torch.no_grad():
+            for parameter, copy in zip(self.live, self.copies, strict=True):
+                parameter.copy_(copy)
+        return done
+
+
+class WithMasters(ReferenceAdapter):
+    """A codebase whose optimizer keeps masters of its own."""
+
+    start: Any = None
+
+    def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+        optimizer = OwnMasters(model.parameters(), self.start, lr=learning_rate, weight_decay=0.0)
+        return TrainState(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0), ref_model)
+
+    def build(self, settings: Any, model: Any) -> Any:
+        state = super().build(settings, model)
+        options = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps, "weight_decay": 0.0}
+        moved = [each for group in state.optimizer.param_groups for each in group["params"]]
+        optimizer = OwnMasters(moved, self.start, **options)
+        constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+        return TrainState(state.model, optimizer, constant, state.ref_model)
+
+
+class LateMasters(WithMasters):
+    """The same codebase, whose masters are made before the weights are loaded (NeMo RL #2372)."""
+
+    start = staticmethod(torch.zeros_like)
+
+
 def statuses(adapter: ReferenceAdapter, *names: str) -> dict[str, str]:
     return {name: run_check(CHECKS[name], adapter, "unused").status for name in names}
 
@@ -79,3 +126,23 @@ def test_a_constant_learning_rate_needs_no_scheduler() -> None:
 
 def test_a_learning_rate_that_changes_without_a_scheduler_is_red() -> None:
     assert statuses(Drifting(), "step.learning_rate_schedule") == {"step.learning_rate_schedule": "fail"}
+
+
+def test_an_optimizer_that_fills_the_gradients_of_its_masters_itself_is_right() -> None:
+    names = [
+        "building.optimizer",
+        "building.small_updates_are_kept",
+        "building.starts_as_the_model",
+        "rl_step.declared_gradients",
+        "rl_step.weights_move",
+        "step.declared_gradient",
+        "step.off_policy_gradient",
+        "step.only_the_optimizer_moves",
+        "step.small_learning_rate",
+    ]
+    assert statuses(WithMasters(), *names) == dict.fromkeys(names, "pass")
+
+
+def test_masters_that_are_made_before_the_weights_are_loaded_are_found_where_they_are_built() -> None:
+    names = "building.starts_as_the_model", "step.same_policy"
+    assert statuses(LateMasters(), *names) == dict.fromkeys(names, "fail")

@@ -18,6 +18,7 @@ from rlcanary.checks.worlds.training.run_starts import (
     LORA,
     built,
     gap,
+    give_gradient,
     gradients,
     moved_tensors,
     rate_bounds,
@@ -25,7 +26,7 @@ from rlcanary.checks.worlds.training.run_starts import (
     train,
     with_gradient,
 )
-from rlcanary.checks.worlds.training.states import named, nats, own_logprobs, scheduled_rates
+from rlcanary.checks.worlds.training.states import named, nats, own_logprobs, scheduled_rates, started
 from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, sampled, tiny_policy
 from rlcanary.checks.worlds.training.updates import descended
 from rlcanary.contract.adapter import Adapter, NotProvided
@@ -121,8 +122,8 @@ def weight_decay(adapter: Adapter, model: Any, settings: RunSettings) -> None:
     state = built(adapter, settings, model)
     tensors, parameters = moved_tensors(state), named(model)
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    for tensor in tensors.values():
-        tensor.grad = torch.zeros_like(tensor)
+    for name, tensor in tensors.items():
+        give_gradient(state, name, tensor, torch.zeros_like(tensor))
     state.optimizer.step()
     for name, tensor in tensors.items():
         if name not in parameters:
@@ -156,7 +157,7 @@ def optimizer(adapter: Adapter, model: Any, settings: RunSettings) -> None:
     for update in (1, 2, 3):
         for name, tensor in tensors.items():
             gradient = torch.randn(tensor.shape, generator=generator)
-            tensor.grad = descended(state.optimizer, tensor, gradient.to(tensor))
+            give_gradient(state, name, tensor, gradient)
             means[name].lerp_(gradient.double(), 1 - slow)
             squares[name].lerp_(gradient.double().square(), 1 - slower)
             root = (squares[name] / (1 - slower**update)).sqrt() + settings.eps
@@ -207,22 +208,25 @@ def _starts() -> Iterator[Case]:
         ("frozen embedding", {"frozen": ("embed",)}),
         ("gradient checkpointing", {"gradient_checkpointing": True}),
     ):
-        yield Case(told, settings=replace(RunSettings(), **changes))
+        yield Case(told, settings=replace(RunSettings(learning_rate=1e-9), **changes))
 
 
 @check("building.starts_as_the_model", needs=("build",), cases=_starts, worlds=("tied_and_biased",))
 def starts_as_the_model(adapter: Adapter, model: Any, settings: RunSettings) -> None:
-    """Before its first update the policy computes what the loaded model does, with adapters and without.
+    """Before its first update, and behind a tiny one, the policy computes what the loaded model does, adapters included.
 
     Silent because a policy that starts elsewhere trains too, from worse rewards. Look for weights that are not loaded or are
-    initialised again, for a rounding to half precision, and for adapters of which neither matrix starts at zero.
+    initialised again, for masters made before the weights were loaded, which the first update writes over them, for a
+    rounding to half precision, and for adapters of which neither matrix starts at zero.
     """
     if settings.lora is not None:
         targets(model, settings.lora)
     state = built(adapter, settings, model)
-    far = gap(state.model, model)
-    told = f"the built policy differs from the loaded model by {far:.3g} nats"
-    assert_true(far <= nats(state.model), told, quantity="logprobs", magnitude=far)
+    for told in ("the built policy", "after an update at the learning rate 1e-9 the policy"):
+        far = gap(state.model, model)
+        told += f" differs from the loaded model by {far:.3g} nats"
+        assert_true(far <= nats(state.model), told, quantity="logprobs", magnitude=far)
+        started(state)
 
 
 def _adapters() -> Iterator[Case]:
@@ -287,7 +291,7 @@ def small_updates_are_kept(adapter: Adapter, model: Any) -> None:
     state = built(adapter, RunSettings(learning_rate=rate), model)
     tensors = [tensor for group in state.optimizer.param_groups for tensor in group["params"]]
     before = [tensor.detach().double().clone() for tensor in tensors]
-    for tensor in tensors:
+    for tensor in (*named(state.model).values(), *tensors):
         tensor.grad = descended(state.optimizer, tensor, torch.ones_like(tensor))
     for _ in range(updates):
         state.optimizer.step()

@@ -20,7 +20,7 @@ from rlcanary.checks.asserts import (
 )
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
-from rlcanary.checks.worlds.training.descent import with_kl
+from rlcanary.checks.worlds.training.descent import some, with_kl
 from rlcanary.checks.worlds.training.states import decaying, named, own_logprobs, seeded, weights_of
 from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, TOOLS, others, reference_near, sampled, state_of
 from rlcanary.contract.adapter import Adapter, NotProvided
@@ -63,12 +63,16 @@ def _saved_and_loaded(adapter: Adapter, state: Any, model: Any, decays: bool = F
 
 
 def _distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    squares = [float((one[name].detach().double() - other[name].detach().double()).square().sum()) for name in one]
+    shared = one.keys() & other.keys()
+    squares = [float((one[name].detach().double() - other[name].detach().double()).square().sum()) for name in shared]
     return math.sqrt(sum(squares))
 
 
 def _assert_same_run(resumed: Any, whole: Any, at_stop: Any, told: str) -> None:
     """Assert that a resumed run ends where the one without a stop does."""
+    lost = weights_of(whole).keys() - weights_of(resumed).keys()
+    told_lost = f"{told}, the optimizer has no copy of what it moved before: {some(sorted(lost))}"
+    assert_true(not lost, told_lost, quantity="copies of weights", magnitude=len(lost))
     moved, apart = (_distance(weights_of(whole), weights_of(state)) for state in (at_stop, resumed))
     if not moved > 0:
         raise NothingToCompare("the updates do not move the weights")

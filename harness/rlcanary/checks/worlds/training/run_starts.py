@@ -10,6 +10,7 @@ from torch import Tensor
 from rlcanary import reference
 from rlcanary.checks.worlds.training.states import held, named, own_logprobs, precision, seeded
 from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, sampled
+from rlcanary.checks.worlds.training.updates import descended
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import CollatedBatch
 from rlcanary.contract.layers import copied
@@ -84,6 +85,16 @@ def moved_tensors(state: Any) -> dict[str, Tensor]:
     if unknown:
         raise NotProvided(f"{unknown} tensors of the optimizer are no parameters, nor copies of one")
     return found
+
+
+def give_gradient(state: Any, name: str, tensor: Tensor, gradient: Tensor) -> None:
+    """Give a tensor that a state's optimizer moves a gradient to descend along, and the parameter that it is a copy of.
+
+    Some optimizers read those of the copies, and others fill them from the model's parameters.
+    """
+    parameters = named(state.model)
+    for each in (parameters.get(name, tensor), tensor):
+        each.grad = descended(state.optimizer, tensor, gradient.to(each))
 
 
 def rate_bounds(settings: RunSettings, update: int) -> tuple[float, float]:

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from types import MethodType
 from typing import Any
 
 import torch
@@ -113,7 +114,9 @@ class Watch:
         self._parameters_at_start = named(state.model)
         self.before = _values(self._parameters_at_start)
         self._started = _values(self.held)
-        before_steps(state.optimizer, self._note)
+        self._copies = {name for name, tensor in self.held.items() if tensor is not self._parameters_at_start.get(name)}
+        self._fills_copies = False
+        before_steps(state.optimizer, self._note, self._note_copies)
 
     def standing_still(self, gradients: dict[str, Tensor]) -> list[str]:
         """Return the parameters that did not move although their gradient among these is not negligible."""
@@ -169,8 +172,7 @@ class Watch:
     def _moved(self) -> dict[str, Tensor]:
         """Return the tensors that the optimizer moves, as they are now; the model may hold others than at the start."""
         parameters = named(self._state.model)
-        copies = {name for name, value in self.held.items() if value is not self._parameters_at_start.get(name)}
-        return _values({name: self.held[name] if name in copies else parameters[name] for name in self.held})
+        return _values({name: self.held[name] if name in self._copies else parameters[name] for name in self.held})
 
     def _replayed(self, dtype: torch.dtype | None = torch.float64) -> dict[str, Tensor]:
         """Take the same steps again in this precision, or in that of each tensor -> where the optimizer's tensors end."""
@@ -184,24 +186,48 @@ class Watch:
                 tensors[place].grad = update.gradients[name].to(tensors[place]) if name in update.gradients else None
             for group, learning_rate in zip(optimizer.param_groups, update.learning_rates, strict=True):
                 group.update(lr=learning_rate, maximize=False)
-            optimizer.step()
+            # A step that fills the gradients of its copies would fill them from parameters that nobody gave any here.
+            (_step_of_torch(optimizer) if self._fills_copies else optimizer.step)()
         return {name: tensors[place].detach().double() for name, place in self._places.items()}
 
     def _note(self) -> None:
-        optimizer = self._state.optimizer
+        rates = tuple(float(group["lr"]) for group in self._state.optimizer.param_groups)
+        self.updates.append(Update(self._gradients(), rates))
+
+    def _note_copies(self) -> None:
+        """Read the gradients of copies again, which the step may have filled itself."""
+        if not self._copies:
+            return
+        update, gradients = self.updates[-1], self._gradients()
+        filled = {name: gradients[name] for name in self._copies & gradients.keys()}
+        if any(not torch.equal(gradient, update.gradients[name]) for name, gradient in filled.items()):
+            self._fills_copies = True
+            self.updates[-1] = replace(update, gradients=update.gradients | filled)
+
+    def _gradients(self) -> dict[str, Tensor]:
         given = {name: self.held.get(name, parameter) for name, parameter in _trainable(self._state.model)}
         gradients = {
-            name: descended(optimizer, tensor, torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
+            name: descended(
+                self._state.optimizer, tensor, torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            )
             for name, tensor in given.items()
         }
-        gradients = {name: gradient.detach().clone().cpu() for name, gradient in gradients.items()}
-        self.updates.append(Update(gradients, tuple(float(group["lr"]) for group in optimizer.param_groups)))
+        return {name: gradient.detach().clone().cpu() for name, gradient in gradients.items()}
 
 
-def before_steps(optimizer: Any, action: Callable[[], None]) -> None:
-    """Call this before each step of an optimizer from now on.
+def _step_of_torch(optimizer: Any) -> Callable[[], Any]:
+    """Return the step of the torch optimizer that a class derives from; its own where it derives from none."""
+    for each in type(optimizer).__mro__:
+        step = vars(each).get("step")
+        if step is not None and each.__module__.startswith("torch.optim"):
+            return MethodType(step, optimizer)
+    return optimizer.step  # type: ignore[no-any-return]
 
-    A subclass whose `step` calls that of a torch optimizer makes one step, and torch announces two.
+
+def before_steps(optimizer: Any, action: Callable[[], None], after: Callable[[], None] | None = None) -> None:
+    """Call this before each step of an optimizer from now on, and that after it.
+
+    A subclass whose `step` calls that of a torch optimizer makes one step, and torch may announce two.
     """
     running: list[bool] = []
 
@@ -210,8 +236,13 @@ def before_steps(optimizer: Any, action: Callable[[], None]) -> None:
             action()
         running.append(True)
 
+    def ended(*_: Any) -> None:
+        running.pop()
+        if after is not None and not running:
+            after()
+
     optimizer.register_step_pre_hook(began)
-    optimizer.register_step_post_hook(lambda *_: running.pop())
+    optimizer.register_step_post_hook(ended)
 
 
 def descended(optimizer: Any, tensor: Tensor, gradient: Tensor) -> Tensor:
