@@ -1,5 +1,6 @@
 """Bugs in weight sync."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -205,9 +206,9 @@ class EnginesOfOneName(Bug):
     source = "AReaL 0e4b69474, #941"
     effect = "two engines register under one name: both get the weights, and the one that came last all versions"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.registered: dict[type, Any] = {}
+    @cached_property
+    def registered(self) -> dict[type, Any]:
+        return {}
 
     def new_engine(self, model: Any) -> Any:
         engine = super().new_engine(model)

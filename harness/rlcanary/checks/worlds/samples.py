@@ -85,17 +85,31 @@ def gaps(engine: Any, model: Any, prompt: Sequence[int]) -> dict[str, float]:
     two = [list(prompt), list(prompt[:-1])]
     with suppress(NotProvided, NotImplementedError):
         distances["generate of two prompts"] = _distance(model, two, engine.generate(two, several))
-    agenerate = getattr(engine, "agenerate", None)
-    # A class that names the protocol as its base inherits a method without a body.
-    if agenerate is None or getattr(agenerate, "__func__", None) is Engine.agenerate:
+    if not _has_own_agenerate(engine):
         return distances
 
     async def at_once() -> Any:
-        return await asyncio.gather(*map(agenerate, two, (greedy, several)))
+        return await asyncio.gather(*map(engine.agenerate, two, (greedy, several)))
 
     with suppress(NotProvided, NotImplementedError):
         distances["agenerate"] = _distance(model, two, asyncio.run(at_once()))
     return distances
+
+
+def _has_own_agenerate(engine: Any) -> bool:
+    """Tell whether an engine's asynchronous requests are its own.
+
+    A class that names the protocol as its base inherits a method without a body, and one that writes `generate` alone
+    inherits an `agenerate` of another engine.
+    """
+    if "agenerate" in vars(engine):
+        return True
+    for each in type(engine).__mro__:
+        if "agenerate" in vars(each):
+            return each is not Engine
+        if "generate" in vars(each):
+            return False
+    return hasattr(engine, "agenerate")
 
 
 def _distance(model: Any, prompts: Sequence[Sequence[int]], groups: Sequence[Sequence[Completion]]) -> float:
