@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.checks.closeness import close, deviation, share_of_entries, tolerance
-from rlcanary.checks.literal import clipped, short
+from rlcanary.checks.literal import apart, clipped, short
 from rlcanary.checks.tally import Compared, Finding, NothingToCompare, Tally
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
@@ -103,7 +103,8 @@ def assert_close(
     counted = torch.ones_like(expected, dtype=torch.bool) if where is None else where
     _count(int(counted.sum()))
     if not close(got[counted], expected[counted], rtol, atol):
-        told = f"{message}\n  got:      {short(got, counted)}\n  expected: {short(expected.to(got.dtype), counted)}"
+        found, wanted = apart(got, expected.to(got.dtype), counted)
+        told = f"{message}\n  got:      {found}\n  expected: {wanted}"
         magnitude = deviation(got[counted], expected[counted])
         raise Finding(told, quantity=quantity, magnitude=magnitude, compared=Compared(got.clone(), expected, counted))
 

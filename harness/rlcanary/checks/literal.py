@@ -59,13 +59,22 @@ def _joined(opening: str, parts: list[str], closing: str) -> str:
     return "\n".join([opening, *(textwrap.indent(f"{part},", "    ") for part in parts), closing])
 
 
-def short(tensor: Tensor, where: Tensor | None = None) -> str:
-    """Format a tensor for a message: four significant digits, shortened when large, `-` outside `where`."""
+def apart(got: Tensor, expected: Tensor, where: Tensor | None = None) -> tuple[str, str]:
+    """Format two tensors with as many digits as tell them apart."""
+    for digits in (4, 8, 12):
+        texts = short(got, where, digits), short(expected, where, digits)
+        if texts[0] != texts[1]:
+            return texts
+    return short(got, where), short(expected, where)
+
+
+def short(tensor: Tensor, where: Tensor | None = None, digits: int = 4) -> str:
+    """Format a tensor for a message: some significant digits, shortened when large, `-` outside `where`."""
 
     def nested(value: Any, counts: Any) -> str:
         if isinstance(value, list):
             return f"[{', '.join(map(nested, value, counts))}]"
-        return "-" if not counts else f"{value:.4g}" if isinstance(value, float) else str(value)
+        return "-" if not counts else f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
     counted = torch.ones_like(tensor, dtype=torch.bool) if where is None else where
     return clipped(nested(tensor.detach().cpu().tolist(), counted.tolist()))
