@@ -243,13 +243,15 @@ def tiny_lfm2(seed: int = 0) -> Any:
 def tiny_gemma2(seed: int = 0) -> Any:
     """A float32 Gemma 2 of two layers with random weights, tied embeddings, and logits that it bends to stay within ±4.
 
+    Its vocabulary fills no block of a power of two: what a kernel puts behind it must not become a logit of -4.
+
     Raises:
         ModuleNotFoundError: transformers is not installed.
     """
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
-    heads = {"head_dim": 8, "query_pre_attn_scalar": 8}
-    return _seeded(Gemma2ForCausalLM, Gemma2Config(**_sizes(), **heads, final_logit_softcapping=4.0), seed)
+    sizes = _sizes() | {"vocab_size": VOCABULARY + 3, "head_dim": 8, "query_pre_attn_scalar": 8}
+    return _seeded(Gemma2ForCausalLM, Gemma2Config(**sizes, final_logit_softcapping=4.0), seed)
 
 
 def tiny_granite(seed: int = 0) -> Any:

@@ -56,6 +56,33 @@ class DividedByTheWholeRollout(Loop):
         return replace(given, global_sequences=float(len(batch.rewards)))
 
 
+class DividedByAFullMiniBatch(Loop):
+    """The last update is divided as if it had as many rows as the others."""
+
+    def inputs(self, state: Any, batch: CollatedBatch, frozen: PolicyBatch, rows_b: Tensor) -> PolicyBatch:
+        given = super().inputs(state, batch, frozen, rows_b)
+        return replace(given, global_sequences=float(math.ceil(len(batch.rewards) / self.conventions.mini_batches)))
+
+
+class LossWithoutTheCap(Loop):
+    """The loss takes the logits before the model caps them; scoring takes them behind it."""
+
+    def inputs(self, state: Any, batch: CollatedBatch, frozen: PolicyBatch, rows_b: Tensor) -> PolicyBatch:
+        cap = getattr(state.model.config, "final_logit_softcapping", None)
+        if cap is None:
+            return super().inputs(state, batch, frozen, rows_b)
+
+        def uncapped(_model: Any, _inputs: Any, output: Any) -> Any:
+            output.logits = (cap * torch.atanh((output.logits.double() / cap).clamp(-1 + 1e-12, 1 - 1e-12))).float()
+            return output
+
+        hook = state.model.register_forward_hook(uncapped)
+        try:
+            return super().inputs(state, batch, frozen, rows_b)
+        finally:
+            hook.remove()
+
+
 class ReferenceOfEachUpdate(Loop):
     """The reference model is the policy of the update before: the KL starts anew each time."""
 
@@ -167,6 +194,8 @@ CAUGHT_BY = {
     OldLogprobsOfEachUpdate: "rl_step.declared_gradients",
     AdvantagesOfTheMiniBatch: "rl_step.declared_gradients",
     DividedByTheWholeRollout: "rl_step.declared_gradients",
+    DividedByAFullMiniBatch: "rl_step.declared_gradients",
+    LossWithoutTheCap: "rl_step.declared_gradients",
     ReferenceOfEachUpdate: "rl_step.declared_gradients",
     OneEpoch: "rl_step.each_row_once_per_epoch",
     DrawnWithReplacement: "rl_step.each_row_once_per_epoch",

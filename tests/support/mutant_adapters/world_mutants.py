@@ -192,6 +192,52 @@ class OnlyWhatChangedIsSent(ReferenceAdapter):
         state.sent = weights
 
 
+class TemperatureBeforeTheCap(ReferenceAdapter):
+    """Divides by the temperature what the model caps, and not the logits that it returns."""
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        if cap is None:
+            return super().completion_logprobs(model, batch, temperature)
+
+        def earlier(_model: Any, _inputs: Any, output: Any) -> Any:
+            raw = torch.atanh((output.logits.double() / cap).clamp(-1 + 1e-12, 1 - 1e-12))
+            output.logits = (cap * torch.tanh(raw / temperature)).float()
+            return output
+
+        hook = model.register_forward_hook(earlier)
+        try:
+            return super().completion_logprobs(model, batch, 1.0)
+        finally:
+            hook.remove()
+
+
+class ScaleLeftOutOfPacks(ReferenceAdapter):
+    """Scores packed rows without the factor by which the model scales its logits."""
+
+    def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        return super().packed_logprobs(model, batch, temperature / getattr(model.config, "logits_scaling", 1.0))
+
+
+class RewardSinceTheStart(ReferenceAdapter):
+    """Logs the mean reward of all updates of a state."""
+
+    def train_step(self, state: Any, batch: CollatedBatch) -> dict[str, float]:
+        metrics = super().train_step(state, batch)
+        seen = state.model.__dict__.setdefault("seen", [])
+        seen.append(metrics["reward"])
+        return {**metrics, "reward": sum(seen) / len(seen)}
+
+
+class ToolMarksOverruleTheLimit(ReferenceAdapter):
+    """Masks truncated completions in batches without tool tokens alone."""
+
+    def make_batch(self, groups: list[Group], pad_token_id: int) -> CollatedBatch:
+        if any(completion.sampled is not None for group in groups for completion in group.completions):
+            return reference.make_batch(groups, pad_token_id)[0]
+        return super().make_batch(groups, pad_token_id)
+
+
 WORLD_MUTANTS = [
     ToolTokensUnattended,
     RewardOfToolTokens,
@@ -207,4 +253,8 @@ WORLD_MUTANTS = [
     FirstWeightsPutBack,
     InputsStayInTheirBuffer,
     OnlyWhatChangedIsSent,
+    TemperatureBeforeTheCap,
+    ScaleLeftOutOfPacks,
+    RewardSinceTheStart,
+    ToolMarksOverruleTheLimit,
 ]

@@ -69,8 +69,8 @@ class WeightedByTheRow(Bug):
         mask_BT, lengths_B1 = batch.mask, batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
         log_ratio_BT = (batch.logprobs - batch.old_logprobs).masked_fill(~mask_BT, 0)
         log_weights_BT = (log_ratio_BT.sum(dim=1, keepdim=True) / lengths_B1).expand_as(log_ratio_BT)
-        filled = [each.masked_fill(~mask_BT, 0) for each in (batch.logprobs, batch.ref_logprobs)]
-        wrong_BT = reference.kl(*filled, conventions, log_weights_BT)
+        logprobs_BT, ref_logprobs_BT = (each.masked_fill(~mask_BT, 0) for each in (batch.logprobs, batch.ref_logprobs))
+        wrong_BT = reference.kl(logprobs_BT, ref_logprobs_BT, conventions, log_weights_BT)
         without = reference.policy_loss(batch, conventions.replace(kl_coef=0.0)).loss
         counted = conventions.replace(aggregation=conventions.kl_aggregation or conventions.aggregation)
         kl = reference.aggregate(wrong_BT, batch, counted)

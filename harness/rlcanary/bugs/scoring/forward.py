@@ -155,3 +155,37 @@ class StateOverTheSeam(Bug):
             return super().packed_logprobs(model, batch, temperature)
         finally:
             hook.remove()
+
+
+class ScaleLeftOut(Bug):
+    id = "unsloth.scale-of-logits-left-out"
+    source = "unsloth-zoo, #930; unsloth, #11277"
+    effect = "a fused head leaves out the factor by which a model scales its logits: it is another temperature"
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        scale = getattr(model.config, "logits_scaling", 1.0)
+        return super().completion_logprobs(model, batch, temperature / scale)
+
+
+class VocabularyFilledUp(Bug):
+    id = "unsloth.capped-lanes-behind-the-vocabulary"
+    source = "unsloth, #10616"
+    effect = (
+        "lanes behind the vocabulary are -inf, of which the cap of the logits makes a number that takes probability"
+    )
+
+    def completion_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        if cap is None:
+            return super().completion_logprobs(model, batch, temperature)
+
+        def filled(_model: Any, _inputs: Any, output: Any) -> Any:
+            lanes = -output.logits.shape[-1] % 64
+            output.logits = torch.nn.functional.pad(output.logits, (0, lanes), value=-cap)
+            return output
+
+        hook = model.register_forward_hook(filled)
+        try:
+            return super().completion_logprobs(model, batch, temperature)
+        finally:
+            hook.remove()

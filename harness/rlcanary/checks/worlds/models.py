@@ -63,7 +63,7 @@ def capped_logits() -> Any:
 
 
 def scaled_logits() -> Any:
-    """Granite: behind its output layer the logits are divided by 4, which a product of hidden states and weights leaves out."""
+    """Granite: behind its output layer the logits are divided by 4, which the same product leaves out."""
     return _copy_of(tiny_models.tiny_granite)
 
 

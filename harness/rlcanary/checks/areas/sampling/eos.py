@@ -11,11 +11,16 @@ from rlcanary.contract.batch import CollatedBatch, Completion, Group
 EOS_IDS = (2, 5)
 
 
-def _group(*completions: Sequence[int]) -> Group:
+def _group(*completions: Sequence[int], sampled: Sequence[list[bool]] | None = None) -> Group:
     """Make a group of these completions, with rewards 1, 2, … so that rows can be told apart."""
     rows = [
-        Completion(list(ids), [-0.5] * len(ids), "stop" if ids and ids[-1] in EOS_IDS else "length")
-        for ids in completions
+        Completion(
+            list(ids),
+            [-0.5] * len(ids),
+            "stop" if ids and ids[-1] in EOS_IDS else "length",
+            sampled=None if sampled is None else sampled[row],
+        )
+        for row, ids in enumerate(completions)
     ]
     return Group([11, 12], rows, [float(row) for row in range(1, len(rows) + 1)])
 
@@ -38,19 +43,29 @@ def _truncated() -> Iterator[Case]:
     for is_masked in (True, False):
         changes, completions = {"mask_truncated": is_masked}, [[21, 22, 23, 24], [25, 2], [26]]
         yield Case(changes, changes=changes, completions=completions, pad_token_id=0)
+        sampled = [[True, False, False, True], [True, True], [True]]
+        yield Case(changes, "tool tokens", changes=changes, completions=completions, pad_token_id=0, sampled=sampled)
 
 
 @check("eos.truncated_completion_is_whole", needs=("make_batch",), cases=_truncated)
-def truncated_completion_is_whole(adapter: Adapter, completions: list[list[int]], pad_token_id: int) -> None:
+def truncated_completion_is_whole(
+    adapter: Adapter, completions: list[list[int]], pad_token_id: int, sampled: list[list[bool]] | None = None
+) -> None:
     """A completion cut off by the token limit is trained on all of its tokens and on no EOS; on none if so declared.
 
     Silent because dropping or shortening a truncated completion, or adding an EOS, changes only its length: the policy
     learns to stop where it was cut. Look for an EOS that is appended, for masks that search for one, for a last token
     that happens to be the padding id, and for `mask_truncated`, to be declared where such completions are masked.
     """
-    batch = adapter.make_batch([_group(*completions)], pad_token_id)
+    batch = adapter.make_batch([_group(*completions, sampled=sampled)], pad_token_id)
     told = f"with padding id {pad_token_id}, other tokens of the truncated completions are trained"
-    assert_equal(_trained(batch), _expected(adapter, completions), told)
+    expected = _expected(adapter, completions)
+    if sampled is not None:
+        expected = [
+            [token for token, is_own in zip(ids, marks, strict=False) if is_own]
+            for ids, marks in zip(expected, sampled, strict=True)
+        ]
+    assert_equal(_trained(batch), expected, told)
 
 
 def _ended() -> Iterator[Case]:

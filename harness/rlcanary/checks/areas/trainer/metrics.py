@@ -84,6 +84,7 @@ def _batches_and_older_policies(conventions: Conventions) -> Iterator[Case]:
     yield Case("tool tokens of an older policy", groups=TOOLS, drift=0.5)
     of_the_trainer = {"old_logprobs": "trainer"}
     yield Case("tool tokens of an older policy", of_the_trainer, changes=of_the_trainer, groups=TOOLS, drift=0.5)
+    yield Case("behind two updates on other rows", groups=GROUPS, earlier=2)
     # A run may watch a KL that it does not train.
     for changes in ({"kl_coef": 0.0}, *({"kl_coef": 0.3, "kl_placement": place} for place in get_args(KlPlacement))):
         yield Case("a reference model", changes, changes=changes, groups=GROUPS, has_reference=True)
@@ -95,18 +96,26 @@ def _drawn(rng: Generator, size: int) -> Case:
 
 @check("metrics.recomputed", needs=("train_step",), cases=_batches_and_older_policies, worlds=("router",), draws=_drawn)
 def recomputed(
-    adapter: Adapter, model: Any, groups: list[Group], drift: float = 0.0, has_reference: bool = False
+    adapter: Adapter,
+    model: Any,
+    groups: list[Group],
+    drift: float = 0.0,
+    has_reference: bool = False,
+    earlier: int = 0,
 ) -> None:
     """The logged loss, learning rate, gradient norm, reward, KL, entropy, ratios and tokens are those of this update.
 
     Silent because a dashboard affects only people's decisions. Look for a learning rate that is read after the schedule
     has moved on, rewards before their weights, means over padding or tool tokens, the metrics of one worker,
-    a variable that was reused before it was logged, and a KL that is only computed where it is trained.
+    a variable that was reused before it was logged, numbers of earlier updates in a list that nobody empties, and a KL that
+    is only computed where it is trained.
     """
     ref_model = nudged(copied(model).eval()) if has_reference else reference_near(model, adapter.conventions)
     state = state_of(adapter, model, copied(ref_model))
     if state.scheduler is not None:
         state = decaying(state)
+    for _ in range(earlier):
+        adapter.train_step(state, sampled(state.model, adapter.conventions, PAIR))
     batch = sampled(state.model, adapter.conventions, groups, drift)
     metrics = declared(state.model, in_precision_of(state, ref_model), batch, adapter.conventions).metrics
     if drift and adapter.conventions.kl_coef and adapter.conventions.kl_placement == "reward":

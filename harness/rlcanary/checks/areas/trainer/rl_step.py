@@ -41,7 +41,10 @@ ONE_PROMPT = [
     )
 ]
 # Completions that no number of updates divides.
-FIVE = [*ONE_PROMPT, Group([16, 17], [Completion([18, 19])], [0.75])]
+FIVE = [
+    Group([5, 6], [Completion([8, 9, 2]), Completion([10]), Completion([11, 12])], [1.0, 0.0, 0.25]),
+    Group([16, 17, 18], [Completion([19, 20, 21, 2]), Completion([22, 23])], [0.75, 0.25]),
+]
 
 ONCE = {"epochs_per_rollout": 1, "mini_batches": 1}
 TWICE = {"epochs_per_rollout": 2, "mini_batches": 2}
@@ -313,6 +316,8 @@ def _rollouts_of_one_update() -> Iterator[Case]:
     yield Case(changes=ONCE, groups=rollout_groups())
     changes = {**ONCE, "mask_truncated": True}
     yield Case("a truncated completion that is masked", changes=changes, groups=_truncated_groups())
+    groups = [*_truncated_groups(), _tool_groups()[0]]
+    yield Case("a truncated completion that is masked, beside tool tokens", changes=changes, groups=groups)
     yield Case("tool tokens", changes=ONCE, groups=_tool_groups())
 
 
