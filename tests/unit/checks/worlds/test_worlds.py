@@ -44,7 +44,8 @@ class WindowForgotten(ReferenceAdapter):
 
     def packed_logprobs(self, model: Any, batch: CollatedBatch, temperature: float) -> Tensor:
         narrow = copy.deepcopy(model)
-        narrow.config.sliding_window = None
+        if narrow.config.model_type == "mistral":  # Gemma 2 cannot do without its window
+            narrow.config.sliding_window = None
         return super().packed_logprobs(narrow, batch, temperature)
 
 
