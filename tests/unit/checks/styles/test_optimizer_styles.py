@@ -143,6 +143,34 @@ def test_an_optimizer_that_fills_the_gradients_of_its_masters_itself_is_right() 
     assert statuses(WithMasters(), *names) == dict.fromkeys(names, "pass")
 
 
+def test_an_optimizer_that_empties_the_gradients_of_its_masters_is_right_too() -> None:
+    class Emptied(OwnMasters):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.register_step_pre_hook(lambda *_: self.fill())
+            self.register_step_post_hook(lambda *_: self.empty())
+
+        def fill(self) -> None:
+            for parameter, copy in zip(self.live, self.copies, strict=True):
+                copy.grad = None if parameter.grad is None else parameter.grad.float()
+
+        def empty(self) -> None:
+            for parameter, copy in zip(self.live, self.copies, strict=True):
+                parameter.data.copy_(copy)
+                copy.grad = None
+
+        def step(self, closure: Any = None) -> Any:
+            return torch.optim.AdamW.step(self, closure)
+
+    class WithEmptied(WithMasters):
+        def new_state(self, model: Any, ref_model: Any, learning_rate: float) -> Any:
+            optimizer = Emptied(model.parameters(), lr=learning_rate, weight_decay=0.0)
+            return TrainState(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0), ref_model)
+
+    names = "step.declared_gradient", "step.only_the_optimizer_moves"
+    assert statuses(WithEmptied(), *names) == dict.fromkeys(names, "pass")
+
+
 def test_masters_that_are_made_before_the_weights_are_loaded_are_found_where_they_are_built() -> None:
     names = "building.starts_as_the_model", "step.same_policy"
     assert statuses(LateMasters(), *names) == dict.fromkeys(names, "fail")

@@ -195,12 +195,16 @@ class Watch:
         self.updates.append(Update(self._gradients(), rates))
 
     def _note_copies(self) -> None:
-        """Read the gradients of copies again, which the step may have filled itself."""
+        """Read the gradients of copies again, which the step may have filled itself, and may have emptied."""
         if not self._copies:
             return
         update, gradients = self.updates[-1], self._gradients()
         filled = {name: gradients[name] for name in self._copies & gradients.keys()}
-        if any(not torch.equal(gradient, update.gradients[name]) for name, gradient in filled.items()):
+        given = [each.grad for _, each in _trainable(self._state.model) if each.grad is not None]
+        is_emptied = any(each.any() for each in given) and not any(each.any() for each in filled.values())
+        if not is_emptied and any(
+            not torch.equal(gradient, update.gradients[name]) for name, gradient in filled.items()
+        ):
             self._fills_copies = True
             self.updates[-1] = replace(update, gradients=update.gradients | filled)
 
