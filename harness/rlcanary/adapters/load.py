@@ -4,6 +4,7 @@ import copy
 import importlib
 import importlib.util
 import inspect
+import itertools
 import re
 import sys
 from dataclasses import fields
@@ -64,9 +65,17 @@ def load_adapter(spec: str) -> Adapter:
     for name in sorted(provided(adapter)):
         _check_signature(adapter, name, spec)
     _require_conventions(adapter, spec)
+    if _name_is_inherited(adapter):
+        adapter.name = type(adapter).__name__
     if importlib.util.find_spec("torch") is None:
         raise UserError("the checks need torch: pip install 'rlcanary[torch]'")
     return adapter
+
+
+def _name_is_inherited(adapter: Adapter) -> bool:
+    """Tell if an adapter of a user has only the name of the bundled adapter that it extends, or none."""
+    own = list(itertools.takewhile(lambda each: not each.__module__.startswith("rlcanary."), type(adapter).__mro__))
+    return bool(own) and not any("name" in vars(each) for each in (adapter, *own))
 
 
 def configurations_of(adapter: Adapter) -> dict[str, Adapter]:

@@ -52,6 +52,19 @@ def test_python_file(package: Path) -> None:
     assert load_adapter(f"{path}:Mine").name == "mine"
 
 
+def test_an_adapter_without_a_name_of_its_own_is_reported_under_its_class(package: Path) -> None:
+    extending = "from rlcanary.adapters.reference import ReferenceAdapter\n\nclass Ours(ReferenceAdapter):\n"
+    (package / "extending.py").write_text(extending + "    pass\n")
+    assert load_adapter("extending.py").name == "Ours"
+    (package / "naming.py").write_text(extending + "    name = 'ours'\n")
+    assert load_adapter("naming.py").name == "ours"
+    (package / "of_the_instance.py").write_text(
+        extending + "    def __init__(self):\n        super().__init__()\n        self.name = 'built'\n"
+    )
+    assert load_adapter("of_the_instance.py").name == "built"
+    assert load_adapter("rlcanary.adapters.reference:ReferenceAdapter").name == "reference"
+
+
 def test_capability_set_on_the_instance_counts() -> None:
     class Bare(Adapter):
         pass
