@@ -18,13 +18,22 @@ def _on_conventions(change: Callable[[Conventions], dict[str, Any]]) -> Patches:
     """Patch the loss to be computed under changed conventions, whatever is set."""
     return {
         "losses.policy_loss": lambda exact: (
-            lambda batch, conventions: exact(batch, conventions.replace(**change(conventions)))
+            lambda batch, conventions, *rest: exact(batch, conventions.replace(**change(conventions)), *rest)
         )
     }
 
 
 def _on_mask(change: Callable[[Tensor], Tensor]) -> Patches:
     return on_batch(lambda batch: replace(batch, mask=change(batch.mask.bool())))
+
+
+def _on_labels(change: Callable[[Tensor], Tensor]) -> Patches:
+    """Patch the supervised loss to be computed with another mask."""
+    return {
+        "supervised.supervised_loss": lambda exact: (
+            lambda batch, *rest: exact(replace(batch, mask=change(batch.mask.bool())), *rest)
+        )
+    }
 
 
 def _without_last(mask_BT: Tensor) -> Tensor:
@@ -64,8 +73,8 @@ def _nothing_over_nothing(pick: Callable[[Tensor], Tensor]) -> Patches:
     """Patch the loss to divide the picked rows without a trained token by the number of their tokens, which is 0."""
 
     def patch(exact: Function) -> Function:
-        def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
-            output: LossOutput = exact(batch, conventions)
+        def policy_loss(batch: PolicyBatch, *rest: Any) -> LossOutput:
+            output: LossOutput = exact(batch, *rest)
             mask_BT = batch.mask.bool()
             picked_B = pick(mask_BT.any(dim=1))
             if not picked_B.any():
@@ -79,22 +88,36 @@ def _nothing_over_nothing(pick: Callable[[Tensor], Tensor]) -> Patches:
 
 
 def _metrics_of_padding(exact: Function) -> Function:
-    def policy_loss(batch: PolicyBatch, conventions: Conventions) -> LossOutput:
-        everywhere = exact(replace(batch, mask=torch.ones_like(batch.mask)), conventions)
-        return LossOutput(exact(batch, conventions).loss, everywhere.metrics)
+    def policy_loss(batch: PolicyBatch, *rest: Any) -> LossOutput:
+        everywhere = exact(replace(batch, mask=torch.ones_like(batch.mask)), *rest)
+        return LossOutput(exact(batch, *rest).loss, everywhere.metrics)
 
     return policy_loss
 
 
-def _whatever_side(_: Function) -> Function:
+def _whatever_side(exact: Function) -> Function:
     """Clip the ratio on both sides, whatever the sign of the advantage."""
 
-    def surrogate(_: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, conventions: Conventions) -> Any:
-        low = 0.0 if conventions.clip_low is None else 1 - conventions.clip_low
-        high = torch.inf if conventions.clip_high is None else 1 + conventions.clip_high
-        ratio_BT = log_ratio_BT.exp()
-        held_BT = ratio_BT.clamp(low, high)
-        return -held_BT * advantages_BT, (held_BT != ratio_BT) & (advantages_BT != 0)
+    def surrogate(
+        logprobs_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, *rest: Any
+    ) -> tuple[Tensor, Tensor]:
+        _, (low_BT, high_BT), _ = rest
+        held_BT = log_ratio_BT.clamp(low_BT, high_BT)
+        loss_BT: Tensor = exact(logprobs_BT, held_BT, advantages_BT, *rest)[0]
+        return loss_BT, (held_BT != log_ratio_BT) & (advantages_BT != 0)
+
+    return surrogate
+
+
+def _dual_clip_of_any_sign(exact: Function) -> Function:
+    """Bound the loss by the dual clip at a positive advantage too: the bound is below any loss, and no gradient is left."""
+
+    def surrogate(*given: Any) -> tuple[Tensor, Tensor]:
+        loss_BT, is_clipped_BT = exact(*given)
+        advantages_BT, conventions = given[2], given[-1]
+        if conventions.dual_clip is not None and conventions.objective == "clip":
+            loss_BT = torch.minimum(loss_BT, -conventions.dual_clip * advantages_BT)
+        return loss_BT, is_clipped_BT
 
     return surrogate
 
@@ -111,6 +134,9 @@ OBJECTIVE_MISTAKES: dict[str, Patches] = {
     "the mask is shifted by one: each row trains the token before": _on_mask(_earlier),
     "the last token of each completion is not trained": _on_mask(_without_last),
     "the first token of each completion is not trained": _on_mask(_without_first),
+    "the mask of the labels is one token late": _on_labels(_later),
+    "the mask of the labels is one token early": _on_labels(_earlier),
+    "everything is trained as labels, prompts and padding included": _on_labels(torch.ones_like),
     "the KL has no gradient": {"kl.kl": lambda exact: lambda *given: exact(*given).detach()},
     "the logprobs of policy and reference are swapped in the KL": {
         "kl.kl": lambda exact: lambda logprobs, ref, *rest: exact(ref, logprobs, *rest)
@@ -124,6 +150,7 @@ OBJECTIVE_MISTAKES: dict[str, Patches] = {
     ),
     "the ratio is taken against the sampler's logprobs": on_batch(_swapped_sampler),
     "the ratio is clipped on both sides whatever the sign of the advantage": {"losses._surrogate": _whatever_side},
+    "the dual clip bounds the loss at a positive advantage too": {"losses._surrogate": _dual_clip_of_any_sign},
     "the advantages have the wrong sign in the loss": on_batch(
         lambda batch: replace(batch, advantages=-batch.advantages)
     ),

@@ -24,19 +24,22 @@ LOSSES = frozenset({"policy_loss", "accumulated_loss", "sharded_loss", "train_st
 
 def on_batch(change: Callable[[PolicyBatch], PolicyBatch]) -> Patches:
     """Patch the loss to be computed on a changed batch."""
-    return {"losses.policy_loss": lambda exact: lambda batch, conventions: exact(change(batch), conventions)}
+    return {"losses.policy_loss": lambda exact: lambda batch, *rest: exact(change(batch), *rest)}
 
 
 CALLING = {
     "kl.kl": LOSSES | {"kl"},
     "losses.importance_weights": LOSSES | {"importance_weights"},
     "advantages.advantages": frozenset({"advantages", "train_step"}),
+    "advantages._group_advantages": frozenset({"advantages", "train_step"}),
     "logprobs.token_logprobs": frozenset({"token_logprobs"}),
     "logprobs.completion_logprobs": frozenset({"completion_logprobs", "train_step"}),
     "logprobs.completion_scores": frozenset({"train_step"}),
     "logprobs.packed_logprobs": frozenset({"packed_logprobs"}),
+    "logprobs._check_places": frozenset({"completion_logprobs", "packed_logprobs", "train_step"}),
     "logprobs.entropy": frozenset({"entropy"}),
     "losses.accumulated_loss": frozenset({"accumulated_loss", "sharded_loss"}),
+    "supervised.supervised_loss": frozenset({"supervised_loss"}),
     "scoring._reward": frozenset({"score", "rollout", "evaluate"}),
     "step.descend": frozenset({"train_step"}),
     "step.policy_batch": frozenset({"train_step"}),

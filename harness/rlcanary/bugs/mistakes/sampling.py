@@ -165,8 +165,6 @@ SAMPLING_MISTAKES: dict[str, Patches] = {
             "top_p": 1.0,
             "seed": None,
             "eos_token_ids": None,
-            "repetition_penalty": 1.0,
-            "stop_sequences": (),
         }.items()
     },
     "the engine reports logprobs before the temperature": _sampled_with(lambda _: {"logprobs": "raw"}),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlcanary.bugs.mistakes.planting import Function, Patches
+from rlcanary.contract.conventions import Conventions
 
 SCORING = ("token_logprobs", "completion_logprobs", "completion_scores", "packed_logprobs")
 
@@ -39,6 +40,22 @@ def _advantages(change: Callable[[Tensor], Tensor]) -> Patches:
     return {"advantages.advantages": lambda exact: lambda *given: change(exact(*given))}
 
 
+def _less_scaled_mean(exact: Function) -> Function:
+    """Divide the mean of the group, not the centred reward, by the standard deviation."""
+
+    def advantages(rewards_G: Tensor, weights_G: Tensor, batch_std: Tensor, conventions: Conventions) -> Tensor:
+        centred_G: Tensor = exact(rewards_G, weights_G, batch_std, conventions.replace(advantage_scale="none"))
+        if conventions.advantage_scale == "none":
+            return centred_G
+        std = batch_std
+        if conventions.advantage_scale == "group":
+            ddof = conventions.advantage_ddof
+            std = rewards_G.std(correction=ddof) if len(rewards_G) > ddof else torch.zeros_like(batch_std)
+        return rewards_G - (rewards_G - centred_G) / (std + conventions.advantage_eps)
+
+    return advantages
+
+
 def _slices_of_one_size(_: Tensor, groups_B: Tensor) -> Tensor:
     size = int(groups_B.unique(return_counts=True)[1].max())
     return torch.arange(len(groups_B)) // size
@@ -51,6 +68,9 @@ SIGNAL_MISTAKES: dict[str, Patches] = {
         "advantages.advantages": lambda exact: (
             lambda rewards, groups, *rest: exact(rewards, torch.zeros_like(groups), *rest)
         )
+    },
+    "the mean alone is divided by the standard deviation, not the reward less the mean": {
+        "advantages._group_advantages": _less_scaled_mean
     },
     "each completion is a group of its own": _grouped(lambda rewards, _: torch.arange(len(rewards))),
     "groups are taken by position: rows are not sorted by group first": _grouped(

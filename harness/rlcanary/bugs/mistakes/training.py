@@ -134,6 +134,13 @@ def _other(speaker: str, **changes: Any) -> Callable[[dict[str, Any]], dict[str,
     return lambda message: {**message, **changes} if message["role"] == speaker else message
 
 
+def _trained_padding(batch: CollatedBatch) -> CollatedBatch:
+    """Train every position; the padding's logprobs are 0, as tensors are padded."""
+    old, ref = (None if values is None else values.nan_to_num(0) for values in (batch.old_logprobs, batch.ref_logprobs))
+    mask_BT = torch.ones_like(batch.completion_mask)
+    return replace(batch, completion_mask=mask_BT, old_logprobs=old, ref_logprobs=ref)
+
+
 def _evaluation_mode(state: Any) -> Any:
     state.model.eval()
     return state
@@ -143,6 +150,9 @@ def _schedule_moved(state: Any) -> Any:
     state.scheduler.step()
     return state
 
+
+UNCHECKED: Patches = {"logprobs._check_places": lambda _: lambda _batch: None}
+"""Lets a mistake score what the oracle refuses."""
 
 # Each mistake patches capabilities or functions of the oracle by name.
 TRAINING_MISTAKES: dict[str, Patches] = {
@@ -157,9 +167,6 @@ TRAINING_MISTAKES: dict[str, Patches] = {
     ),
     "the batch's mask is one token early": _collated(
         lambda batch, _: {"completion_mask": torch.nn.functional.pad(batch.completion_mask, (0, 1))[:, 1:]}
-    ),
-    "the batch's position ids count the padding": _collated(
-        lambda batch, _: {"position_ids": torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)}
     ),
     "the batch attends to its padding": _collated(
         lambda batch, _: {"attention_mask": torch.ones_like(batch.attention_mask)}
@@ -187,9 +194,10 @@ TRAINING_MISTAKES: dict[str, Patches] = {
     "padding is attended to when tokens are scored": _scored_from(
         lambda batch: {"attention_mask": torch.ones_like(batch.attention_mask)}
     ),
-    "the attention mask is made from the token ids": _scored_from(
-        lambda batch: {"attention_mask": batch.input_ids.bool()}
-    ),
+    "the attention mask is made from the token ids": {
+        **_scored_from(lambda batch: {"attention_mask": batch.input_ids.bool()}),
+        **UNCHECKED,
+    },
     "position ids count the padding when tokens are scored": _scored_from(
         lambda batch: {"position_ids": torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)}
     ),
@@ -205,12 +213,13 @@ TRAINING_MISTAKES: dict[str, Patches] = {
     "the reference logprobs of the batch are not used": _updated(
         lambda state, batch: (state, replace(batch, ref_logprobs=None))
     ),
-    "the sampler's logprobs are not used in the update": _updated(
-        lambda state, batch: (state, replace(batch, old_logprobs=None))
-    ),
-    "the update trains the padding": _updated(
-        lambda state, batch: (state, replace(batch, completion_mask=torch.ones_like(batch.completion_mask)))
-    ),
+    "the sampler's logprobs are not used in the update": {
+        "step.policy_batch": lambda exact: lambda *given: exact(*given[:-1], given[-1].replace(old_logprobs="trainer"))
+    },
+    "the update trains the padding": {
+        **_updated(lambda state, batch: (state, _trained_padding(batch))),
+        **UNCHECKED,
+    },
     **{
         f"{told} are scored without the temperature in the update": _scored_at(name)
         for name, told in {

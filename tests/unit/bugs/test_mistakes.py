@@ -1,0 +1,34 @@
+"""Each known mistake is one that checks catch: a candidate that ends in an error explains nothing, and nobody would see it."""
+
+import pytest
+
+from rlcanary.bugs.mistakes import MISTAKES
+from rlcanary.bugs.mistakes.planting import Mistaken, reached_by
+from rlcanary.checks import all_checks, run_check
+from rlcanary.contract.presets import GRPO
+
+TELLING = GRPO.replace(
+    kl_coef=0.5,
+    entropy_coef=0.1,
+    temperature=0.7,
+    dual_clip=3.0,
+    old_logprobs="sampler",
+    importance_level="token",
+    importance_mode="truncate",
+    importance_high=2.0,
+)
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_each_known_mistake_gives_wrong_numbers_and_no_error_of_its_own(words: str) -> None:
+    patches = MISTAKES[words]
+    reached = reached_by(patches)
+    for conventions in (GRPO, TELLING):
+        adapter = Mistaken(conventions, patches)
+        for check in sorted(all_checks(), key=lambda check: check.needs[0] not in reached):
+            if reached & set(check.needs):
+                result = run_check(check, adapter, "reference")
+                assert result.status != "error", result.message
+                if result.status == "fail":
+                    return
+    pytest.fail("no check fails: it explains nothing")
