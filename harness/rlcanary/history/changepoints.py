@@ -162,6 +162,8 @@ class _Partition:
             line = _Partition(self._given, slope + line._slope_within())
         # What fits badly leaves residuals that depend on each other, which say nothing about the noise.
         closer = line if line._squares() < self._squares() else self
+        if line._squares() == 0:
+            return line  # a counter that grows by the same amount in each run
         runs_alone = runs / dependence(closer._residuals())
         gain = runs_alone * math.log(self._squares() / line._squares())
         return line if gain + penalty * (len(self.cuts) - len(line.cuts)) > penalty else None

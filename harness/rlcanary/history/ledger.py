@@ -47,7 +47,8 @@ class Alarm:
             return False
         if kind != "step":
             return self.is_open
-        return self.earliest_s < latest_s and earliest_s < self.latest_s
+        place = (earliest_s, latest_s)
+        return (self.earliest_s, self.latest_s) == place or (self.earliest_s < latest_s and earliest_s < self.latest_s)
 
     @property
     def is_open(self) -> bool:

@@ -151,15 +151,15 @@ def judge(
             *(regression.series.name, regression.kind.value, regression.rises),
             *(regression.last_good.run.started_s, regression.first_bad.run.started_s),
         )
-        alarm = ledger.find(*change)
-        if alarm is None:
-            alarm = ledger.add(*change)
-            ledger.note_event(alarm, "seen", *now)
-            if regression.series.name not in ledger.watched and regression.runs_since > recent:
-                ledger.note_event(alarm, "known", *now)
-                ledger.note_event(alarm, "acknowledged", *now, note="older than the first look at this metric")
-        elif not alarm.is_open:
+        known = ledger.find(*change)
+        alarm = known or ledger.add(*change)
+        if not alarm.is_open:
             ledger.note_event(alarm, "back", *now)
+        if "seen" not in alarm.events:  # new, or the disk was full when it was
+            ledger.note_event(alarm, "seen", *now)
+        if known is None and regression.series.name not in ledger.watched and regression.runs_since > recent:
+            ledger.note_event(alarm, "known", *now)
+            ledger.note_event(alarm, "acknowledged", *now, note="older than the first look at this metric")
         certain = regression.chance <= CHANCE_PER_DAY / metrics
         if "known" not in alarm.events and (certain or _is_confirmed(regression, alarm.events["seen"][1])):
             ledger.note_event(alarm, "known", *now)

@@ -169,6 +169,7 @@ def _start(document: dict[str, Any]) -> datetime.datetime | None:
             start = datetime.datetime.fromisoformat(document["start_time_utc"])
         else:  # files that other tools wrote carry local time without a zone only
             start = datetime.datetime.fromisoformat(document["start_time"])
-        return start.astimezone(datetime.UTC)
+        seconds = start.astimezone(datetime.UTC).timestamp()
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC)  # as it is read back: not beyond the year 9999
     except (KeyError, TypeError, ValueError, OverflowError):
         return None

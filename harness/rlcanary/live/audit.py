@@ -31,6 +31,9 @@ from rlcanary.live.weights import Moves, Stillness
 
 log = logging.getLogger("rlcanary.live")
 
+# Judged from what all ranks of an update have; rollouts, samples and syncs are judged by each rank for itself.
+OF_ALL_RANKS = ("update", "logged")
+
 
 class Evidence(Protocol):
     """Evidence that adds up over a run, and that its checkpoints keep."""
@@ -246,7 +249,7 @@ class Audit:
         self.guard(lambda: found.extend(self._syncs.judge(trained, held, allowed)))
         for finding in found:
             finding.since = self.updates
-        self._tell([finding for finding in found if self.findings.add(finding)])
+        self._tell([finding for finding in found if self.findings.add(finding)], kind="sync")
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -318,9 +321,12 @@ class Audit:
         self._tell(new, record, kind)
 
     def _tell(self, new: list[Finding], record: Record | None = None, kind: str = "update") -> None:
-        if not new or (self.ranks != "separate" and not processes.is_first(self.group)):
+        speaks = self.ranks == "separate" or processes.is_first(self.group)
+        if not new or (kind in OF_ALL_RANKS and not speaks):
             return
-        told = [str(finding) for finding in new]
+        rank = "" if speaks else f"rank {processes.rank(self.group)}: "
+        told = [f"{rank}{finding}" for finding in new]
+        kind = kind if speaks else f"rank-{processes.rank(self.group)}-{kind}"
         folder = self.bundles
         if folder is not None and record is not None:
             self.guard(
@@ -331,13 +337,13 @@ class Audit:
             if self.on_finding != "log":
                 warn(line)
 
-    def was_not_watched(self, number: int) -> None:
-        """Warn, once, that an update that was to be judged had no logprobs."""
+    def was_not_judged(self, number: int, reason: str) -> None:
+        """Warn, once, that an update that was to be judged is not."""
         if not self._has_missed:
             self._has_missed = True
-            told = f"update {number} is not judged: no logprobs with a gradient were given to `watch` before it ended"
+            told = f"update {number} is not judged: {reason}"
             log.warning("rlcanary: %s", told)
-            warn(told)
+            _warn_only(told)
 
     def guard(self, function: Callable[[], None]) -> None:
         """Call a function of the audit. Its failure is a warning, once, and never one of the run."""
@@ -347,4 +353,12 @@ class Audit:
             log.debug("the audit of an update failed", exc_info=True)
             if not self._has_failed:
                 self._has_failed = True
-                warn(f"the audit of an update failed, the run is not affected: {type(error).__name__}: {error}")
+                _warn_only(f"the audit of an update failed, the run is not affected: {type(error).__name__}: {error}")
+
+
+def _warn_only(told: str) -> None:
+    """Warn of the audit itself, also where the run makes errors of warnings: that is no reason to end it."""
+    try:
+        warn(told)
+    except Warning:
+        log.warning("rlcanary: %s", told)

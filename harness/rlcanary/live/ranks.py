@@ -23,7 +23,12 @@ def count() -> int:
 
 def is_first(group: Any = None) -> bool:
     """Tell whether this process is the one that speaks for all."""
-    return count() == 1 or dist.get_rank(group) == 0
+    return count() == 1 or rank(group) == 0
+
+
+def rank(group: Any = None) -> int:
+    """Return the number of this process among those that share an update."""
+    return dist.get_rank(group)
 
 
 def gathered(made: Made | None, ranks: Ranks, group: Any = None) -> Made | None:

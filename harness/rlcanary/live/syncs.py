@@ -76,14 +76,15 @@ def _is_equal(trained: Any, held: Any) -> bool:
 
 def probe_logprobs(model: Any) -> Tensor:
     """Return the logprobs [8] that a causal model of transformers gives fixed probe tokens, without any dropout."""
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     ids = torch.arange(1, PROBES + 2, device=model.device).unsqueeze(0) % model.config.vocab_size
     model.eval()
     try:
         with torch.no_grad():
             logits: Tensor = model(input_ids=ids).logits[0, :-1].float()
     finally:
-        model.train(was_training)
+        for module, was_training in modes:
+            module.training = was_training
     return logits.log_softmax(dim=-1).gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from types import TracebackType
@@ -38,8 +39,8 @@ class Auditor(Protocol):
     def guard(self, function: Callable[[], None]) -> None:
         """Call a function of the audit, whose failure is none of the run."""
 
-    def was_not_watched(self, number: int) -> None:
-        """Say that an update that was to be judged had no logprobs."""
+    def was_not_judged(self, number: int, reason: str) -> None:
+        """Say that an update that was to be judged is not."""
 
     def conclude(self, make: Callable[[], Made]) -> tuple[Record | None, list[Finding]]:
         """Make the record of the update, and judge it."""
@@ -58,7 +59,7 @@ class Update:
     def __init__(
         self, audit: Auditor, number: int, is_audited: bool, mask: Tensor | None, given: dict[str, Any]
     ) -> None:
-        self.is_audited = is_audited
+        self.is_audited, self._is_dropped = is_audited, False
         self.findings: list[Finding] = []
         self.record: Record | None = None
         self.audit, self._number, self._mask = audit, number, mask
@@ -70,14 +71,30 @@ class Update:
         self._logged: dict[str, float] = {}
         self._are_means = False
         self._is_broken = self._is_over = False
+        self._has_stepped = True
+        self._stepping: Any = None
 
     def begin(self) -> None:
-        """Note the weights before the update."""
+        """Note the weights before the update, and copy what is known of it: a run may overwrite its own."""
+        if self.is_audited:
+            self.audit.guard(self._copy)
         if self.is_audited and self._model is not None:
             self.audit.guard(self._weigh)
 
+    def _copy(self) -> None:
+        self._given = _copied(self._given)
+        self._mask = None if self._mask is None else self._mask.detach().clone()
+
     def _weigh(self) -> None:
         self._weights = Weights(self._model, self._optimizer)
+        if self._loss_scale != 1 and isinstance(self._optimizer, torch.optim.Optimizer):
+            # A scaler leaves out the steps of gradients that are not finite. Wrappers of optimizers tell of none.
+            with suppress(AttributeError):
+                self._stepping = self._optimizer.register_step_post_hook(lambda *_: self._note_step())
+                self._has_stepped = False
+
+    def _note_step(self) -> None:
+        self._has_stepped = True
 
     def __enter__(self) -> Self:
         self.begin()
@@ -150,7 +167,7 @@ class Update:
 
     def know(self, **given: Any) -> None:
         """Add what is known of the update by now, see `Audit.update`."""
-        self._given |= given
+        self._given |= _copied(given) if self.is_audited else given
 
     def log(self, metrics: Mapping[str, Any], are_means: bool = False) -> None:
         """Take the numbers that the run logs of this update, before it ends; unknown names are left out.
@@ -183,11 +200,15 @@ class Update:
         """
         pieces = self._released()
         if self.is_audited and (pieces or self.audit.ranks != "separate"):
-            self._weights = self._weights if was_stepped else None
+            self._weights = self._weights if was_stepped and self._has_stepped else None
             record, self.findings = self.audit.conclude(lambda: self._made(pieces))
             self.record = record if keep_record else None
         elif self.is_audited:
-            self.audit.was_not_watched(self._number)
+            told = "no logprobs with a gradient were given to `watch` before it ended"
+            self.audit.was_not_judged(self._number, told)
+        elif self._is_dropped:
+            told = "the parameters had no gradient behind its first micro-batches, which may have been thrown away"
+            self.audit.was_not_judged(self._number, told)
         self._given, self._model, self._optimizer, self._weights = {}, None, None, None
         if self.findings and self.audit.on_finding == "stop":
             raise Stopped("; ".join(map(str, self.findings)))
@@ -203,13 +224,20 @@ class Update:
     def drop(self) -> None:
         """End the update without a judgement: its gradient was thrown away."""
         self._released()
-        self.is_audited = False
+        self._is_dropped, self.is_audited = True, False
         self._given, self._model, self._optimizer, self._weights = {}, None, None, None
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the logprobs of a watched micro-batch have got their gradient."""
+        return any(piece.has_gradient for piece in self._pieces)
 
     def _released(self) -> list[Piece]:
         pieces, self._pieces, self._is_over = self._pieces, [], True
         for piece in pieces:
             piece.handle.remove()
+        if self._stepping is not None:
+            self._stepping.remove()
         return pieces
 
     def _made(self, pieces: list[Piece]) -> Made:
@@ -273,11 +301,13 @@ class Piece:
         known = {name: _of_rows(name, value) for name, value in given.items()}
         self.given = {name: value.detach().clone() for name, value in known.items() if isinstance(value, Tensor)}
         self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64, device=logprobs.device)
+        self.has_gradient = False
         self.handle: Any = watched.register_hook(lambda gradient: guard(lambda: self._note(gradient)))
 
     def _note(self, gradient: Tensor | None) -> None:
         if gradient is None:
             return  # so is the hook called of an output that got none, where its node gave others
+        self.has_gradient = True
         gradient = gradient.detach() if self._read is None else self._read(gradient.detach())
         self.gradient += gradient  # and is read later: a GPU would be waited for in the backward pass
 
@@ -313,6 +343,10 @@ def _placed(parts: list[tuple[Piece, Tensor]], shape: tuple[int, ...]) -> Tensor
         else:
             whole[piece.rows, piece.columns] = values
     return whole
+
+
+def _copied(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in given.items()}
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from rlcanary.live.findings import Finding
 # A trained parameter that stood still in this many audited updates, in which others moved, is not trained.
 PATIENCE = 10
 COARSE = {"bfloat16", "float16"}
+SLICE = 2**22
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,21 @@ class Moves:
 
 
 class Weights:
-    """The sums of a model's parameters, taken before an update."""
+    """One number of each of a model's parameters, taken before an update."""
 
     def __init__(self, model: Any, optimizer: Any = None) -> None:
-        """Note the sums, and whether any group of the optimizer has a learning rate above 0."""
+        """Note the numbers, and whether any group of the optimizer has a learning rate above 0."""
         self._model = model
-        self._before = _sums(model)
+        self._forms, self._before = _forms(model), _sums(model)
         self._rests = optimizer is not None and not any(float(group["lr"]) for group in optimizer.param_groups)
 
     def moves(self) -> Moves:
         """Compare the parameters with what they were."""
-        before, after = _read(self._before), _read(_sums(self._model))
-        parameters = dict(self._model.named_parameters())
-        changed = {name for name, total in after.items() if total != before.get(name)}
+        before, now, forms = _read(self._before), _read(_sums(self._model)), _forms(self._model)
+        # What is whole before the update and a shard behind it, or elsewhere, cannot be compared.
+        after = {name: total for name, total in now.items() if name in before and forms[name] == self._forms[name]}
+        parameters = _parameters(self._model)
+        changed = {name for name, total in after.items() if total != before[name]}
         finite = {name for name, total in after.items() if total - total == 0}
         return Moves(
             moved=tuple(name for name in after if name in changed & finite and parameters[name].requires_grad),
@@ -146,11 +149,46 @@ def _other_trained(no_longer: tuple[str, ...], newly: tuple[str, ...]) -> Iterat
     yield Finding("weights.trained", f"behind a resume {' and '.join(parts)}", len(no_longer) + len(newly))
 
 
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def _parameters(model: Any) -> dict[str, Tensor]:
+    """Return a model's parameters by their names without those of wrappers, under which a run may be resumed or not."""
+    named: dict[str, Tensor] = dict(model.named_parameters())
+    for wrapper in WRAPPERS:
+        named = {name.replace(wrapper, ""): each for name, each in named.items()}
+    if all(name.startswith("module.") for name in named):  # DistributedDataParallel
+        named = {name.removeprefix("module."): each for name, each in named.items()}
+    return named
+
+
+def _local(parameter: Tensor) -> Tensor:
+    """Return what this rank has of a parameter."""
+    shard: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return shard.detach()
+
+
+def _forms(model: Any) -> dict[str, tuple[bool, int]]:
+    """Return by parameter if it is a shard, and how many values this rank has of it."""
+    return {name: (hasattr(each, "to_local"), _local(each).numel()) for name, each in _parameters(model).items()}
+
+
 def _sums(model: Any) -> dict[str, Tensor]:
-    """Sum each parameter in float64; of one that is sharded, this rank's shard. Nothing waits for a GPU yet."""
-    with torch.no_grad():
-        local = {name: getattr(each, "to_local", lambda each=each: each)() for name, each in model.named_parameters()}
-        return {name: each.sum(dtype=torch.float64) for name, each in local.items()}
+    """Return a number of each parameter that is here; of one that is sharded, of this rank's shard.
+
+    Nothing waits for a GPU yet. Left out are parameters without a value here, as those that are elsewhere between passes.
+    """
+    local = {name: _local(each) for name, each in _parameters(model).items()}
+    return {name: _sum(each) for name, each in local.items() if each.numel() and not each.is_meta}
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Sum x + x² in float64, which changes where moves cancel too; in slices, since a copy of a vocabulary is large."""
+    total = torch.zeros((), dtype=torch.float64, device=values.device)
+    for part in values.reshape(-1).split(SLICE):
+        exact = part.double()
+        total += (exact + exact.square()).sum()
+    return total
 
 
 def _read(sums: dict[str, Tensor]) -> dict[str, float]:

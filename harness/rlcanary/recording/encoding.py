@@ -66,7 +66,8 @@ def _encode(value: object, path: str, depth: int, nonfinite: list[NonFinite]) ->
         case int():
             return _whole(value, path)
         case float() | decimal.Decimal():
-            number = float(value)
+            is_nan = isinstance(value, decimal.Decimal) and value.is_nan()  # a signalling one is no float
+            number = math.nan if is_nan else float(value)
             if math.isfinite(number):
                 return number
             nonfinite.append(NonFinite(path, repr(number)))
@@ -82,7 +83,10 @@ def _encode(value: object, path: str, depth: int, nonfinite: list[NonFinite]) ->
         case list() | tuple():
             return [inner(item, f"[{index}]") for index, item in enumerate(value)]
         case Mapping():
-            return {_object_key(key, value, path): inner(item, f"[{key!r}]") for key, item in value.items()}
+            encoded = {_object_key(key, value, path): inner(item, f"[{key!r}]") for key, item in value.items()}
+            if len(encoded) < len(value):
+                raise EncodingError(f"{_place(path)} has keys that are one key in JSON: {list(value)}")
+            return encoded
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: inner(getattr(value, field.name), f".{field.name}") for field in dataclasses.fields(value)}
     if isinstance(value, _array_types()):

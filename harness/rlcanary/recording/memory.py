@@ -35,12 +35,15 @@ class MemorySampler:
         self._thread = threading.Thread(target=self._sample_until_stopped, name="rlcanary-memory", daemon=True)
 
     def start(self) -> None:
-        self.sample()
-        self._thread.start()
+        """Sample from now on, at once for the first time."""
+        if self._is_sampled():
+            self._thread.start()
 
     def stop(self) -> None:
+        """End the sampling."""
         self._stopped.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def max_gb(self) -> float:
         """Returns the maximum so far, including this moment, in GB of 2**30 bytes.
@@ -68,14 +71,20 @@ class MemorySampler:
             else:
                 self._max_gpu_bytes = max(self._max_gpu_bytes, self._gpus.highest_used_bytes())
 
+    def _is_sampled(self) -> bool:
+        """Sample, and keep what stands in the way for the test to see, if it asks."""
+        try:
+            self.sample()
+        except UserError as error:
+            self._problem = error
+            return False
+        return True
+
     def _sample_until_stopped(self) -> None:
         rest = INTERVAL_S
         while not self._stopped.wait(rest):
             began = time.perf_counter()
-            try:
-                self.sample()
-            except UserError as error:
-                self._problem = error  # for the test to see, if it asks
+            if not self._is_sampled():
                 return
             rest = max(INTERVAL_S, COST_SHARE * (time.perf_counter() - began))
 

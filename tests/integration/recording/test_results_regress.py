@@ -260,3 +260,10 @@ def test_too_few_runs_are_no_verdict(template: Path, tmp_path: Path) -> None:
     assert "Nothing was judged" in answer
     assert "too few runs" in answer
     assert "Nothing is worse" not in answer
+
+
+def test_full_disk_costs_the_ledger_and_not_the_verdict(project: Path) -> None:
+    told = run("trap '' XFSZ; ulimit -f 0; rlcanary regress", project, code=1)
+    assert "so what is new today will be new again tomorrow" in told.stderr
+    assert NAME in told.stdout
+    assert NAME in run("rlcanary regress", project, code=1).stdout

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ class Table(nn.Module):
         self.frozen = nn.Parameter(torch.zeros(B), requires_grad=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.logits[rows].log_softmax(-1)[..., 0]
+        return self.logits[rows].log_softmax(-1)[..., 0] + 0 * self.frozen[rows].unsqueeze(1)
 
 
 def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
@@ -61,6 +62,9 @@ def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
         if mistake == "audit" and rank == 1 and number == 1:
             given["rewards"] = "not a tensor"
             given["unknown"] = 1
+        if mistake == "old logprobs first":
+            with torch.no_grad():
+                model(rows)  # which leaves the root of a sharded model whole until its next backward pass
         with audit.update(mask=MASK[rows], model=policy, **given) as update:
             logprobs = update.watch(model(rows))
             batch = PolicyBatch(logprobs, logprobs.detach(), advantages[rows], MASK[rows])
@@ -71,6 +75,16 @@ def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
                 with torch.no_grad():
                     policy.frozen += rank  # on one rank alone
             optimizer.step()
+        if mistake == "rollout" and number == 0:
+            wrong = 2 * advantages[rows] if rank else advantages[rows]
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                audit.on_finding = "warn"
+                audit.rollout(mask=MASK[rows], rewards=REWARDS[rows], group_ids=GROUPS[rows], advantages=wrong)
+                audit.on_finding = "log"
+            told = [str(each.message) for each in caught]
+    if mistake == "rollout":
+        return {"told": told}
     return {"found": [str(finding) for finding in audit.findings], "audited": audit.audited}
 
 

@@ -1,4 +1,4 @@
-"""Each known mistake is one that checks catch: a candidate that ends in an error explains nothing, and nobody would see it."""
+"""Checks catch each known mistake: a candidate that ends in an error explains nothing, and nobody would see it."""
 
 import pytest
 

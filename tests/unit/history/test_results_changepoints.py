@@ -69,6 +69,13 @@ def test_line_is_a_drift_and_not_a_staircase() -> None:
         assert find_levels(100 + noise + 10 * (np.arange(RUNS) >= 75)).slope is None
 
 
+@pytest.mark.parametrize("growth", [1000.0, 0.1, -1.0])
+def test_counter_that_grows_by_the_same_amount_in_each_run_is_a_drift(growth: float) -> None:
+    levels = find_levels(growth * np.arange(60.0))
+    assert levels.slope == pytest.approx(growth)
+    assert levels.steps == []
+
+
 def test_change_that_was_mended_is_two_steps_and_a_third_time_is_switching() -> None:
     random = np.random.default_rng(0)
     runs = np.arange(RUNS)

@@ -189,3 +189,12 @@ def test_more_metrics_need_clearer_steps() -> None:
     few, many = int(0.005 / chance), int(0.02 / chance) + 1
     assert look(Ledger(), values.tolist(), metrics=max(few, 1)) == [Status.NEW]
     assert look(Ledger(), values.tolist(), metrics=many) == [Status.UNCONFIRMED]
+
+
+def test_alarm_whose_events_a_full_disk_has_lost_is_seen_now() -> None:
+    ledger, values = Ledger(), [1.0] * 40 + [1.3] * 5
+    found = regression(values)
+    starts = found.last_good.run.started_s, found.first_bad.run.started_s
+    alarm = ledger.add(found.series.name, found.kind.value, found.rises, *starts)
+    assert look(ledger, values) == [Status.NEW]
+    assert set(alarm.events) >= {"seen", "known"}

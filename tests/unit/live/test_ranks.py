@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "support/live_runs/live_ranks.py"
 
 RUNS = [
     *("ddp/none", "ddp/means of ranks", "ddp/audit", "ddp/audit before the group", "ddp/trainer on rank 1"),
-    *("fsdp/none", "fsdp/means of ranks", "fsdp/frozen part"),
+    *("fsdp/none", "fsdp/means of ranks", "fsdp/frozen part", "fsdp/old logprobs first", "ddp/rollout"),
 ]
 
 
@@ -53,6 +53,20 @@ def test_a_frozen_shard_that_moves_on_one_rank_is_found_on_each(runs: Any) -> No
     for each in told:
         (found,) = each["fsdp/frozen part"]["found"]
         assert "moved frozen" in found
+
+
+def test_a_root_that_is_whole_before_an_update_and_sharded_behind_it_has_not_moved(runs: Any) -> None:
+    told, _ = runs
+    assert [each["fsdp/old logprobs first"] for each in told] == [{"found": [], "audited": 3}] * 2
+
+
+def test_each_rank_tells_what_is_wrong_with_its_own_rollout(runs: Any) -> None:
+    told, folder = runs
+    first, second = (each["ddp/rollout"]["told"] for each in told)
+    assert first == []
+    assert [line.startswith("rlcanary: rank 1: advantages: ") for line in second] == [True, False]
+    assert "rank-1-rollout-0" in second[1]
+    assert [path.name for path in (folder / "ddp/rollout").iterdir()] == ["rank-1-rollout-0"]
 
 
 def test_an_audit_may_be_made_before_the_processes_know_each_other(runs: Any) -> None:

@@ -56,3 +56,11 @@ def test_an_engine_in_half_precision_may_be_further_away_on_unlikely_tokens() ->
         assert audit.synced(trained, trained * (1 + 2**-7 * torch.randn(8, generator=source))) == []
     (finding,) = audit.synced(trained, trained - 3.0)
     assert finding.invariant == "sync.probes"
+
+
+def test_probes_leave_each_part_of_the_model_in_its_mode() -> None:
+    model = tiny_llama().train()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    probe_logprobs(model)
+    assert [module.training for module in model.modules()] == before

@@ -1,5 +1,7 @@
 """Loops that are right and written in unusual ways are neither accused nor ended by the audit."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.presets import DAPO
 from rlcanary.live import Audit
+from rlcanary.live.hooks.steps import Steps
 
 MASK = torch.ones(4, 3).bool()
 ADVANTAGES = torch.tensor([1.0, -1.0, 2.0, -0.5])
@@ -176,4 +179,66 @@ def test_the_rounding_of_equal_rewards_is_no_wrong_gradient() -> None:
         logprobs = update.watch(old.clone().requires_grad_())
         loss_of(logprobs, old, advantages, 18).backward()
     assert float(advantages[3:].abs().max()) > 0.01
+    assert findings_of(audit) == []
+
+
+def test_an_update_may_end_where_no_gradient_is_recorded() -> None:
+    audit, old = Audit(DAPO, every=1, on_finding="log"), policy()
+    update = audit.update(mask=MASK, advantages=ADVANTAGES, old_logprobs=old)
+    update.begin()
+    loss_of(update.watch(policy().requires_grad_()), old, ADVANTAGES).backward()
+    with torch.no_grad():
+        update.end()
+    assert (findings_of(audit), audit.audited) == ([], 1)
+
+
+def test_a_run_may_overwrite_what_it_gave_before_the_update_ends() -> None:
+    audit, old, advantages = Audit(DAPO, every=1, on_finding="log"), policy().double(), ADVANTAGES.clone()
+    with audit.update(mask=MASK, advantages=advantages) as update:
+        update.know(old_logprobs=old)
+        loss_of(update.watch(policy().double().requires_grad_()), old, advantages).backward()
+        old.zero_()
+        advantages.zero_()
+    assert findings_of(audit) == []
+
+
+@pytest.mark.parametrize("backward_passes", [1, 2])
+def test_micro_batches_of_a_loop_that_is_not_ours_are_one_update(backward_passes: int) -> None:
+    """Also where all of them are in one backward pass, until which there is no gradient."""
+    audit, weights = Audit(DAPO.replace(old_logprobs="trainer"), every=3, on_finding="log"), torch.nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(weights.parameters(), lr=0.01)
+    steps = Steps(audit, optimizer, weights)
+    for _ in range(6):
+        losses = []
+        for rows in (slice(0, 2), slice(2, 4)):
+            logprobs = weights.weight.log_softmax(0)[rows]
+            steps.update().watch(logprobs, mask=MASK[rows], advantages=ADVANTAGES[rows])
+            losses.append(loss_of(logprobs, logprobs.detach(), ADVANTAGES[rows]))
+            if backward_passes == 2:
+                losses.pop().backward()
+        if losses:
+            sum(losses).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    assert (findings_of(audit), audit.updates, audit.audited) == ([], 6, 2)
+
+
+def test_a_gradient_that_is_thrown_away_is_not_judged() -> None:
+    audit, weights = Audit(DAPO.replace(old_logprobs="trainer"), every=1, on_finding="log"), torch.nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(weights.parameters(), lr=0.01)
+    steps = Steps(audit, optimizer, weights)
+    for is_kept in (False, True):
+        logprobs = weights.weight.log_softmax(0)
+        steps.update().watch(logprobs, mask=MASK, advantages=ADVANTAGES)
+        loss_of(logprobs, logprobs.detach(), ADVANTAGES).backward()
+        if is_kept:
+            optimizer.step()
+        optimizer.zero_grad()
+    assert (findings_of(audit), audit.audited) == ([], 1)
+
+
+def test_a_failure_of_the_audit_ends_no_run_that_makes_errors_of_warnings() -> None:
+    audit = Audit(DAPO, every=1)
+    with warnings.catch_warnings(action="error"), audit.update(mask=MASK, advantages=ADVANTAGES) as update:
+        update.watch(torch.rand(4, 5, requires_grad=True))
     assert findings_of(audit) == []

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlcanary.contract.presets import GRPO
 from rlcanary.live import Audit
-from rlcanary.live.weights import PATIENCE
+from rlcanary.live.weights import PATIENCE, Weights
 
 MASK = torch.ones(2, 3, dtype=torch.bool)
 
@@ -132,3 +132,64 @@ def test_a_failure_of_this_judgement_is_a_warning_and_none_of_the_run(monkeypatc
     policy, audit = Policy(), Audit(GRPO, every=1, on_finding="log")
     with pytest.warns(UserWarning, match="the run is not affected: ZeroDivisionError"):
         assert updated(audit, policy, trained(policy)) == []
+
+
+def test_moves_that_cancel_each_other_are_moves() -> None:
+    policy, audit = Policy(), Audit(GRPO, every=1, on_finding="log")
+    with torch.no_grad():
+        policy.unread.copy_(torch.tensor([1.0, 1.0, 0.0]))
+
+    def exchange() -> None:
+        with torch.no_grad():
+            policy.unread.copy_(torch.tensor([1.5, 0.5, 0.0]))
+
+    assert updated(audit, policy, torch.optim.SGD([policy.unread], lr=0.1), exchange) == []
+
+
+def test_parameters_that_have_no_value_here_are_left_out() -> None:
+    """Those of other ranks between passes, or of another stage."""
+    policy, audit = Policy(), Audit(GRPO, every=1, on_finding="log")
+    policy.register_parameter("elsewhere", nn.Parameter(torch.empty(0)))
+    policy.register_parameter("meta", nn.Parameter(torch.empty(3, device="meta")))
+    found = [updated(audit, policy, trained(policy)) for _ in range(PATIENCE - 1)]
+    assert found == [[]] * (PATIENCE - 1)
+    assert audit.audited == PATIENCE - 1
+
+
+def test_a_step_that_a_scaler_leaves_out_moves_nothing() -> None:
+    """As docs/live.md writes it: the gradient of the parameters overflows, that of the logprobs does not."""
+    policy, audit = Policy(), Audit(GRPO, every=1, on_finding="log")
+    optimizer, scaler = trained(policy), torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    rewards = torch.tensor([1.0, 0.0])
+    steps = []
+    for overflows in (True, False):
+        optimizer.zero_grad()
+        given = {"rewards": rewards, "group_ids": torch.zeros(2, dtype=torch.long), "loss_scale": scaler.get_scale()}
+        before = policy.table.detach().clone()
+        with audit.update(mask=MASK, model=policy, optimizer=optimizer, **given) as update:
+            logprobs = update.watch(policy())
+            scaler.scale(-(logprobs * (rewards - 0.5).unsqueeze(1)).mean()).backward()
+            if overflows:
+                assert policy.table.grad is not None
+                policy.table.grad.fill_(torch.inf)
+            scaler.step(optimizer)
+            scaler.update()
+        steps.append(not torch.equal(before, policy.table))
+    assert (steps, [each.invariant for each in audit.findings if each.invariant.startswith("weights")]) == (
+        [False, True],
+        [],
+    )
+
+
+def test_an_optimizer_that_never_steps_is_told_under_a_scaler_of_one() -> None:
+    policy, audit = Policy(), Audit(GRPO, every=1, on_finding="log")
+    nothing = torch.optim.SGD([policy.unread], lr=0.1)
+    assert updated(audit, policy, nothing) == ["weights.still"]
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, lambda model: nn.ModuleDict({"module": model})])
+def test_a_run_may_be_resumed_in_another_wrapper(wrap: Any) -> None:
+    policy, audit = Policy(), Audit(GRPO, every=1, on_finding="log")
+    before = Weights(policy).moves().trained
+    assert Weights(wrap(policy)).moves().trained == before
+    assert updated(audit, policy, trained(policy)) == []

@@ -127,3 +127,15 @@ except EncodingError:
 """
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout == "[]\n"
+
+
+def test_keys_that_are_one_key_in_json_are_refused() -> None:
+    class Colour(enum.Enum):
+        RED = "red"
+
+    with pytest.raises(EncodingError, match="keys that are one key in JSON"):
+        encode({Colour.RED: 1, "red": 2})
+
+
+def test_signalling_nan_is_a_nan() -> None:
+    assert encode(decimal.Decimal("sNaN")) == (None, [("", "nan")])

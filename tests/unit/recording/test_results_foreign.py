@@ -77,6 +77,7 @@ UNREADABLE = {
     "schema of 4,000 digits": text_of().replace('"schema": 1', f'"schema": {"9" * 4000}'),
     "nested schema": text_of(schema=[[]]),
     "year 9999": text_of(start_time_utc="9999-12-31T23:59:59-14:00"),
+    "last microsecond of the year 9999": text_of(start_time_utc="9999-12-31T23:59:59.999999+00:00"),
     "year 1": text_of(start_time_utc="0001-01-01T00:00:00+14:00"),
     "nested": '{"a":' * 50_000,
     "empty": "",

@@ -127,6 +127,21 @@ def test_highest_of_all_gpus_of_all_nodes_counts(add_node: Callable[[str], FakeN
         assert sampler.gpu_names() == ["NVIDIA H100 80GB HBM3", "NVIDIA L4"]
 
 
+def test_trouble_of_ray_is_told_to_the_test_that_asks_for_memory_alone(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Any:
+        raise RuntimeError("the cluster restarts")
+
+    monkeypatch.setattr(ray, "nodes", broken)
+    records = Records()
+    with tracking("test_a.py::test_b", records, MemorySampler(None)) as tracker:
+        tracker.track("loss", 1.0)
+        with pytest.raises(UserError, match="Ray does not list its nodes"):
+            tracker.get_max_mem()
+    assert any('"loss"' in text for text in records.missing())
+
+
 def test_models_of_other_nodes_are_in_the_results(add_node: Callable[[str], FakeNode]) -> None:
     add_node(metrics(1024, name="NVIDIA L4"))
     records = Records()

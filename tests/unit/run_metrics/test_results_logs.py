@@ -93,6 +93,16 @@ def test_json_lines_are_flattened(logs: Path) -> None:
     assert dumped(logs) == {"loss": {"0": 2.0, "1": None}, "train/kl": {"0": 0.5}}
 
 
+def test_line_of_json_that_is_nested_too_deep_is_told_and_left_out(logs: Path) -> None:
+    write_lines(logs / "run.jsonl", {"step": 0, "loss": 2})
+    with (logs / "run.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    answer = dump(logs)
+    assert answer.return_value == 0
+    assert "line 2 is not JSON" in answer.output
+    assert dumped(logs) == {"loss": {"0": 2.0}}
+
+
 def test_nan_is_null_and_fails_a_check(logs: Path) -> None:
     write_events(logs, {"loss": {1: math.nan, 2: 1.0}})
     dump(logs)

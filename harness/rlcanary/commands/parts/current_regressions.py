@@ -3,8 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,25 +78,28 @@ def look(
         short += too_short(series)
         found += find_regressions(series, direction_of(*pair, rules), least_change)
     newest_run = history.runs[-1]
-    with _ledger(history.folder, keep) as ledger:
+
+    def judged_by(ledger: Ledger) -> list[Regression]:
         if acknowledge is not None:
             _acknowledge(ledger, *acknowledge, newest_run)
-        judged = judge(found, ledger, set(looked_at), max(directed, 1), newest_run, recent)
+        return judge(found, ledger, set(looked_at), max(directed, 1), newest_run, recent)
+
+    judged = _with_ledger(history.folder, keep, judged_by)
     judged.sort(key=lambda regression: (list(Status).index(regression.status), regression.series.name))
     notes = [notes_on(regression, history, settings) for regression in judged]
     return Look(judged, notes, len(looked_at) - short, short, left_out)
 
 
-@contextmanager
-def _ledger(folder: Path, keep: bool) -> Iterator[Ledger]:
-    """Opens the ledger; one that cannot be written is read, with a warning."""
+def _with_ledger(folder: Path, keep: bool, judged_by: Callable[[Ledger], list[Regression]]) -> list[Regression]:
+    """Judges with the ledger; one that cannot be written, as on a full disk, is read, with a warning."""
     if keep:
-        if os.access(folder, os.W_OK):
+        try:
             with open_ledger(folder) as ledger:
-                yield ledger
-            return
-        warn([f"{folder} cannot be written, so what is new today will be new again tomorrow"])
-    yield read_ledger(folder)
+                return judged_by(ledger)
+        except OSError as error:
+            told = f"{folder} cannot be written ({error.strerror})"
+            warn([f"{told}, so what is new today will be new again tomorrow"])
+    return judged_by(read_ledger(folder))
 
 
 def _acknowledge(ledger: Ledger, pattern: str, note: str, newest_run: Run) -> None:

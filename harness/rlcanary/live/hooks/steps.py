@@ -31,10 +31,12 @@ class Steps:
 
     def update(self) -> Update:
         """Return the update that the next micro-batch belongs to."""
-        if self._update is not None and not self._has_gradient():
-            # What went before was thrown away, as trainers do with gradients that are not finite.
+        if self._update is not None and self._update.has_gradient and not self._has_gradient():
+            # What went before was thrown away, as trainers do with gradients that are not finite. Of a sharded model it
+            # may also wait elsewhere for the last micro-batch: nobody can tell, so that the update is not judged.
             self._update.drop()
-            self._update = None
+            if not self._is_sharded():
+                self._update = None
         if self._update is None:
             scale = 1.0 if self._scaler is None else self._scaler.get_scale()
             self._update = self.audit.update(loss_scale=scale, model=self._model, optimizer=self._optimizer)
@@ -44,6 +46,9 @@ class Steps:
     def _has_gradient(self) -> bool:
         groups = self._optimizer.param_groups
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
+
+    def _is_sharded(self) -> bool:
+        return any(hasattr(each, "to_local") for each in self._model.parameters())
 
     def _end(self) -> None:
         update, self._update = self._update, None

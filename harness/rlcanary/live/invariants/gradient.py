@@ -52,10 +52,11 @@ def expected(record: Record) -> Tensor | None:
     batch = record.policy_batch(advantages)
     if batch.old_logprobs[batch.mask].isnan().any():
         return None  # The mask is the mistake, and has a finding of its own.
-    loss = reference.policy_loss(batch, conventions).loss
-    if not loss.requires_grad:
-        return torch.zeros_like(record.gradient)
-    (gradient_BT,) = torch.autograd.grad(loss, [batch.logprobs], allow_unused=True)
+    with torch.enable_grad():  # a run may end its updates without
+        loss = reference.policy_loss(batch, conventions).loss
+        if not loss.requires_grad:
+            return torch.zeros_like(record.gradient)
+        (gradient_BT,) = torch.autograd.grad(loss, [batch.logprobs], allow_unused=True)
     return torch.zeros_like(record.gradient) if gradient_BT is None else gradient_BT
 
 

@@ -25,7 +25,7 @@ class JsonLines(MetricSource):
                 continue
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 yield f"line {number} is not JSON, perhaps cut off"
                 continue
             names = [name for name in STEP_NAMES if isinstance(record, dict) and type(record.get(name)) is int]
