@@ -110,7 +110,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     A module is registered before every conftest, and the hooks of what was registered last run first.
     """
-    item.config.stash[SURROUNDINGS].begin()
+    if (surroundings := item.config.stash.get(SURROUNDINGS, None)) is not None:
+        surroundings.begin()
 
 
 def runs_tests_here(config: pytest.Config) -> bool:
@@ -123,7 +124,8 @@ def runs_tests_here(config: pytest.Config) -> bool:
 def is_controller(config: pytest.Config) -> bool:
     """Tell if this process hands tests to workers of xdist."""
     option = config.option
-    distributes = getattr(option, "numprocesses", None) or getattr(option, "dist", "no") != "no"
+    # As xdist decides it: `--dist` alone, as in a project's addopts, distributes nothing.
+    distributes = getattr(option, "dist", "no") != "no" and getattr(option, "tx", None)
     return bool(distributes) and not hasattr(config, "workerinput")
 
 

@@ -35,7 +35,9 @@ def is_worker() -> bool:
 
 
 def is_controller(options: Any) -> bool:
-    return bool(getattr(options, "numprocesses", None)) or getattr(options, "dist", "no") != "no"
+    """Tell if xdist will hand tests to workers, before it reads its options: not with `--dist` alone, nor with `--pdb`."""
+    distributes = getattr(options, "numprocesses", None) or getattr(options, "tx", None)
+    return bool(distributes) and not getattr(options, "usepdb", False)
 
 
 def begin(config: pytest.Config) -> None:

@@ -117,6 +117,10 @@ def interruptible(when: str) -> Any:
         self.when = when
         if when == "setup" and self.default.timeout > 0 and not has_own_limit(item):
             self.start(item, self.default)
+        elif when == "setup" and self.item is item and not self.settings.func_only:
+            self.start(
+                item, self.settings
+            )  # perhaps another attempt, as of pytest-rerunfailures, with a limit of its own
         watchdog = self.watchdog
         if watchdog is None:
             return (yield)

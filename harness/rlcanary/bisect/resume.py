@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -71,6 +72,17 @@ def open_journal(store: Path, header: Header, request: Request, plan: Plan, disp
     for text in same.damage:
         display.notice(f"warning: {text}")
     return same
+
+
+def put_checkout_back(repository: Repository, store: Path) -> None:
+    """Put the checkout back where a killed search in it has left another commit, before HEAD is read as the user's.
+
+    What stands in the way is told by `open_journal`, which tries again.
+    """
+    for journal in open_idle(store, lambda _: None):
+        with suppress(OSError):
+            clear_up(journal, repository)
+        journal.close()
 
 
 def _began_with(marks: Sequence[Mark], journal: Journal) -> bool:

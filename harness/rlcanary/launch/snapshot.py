@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlcanary.errors import UserError
 from rlcanary.launch.edits import Edits
-from rlcanary.system.files import temporary_pattern
+from rlcanary.system.files import make_folder, temporary_pattern
 from rlcanary.system.git import Repository, git
 
 DEFAULT_FOLDER = "code_snapshots"
@@ -39,7 +39,7 @@ def take_snapshot(
     files = sorted({*tracked_files(repository.toplevel), *also})
     if not files:
         raise UserError(f"git tracks no file in {repository.toplevel}: there is nothing to copy")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if not (folder / ".gitignore").exists() and folder.is_relative_to(repository.toplevel):
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
     temporary = Path(tempfile.mkdtemp(prefix=temporary_pattern(name).split("*")[0], suffix=".tmp", dir=folder))

@@ -137,7 +137,10 @@ def read_configuration(script: Path) -> Configuration:
     if finished.returncode or finished.stderr:  # bash goes on after an invalid calculation.
         said = finished.stderr.strip().splitlines() or [f"exit code {finished.returncode}"]
         raise UserError(f"the configuration block of {script} does not run: {said[-1]}")
-    values = dict(line.split("=", 1) for line in finished.stdout.splitlines()[-len(NAMES) :])
+    values = dict(line.partition("=")[::2] for line in finished.stdout.splitlines()[-len(NAMES) :])
+    if values.keys() != set(NAMES):
+        told = "it has to reach its end, and each value to be on one line"
+        raise UserError(f"the configuration block of {script} does not set {', '.join(NAMES)}: {told}")
     numbers = [_number(script, name, values[name]) for name in NAMES]
     return Configuration(*numbers)
 

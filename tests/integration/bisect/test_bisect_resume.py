@@ -214,6 +214,7 @@ def test_edited_log_is_taken_at_its_word(history: Path) -> None:
         ),
         ("git bisct bad c5", "line 5: 'git bisct bad c5' is not a `git bisect` command"),
         ("git bisect good c90\ngit bisect bad c30", "the runs contradict each other: .* is good, but"),
+        ('# rlcanary {"outcome": "measured"}', "line 5: a measured outcome has a `commit` and a `value`"),
         ('# rlcanary {"root": "1111111111111111111111111111111111111111"}', "belongs to another repository"),
     ],
 )

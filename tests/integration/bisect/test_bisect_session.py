@@ -270,6 +270,29 @@ def test_in_place_search_leaves_branch_untracked_and_ignored_files(tmp_path: Pat
     assert "uncommitted changes" in refusal(bisect(repository, *ENDS, "--in-place", "--", "true"))
 
 
+@pytest.mark.parametrize("mark", ["--assume-unchanged", "--skip-worktree"])
+def test_in_place_search_is_refused_where_git_is_told_not_to_look_at_an_edited_file(history: Path, mark: str) -> None:
+    git(history, "update-index", mark, "value")
+    (history / "value").write_text("mine\n")
+    assert "git does not show changes of value" in refusal(bisect(history, *ENDS, "--in-place", "--", "true"))
+    assert (history / "value").read_text() == "mine\n"
+
+
+def test_killed_in_place_search_that_ends_at_head_continues_at_the_same_command(history: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = f"[ $(cat value) = 50 ] && [ ! -e '{gate}' ] && {{ touch '{gate}'; sleep 87; }}; test $(cat value) -lt 63"
+    command = ("--good", "c1", "--bad", "HEAD", "--in-place", "--", "sh", "-c", script)
+    with started_search(history, *command) as search:
+        wait_for(gate.exists)
+        search.kill()
+        search.communicate()
+    assert git(history, "rev-parse", "HEAD") == git(history, "rev-parse", "c50")
+    result = bisect(history, *command)
+    assert "continuing the interrupted search" in result.stderr
+    assert found(result) == "change 63 [wip]"
+    assert git(history, "symbolic-ref", "HEAD") == "refs/heads/main"
+
+
 def test_in_place_search_returns_to_a_branch_that_shares_its_name_with_a_tag(history: Path) -> None:
     git(history, "tag", "main", "c20")
     found(bisect(history, *ENDS, "--in-place", "--", "sh", "-c", "test $(cat value) -lt 63"))

@@ -246,3 +246,27 @@ def test_submodule_commit_that_cannot_be_had_is_untestable(with_submodule: Path)
     result = bisect(with_submodule, "--good", "s20", "--bad", tip, "--", *command)
     assert found(result) == "again 25"
     assert "submodules: " in result.stderr
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_pinned_file_is_not_written_through_a_link_of_an_older_commit(tmp_path: Path, in_place: bool) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "check.sh").write_text("precious\n")
+    repository = make_history(tmp_path / "r", 1, numbered)
+    for i in range(2, 10):
+        scripts = repository / "scripts"
+        if i == 2:
+            scripts.symlink_to(mine)
+        if i == 4:
+            scripts.unlink()
+            scripts.mkdir()
+            (scripts / "check.sh").write_text("test $(cat value) -lt 7\n")
+        (repository / "value").write_text(f"{i}\n")
+        git(repository, "add", ".")
+        git(repository, "commit", "--quiet", "-m", f"change {i}")
+        git(repository, "tag", f"c{i}")
+    ends = ("--deterministic", "--skip-good-check", "--good", "c2", "--bad", "c9")
+    bisect(repository, *ends, *(["--in-place"] if in_place else []), "--", "sh", "scripts/check.sh")
+    assert (mine / "check.sh").read_text() == "precious\n"
+    assert git(repository, "symbolic-ref", "HEAD") == "refs/heads/main"

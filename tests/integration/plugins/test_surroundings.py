@@ -228,3 +228,10 @@ def test_environment_that_a_test_replaces_is_put_back(tmp_path: Path) -> None:
     assert run.code == 0, run.output
     assert "os.environ, replaced: put back" in said_of(run, "test_leaves_another")
     assert "ONLY, changed: put back" in said_of(run, "TestOfAnother::test_finds_it")
+
+
+def test_distribution_without_workers_distributes_nothing(tmp_path: Path) -> None:
+    """As `--dist` in the addopts of a project, for those who give `-n` too."""
+    run = run_session(tmp_path, "def test_a(): pass", "--dist", "loadfile", "-p", "xdist")
+    assert run.code == 0, run.output
+    assert "1 passed" in run.output

@@ -350,3 +350,26 @@ from rlcanary.system import processes
 def test_time_that_the_cluster_of_a_test_takes_to_start_is_not_the_tests(tmp_path: Path) -> None:
     run = run_session(tmp_path, SLOW_CLUSTER)
     assert run.cases["test_needs_a_cluster"].outcome == "passed", run.output
+
+
+HANGS_AGAIN = """
+import time
+
+def test_hangs():
+    time.sleep(9999)
+"""
+TRIES_AGAIN = """
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    for _ in range(2):  # as pytest-rerunfailures does
+        item._initrequest()
+        runtestprotocol(item, nextitem=nextitem)
+    return True
+"""
+
+
+def test_each_attempt_at_a_test_has_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(TRIES_AGAIN)
+    run = run_session(tmp_path, HANGS_AGAIN, "--timeout", "2")
+    assert "2 failed" in run.output, run.output

@@ -126,3 +126,11 @@ def test_script_without_plan_and_plan_without_script_are_told(tmp_path: Path) ->
     no_plan, no_script = sorted(problems(suites))
     assert "sums-1n0g-vllm.sh has no plan" in no_plan
     assert "other-1n0g-vllm.sh has no script" in no_script
+
+
+@pytest.mark.parametrize("line", ["exit 0", "NUM_NODES=$(printf '1\\n2')"])
+def test_configuration_block_that_does_not_set_each_value_on_a_line_is_refused(tmp_path: Path, line: str) -> None:
+    script = tmp_path / "x.sh"
+    script.write_text(f"# ===== BEGIN CONFIG =====\n{line}\n# ===== END CONFIG =====\n")
+    with pytest.raises(UserError, match="it has to reach its end, and each value to be on one line"):
+        read_configuration(script)

@@ -115,6 +115,10 @@ def _from_lines(text: str, path: Path, repository: Repository) -> BisectLog:
             facts = _facts(line, where)
             log.root = log.root or facts.get("root")
             if facts.get("outcome") == Outcome.MEASURED:
+                if not {"commit", "value"} <= facts.keys():
+                    raise UserError(
+                        f"{where}: a measured outcome has a `commit` and a `value`: edit or delete the line"
+                    )
                 _mark(log, Outcome.MEASURED, _commits(facts["commit"], repository, where)[0], facts["value"])
             continue
         if line.startswith("#"):

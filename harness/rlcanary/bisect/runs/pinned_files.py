@@ -29,7 +29,15 @@ class PinnedFile:
     digest: str
     mode: int
 
+    def behind_a_link(self, worktree: Path) -> str | None:
+        """Return a folder of the file that is a link in this commit, through which other files would be written."""
+        folders = [str(folder) for folder in Path(self.relative).parents if (worktree / folder).is_symlink()]
+        return folders[-1] if folders else None
+
     def lay_over(self, worktree: Path) -> None:
+        """Put the file at its place; a link that is a folder of it makes way."""
+        while (link := self.behind_a_link(worktree)) is not None:
+            (worktree / link).unlink()
         target = worktree / self.relative
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir() and not target.is_symlink():

@@ -53,6 +53,11 @@ class Checkout:
                 f"--in-place: {edits} tracked files have uncommitted changes: commit or stash them, or leave --in-place "
                 "out, which searches in a worktree and does not touch them"
             )
+        if hidden := _hidden_from_git(repository, with_submodules):
+            raise UserError(
+                f"--in-place: git does not show changes of {hidden}, which would be lost: `git update-index "
+                f"--no-assume-unchanged --no-skip-worktree {hidden}`, or commit them in a submodule, or leave --in-place out"
+            )
         for name in ("BISECT_LOG", "MERGE_HEAD", "rebase-merge", "rebase-apply", "CHERRY_PICK_HEAD", "index.lock"):
             if (repository.git_dir / name).exists():
                 raise UserError(
@@ -79,6 +84,8 @@ class Checkout:
             why = f"in the way of this commit: {', '.join(obstacles)}" if obstacles else "git cannot check it out"
             raise Untestable(f"{why}: {error}") from None
         for file in pinned:
+            if link := file.behind_a_link(self.path):
+                raise Untestable(f"{file.relative} is pinned, and {link} is a link in this commit")
             file.lay_over(self.path)
 
     def _in_the_way(self, name: str) -> str | None:
@@ -90,6 +97,19 @@ class Checkout:
 
     def remove(self) -> None:
         switch(self.path, self.home, None, self._with_submodules)
+
+
+def _hidden_from_git(repository: Repository, with_submodules: bool) -> str | None:
+    """Return a file that git is told not to look at, or a submodule with edits that its own settings hide."""
+    for entry in repository.git("ls-files", "-v", "-z", "--full-name", ":/").split("\0"):
+        mark, _, name = entry.partition(" ")
+        if (mark.islower() or mark == "S") and os.path.lexists(repository.toplevel / name):
+            return name
+    if with_submodules and (repository.toplevel / ".gitmodules").is_file():
+        look = 'git status --porcelain --untracked-files=no --ignore-submodules=untracked | sed "s|^|$displaypath: |"'
+        told = git(repository.toplevel, "submodule", "--quiet", "foreach", "--recursive", look)
+        return told.partition(": ")[0] or None
+    return None
 
 
 def switch(checkout: Path, where: str, stop: Stop | None, with_submodules: bool) -> None:

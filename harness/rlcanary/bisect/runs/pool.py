@@ -88,6 +88,9 @@ class Pool:
             result = self._results.get(timeout=seconds)
             while True:
                 number, observation, failure = result
+                if failure is not None and finished:
+                    self._results.put(result)  # raised by the next call: what has finished is kept first
+                    return finished
                 running = self._running.pop(number)
                 running.thread.join()
                 self._free.append(running.place)

@@ -11,6 +11,7 @@ import click
 from rlcanary.bisect.opening import prepare
 from rlcanary.bisect.plan import make_plan
 from rlcanary.bisect.request import Request
+from rlcanary.bisect.resume import put_checkout_back
 from rlcanary.bisect.session import run_search
 from rlcanary.bisect.settings import read_settings
 from rlcanary.bisect.view.forecast import forecast_lines, make_forecast
@@ -25,7 +26,7 @@ from rlcanary.system.git import GitError, Repository, git
 from rlcanary.system.sessions import Interrupts
 
 PATH = click.Path(path_type=Path)
-POSITIVE = click.FloatRange(min=0, min_open=True)
+POSITIVE = click.FloatRange(min=0, min_open=True, max=1e12)
 
 
 @click.command("bisect", context_settings={"allow_interspersed_args": False})
@@ -103,6 +104,8 @@ def search(json_file: Path | None, dry_run: bool, **options: Any) -> int:
     request = Request(**options)
     if json_file is not None:
         require_writable(json_file)
+    if request.in_place and not dry_run:
+        put_checkout_back(repository, repository.common_dir / "rlcanary" / "bisect")
     plan = make_plan(request, repository, read_settings(repository.toplevel))
     forecast = forecast_lines(make_forecast(request, plan), plan)
     if dry_run:

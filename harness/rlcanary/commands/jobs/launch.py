@@ -21,6 +21,7 @@ from rlcanary.launch.snapshot import take_snapshot
 from rlcanary.launch.submission import Submission
 from rlcanary.launch.suite import Configuration, expand_lists, read_configuration
 from rlcanary.launch.verdict import EXIT_CODES, combine
+from rlcanary.system.files import make_folder
 from rlcanary.system.git import Repository, environment_without_repository
 from rlcanary.system.sessions import Interrupted, Interrupts, Stopped
 
@@ -189,7 +190,7 @@ def _folder(asked: Path | None, repository: Repository) -> Path:
     if asked is not None:
         return asked.absolute()
     folder = repository.toplevel / "launches" if search is None else Path(search, "launches")
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     if search is None and not (folder / ".gitignore").exists():
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
     return folder
