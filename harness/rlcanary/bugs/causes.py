@@ -125,30 +125,41 @@ def _is_possible(declared: Conventions, changes: dict[str, Any]) -> bool:
     return True
 
 
+REACHED: dict[tuple[str, ...], frozenset[str]] = {
+    ("advantage_", "reward_", "singleton", "nan_"): frozenset({"advantages", "train_step", "rl_step"}),
+    ("token_credit", "baseline_weighting", "whitening", "discount", "gae_lambda", "critic_lambda"): frozenset(
+        {"token_advantages", "train_step", "rl_step"}
+    ),
+    ("value_",): frozenset({"value_loss"}),
+    ("overlong_",): frozenset({"shape_rewards"}),
+    ("mask_truncated",): frozenset({"make_batch", "rl_step"}),
+    ("temperature", "old_logprobs", "training_", "max_grad"): frozenset({"train_step", "rl_step"}),
+    ("kl_",): LOSSES | {"kl"},
+    ("importance_",): LOSSES | {"importance_weights"},
+    ("epochs_per_rollout", "mini_batches", "schedule_advances"): frozenset({"rl_step", "run_plan"}),
+    ("logged_updates",): frozenset({"rl_step"}),
+    ("logged_", "length_counts_eos", "unscored"): frozenset({"rollout_metrics", "merged_metrics"}),
+    ("best_at_k", "vote_tie", "overall_score"): frozenset({"evaluation_metrics"}),
+    ("pass_threshold",): frozenset({"evaluation_metrics", "rollout_metrics", "merged_metrics"}),
+    ("evaluation_",): frozenset({"evaluate"}),
+    ("supervised_",): frozenset({"supervised_loss", "preference_loss"}),
+    ("distillation_",): frozenset({"distillation_loss"}),
+    ("preference_",): frozenset({"preference_loss"}),
+    ("data_order",): frozenset({"data_order", "run_plan"}),
+    ("buffer_",): frozenset({"new_buffer", "put_groups", "take_groups"}),
+    ("sync_",): frozenset({"sync_weights"}),
+    ("answer_taken",): frozenset({"verify"}),
+    ("prompt_style", "long_prompt", "equal_prompts"): frozenset({"prepare"}),
+    ("decayed",): frozenset({"build"}),
+}
+"""The capabilities whose result depends on conventions, by the beginnings of their names; the losses on all others."""
+
+
 def _reached(changes: dict[str, Any]) -> frozenset[str]:
     """Return the capabilities whose result depends on the first of these conventions."""
     name = next(iter(changes))
-    if name.startswith(("advantage_", "reward_", "singleton", "nan_")):
-        return frozenset({"advantages", "train_step"})
-    if name.startswith(("temperature", "old_logprobs", "training_", "max_grad")):
-        return frozenset({"train_step"})
-    if name.startswith("kl_"):
-        return LOSSES | {"kl"}
-    if name.startswith("importance_"):
-        return LOSSES | {"importance_weights"}
-    if name.startswith("evaluation_"):
-        return frozenset({"evaluate"})
-    if name.startswith("supervised_"):
-        return frozenset({"supervised_loss", "preference_loss"})
-    if name.startswith(("distillation_", "preference_")):
-        return frozenset({f"{name.partition('_')[0]}_loss"})
-    if name == "data_order":
-        return frozenset({"data_order"})
-    if name.startswith("buffer_"):
-        return frozenset({"new_buffer", "put_groups", "take_groups"})
-    if name.startswith("sync_"):
-        return frozenset({"sync_weights"})
-    return LOSSES
+    found = (reached for beginnings, reached in REACHED.items() if name.startswith(beginnings))
+    return next(found, LOSSES)
 
 
 # Defaults of codebases, which `setting or default` puts in the place of an explicit 0 or None.

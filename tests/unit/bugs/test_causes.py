@@ -12,12 +12,13 @@ from torch import Tensor
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs import all_bugs
-from rlcanary.bugs.causes import candidates, causes_of
+from rlcanary.bugs.causes import REACHED, candidates, causes_of
 from rlcanary.checks import Check, Result, all_checks, run_check
 from rlcanary.checks.findings.diagnosis import Cause, Diagnosis
 from rlcanary.checks.findings.report import to_json
 from rlcanary.contract.batch import Group, LossOutput, PolicyBatch
 from rlcanary.contract.presets import GRPO
+from rlcanary.contract.records.reporting import RolloutBatch
 
 CHECKS = {check.id: check for check in all_checks()}
 
@@ -228,3 +229,20 @@ def test_search_that_its_limit_ends_says_so() -> None:
     assert "ended after 1e-09 s" in str(causes_of([check], results, adapter, seconds=1e-9))
     assert str(causes_of([check], results, adapter, seconds=0)) == ""
     assert json.loads(to_json("x", results, Diagnosis([], 2.0)))["causes_cut_after"] == 2.0
+
+
+def test_declaration_of_something_else_than_the_loss_is_a_cause() -> None:
+    class LeavesThemOut(ReferenceAdapter):
+        def rollout_metrics(self, batch: RolloutBatch, n_ranks: int) -> dict[str, float]:
+            changes = {"unscored": "exclude"} if self.conventions.unscored == "error" else {}
+            return ReferenceAdapter(self.conventions.replace(**changes)).rollout_metrics(batch, n_ranks)
+
+    causes, _ = diagnosed(LeavesThemOut(GRPO.replace(unscored="error")), "rollout_metrics.unscored")
+    assert [cause.words for cause in causes] == [
+        "unscored is 'exclude', where 'error' is declared: if you mean that, declare it"
+    ]
+
+
+def test_causes_are_sought_in_capabilities_that_checks_ask_for() -> None:
+    asked = {name for check in CHECKS.values() for name in check.needs}
+    assert frozenset().union(*REACHED.values()) <= asked

@@ -19,7 +19,7 @@ Patches = dict[str, Function]
 A capability of the oracle's adapter is `adapter.capability`.
 """
 
-LOSSES = frozenset({"policy_loss", "accumulated_loss", "sharded_loss", "train_step"})
+LOSSES = frozenset({"policy_loss", "accumulated_loss", "sharded_loss", "train_step", "rl_step", "sharded_update"})
 
 
 def on_batch(change: Callable[[PolicyBatch], PolicyBatch]) -> Patches:
@@ -30,8 +30,8 @@ def on_batch(change: Callable[[PolicyBatch], PolicyBatch]) -> Patches:
 CALLING = {
     "kl.kl": LOSSES | {"kl"},
     "losses.importance_weights": LOSSES | {"importance_weights"},
-    "advantages.advantages": frozenset({"advantages", "train_step"}),
-    "advantages._group_advantages": frozenset({"advantages", "train_step"}),
+    "advantages.advantages": frozenset({"advantages", "train_step", "rl_step"}),
+    "advantages._group_advantages": frozenset({"advantages", "train_step", "rl_step"}),
     "logprobs.token_logprobs": frozenset({"token_logprobs"}),
     "logprobs.completion_logprobs": frozenset({"completion_logprobs", "train_step"}),
     "logprobs.completion_scores": frozenset({"train_step"}),
@@ -41,7 +41,7 @@ CALLING = {
     "losses.accumulated_loss": frozenset({"accumulated_loss", "sharded_loss"}),
     "supervised.supervised_loss": frozenset({"supervised_loss"}),
     "scoring._reward": frozenset({"score", "rollout", "evaluate"}),
-    "step.descend": frozenset({"train_step"}),
+    "step.descend": frozenset({"train_step", "rl_step", "sharded_update"}),
     "step.policy_batch": frozenset({"train_step"}),
 }
 

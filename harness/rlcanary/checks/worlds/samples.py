@@ -143,6 +143,20 @@ def distribution(
     return torch.zeros_like(ranked_V).scatter(0, order_V, ranked_V / ranked_V.sum())
 
 
+def near_a_cut(
+    model: Any, prompt: Sequence[int], tolerance: float, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> set[int]:
+    """Return the tokens that top-k or top-p keep or drop by no more than an engine's tolerance, in nats at temperature 1."""
+    if not tolerance or (top_k == 0 and top_p == 1):
+        return set()
+    logprobs_V = scored(model, prompt, [0])[0]
+    kept_V = distribution(model, prompt, temperature, top_k, top_p) > 0
+    # Each logprob may be off by the tolerance, those on both sides of the cut in opposite directions.
+    last, first = logprobs_V[kept_V].min(), logprobs_V[~kept_V].max()
+    near_V = torch.where(kept_V, logprobs_V - first, last - logprobs_V) < 2 * tolerance
+    return set(near_V.nonzero().flatten().tolist())
+
+
 def p_value(drawn: Sequence[int], probabilities_V: Tensor, tolerance: float = 0.0) -> float:
     """Return the probability of draws at least this far from the distribution, by the chi-square test.
 

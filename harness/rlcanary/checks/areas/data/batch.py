@@ -221,16 +221,22 @@ def optional_fields(adapter: Adapter, groups: list[Group]) -> None:
         assert_rows("sampler logprobs", got, sampled)
     if batch.ref_logprobs is not None:
         scores = [
-            own(adapter, row, row_scores)
+            _written(own(adapter, row, row_scores))
             for group in groups
-            for row, row_scores in zip(group.completions, group.ref_logprobs or (), strict=True)
+            for row, row_scores in zip(group.completions, group.ref_logprobs or unscored(group), strict=True)
         ]
-        assert_rows("reference logprobs", masked(batch.ref_logprobs, batch.completion_mask), scores)
+        got = [_written(row) for row in masked(batch.ref_logprobs, batch.completion_mask)]
+        assert_rows("reference logprobs", got, scores)
     if batch.policy_versions is not None:
         versions = [group.policy_version for group, _, _ in rows]
         assert_rows("policy version", [int(version) for version in batch.policy_versions], versions)
     if batch.item_ids:
         assert_rows("item", batch.item_ids, [group.item_id for group, _, _ in rows])
+
+
+def unscored(group: Group) -> list[list[float]]:
+    """Return NaN for each token of a group that nobody has scored."""
+    return [[math.nan] * len(completion.token_ids) for completion in group.completions]
 
 
 def _written(numbers: Sequence[float]) -> list[str]:

@@ -290,21 +290,34 @@ _CORRECTION_OPTIONS: tuple[dict[str, Any], ...] = (
     ),
     {"importance_level": "none"},
 )
+# What concerns the policy term alone leaves the others as they are.
+_BESIDE_OTHER_TERMS: tuple[dict[str, Any], ...] = tuple(
+    {"kl_coef": 0.5, "entropy_coef": 0.1, **choice}
+    for choice in (
+        {"importance_level": "token", "importance_mode": "truncate", "importance_low": 0.8, "importance_high": 1.1},
+        {"top_entropy": 0.6},
+        {"off_policy_mask": 0.05},
+    )
+)
 
 
 @check(
     "config.correction_options",
     needs=("policy_loss",),
-    cases=lambda rng: _under(rng, *_CORRECTION_OPTIONS),
+    cases=lambda rng: _under(rng, *_CORRECTION_OPTIONS, *_BESIDE_OTHER_TERMS),
     draws=_drawn_under(_CORRECTION_OPTIONS),
 )
 def correction_options(adapter: Adapter, batch: PolicyBatch, told: str) -> None:
     """The correction for sampler mismatch weights the policy term, at its level and bound, and can be switched off.
 
+    So do a mask of tokens far off policy, and one of high entropy, which the entropy bonus has too.
+
     Silent because weights near one change little until the engine drifts. Look at which tensors the weights multiply (the
     policy term, not the KL), and at a threshold that is read and never applied.
     """
-    _assert_declared(adapter, batch, told)
+    output, metrics = _assert_declared(adapter, batch, told)
+    if adapter.conventions.kl_coef and adapter.conventions.entropy_coef:
+        assert_metrics(output, {"policy_loss": metrics["policy_loss"]}, f"with {told}")
 
 
 def _switched_off(rng: Generator) -> Iterator[Case]:

@@ -57,6 +57,8 @@ def _evaluations(conventions: Conventions) -> Iterator[Case]:
     yield Case("answers that begin alike", items=[long], k=1)
     many = [_item(number, [wrong, right if number % 3 else wrong]) for number in range(70)]
     yield Case("70 items", items=many, k=1)
+    below = [_item(0, [wrong - 1, wrong - 2]), _item(1, [wrong - 3, wrong - 1, wrong - 1])]
+    yield Case("scores below those of wrong answers", items=below, k=2)
 
 
 def _other_definitions(conventions: Conventions) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ def _tables() -> Iterator[Case]:
     )
     for n_samples in (1, 2, 3, 7, 10):
         yield Case(f"{n_samples} of 7", batch=many, n_samples=n_samples)
+    yield Case("negative rewards", batch=batch_of(group([-1.0, -0.25]), step=2), n_samples=2)
 
 
 @check("logged_samples.rows", severity="dashboard", needs=("logged_samples",), cases=_tables)

@@ -56,6 +56,7 @@ def _rollouts(conventions: Conventions) -> Iterator[Case]:
         yield Case("tool tokens", changes, changes=changes, batch=tools)
     around = [conventions.pass_threshold + distance for distance in (-0.25, 0.25, -0.5, 0.5)]
     yield Case("around the threshold", batch=batch_of(group(around, [2, 3, 4, 5])))
+    yield Case("negative rewards", batch=batch_of(group([-1.0, -0.5, -2.0]), group([-0.25, -3.0])))
     yield Case("70 groups", batch=batch_of(*(group([number / 8, 0.0], [1 + number, 2]) for number in range(70))))
 
 

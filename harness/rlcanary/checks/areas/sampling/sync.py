@@ -28,6 +28,7 @@ from rlcanary.checks.worlds.training.states import (
 )
 from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, PAIR, reference_near, sampled, state_of, tiny_policy
 from rlcanary.contract.adapter import Adapter, NotProvided, provided
+from rlcanary.contract.engine import InProcessEngine
 from rlcanary.contract.layers import copied
 
 SHORT = [5, 6, 7]
@@ -74,14 +75,23 @@ def every_time(adapter: Adapter, model: Any) -> None:
     _assert_in_step(adapter, distances, state.model, "after")
 
 
-@check("sync.cached_prefixes", needs=("sync_weights",), worlds=("sliding_window",))
-def cached_prefixes(adapter: Adapter, model: Any) -> None:
+def _prefixes() -> Iterator[Case]:
+    yield Case()
+    yield Case("a request on the way", on_the_way=True)
+
+
+@check("sync.cached_prefixes", needs=("sync_weights",), cases=_prefixes, worlds=("sliding_window",))
+def cached_prefixes(adapter: Adapter, model: Any, on_the_way: bool = False) -> None:
     """A weight sync invalidates cached prefixes: no keys and values of the old weights are used afterwards.
 
     Silent because only prompts that were seen before are off, by half a nat, sampled from a mix of two policies.
     Look for the reset of the prefix cache, for the conditions around it, and whether it comes after the weights.
     """
     state, engine = _pair(adapter, model)
+    if on_the_way:
+        if not (adapter.conventions.sync_while_sampling and isinstance(engine, InProcessEngine)):
+            raise NothingToCompare("no request is sampled before the weights that a sync brings")
+        _sampling_first(engine)
     distances: dict[str, dict[str, float]] = {}
     for count in ("first", "second"):
         if distances:
@@ -202,18 +212,21 @@ def interrupted(adapter: Adapter, model: Any) -> None:
     """
     state, engine = _pair(adapter, model)
     engine = _breaking_off(engine)
-    start = engine.version
+    patched, start = engine.load_weights, engine.version
 
     def sync() -> bool:
         adapter.sync_weights(state, engine)
         return True
 
-    if not unless_raised(sync):
+    is_done = unless_raised(sync)
+    if engine.load_weights is patched:
+        raise NothingToCompare("the weights did not pass through the engine's `load_weights`")
+    if not is_done:
         assert_true(engine.version == start, "a weight sync broke off half-way and counts as a version")
     else:
         bound = allowed(adapter, state.model)
-        is_done = all(distance < bound for distance in gaps(engine, state.model, SHORT).values())
-        assert_true(is_done, "a weight sync broke off half-way and was not reported")
+        holds = all(distance < bound for distance in gaps(engine, state.model, SHORT).values())
+        assert_true(holds, "a weight sync broke off half-way and was not reported")
 
 
 @check("sync.trainer_untouched", needs=("sync_weights",))
@@ -374,6 +387,17 @@ def _breaking_off(engine: Any) -> Any:
 
     engine.load_weights = load_some
     return engine
+
+
+def _sampling_first(engine: Any) -> None:
+    """Make the engine answer a request whenever weights arrive, before it takes them."""
+    load_weights = engine.load_weights
+
+    def load(weights: Iterable[tuple[str, Tensor]]) -> Any:
+        engine.generate([LONG], sampling())
+        return load_weights(weights)
+
+    engine.load_weights = load
 
 
 def _is_kept(before: Tensor, after: Tensor) -> bool:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -139,14 +139,21 @@ def padding(adapter: Adapter, model: Any, groups: list[Group], told: str, layout
     _assert_as_alone(adapter.completion_logprobs, model, groups, batch, f"{told} changed the logprobs")
 
 
-@check("forward.garbage_in_padding", needs=("completion_logprobs",), cases=_groups, worlds=("router",), draws=_drawn)
-def garbage_in_padding(adapter: Adapter, model: Any, groups: list[Group]) -> None:
+def _sides() -> Iterator[Case]:
+    yield from _groups()
+    yield Case("padding on the left", groups=GROUPS, side="left")
+
+
+@check("forward.garbage_in_padding", needs=("completion_logprobs",), cases=_sides, worlds=("router",), draws=_drawn)
+def garbage_in_padding(
+    adapter: Adapter, model: Any, groups: list[Group], side: Literal["left", "right"] = "right"
+) -> None:
     """The ids in the padding do not change the logprobs.
 
     Silent because padding ids are usually constant, and the model adapts to them. Look for masks made from ids instead
     of lengths, and for attention to padding after the end.
     """
-    batch, _ = reference.make_batch(groups, pad_token_id=0)
+    batch, _ = reference.make_batch(groups, pad_token_id=0, prompt_padding=side)
     dirty_BS = torch.where(batch.attention_mask, batch.input_ids, 33)
     lengths_B = torch.tensor([len(completion.token_ids) for group in groups for completion in group.completions])
     is_token_BT = reference.lengths_to_mask(lengths_B, batch.completion_ids.shape[1])

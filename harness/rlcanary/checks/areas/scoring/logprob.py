@@ -184,17 +184,20 @@ def _keeps_the_dtype(conventions: Conventions) -> str | None:
 
 def _bfloat16(rng: Generator) -> Iterator[Case]:
     logits_BTV = inputs.logits(rng, 2, 2, 5).detach().bfloat16() * 3
-    yield Case(logits_BTV=logits_BTV, ids_BT=inputs.token_ids(rng, 2, 2, 5))
+    ids_BT = inputs.token_ids(rng, 2, 2, 5)
+    for temperature in (1.0, 0.6):
+        yield Case({"temperature": temperature}, logits_BTV=logits_BTV, ids_BT=ids_BT, temperature=temperature)
 
 
 @check("logprob.bfloat16_logits", needs=("token_logprobs",), applies=_keeps_the_dtype, cases=_bfloat16)
-def bfloat16_logits(adapter: Adapter, logits_BTV: Tensor, ids_BT: Tensor) -> None:
+def bfloat16_logits(adapter: Adapter, logits_BTV: Tensor, ids_BT: Tensor, temperature: float) -> None:
     """Logprobs of bfloat16 logits are computed and returned in float32.
 
     Silent because a logprob with three correct digits looks fine: importance ratios of exactly equal policies then
-    scatter by several percent, and clipping turns on at random. Look for a log-softmax in the dtype of the logits.
+    scatter by several percent, and clipping turns on at random. Look for a log-softmax, or a division by the temperature,
+    in the dtype of the logits.
     """
-    exact_BT = exact_logprobs(logits_BTV, ids_BT)
-    got_BT = torch.as_tensor(adapter.token_logprobs(logits_BTV, ids_BT, 1.0))
+    exact_BT = exact_logprobs(logits_BTV, ids_BT, temperature)
+    got_BT = torch.as_tensor(adapter.token_logprobs(logits_BTV.clone(), ids_BT, temperature))
     error = float((got_BT.detach().double() - exact_BT).abs().max())
     assert_true(error < 1e-4, f"logprobs of bfloat16 logits are off by {error:.2g}", quantity="value", magnitude=error)

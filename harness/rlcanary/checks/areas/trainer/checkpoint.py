@@ -21,6 +21,7 @@ from rlcanary.checks.asserts import (
 from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.training.descent import some, with_kl
+from rlcanary.checks.worlds.training.snapshots import modes
 from rlcanary.checks.worlds.training.states import decaying, named, own_logprobs, seeded, weights_of
 from rlcanary.checks.worlds.training.tiny_trainer import GROUPS, TOOLS, others, reference_near, sampled, state_of
 from rlcanary.contract.adapter import Adapter, NotProvided
@@ -129,7 +130,10 @@ def saving_changes_nothing(adapter: Adapter, model: Any) -> None:
         for batch in batches:
             _train(adapter, whole, batch)
             _train(adapter, saving, batch)
+            before = modes(saving)
             adapter.save_checkpoint(saving, Path(folder))
+            with soft():
+                assert_true(modes(saving) == before, "saving leaves the model in another mode", compared=len(before))
     _assert_same_run(saving, whole, at_stop, "in a run that writes a checkpoint after each update")
 
 

@@ -148,7 +148,10 @@ def move(adapter: Adapter, near: PolicyBatch, far: PolicyBatch) -> None:
     logprobs of the same model.
     """
     before, after = (adapter.policy_loss(inputs.fresh(each)).metrics for each in (near, far))
-    for name in ("kl", "entropy", "ratio_mean", "ratio_min", "ratio_max", "mult_prob_error", "approx_kl"):
+    clamp = adapter.conventions.log_ratio_clamp
+    # A tight clamp holds the ratios of both batches.
+    ratios = () if clamp is not None and clamp < 1 else ("ratio_mean", "ratio_min", "ratio_max")
+    for name in ("kl", "entropy", *ratios, "mult_prob_error", "approx_kl"):
         if name in before and name in after:
             first, second = float(before[name]), float(after[name])
             told = f"the metric {name} is {first:.6g} for both of two batches that are far apart"

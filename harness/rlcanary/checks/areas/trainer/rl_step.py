@@ -319,6 +319,7 @@ def _rollouts_of_one_update() -> Iterator[Case]:
     groups = [*_truncated_groups(), _tool_groups()[0]]
     yield Case("a truncated completion that is masked, beside tool tokens", changes=changes, groups=groups)
     yield Case("tool tokens", changes=ONCE, groups=_tool_groups())
+    yield Case("temperature 0.6", changes={**ONCE, "temperature": 0.6}, groups=rollout_groups())
 
 
 @check("rl_step.one_update_is_train_step", needs=("rl_step", "train_step"), cases=_rollouts_of_one_update)

@@ -160,8 +160,11 @@ class Frozen:
         """Find the rows whose gradients add up to that of an update.
 
         Returns:
-            Their indices; none where a row has no gradient, so that it cannot be told; None if no such sum is the update's.
+            Their indices; none where it cannot be told, since a row has no gradient or an update's is no sum of those of its
+            rows; None if no such sum is the update's.
         """
+        if not self.adds_up:
+            return []
         every = self._gradients(update.model, [[row] for row in range(len(self.batch.rewards))])
         rows_RP = torch.stack([_flat(gradients) for gradients in every])
         norms_R, sum_P = rows_RP.norm(dim=1), _flat(update.gradients)
@@ -173,6 +176,15 @@ class Frozen:
         if not rest <= self.rounding:
             return None
         return [int(row) for row in (weights_R.abs() > 0.05 * weights_R.abs().max()).nonzero()]
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the gradient of an update is a sum of those of its rows, each with one weight for all its terms."""
+        now = self.conventions
+        kl = now.kl_aggregation if now.kl_coef and now.kl_placement == "loss" else None
+        entropy = now.entropy_aggregation if now.entropy_coef else None
+        others = {each for each in (kl, entropy) if each is not None} - {now.aggregation}
+        return now.top_entropy is None and not others
 
     def _gradients(self, model: Any, choices: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
         """Compute the declared gradients of updates on several choices of rows, of one forward pass over them all."""
