@@ -55,6 +55,21 @@ def names_in(node: ast.AST) -> Iterable[str]:
     return ()
 
 
+def annotations_of(function: Function) -> list[ast.expr]:
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    found = [each.annotation for each in every if each is not None and each.annotation is not None]
+    return [*found, *([function.returns] if function.returns is not None else [])]
+
+
+def handed_in(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names in these expressions that are not only asked for an attribute, the last one of `a.b`."""
+    every = [each for node in nodes for each in ast.walk(node)]
+    asked = {id(each.value) for each in every if isinstance(each, ast.Attribute)}
+    names = {each.id for each in every if isinstance(each, ast.Name) and id(each) not in asked}
+    return names | {each.attr for each in every if isinstance(each, ast.Attribute) and id(each) not in asked}
+
+
 def names_in_text(text: str) -> list[str]:
     """Return the identifiers in a text; in a long one only if it may be code that imports something."""
     if len(text) > LONGEST_NAME_IN_TEXT and not IMPORTING.search(text):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from rlcanary.selection.constants import Names, constant, is_literal, names_of
-from rlcanary.selection.fills import Fill, Function, Passed, fills_in, names_in, walked
+from rlcanary.selection.fills import Fill, Function, Passed, annotations_of, fills_in, handed_in, names_in, walked
 
 MODULE = 0
 BEHIND = 2**31  # all lines of a file
@@ -58,6 +58,7 @@ class Block:
         end: the last line.
         names: the names that it reads, the identifiers in its texts among them.
         elsewhere: those of them that need not be the file's own, such as names of attributes.
+        handed: those of what is not only asked for an attribute: others may read any of a class that they are given.
         dynamic: it reads names that it does not spell,
         reads_own: that are bound in its own file,
         reads_modules: that are bound in modules which it imported by name, which are in its variables `modules`,
@@ -78,6 +79,7 @@ class Block:
     imports: list[Import] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
+    handed: set[str] = field(default_factory=set)
     dynamic: bool = False
     reads_own: bool = False
     reads_modules: bool = False
@@ -114,6 +116,7 @@ class SourceFile:
     def __init__(self, text: bytes) -> None:
         self.blocks = [Block("<module>", MODULE, 1, 2 * BEHIND)]
         self.constants: list[Block] = []
+        self.bases: dict[str, set[str]] = {}  # of the classes of the module
         self.imports_by_name = any(name in text for name in (b"import_module", b"__import__", b"importorskip"))
         self.is_valid = False
         self.renamed: dict[str, str] = {}
@@ -143,6 +146,7 @@ class SourceFile:
                 fill.names |= {self.renamed[name] for name in fill.names & self.renamed.keys()}
                 fill.passed |= {self.renamed[name] for name in fill.passed & self.renamed.keys()}
             block.elsewhere |= block.names - own
+            block.handed |= {self.renamed[name] for name in block.handed & self.renamed.keys()}
 
     def find_constants(self, scope: ast.Module | ast.ClassDef, prefix: str, known: Names) -> None:
         bound = self.bound if isinstance(scope, ast.Module) else Counter(bindings(scope))
@@ -180,6 +184,10 @@ class SourceFile:
             elif self.imports_by_name and not has_statements(child):
                 for expression in ast.walk(child):
                     block.imports.extend(imports_of(expression))
+            if isinstance(child, ast.ClassDef):  # whose bases are handed with it
+                self.bases.setdefault(child.name, set()).update(handed_in(child.bases))
+            else:
+                block.handed |= handed_in(expressions_of(child))
             for part in expressions_of(child):
                 self.read_names(part, block)
             self.visit(child, block, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
@@ -202,6 +210,7 @@ class SourceFile:
             isinstance(each, ast.Yield | ast.YieldFrom) for each in walked(child.body)
         )
         self.blocks.append(inner)
+        block.handed |= handed_in(defaults)
         self.visit(child, inner, f"{prefix}{child.name}.")
 
     def read_names(self, node: ast.AST, block: Block) -> None:
@@ -329,13 +338,6 @@ def bindings(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
             yield node.id
         elif not isinstance(node, ast.Lambda):
             waiting.extend(ast.iter_child_nodes(node))
-
-
-def annotations_of(function: Function) -> list[ast.expr]:
-    arguments = function.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    found = [each.annotation for each in every if each is not None and each.annotation is not None]
-    return [*found, *([function.returns] if function.returns is not None else [])]
 
 
 def dumped(node: object, hidden: frozenset[int]) -> str:

@@ -173,6 +173,7 @@ class Reading:
     ) -> None:
         self.sources, self.modules_in = sources, modules_in
         self.names: set[str] = set()
+        self.handed: set[str] = set()  # classes that others were given
         self.own: defaultdict[str, set[str]] = defaultdict(set)  # names by file
         self.whole: set[str] = set()  # files of which any name may be read
         self.beginnings: set[str] = set()
@@ -184,6 +185,7 @@ class Reading:
 
     def add(self, place: tuple[str, str], block: Block) -> None:
         self.names |= block.elsewhere
+        self.handed |= block.handed
         self.own[place[0]] |= block.names
         self.beginnings |= block.beginnings
         self.anything = self.anything or block.dynamic
@@ -209,16 +211,29 @@ class Reading:
     def of(self, files: Iterable[str]) -> Iterator[tuple[str, Block]]:
         """Yield the constants in these files that may be read."""
         begins = tuple(self.beginnings)
+        files = list(files)
+        handed = self._with_bases(files)
         for file in files:
             source = self.sources.file(file)
             own = set(self.own[file])
             every = self.anything or file in self.whole
             for constant in reversed(source.constants) if source is not None else ():  # each reads earlier ones only
                 name = constant.last_name
-                by_class = self.attributes and "." in constant.name
+                by_class = "." in constant.name and (self.attributes or constant.name.partition(".")[0] in handed)
                 if every or by_class or name in self.names or name in own or name.startswith(begins):
                     own |= constant.names
                     yield file, constant
+
+    def _with_bases(self, files: Iterable[str]) -> set[str]:
+        """Return the classes that others were given, and what they inherit from."""
+        bases: defaultdict[str, set[str]] = defaultdict(set)
+        for source in map(self.sources.file, files):
+            for name, own in source.bases.items() if source is not None else ():
+                bases[name] |= own
+        handed, new = set(self.handed), set(self.handed)
+        while new := {base for name in new if name in bases for base in bases[name]} - handed:
+            handed |= new
+        return handed
 
 
 def is_project_folder(folder: Path) -> bool:

@@ -48,6 +48,13 @@ VALUES = """
 
     class Derived(Plain):
         pass
+
+    class Dialect:
+        delimiter = ";"
+        quoting = 0
+
+    class Other(Dialect):
+        pass
     """
 OTHER = """
     import importlib
@@ -73,7 +80,7 @@ MORE = """
     """
 TESTS = {
     "test_plain": """
-        import subprocess, sys, textwrap
+        import csv, subprocess, sys, textwrap
         import values
 
         def test_word(): assert values.first("a")
@@ -84,6 +91,8 @@ TESTS = {
         def test_own(): assert values.own("GLOB" + "AL")
         def test_size(): assert values.Derived.size
         def test_attribute(): assert values.Plain().get("comp" + "uted")
+        def test_handed(): assert next(csv.reader(["a;b"], values.Dialect))
+        def test_inherited(): assert next(csv.reader(["a;b"], values.Other))
         def test_version(): assert values.__version__
         def test_made(): assert values.MADE
         def test_nothing(): pass
@@ -110,7 +119,7 @@ TESTS = {
         def test_computed(): assert other.computed("one")
         """,
 }
-PLAIN = "word names lines seconds default own size attribute version made nothing process"
+PLAIN = "word names lines seconds default own size attribute handed inherited version made nothing process"
 OTHERS = "aliased by_module computed"
 EVERY = f"{PLAIN} {OTHERS} starred"
 
@@ -152,6 +161,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("MADE = [1]", "MADE = [3]", EVERY),
         ('size = re.compile("1")', 'size = re.compile("2")', "size attribute own by_module"),
         ("computed = 1", "computed = 2", "attribute computed own by_module"),
+        ('delimiter = ";"', 'delimiter = ","', "attribute handed inherited own by_module"),  # which a library reads
         ('__all__ = ["STARRED"]', '__all__ = ["STARRED", "PART"]', "starred own by_module"),
         ('"1.0"', '"1.1"', "version own by_module"),
         ("STARRED = 1", "STARRED = 2", "starred own by_module"),
