@@ -3,8 +3,9 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -200,3 +201,27 @@ def wrong_ending(completion: Completion, eos_token_ids: Sequence[int], max_new_t
     if completion.finish_reason not in expected:
         return f"the finish reason {completion.finish_reason!r} instead of {sorted(expected)[0]!r}"
     return None
+
+
+def breaking_off(engine: Any) -> Any:
+    """Make the engine lose its connection once, after three weights have arrived."""
+    load_weights = engine.load_weights
+
+    def load_some(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        engine.load_weights = load_weights
+        load_weights(islice(weights, 3))
+        raise ConnectionError("the connection to the engine was lost")
+
+    engine.load_weights = load_some
+    return engine
+
+
+def sampling_first(engine: Any, prompt: list[int]) -> None:
+    """Make the engine answer a request whenever weights arrive, before it takes them."""
+    load_weights = engine.load_weights
+
+    def load(weights: Iterable[tuple[str, Tensor]]) -> Any:
+        engine.generate([prompt], sampling())
+        return load_weights(weights)
+
+    engine.load_weights = load

@@ -92,9 +92,8 @@ def _terms(conventions: Conventions) -> str:
 
 
 def _drawn_on_policy(conventions: Conventions, rng: Generator, size: int) -> Case:
-    changes = {"kl_coef": 0.0}
-    batch = rows.policy_batch(rng, size, conventions.replace(**changes), on_policy=True)
-    return Case(changes=changes, batch=batch)
+    batch = rows.policy_batch(rng, size, conventions.replace(kl_coef=0.0), on_policy=True)
+    return Case(changes={"kl_coef": 0.0}, batch=batch)
 
 
 @check(
@@ -112,9 +111,8 @@ def on_policy_sign(adapter: Adapter, batch: PolicyBatch) -> None:
     wanted_BT = -batch.advantages.sign().unsqueeze(1).expand_as(batch.mask)
     gradient_BT = gradient(adapter.policy_loss(inputs.fresh(batch)).loss, batch.logprobs)
     told = "on policy, the gradient does not have the sign of -advantage at every trained token"
-    # A team's own objective may leave tokens out, and that of the tokens of high entropy does.
-    conventions = adapter.conventions
-    leaves_out = conventions.is_own("objective") or conventions.top_entropy is not None
+    # A team's own objective may leave tokens out, and that of tokens of high entropy does.
+    leaves_out = adapter.conventions.is_own("objective") or adapter.conventions.top_entropy is not None
     where_BT = batch.mask & (gradient_BT != 0) if leaves_out else batch.mask
     assert_close(gradient_BT.sign(), wanted_BT, told, where=where_BT, quantity="sign of the gradient")
 

@@ -1,8 +1,7 @@
 """Weight sync: afterwards the sampler is the policy in training, with nothing left of the old weights."""
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from rlcanary.checks.case import Case
 from rlcanary.checks.check import check
 from rlcanary.checks.worlds.items import with_items
 from rlcanary.checks.worlds.rows import whole
-from rlcanary.checks.worlds.samples import allowed, gap, gaps, moved_on, sampling, synced
+from rlcanary.checks.worlds.samples import allowed, breaking_off, gap, gaps, moved_on, sampling, sampling_first, synced
 from rlcanary.checks.worlds.training.states import (
     held,
     named,
@@ -91,7 +90,7 @@ def cached_prefixes(adapter: Adapter, model: Any, on_the_way: bool = False) -> N
     if on_the_way:
         if not (adapter.conventions.sync_while_sampling and isinstance(engine, InProcessEngine)):
             raise NothingToCompare("no request is sampled before the weights that a sync brings")
-        _sampling_first(engine)
+        sampling_first(engine, LONG)
     distances: dict[str, dict[str, float]] = {}
     for count in ("first", "second"):
         if distances:
@@ -211,7 +210,7 @@ def interrupted(adapter: Adapter, model: Any) -> None:
     a version that is raised in `finally`, and for an except around the transfer.
     """
     state, engine = _pair(adapter, model)
-    engine = _breaking_off(engine)
+    engine = breaking_off(engine)
     patched, start = engine.load_weights, engine.version
 
     def sync() -> bool:
@@ -374,30 +373,6 @@ def _put(state: Any, name: str, value: Tensor) -> None:
     with torch.no_grad():
         for tensor in (parameter, copies.get(name, parameter)):
             tensor.copy_(value)
-
-
-def _breaking_off(engine: Any) -> Any:
-    """Make the engine lose its connection once, after three weights have arrived."""
-    load_weights = engine.load_weights
-
-    def load_some(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        engine.load_weights = load_weights
-        load_weights(islice(weights, 3))
-        raise ConnectionError("the connection to the engine was lost")
-
-    engine.load_weights = load_some
-    return engine
-
-
-def _sampling_first(engine: Any) -> None:
-    """Make the engine answer a request whenever weights arrive, before it takes them."""
-    load_weights = engine.load_weights
-
-    def load(weights: Iterable[tuple[str, Tensor]]) -> Any:
-        engine.generate([LONG], sampling())
-        return load_weights(weights)
-
-    engine.load_weights = load
 
 
 def _is_kept(before: Tensor, after: Tensor) -> bool:
