@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from rlcanary.bisect.plan import Plan, make_save_folder
+from rlcanary.bisect.plan import Plan
 from rlcanary.bisect.record.git_log import Mark, format_log
 from rlcanary.bisect.record.journal import Header, Journal, Observation, now, open_idle
 from rlcanary.bisect.request import Request
@@ -161,7 +161,8 @@ def save_log(plan: Plan, header: Header, journal: Journal) -> Path:
     Raises:
         OSError: The log cannot be written.
     """
-    make_save_folder(plan.save_dir, plan.repository)  # A run, or the user, may have deleted it since the start.
+    # A run, or the user, may have deleted it since the start. A `.gitignore` in it would be in the way of a tracked one.
+    plan.save_dir.mkdir(parents=True, exist_ok=True)
     stamp = f"bisect-{datetime.now():%Y%m%d-%H%M%S}-{plan.bad.short}"
     path = plan.save_dir / f"{stamp}.log"
     suffix = 1

@@ -293,6 +293,27 @@ def test_killed_in_place_search_that_ends_at_head_continues_at_the_same_command(
     assert git(history, "symbolic-ref", "HEAD") == "refs/heads/main"
 
 
+def test_pinned_file_that_older_commits_lack_is_in_no_commits_way(tmp_path: Path) -> None:
+    def files(i: int) -> dict[str, str]:
+        return numbered(i) | ({"tests/check.sh": "test $(cat value) -lt 11\n"} if i >= 8 else {})
+
+    repository = make_history(tmp_path / "r", 16, files)
+    options = ("--in-place", "--deterministic", "--good", "c1", "--bad", "c16")
+    assert found(bisect(repository, *options, "--", "sh", "tests/check.sh")) == "change 11 [wip]"
+    assert git(repository, "status", "--short", "--untracked-files=all") == ""
+    assert git(repository, "symbolic-ref", "HEAD") == "refs/heads/main"
+
+
+def test_log_of_an_in_place_search_is_in_no_branchs_way(tmp_path: Path) -> None:
+    repository = make_history(
+        tmp_path / "r", 16, lambda i: numbered(i) | ({"bisect-logs/.gitignore": "*\n"} if i == 16 else {})
+    )
+    options = ("--in-place", "--deterministic", "--good", "c1", "--bad", "c16")
+    assert found(bisect(repository, *options, "--", "sh", "-c", "test $(cat value) -lt 15")) == "change 15 [wip]"
+    assert git(repository, "symbolic-ref", "HEAD") == "refs/heads/main"
+    assert git(repository, "status", "--short") == ""
+
+
 def test_in_place_search_returns_to_a_branch_that_shares_its_name_with_a_tag(history: Path) -> None:
     git(history, "tag", "main", "c20")
     found(bisect(history, *ENDS, "--in-place", "--", "sh", "-c", "test $(cat value) -lt 63"))

@@ -183,3 +183,13 @@ def test_foreign_journal_is_named_and_left_alone(tmp_path: Path, text: str) -> N
     assert len(told) == 1
     assert str(tmp_path / "strange" / "journal.jsonl") in told[0]
     assert (tmp_path / "strange" / "journal.jsonl").read_text() == text
+
+
+def test_journal_that_another_start_has_open_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Journal.create(tmp_path, HEADER, tmp_path)
+    monkeypatch.setattr("time.sleep", lambda _: other.close())
+    (journal,) = open_idle(tmp_path, print)
+    assert journal.folder == other.folder
+    journal.close()

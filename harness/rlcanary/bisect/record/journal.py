@@ -3,6 +3,7 @@
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -29,6 +30,9 @@ SCHEMA = 2
 KIND, VERSION = "bisect", 1
 HEADLESS = b'{"event"'
 """The start of a journal from before journals had a header. Its lines are the same."""
+
+PATIENCE_S = 1.0
+"""Another start opens each journal for a moment, a running search its own: the time that all of them are waited for."""
 
 TEST_VARIABLES = ("EXTRA_SCRIPT_ARGS", "SED_ALLOW_NO_MATCH", "SED_CLAUSES")
 """Environment variables that change what `tools/launch-bisect.sh` tests. Other values make another search."""
@@ -255,6 +259,21 @@ class Journal(Record):
         self._lines.close()
 
 
+def _opened(folder: Path, until: float) -> Journal:
+    """Open a journal, and wait for one that another process has open.
+
+    Raises:
+        BlockingIOError: It has it open for longer.
+    """
+    while True:
+        try:
+            return Journal(folder)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
 def open_idle(folder: Path, tell: Callable[[str], object]) -> Iterator[Journal]:
     """Open the journals under `folder` that no process writes, newest first. The caller closes them.
 
@@ -262,9 +281,10 @@ def open_idle(folder: Path, tell: Callable[[str], object]) -> Iterator[Journal]:
         folder: The folder of all searches.
         tell: Called with a sentence for each journal that cannot be read.
     """
+    until = time.monotonic() + PATIENCE_S
     for path in sorted(folder.glob("*/journal.jsonl"), reverse=True):
         try:
-            yield Journal(path.parent)
+            yield _opened(path.parent, until)
         except BlockingIOError:
             continue
         except (UnreadableJournal, OSError) as error:

@@ -68,9 +68,11 @@ class Checkout:
             self.home = repository.git("symbolic-ref", "--quiet", "HEAD").strip().removeprefix("refs/heads/")
         except GitError:
             self.home = repository.git("rev-parse", "HEAD").strip()
+        self._laid: list[Path] = []  # pinned files that the commit under test does not have
 
     def prepare(self, sha: str, pinned: Sequence[PinnedFile] = (), stop: Stop | None = None) -> None:
         new: dict[str, str | None] = {}  # with what is in their way
+        self._take_up_pinned_files()
         try:
             git(self.path, "reset", "--quiet", "--hard", stop=stop)
             added = git(self.path, "diff", "--name-only", "--no-renames", "--diff-filter=A", "-z", "HEAD", sha)
@@ -86,7 +88,19 @@ class Checkout:
         for file in pinned:
             if link := file.behind_a_link(self.path):
                 raise Untestable(f"{file.relative} is pinned, and {link} is a link in this commit")
+            if not os.path.lexists(self.path / file.relative):
+                self._laid.append(self.path / file.relative)
             file.lay_over(self.path)
+
+    def _take_up_pinned_files(self) -> None:
+        """Delete the pinned files that were put where the commit has none: they would be in the way of others that do."""
+        while self._laid:
+            file = self._laid.pop()
+            file.unlink(missing_ok=True)
+            for folder in file.parents:
+                if folder == self.path or not folder.is_dir() or any(folder.iterdir()):
+                    break
+                folder.rmdir()
 
     def _in_the_way(self, name: str) -> str | None:
         """Return the file that is where this one is to be, or where it needs a folder; None if there is none."""
@@ -96,6 +110,8 @@ class Checkout:
         return next((str(each.relative_to(self.path)) for each in folders if each.is_file()), None)
 
     def remove(self) -> None:
+        """Go home."""
+        self._take_up_pinned_files()
         switch(self.path, self.home, None, self._with_submodules)
 
 
