@@ -26,13 +26,6 @@ class DividedInHalfPrecision(ReferenceAdapter):
         return super().token_logprobs(logits / temperature, token_ids, 1.0)
 
 
-class NanBehindAWhere(ReferenceAdapter):
-    def entropy(self, logits: Tensor) -> Tensor:
-        log_probs = logits.log_softmax(dim=-1)
-        probs = log_probs.exp()
-        return -torch.where(probs > 0, probs * log_probs, 0.0).sum(dim=-1)
-
-
 class PopsWhatItScores(ReferenceAdapter):
     def score(self, items: Sequence[Item], completions: Sequence[str]) -> Tensor:
         assert isinstance(completions, list)
@@ -111,7 +104,6 @@ class ResetBeforeTheWeights(ReferenceAdapter):
 OVERLOOKED_MUTANTS: dict[type[ReferenceAdapter], str] = {
     AttendsToPadding: "forward.garbage_in_padding",
     DividedInHalfPrecision: "logprob.bfloat16_logits",
-    NanBehindAWhere: "entropy.filtered_logits",
     PopsWhatItScores: "reward.inputs_untouched",
     FillsTheLogprobsOfTools: "step.batch_untouched",
     SamplesUnderASeed: "evaluation.repeatable",

@@ -23,7 +23,7 @@ TELLING = GRPO.replace(
 def test_each_known_mistake_gives_wrong_numbers_and_no_error_of_its_own(words: str) -> None:
     patches = MISTAKES[words]
     reached = reached_by(patches)
-    for conventions in (GRPO, TELLING):
+    for conventions in (TELLING, GRPO):
         adapter = Mistaken(conventions, patches)
         for check in sorted(all_checks(), key=lambda check: check.needs[0] not in reached):
             if reached & set(check.needs):

@@ -108,8 +108,9 @@ def repeatable(adapter: Adapter) -> None:
         return
     adapter.evaluate(likeliest)
     texts = likeliest.eval_items[0].reward.texts
-    told = "with greedy evaluation declared, equal prompts of a policy that prefers one token have several answers"
-    assert_equal(len(set(texts)), min(1, len(texts)), told, quantity="answers")
+    if texts:
+        told = "with greedy evaluation declared, equal prompts of a policy that prefers one token have several answers"
+        assert_equal(len(set(texts)), 1, told, quantity="answers")
 
 
 @check(
