@@ -14,6 +14,18 @@ from waiting import HANG_S
 WITHOUT_FOREIGN = ("-p", "no:anyio", "-p", "no:hydra_pytest", "-p", "no:hypothesispytest")
 
 
+RUNS_TWICE = """
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    for _ in range(2):  # as pytest-rerunfailures does
+        item._initrequest()
+        runtestprotocol(item, nextitem=nextitem)
+    return True
+"""
+"""A `conftest.py` under which each test has two attempts."""
+
+
 @dataclass
 class Case:
     """One test's outcome: passed, failed, error or skipped; and the text of its report."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from inner_session import Run, run_session
+from inner_session import RUNS_TWICE, Run, run_session
 from waiting import HANG_S, wait_for
 
 from rlcanary.system.processes import identify
@@ -323,15 +323,6 @@ def test_leaves_a_process_once():
     ATTEMPTS.append(len(ATTEMPTS))
     if len(ATTEMPTS) == 1:
         subprocess.Popen(["sleep", "913"])
-"""
-RUNS_TWICE = """
-from _pytest.runner import runtestprotocol
-
-def pytest_runtest_protocol(item, nextitem):
-    for _ in range(2):  # as pytest-rerunfailures does
-        item._initrequest()
-        runtestprotocol(item, nextitem=nextitem)
-    return True
 """
 
 

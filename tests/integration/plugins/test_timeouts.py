@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from inner_session import Run, run_session
+from inner_session import RUNS_TWICE, Run, run_session
 
 HANGING = """
 import ctypes, subprocess, threading, time
@@ -358,18 +358,9 @@ import time
 def test_hangs():
     time.sleep(9999)
 """
-TRIES_AGAIN = """
-from _pytest.runner import runtestprotocol
-
-def pytest_runtest_protocol(item, nextitem):
-    for _ in range(2):  # as pytest-rerunfailures does
-        item._initrequest()
-        runtestprotocol(item, nextitem=nextitem)
-    return True
-"""
 
 
 def test_each_attempt_at_a_test_has_a_limit(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(TRIES_AGAIN)
+    (tmp_path / "conftest.py").write_text(RUNS_TWICE)
     run = run_session(tmp_path, HANGS_AGAIN, "--timeout", "2")
     assert "2 failed" in run.output, run.output
