@@ -31,7 +31,8 @@ class PinnedFile:
 
     def behind_a_link(self, worktree: Path) -> str | None:
         """Return a folder of the file that is a link in this commit, through which other files would be written."""
-        folders = [str(folder) for folder in Path(self.relative).parents if (worktree / folder).is_symlink()]
+        below = Path(self.relative).parents[:-1]  # the last is the worktree itself
+        folders = [str(folder) for folder in below if (worktree / folder).is_symlink()]
         return folders[-1] if folders else None
 
     def lay_over(self, worktree: Path) -> None:
