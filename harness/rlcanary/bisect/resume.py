@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from rlcanary.bisect.plan import Plan
+from rlcanary.bisect.plan import Plan, make_save_folder
 from rlcanary.bisect.record.git_log import Mark, format_log
 from rlcanary.bisect.record.journal import Header, Journal, Observation, now, open_idle
 from rlcanary.bisect.request import Request
@@ -155,14 +155,19 @@ def _is_where_left(journal: Journal, repository: Repository) -> bool:
     return False
 
 
-def save_log(plan: Plan, header: Header, journal: Journal) -> Path:
+def save_log(plan: Plan, header: Header, journal: Journal, in_place: bool) -> Path:
     """Write the outcomes so far as a `git bisect log`.
+
+    A run, or the user, may have deleted the folder since the start. In place, where the folder may belong to a commit, it
+    comes back without a `.gitignore`: one would be in the way of a tracked one.
 
     Raises:
         OSError: The log cannot be written.
     """
-    # A run, or the user, may have deleted it since the start. A `.gitignore` in it would be in the way of a tracked one.
-    plan.save_dir.mkdir(parents=True, exist_ok=True)
+    if in_place:
+        plan.save_dir.mkdir(parents=True, exist_ok=True)
+    else:
+        make_save_folder(plan.save_dir, plan.repository)
     stamp = f"bisect-{datetime.now():%Y%m%d-%H%M%S}-{plan.bad.short}"
     path = plan.save_dir / f"{stamp}.log"
     suffix = 1

@@ -109,7 +109,7 @@ def _keep_what_is_known(search: OpenSearch, loop: Loop) -> str:
     """Save the log and describe how to continue after git or the disk failed."""
     try:
         loop.stop()
-        log = save_log(search.plan, search.header, search.journal)
+        log = save_log(search.plan, search.header, search.journal, search.request.in_place)
     except OSError as error:
         return f"no log could be written either ({error}): fix that and repeat the command"
     return f"the outcomes are kept; resume with: {resume_line(search.request, log)}"
@@ -125,7 +125,7 @@ def _save_log(search: OpenSearch, loop: Loop) -> Path:
     if not loop.runs and saved.is_file():
         return saved
     try:
-        return save_log(search.plan, search.header, search.journal)
+        return save_log(search.plan, search.header, search.journal, search.request.in_place)
     except OSError as error:
         raise UserError(f"no log could be written ({error}): fix that and repeat the command") from error
 
