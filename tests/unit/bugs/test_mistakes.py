@@ -1,5 +1,7 @@
 """Checks catch each known mistake: a candidate that ends in an error explains nothing, and nobody would see it."""
 
+from collections import Counter
+
 import pytest
 
 from rlcanary.bugs.mistakes import MISTAKES
@@ -19,16 +21,21 @@ TELLING = GRPO.replace(
 )
 
 
+CAUGHT: Counter[str] = Counter()
+"""How many mistakes each check has caught so far: such checks come first, since most mistakes fail several."""
+
+
 @pytest.mark.parametrize("words", MISTAKES)
 def test_each_known_mistake_gives_wrong_numbers_and_no_error_of_its_own(words: str) -> None:
     patches = MISTAKES[words]
     reached = reached_by(patches)
     for conventions in (TELLING, GRPO):
         adapter = Mistaken(conventions, patches)
-        for check in sorted(all_checks(), key=lambda check: check.needs[0] not in reached):
+        for check in sorted(all_checks(), key=lambda check: (check.needs[0] not in reached, -CAUGHT[check.id])):
             if reached & set(check.needs):
                 result = run_check(check, adapter, "reference")
                 assert result.status != "error", result.message
                 if result.status == "fail":
+                    CAUGHT[check.id] += 1
                     return
     pytest.fail("no check fails: it explains nothing")

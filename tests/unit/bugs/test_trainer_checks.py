@@ -1,5 +1,6 @@
 """The checks of trainers and engines catch mistakes of many kinds and accuse no correct trainer."""
 
+from dataclasses import replace
 from typing import Any
 
 import checkpoint_mutants
@@ -60,7 +61,8 @@ def test_evaluation_that_changes_much_is_told_by_parts() -> None:
 
 @pytest.mark.parametrize("trainer", CORRECT, ids=lambda trainer: trainer.__name__)
 def test_correct_trainer_is_never_accused(trainer: type[ReferenceAdapter]) -> None:
-    checks = [check for check in relevant_checks(trainer) if check.area in AREAS]
+    # On one model: what depends on the model is in tests/unit/checks/styles.
+    checks = [replace(check, worlds=()) for check in relevant_checks(trainer) if check.area in AREAS]
     results = [run_check(check, trainer(), "unused") for check in checks]
     assert [(result.id, result.message) for result in results if result.status in ("fail", "error")] == []
 

@@ -103,7 +103,7 @@ def repeatable(adapter: Adapter) -> None:
     with soft():
         assert_same_entries(second, first, told, tolerance=1e-5, quantity="metrics")
     # Samples under a fixed seed are repeatable too, and not greedy.
-    likeliest = with_tossed_items(state_of(adapter, coin(tiny_policy(), 0.5, OTHERS)), TOSSES)
+    likeliest = with_tossed_items(state_of(adapter, coin(tiny_policy(), 0.5, OTHERS)), 64)
     if not hasattr(likeliest, "eval_items"):
         return
     adapter.evaluate(likeliest)
