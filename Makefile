@@ -46,12 +46,12 @@ demo: venv
 
 # The suite starts hundreds of processes. Where Python is told to write no bytecode, each of them would compile rlcanary, and
 # pytest rewrite its plugins, anew: this writes the bytecode once.
-# Three workers, since tests also wait, of one thread each: those of torch would wait for each other on two cores.
+# Four workers, since tests also wait, of one thread each: those of torch would wait for each other on two cores.
 # Files run in the order of their folders, the long ones of tests/integration first, so that no worker ends on one.
 test: venv
 	@$(BIN)/python -m compileall -q harness plugins
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --collect-only tests/unit/test_waiting.py >/dev/null
-	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test312:
 ifeq ($(PYTHON312),)
