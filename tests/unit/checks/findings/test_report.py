@@ -28,14 +28,8 @@ class Thirds(ReferenceAdapter):
 def report(width: int) -> str:
     results = [run_check(check, Thirds(Conventions()), "thirds") for check in CHECKS]
     out = Console(file=io.StringIO(), width=width)
-    show(
-        out,
-        "thirds",
-        CHECKS,
-        results,
-        compare(results, {}),
-        causes_of(CHECKS, results, Thirds(Conventions()), seconds=0).causes,
-    )
+    causes = causes_of(CHECKS, results, Thirds(Conventions()), seconds=0).causes
+    show(out, "thirds", CHECKS, results, compare(results, {}), causes)
     return out.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 

@@ -102,7 +102,7 @@ def repeatable(adapter: Adapter) -> None:
     told = "two evaluations of the same weights gave other numbers"
     with soft():
         assert_same_entries(second, first, told, tolerance=1e-5, quantity="metrics")
-    # Samples under a fixed seed are repeatable too, and not greedy.
+    # Samples under a fixed seed are repeatable too, and not greedy; that shows in fewer tosses than a share needs.
     likeliest = with_tossed_items(state_of(adapter, coin(tiny_policy(), 0.5, OTHERS)), 64)
     if not hasattr(likeliest, "eval_items"):
         return
