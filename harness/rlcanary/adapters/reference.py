@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlcanary.contract.records.credit import Credit, CreditBatch, ValueBatch
     from rlcanary.contract.records.layouts import Layout, RowShard, VocabShards
     from rlcanary.contract.records.lengths import Lengths
-    from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+    from rlcanary.contract.records.other_losses import DistillationBatch, OtherBatch, PreferenceBatch, SupervisedBatch
     from rlcanary.contract.records.preparation import Answer, DataRow, PreparationOptions, PreparedData, Setting
     from rlcanary.contract.records.reporting import EvaluatedItem, LoggedSample, Metric, RolloutBatch
     from rlcanary.contract.records.reward_parts import RewardParts
@@ -266,6 +266,15 @@ class ReferenceAdapter(Adapter):
         from rlcanary import reference
 
         return reference.preference_loss(batch, self.conventions)
+
+    def accumulated_other_loss(self, batch: OtherBatch, n_micro: int) -> LossOutput:
+        from rlcanary import reference
+
+        return reference.accumulated_other_loss(batch, n_micro, self.conventions)
+
+    def sharded_other_loss(self, batch: OtherBatch, n_ranks: int) -> LossOutput:
+        # As in `sharded_loss`, the pieces carry the counts of the whole.
+        return self.accumulated_other_loss(batch, n_ranks)
 
     def new_buffer(self, settings: BufferSettings) -> Any:
         from rlcanary.reference.buffering import Buffer

@@ -125,12 +125,13 @@ def _is_possible(declared: Conventions, changes: dict[str, Any]) -> bool:
     return True
 
 
+OTHER_SPLITS = frozenset({"accumulated_other_loss", "sharded_other_loss"})
 REACHED: dict[tuple[str, ...], frozenset[str]] = {
     ("advantage_", "reward_", "singleton", "nan_"): frozenset({"advantages", "train_step", "rl_step"}),
     ("token_credit", "baseline_weighting", "whitening", "discount", "gae_lambda", "critic_lambda"): frozenset(
         {"token_advantages", "train_step", "rl_step"}
     ),
-    ("value_",): frozenset({"value_loss"}),
+    ("value_",): frozenset({"value_loss"}) | OTHER_SPLITS,
     ("overlong_",): frozenset({"shape_rewards"}),
     ("mask_truncated",): frozenset({"make_batch", "rl_step"}),
     ("temperature", "old_logprobs", "training_", "max_grad"): frozenset({"train_step", "rl_step"}),
@@ -142,9 +143,9 @@ REACHED: dict[tuple[str, ...], frozenset[str]] = {
     ("best_at_k", "vote_tie", "overall_score"): frozenset({"evaluation_metrics"}),
     ("pass_threshold",): frozenset({"evaluation_metrics", "rollout_metrics", "merged_metrics"}),
     ("evaluation_",): frozenset({"evaluate"}),
-    ("supervised_",): frozenset({"supervised_loss", "preference_loss"}),
-    ("distillation_",): frozenset({"distillation_loss"}),
-    ("preference_",): frozenset({"preference_loss"}),
+    ("supervised_",): frozenset({"supervised_loss", "preference_loss"}) | OTHER_SPLITS,
+    ("distillation_",): frozenset({"distillation_loss"}) | OTHER_SPLITS,
+    ("preference_",): frozenset({"preference_loss"}) | OTHER_SPLITS,
     ("data_order",): frozenset({"data_order", "run_plan"}),
     ("buffer_",): frozenset({"new_buffer", "put_groups", "take_groups"}),
     ("sync_",): frozenset({"sync_weights"}),

@@ -26,6 +26,7 @@ READING_ORDER = (
     "importance",
     "gradient",
     "split",
+    "split_other",
     "config",
     "supervised",
     "distillation",

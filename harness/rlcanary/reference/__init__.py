@@ -20,6 +20,7 @@ from rlcanary.reference.objective.losses import (
     policy_loss,
     split,
 )
+from rlcanary.reference.objective.other_losses import accumulated_other_loss, other_loss, other_pieces
 from rlcanary.reference.objective.preference import preference_loss
 from rlcanary.reference.objective.supervised import supervised_loss
 from rlcanary.reference.rl_step import frozen_batch, mini_batch, rl_step
@@ -30,6 +31,7 @@ __all__ = [
     "MessageTokens",
     "RewardStats",
     "accumulated_loss",
+    "accumulated_other_loss",
     "advantages",
     "aggregate",
     "assistant_mask",
@@ -55,6 +57,8 @@ __all__ = [
     "lengths_to_mask",
     "make_batch",
     "mini_batch",
+    "other_loss",
+    "other_pieces",
     "packed_logprobs",
     "policy_batch",
     "policy_loss",

@@ -8,7 +8,8 @@ from torch import Tensor
 from rlcanary import reference
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+from rlcanary.contract.records.credit import ValueBatch
+from rlcanary.contract.records.other_losses import DistillationBatch, OtherBatch, PreferenceBatch, SupervisedBatch
 
 
 class LabelsNotShifted(ReferenceAdapter):
@@ -159,7 +160,44 @@ class LogOfASigmoid(ReferenceAdapter):
         return LossOutput(-torch.log(torch.exp(-output.loss)), output.metrics)
 
 
+class OtherMetricsOfTheLastMicroBatch(ReferenceAdapter):
+    def accumulated_other_loss(self, batch: OtherBatch, n_micro: int) -> LossOutput:
+        last = reference.other_pieces(batch, n_micro, self.conventions)[-1]
+        output = super().accumulated_other_loss(batch, n_micro)
+        return LossOutput(output.loss, reference.other_loss(last, self.conventions).metrics)
+
+
+class OtherMetricsOfTheFirstRank(ReferenceAdapter):
+    def sharded_other_loss(self, batch: OtherBatch, n_ranks: int) -> LossOutput:
+        first = reference.other_pieces(batch, n_ranks, self.conventions)[0]
+        output = super().sharded_other_loss(batch, n_ranks)
+        return LossOutput(output.loss, reference.other_loss(first, self.conventions).metrics)
+
+
+class SupervisedTermOfEachMicroBatch(ReferenceAdapter):
+    """The pairs are counted over the whole update, the tokens of the supervised term in each micro-batch."""
+
+    def accumulated_other_loss(self, batch: OtherBatch, n_micro: int) -> LossOutput:
+        output = super().accumulated_other_loss(batch, n_micro)
+        if not isinstance(batch, PreferenceBatch):
+            return output
+        pieces = reference.other_pieces(batch, n_micro, self.conventions)
+        alone = [replace(piece, global_pairs=None, global_tokens=None) for piece in pieces]
+        loss = torch.stack([reference.preference_loss(piece, self.conventions).loss for piece in alone]).mean()
+        return LossOutput(loss, output.metrics)
+
+
+class CriticAddsMeans(ReferenceAdapter):
+    def accumulated_other_loss(self, batch: OtherBatch, n_micro: int) -> LossOutput:
+        output = super().accumulated_other_loss(batch, n_micro)
+        return LossOutput(output.loss * n_micro, output.metrics) if isinstance(batch, ValueBatch) else output
+
+
 OTHER_LOSS_MUTANTS = [
+    OtherMetricsOfTheLastMicroBatch,
+    OtherMetricsOfTheFirstRank,
+    SupervisedTermOfEachMicroBatch,
+    CriticAddsMeans,
     LabelsNotShifted,
     LabelsShiftedTwice,
     RowsJoinedBeforeTheShift,

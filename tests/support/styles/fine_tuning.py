@@ -5,6 +5,7 @@ Shapes: B rows, S positions, T completion positions, V vocabulary.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
@@ -12,6 +13,7 @@ from torch.nn import functional
 from rlcanary.contract.adapter import Adapter, NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
+from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
 
 IGNORED = -100
 
@@ -120,3 +122,47 @@ class FineTuning(Adapter):
         rewards = {"chosen_reward": won, "rejected_reward": lost, "reward_margin": ahead}
         logged = {name: c.preference_beta * value.mean().item() for name, value in rewards.items()}
         return LossOutput(loss, {**logged, "reward_accuracy": (ahead > 0).float().mean().item(), "loss": loss.item()})
+
+    def accumulated_other_loss(self, batch, n_micro):
+        return self._in_turn(batch, n_micro, 1)
+
+    def sharded_other_loss(self, batch, n_ranks):
+        """Each rank's loss counts as many times as there are ranks, whose gradients are then averaged."""
+        return self._in_turn(batch, n_ranks, n_ranks)
+
+    def _in_turn(self, batch, n_pieces, factor):
+        if isinstance(batch, SupervisedBatch):
+            function, keep, how = self.supervised_loss, batch.mask[:, 1:], self.conventions.supervised_aggregation
+        elif isinstance(batch, DistillationBatch):
+            function, keep, how = self.distillation_loss, batch.mask, self.conventions.distillation_aggregation
+        elif isinstance(batch, PreferenceBatch):
+            function, keep, how = self.preference_loss, batch.chosen_mask, "sequence_mean"
+        else:
+            raise NotProvided("there is no critic")
+        rows = keep.any(-1).sum().item() if how.endswith("nonempty") else len(keep)
+        counts = {"global_tokens": keep.sum().item()}
+        counts["global_pairs" if isinstance(batch, PreferenceBatch) else "global_sequences"] = rows
+        places = torch.arange(len(keep)).tensor_split(n_pieces)
+        outputs = [function(replace(batch, **counts).rows(place)) for place in places]
+        loss = sum(factor * output.loss for output in outputs) / factor
+        weights = [len(place) if isinstance(batch, PreferenceBatch) else keep[place].sum().item() for place in places]
+        logged = {"loss": loss.item()}
+        for name in (
+            "nll",
+            "accuracy",
+            "divergence",
+            "chosen_reward",
+            "rejected_reward",
+            "reward_margin",
+            "reward_accuracy",
+        ):
+            found = [
+                (weight, output.metrics[name])
+                for weight, output in zip(weights, outputs, strict=True)
+                if weight and name in output.metrics
+            ]
+            if found:
+                logged[name] = sum(weight * value for weight, value in found) / sum(weight for weight, _ in found)
+        if isinstance(batch, SupervisedBatch):
+            logged |= {"perplexity": math.exp(logged["nll"]), "tokens": sum(weights)}
+        return LossOutput(loss, logged)

@@ -202,6 +202,17 @@ class LossesInPlace(ReferenceAdapter):
     def preference_loss(self, batch):
         return super().preference_loss(replace(batch, chosen_logprobs=batch.chosen_logprobs.mul_(1.0)))
 
+    def accumulated_other_loss(self, batch, n_micro):
+        return super().accumulated_other_loss(in_place(batch), n_micro)
+
+    def sharded_other_loss(self, batch, n_ranks):
+        return super().sharded_other_loss(in_place(batch), n_ranks)
+
+
+def in_place(batch):
+    trained = {name: value.mul_(1.0) for name, value in vars(batch).items() if getattr(value, "requires_grad", False)}
+    return replace(batch, **trained)
+
 
 LOSSES = {name for name in vars(LossesInPlace) if name.endswith("_loss")}
 

@@ -12,9 +12,10 @@ from rlcanary.contract.adapter import Adapter
 from rlcanary.contract.batch import CollatedBatch, Completion, Group
 from rlcanary.contract.conventions import Conventions
 from rlcanary.contract.sampling import Sampling
-from rlcanary.mutants.contract import NOT_GIVEN, UNREAD, contract_mutants
+from rlcanary.mutants.contract import contract_mutants
 from rlcanary.mutants.killing import Fate, Trial, judge
 from rlcanary.mutants.mutant import Mutant, Run
+from rlcanary.mutants.unread import NOT_GIVEN, UNREAD
 
 MUTANTS = list(contract_mutants(ReferenceAdapter()))
 GROUPS = [Group([5, 6], [Completion([7, 2], [-0.5, -0.25]), Completion([8], [-1.0])], [1.0, 0.0])]

@@ -8,11 +8,11 @@ from typing import Any
 from rlcanary.adapters.trl.conversations import TrlConversations
 from rlcanary.adapters.trl.data import TrlData
 from rlcanary.adapters.trl.layouts import TrlLayouts
-from rlcanary.adapters.trl.losses import TrlLosses
 from rlcanary.adapters.trl.objective import TrlObjective
 from rlcanary.adapters.trl.preparation import TrlPreparation
 from rlcanary.adapters.trl.reporting import TrlReporting
 from rlcanary.adapters.trl.sampling import TrlSampling
+from rlcanary.adapters.trl.splitting import TrlSplitting
 from rlcanary.adapters.trl.training import TrlTraining
 from rlcanary.contract.adapter import Adapter
 
@@ -23,7 +23,7 @@ class TrlAdapter(
     TrlData,
     TrlSampling,
     TrlConversations,
-    TrlLosses,
+    TrlSplitting,
     TrlReporting,
     TrlPreparation,
     TrlLayouts,

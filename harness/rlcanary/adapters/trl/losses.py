@@ -48,49 +48,22 @@ class TrlLosses(TrlBase):
         import torch
 
         trainer = self._sft_trainer
-        model = _given_logits(batch.logits)
-        if releases.has_part(CHUNKED) and trainer.args.loss_type == "chunked_nll":
-            releases.part(CHUNKED)(model, chunk_size=CHUNK)
-        else:
-            model = releases.fused(model, outputs=("log_probs", "entropy", "is_top1"))
-        # Labels behind the shift are ids, and those of other tokens any number.
-        ids_BS = batch.token_ids.clamp(0, batch.logits.shape[-1] - 1)
-        inputs = {
-            "input_ids": ids_BS,
-            "attention_mask": torch.ones_like(ids_BS),
-            "labels": ids_BS.masked_fill(~batch.mask, -100),
-        }
         trainer._metrics["train"].clear()
         trainer.model.train()
         count = None if batch.global_tokens is None else torch.tensor(batch.global_tokens)
-        loss = trainer.compute_loss(model, inputs, num_items_in_batch=count)
+        model = supervised_model(trainer, batch.logits)
+        loss = trainer.compute_loss(model, supervised_inputs(batch), num_items_in_batch=count)
         logged = trainer._metrics["train"].get("mean_token_accuracy", [])
         return LossOutput(loss, {"loss": float(loss.detach()), **({"accuracy": logged[-1]} if logged else {})})
 
     def preference_loss(self, batch: PreferenceBatch) -> LossOutput:
-        import torch
-
         if batch.global_pairs is not None:
             raise NotProvided("the trainer averages over the pairs of each micro-batch")
         trainer = self._dpo_trainer
-        masks = (batch.chosen_mask, batch.rejected_mask)
-        mask_BT = _stacked(*masks, False)
-        zeros_BS = torch.zeros(len(mask_BT), mask_BT.shape[1] + 1, dtype=torch.long)
-        inputs = {
-            "input_ids": zeros_BS,
-            "attention_mask": zeros_BS + 1,
-            # A token of the prompt stands in front.
-            "completion_mask": torch.nn.functional.pad(mask_BT.long(), (1, 0)),
-        }
-        pairs = (
-            (batch.chosen_logprobs, batch.rejected_logprobs),
-            (batch.ref_chosen_logprobs, batch.ref_rejected_logprobs),
-        )
-        given = _given_logprobs if releases.has_part(FUSED) else _logits_of
-        policy, trainer.ref_model = (given(_stacked(*pair, 0.0), mask_BT) for pair in pairs)
+        policy, trainer.ref_model = preference_models(batch)
         trainer._metrics["train"].clear()
         trainer.model.train()
-        loss = trainer._compute_loss(policy, inputs, False)
+        loss = trainer._compute_loss(policy, preference_inputs(batch), False)
         logged = trainer._metrics["train"]
         metrics = {"loss": float(loss.detach()), **{ours: logged[theirs][-1] for theirs, ours in REWARDS.items()}}
         return LossOutput(loss, metrics)
@@ -130,6 +103,53 @@ class TrlLosses(TrlBase):
 
         pair = {"prompt": PROMPT, "chosen": "t6", "rejected": "t7"}
         return _constructed(releases.part("trl:DPOTrainer"), DPOConfig, self.dpo, [pair], ref_model=_tiny())
+
+
+def supervised_model(trainer: Any, logits_BSV: Tensor) -> Any:
+    """Make a model with these logits, patched as the trainer patches its own."""
+    model = _given_logits(logits_BSV)
+    if releases.has_part(CHUNKED) and trainer.args.loss_type == "chunked_nll":
+        releases.part(CHUNKED)(model, chunk_size=CHUNK)
+        return model
+    return releases.fused(model, outputs=("log_probs", "entropy", "is_top1"))
+
+
+def supervised_inputs(batch: SupervisedBatch) -> dict[str, Tensor]:
+    """Return rows as the trainer's collator gives them."""
+    import torch
+
+    # Labels behind the shift are ids, and those of other tokens any number.
+    ids_BS = batch.token_ids.clamp(0, batch.logits.shape[-1] - 1)
+    return {
+        "input_ids": ids_BS,
+        "attention_mask": torch.ones_like(ids_BS),
+        "labels": ids_BS.masked_fill(~batch.mask, -100),
+    }
+
+
+def preference_models(batch: PreferenceBatch) -> list[Any]:
+    """Make the policy and the reference model with these logprobs."""
+    mask_BT = _stacked(batch.chosen_mask, batch.rejected_mask, False)
+    pairs = (
+        (batch.chosen_logprobs, batch.rejected_logprobs),
+        (batch.ref_chosen_logprobs, batch.ref_rejected_logprobs),
+    )
+    given = _given_logprobs if releases.has_part(FUSED) else _logits_of
+    return [given(_stacked(*pair, 0.0), mask_BT) for pair in pairs]
+
+
+def preference_inputs(batch: PreferenceBatch) -> dict[str, Tensor]:
+    """Return pairs as the trainer's collator gives them."""
+    import torch
+
+    mask_BT = _stacked(batch.chosen_mask, batch.rejected_mask, False)
+    zeros_BS = torch.zeros(len(mask_BT), mask_BT.shape[1] + 1, dtype=torch.long)
+    return {
+        "input_ids": zeros_BS,
+        "attention_mask": zeros_BS + 1,
+        # A token of the prompt stands in front.
+        "completion_mask": torch.nn.functional.pad(mask_BT.long(), (1, 0)),
+    }
 
 
 def distillation_beta(settings: dict[str, Any]) -> float:
@@ -215,7 +235,12 @@ def _given_logprobs(logprobs_BT: Tensor, mask_BT: Tensor) -> Any:
         is_top1=zeros_BT.bool(),
         label_mask=mask_BT,
     )
-    return lambda **_: output
+
+    class Given(torch.nn.Module):
+        def forward(self, **_: Any) -> Any:
+            return output
+
+    return Given()
 
 
 def _logits_of(logprobs_BT: Tensor, mask_BT: Tensor) -> Any:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from rlcanary.adapters.frameworks import has_part, part, quiet
-from rlcanary.adapters.verl.other_losses import OtherLosses
 from rlcanary.adapters.verl.runs import silent
+from rlcanary.adapters.verl.splitting import Splitting
 from rlcanary.adapters.verl.workers.run_config import composed, run_config
 from rlcanary.contract.adapter import NotProvided
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOM = 10**6
 
 
-class Datasets(OtherLosses):
+class Datasets(Splitting):
     """From files to ids."""
 
     def prepare(self, rows: list[DataRow], tokenizer: Any, options: PreparationOptions) -> PreparedData:

@@ -39,7 +39,7 @@ CALLING = {
     "logprobs._check_places": frozenset({"completion_logprobs", "packed_logprobs", "train_step"}),
     "logprobs.entropy": frozenset({"entropy"}),
     "losses.accumulated_loss": frozenset({"accumulated_loss", "sharded_loss"}),
-    "supervised.supervised_loss": frozenset({"supervised_loss"}),
+    "supervised.supervised_loss": frozenset({"supervised_loss", "accumulated_other_loss", "sharded_other_loss"}),
     "scoring._reward": frozenset({"score", "rollout", "evaluate"}),
     "step.descend": frozenset({"train_step", "rl_step", "sharded_update"}),
     "step.policy_batch": frozenset({"train_step"}),

@@ -12,9 +12,9 @@ from torch import Generator, Tensor
 
 from rlcanary.checks.asserts import gradient
 from rlcanary.checks.worlds.inputs import uniform
-from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+from rlcanary.contract.records.other_losses import DistillationBatch, OtherBatch, PreferenceBatch, SupervisedBatch
 
-Batch = TypeVar("Batch", SupervisedBatch, DistillationBatch, PreferenceBatch)
+Batch = TypeVar("Batch", bound=OtherBatch)
 
 VOCABULARY = 5
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import LossOutput
-    from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
+    from rlcanary.contract.records.other_losses import DistillationBatch, OtherBatch, PreferenceBatch, SupervisedBatch
 
 
 class OtherLosses:
@@ -50,4 +50,17 @@ class OtherLosses:
         over the pairs the means of `chosen_reward`, `rejected_reward` and `reward_margin` (chosen minus rejected), and
         `reward_accuracy` (share of pairs whose chosen reward is the higher one).
         """
+        raise NotProvided
+
+    def accumulated_other_loss(self, batch: OtherBatch, n_micro: int) -> LossOutput:
+        """One of the losses above, or a critic's `value_loss`, of an update in `n_micro` micro-batches of equally many rows.
+
+        It is differentiable like that loss and equals it on the whole batch, metrics included. The loop's own counts are to
+        be tested, so the batch tells no global ones. Code declines the kinds of batches that it does not train on with
+        `NotProvided`.
+        """
+        raise NotProvided
+
+    def sharded_other_loss(self, batch: OtherBatch, n_ranks: int) -> LossOutput:
+        """Likewise over `n_ranks` data-parallel ranks, with the gradient that reaches the optimizer."""
         raise NotProvided

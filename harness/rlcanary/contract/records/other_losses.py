@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlcanary.contract.batch import Batch
+from rlcanary.contract.records.credit import ValueBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,3 +94,7 @@ class PreferenceBatch(Batch):
     ref_rejected_logprobs: Tensor | None = None
     global_pairs: float | None = None
     global_tokens: float | None = None
+
+
+OtherBatch = SupervisedBatch | DistillationBatch | PreferenceBatch | ValueBatch
+"""The inputs of any loss beside the policy's: which one it is tells which loss."""

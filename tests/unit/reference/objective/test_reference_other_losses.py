@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from rlcanary.contract.conventions import Conventions, Divergence, TokenAggregation
-from rlcanary.contract.records.other_losses import DistillationBatch, PreferenceBatch, SupervisedBatch
-from rlcanary.reference import distillation_advantages, distillation_loss, preference_loss, supervised_loss
+from rlcanary.contract.records.credit import ValueBatch
+from rlcanary.contract.records.other_losses import DistillationBatch, OtherBatch, PreferenceBatch, SupervisedBatch
+from rlcanary.reference import (
+    accumulated_other_loss,
+    distillation_advantages,
+    distillation_loss,
+    other_loss,
+    other_pieces,
+    preference_loss,
+    supervised_loss,
+)
 from rlcanary.reference.objective.aggregation import aggregate_tokens
 from rlcanary.reference.objective.distillation import divergence
 
@@ -240,3 +249,93 @@ def test_declared_reference_that_the_batch_lacks_is_an_error() -> None:
 def test_value_that_a_convention_cannot_take_is_an_error(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         Conventions().replace(**changes)
+
+
+LENGTHS = torch.tensor([3, 1, 4, 2, 0, 2])
+TRAINED = torch.arange(4) < LENGTHS.unsqueeze(1)
+
+
+def update(kind: str) -> OtherBatch:
+    """An update of six rows of uneven lengths, one of them empty where its loss knows empty rows."""
+    if kind == "supervised":
+        ids = torch.arange(30).reshape(6, 5) % 5
+        return SupervisedBatch(logits(6, 5, 5).requires_grad_(), ids, torch.nn.functional.pad(TRAINED, (1, 0)))
+    if kind == "distillation":
+        ids = torch.arange(24).reshape(6, 4) % 5
+        return DistillationBatch(logits(6, 4, 5).requires_grad_(), logits(6, 4, 5, seed=1), ids, TRAINED)
+    if kind == "preference":
+        chosen, rejected = TRAINED.clone(), TRAINED.flip(0).clone()
+        chosen[:, 0] = rejected[:, 0] = True
+        policy = [-logits(6, 4, seed=seed).abs().requires_grad_() for seed in (2, 3)]
+        ref = [-logits(6, 4, seed=seed).abs() for seed in (4, 5)]
+        return PreferenceBatch(*(each.detach().requires_grad_() for each in policy), chosen, rejected, *ref)
+    groups = torch.tensor([0, 0, 1, 1, 2, 2])
+    return ValueBatch(logits(6, 4).requires_grad_(), logits(6, 4, seed=1), TRAINED, logits(6, 4, seed=2), groups)
+
+
+def trained_tensor(batch: OtherBatch) -> torch.Tensor:
+    return next(value for value in vars(batch).values() if getattr(value, "requires_grad", False))
+
+
+# The weight of row b in the whole: the loss of the row alone, times this, adds up to the loss of the update.
+BY_TOKENS = {
+    "supervised_aggregation": "token_mean",
+    "distillation_aggregation": "token_mean",
+    "value_aggregation": "token_mean",
+}
+BY_ROWS = dict.fromkeys(BY_TOKENS, "sequence_mean")
+
+
+@pytest.mark.parametrize("kind", ["supervised", "distillation", "critic"])
+@pytest.mark.parametrize("changes", [BY_TOKENS, BY_ROWS], ids=["tokens", "rows"])
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_pieces_weigh_a_row_by_its_tokens_or_as_one_of_the_rows(kind: str, changes: dict[str, str], n: int) -> None:
+    conventions, batch = Conventions().replace(**changes), update(kind)
+    alone = [other_loss(batch.rows(torch.tensor([row])), conventions).loss for row in range(6)]
+    weights = LENGTHS / LENGTHS.sum() if changes is BY_TOKENS else torch.ones(6) / 6
+    expected = sum(weight * loss for weight, loss in zip(weights.tolist(), alone, strict=True))
+    output = accumulated_other_loss(batch, n, conventions)
+    assert output.loss.item() == pytest.approx(expected.item())
+    leaf = trained_tensor(batch)
+    found, wanted = (torch.autograd.grad(each, leaf, retain_graph=True)[0] for each in (output.loss, expected))
+    assert torch.allclose(found, wanted)
+    assert output.metrics == pytest.approx(other_loss(batch, conventions).metrics, nan_ok=True)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_pieces_of_pairs_weigh_pairs_alike_and_the_supervised_term_as_declared(aggregation: str, n: int) -> None:
+    conventions = Conventions().replace(preference_supervised_coef=0.5, supervised_aggregation=aggregation)
+    batch = update("preference")
+    assert isinstance(batch, PreferenceBatch)
+    pairs_alone = conventions.replace(preference_supervised_coef=0.0)
+    expected = sum(preference_loss(batch.rows(torch.tensor([row])), pairs_alone).loss for row in range(6)) / 6
+    nll = -batch.chosen_logprobs * batch.chosen_mask
+    lengths = batch.chosen_mask.sum(1)
+    weight = 1 / lengths.sum() if aggregation == "token_mean" else 1 / (6 * lengths.unsqueeze(1))
+    expected = expected + 0.5 * (nll * weight).sum()
+    output = accumulated_other_loss(batch, n, conventions)
+    assert output.loss.item() == pytest.approx(expected.item())
+    leaf = batch.chosen_logprobs
+    found, wanted = (torch.autograd.grad(each, leaf, retain_graph=True)[0] for each in (output.loss, expected))
+    assert torch.allclose(found, wanted)
+
+
+def test_pieces_of_a_critic_keep_groups_whole_where_they_are_aggregated() -> None:
+    conventions, batch = Conventions().replace(value_aggregation="group_token_mean"), update("critic")
+    groups = [other_loss(batch.rows(torch.tensor([row, row + 1])), conventions).loss for row in (0, 2, 4)]
+    assert accumulated_other_loss(batch, 3, conventions).loss.item() == pytest.approx(sum(groups).item() / 3)
+    with pytest.raises(ValueError, match="cannot cut 3 rows or groups into 4"):
+        other_pieces(batch, 4, conventions)
+
+
+def test_counts_that_a_batch_tells_are_those_of_its_pieces_too() -> None:
+    told = replace(update("supervised"), global_tokens=40.0, global_sequences=20.0)
+    assert {(piece.global_tokens, piece.global_sequences) for piece in other_pieces(told, 3, Conventions())} == {
+        (40.0, 20.0)
+    }
+
+
+def test_more_pieces_than_rows_are_an_error() -> None:
+    with pytest.raises(ValueError, match="cannot cut 6 rows into 7 pieces"):
+        other_pieces(update("supervised"), 7, Conventions())

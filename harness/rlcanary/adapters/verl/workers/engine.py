@@ -131,17 +131,24 @@ def _on_cpu() -> Iterator[None]:
 
 def given_outputs(given: PolicyBatch, micro_batch: Any, **_: Any) -> dict[str, Tensor]:
     """Replace the engine's outputs by the logprobs and entropies of a batch."""
+    outputs = {"log_probs": _outputs_of(given.logprobs, micro_batch)}
+    if given.entropy is not None:
+        outputs["entropy"] = _outputs_of(given.entropy, micro_batch)
+    return outputs
+
+
+def given_values(values_BT: Tensor, micro_batch: Any, **_: Any) -> dict[str, Tensor]:
+    """Replace the engine's outputs by these values of a critic."""
+    return {"values": _outputs_of(values_BT, micro_batch)}
+
+
+def _outputs_of(values_BT: Tensor, micro_batch: Any) -> Tensor:
+    """Return the rows of a micro-batch as a model's outputs, which stand one position before the tokens that they score."""
     import torch
 
-    def flat(values: Tensor) -> Tensor:
-        rows = values[micro_batch["row"]]
-        # An output stands one position before the token that it scores; the last scores nothing.
-        return jagged(torch.cat([rows, torch.zeros_like(rows[:, :1])], dim=1))
-
-    outputs = {"log_probs": flat(given.logprobs)}
-    if given.entropy is not None:
-        outputs["entropy"] = flat(given.entropy)
-    return outputs
+    rows = values_BT[micro_batch["row"]]
+    # The last scores nothing.
+    return jagged(torch.cat([rows, torch.zeros_like(rows[:, :1])], dim=1))
 
 
 def tensordict(tensors: dict[str, Tensor], **others: Any) -> Any:

@@ -25,6 +25,7 @@ NAMES = (
 )
 
 Split = Callable[[PolicyBatch, int], LossOutput]
+Pieces = Callable[[Any, int], LossOutput]
 
 # Trained tokens of each row. Pieces of as many rows differ in tokens, and pieces of as many tokens differ in rows, so that
 # a mean of the pieces' means is not the mean, by whichever of the two an implementation cuts.
@@ -123,15 +124,15 @@ def ranks(adapter: Adapter, batch: PolicyBatch, n_pieces: int, told: str) -> Non
     _assert_whole(adapter, adapter.sharded_loss, batch, n_pieces, f"over {n_pieces} ranks ({told})")
 
 
-def _in_pieces(split: Split, batch: PolicyBatch, n_pieces: int) -> LossOutput | None:
-    """Split the update; None if the code refuses a number of pieces that does not divide its rows, which is not silent."""
+def in_pieces(split: Pieces, batch: Any, n_pieces: int, n_rows: int) -> LossOutput | None:
+    """Split an update of so many rows; None if the code refuses pieces of unequal size, which is not silent."""
     given = inputs.fresh(batch)
-    return split(given, n_pieces) if len(batch.mask) % n_pieces == 0 else unless_raised(split, given, n_pieces)
+    return split(given, n_pieces) if n_rows % n_pieces == 0 else unless_raised(split, given, n_pieces)
 
 
 def _assert_whole(adapter: Adapter, split: Split, batch: PolicyBatch, n_pieces: int, place: str) -> None:
     expected, expected_BT = exact_loss(batch, adapter.conventions)
-    output = _in_pieces(split, batch, n_pieces)
+    output = in_pieces(split, batch, n_pieces, len(batch.mask))
     if output is None:
         return
     loss = output.loss
@@ -143,7 +144,7 @@ def _assert_whole(adapter: Adapter, split: Split, batch: PolicyBatch, n_pieces: 
 
 def _assert_metrics(adapter: Adapter, split: Split, batch: PolicyBatch, n_pieces: int, place: str) -> None:
     expected = exact_output(batch, adapter.conventions).metrics
-    if (output := _in_pieces(split, batch, n_pieces)) is not None:
+    if (output := in_pieces(split, batch, n_pieces, len(batch.mask))) is not None:
         assert_metrics(output, expected, f"{place}; of all the data")
 
 
@@ -219,7 +220,7 @@ def ranks_agree(adapter: Adapter, batch: PolicyBatch, n_pieces: int, profile: st
 
 
 def _assert_agree(split: Split, batch: PolicyBatch, n_pieces: int, told: str) -> None:
-    one, several = split(inputs.fresh(batch), 1), _in_pieces(split, batch, n_pieces)
+    one, several = split(inputs.fresh(batch), 1), in_pieces(split, batch, n_pieces, len(batch.mask))
     if several is None:
         return
     with soft():

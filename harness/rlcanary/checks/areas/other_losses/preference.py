@@ -15,7 +15,7 @@ from rlcanary.checks.check import check
 from rlcanary.checks.worlds import inputs, rows
 from rlcanary.checks.worlds.loss_batches import LARGE, double, gradients, mask, preference_batch, surrounded, widened
 from rlcanary.contract.adapter import Adapter
-from rlcanary.contract.conventions import PreferenceKind
+from rlcanary.contract.conventions import Conventions, PreferenceKind
 from rlcanary.contract.records.other_losses import PreferenceBatch
 
 # The tokens that count in the chosen and in the rejected completions.
@@ -194,15 +194,21 @@ def metrics(adapter: Adapter, batch: PreferenceBatch) -> None:
     returned one.
     """
     output = adapter.preference_loss(inputs.fresh(batch))
+    expected = exact_metrics(batch, adapter.conventions)
+    assert_metrics(output, {**expected, "loss": float(output.loss.detach())}, "over the pairs")
+
+
+def exact_metrics(batch: PreferenceBatch, conventions: Conventions) -> dict[str, float]:
+    """The metrics in float64, without the accuracy where a rounding decides it."""
     exact = double(batch)
-    expected = reference.preference_loss(exact, adapter.conventions).metrics
+    expected = reference.preference_loss(exact, conventions).metrics
     nearly_equal = {
-        reference.preference_loss(
-            replace(exact, chosen_logprobs=exact.chosen_logprobs + shift), adapter.conventions
-        ).metrics["reward_accuracy"]
+        reference.preference_loss(replace(exact, chosen_logprobs=exact.chosen_logprobs + shift), conventions).metrics[
+            "reward_accuracy"
+        ]
         for shift in (-1e-4, 1e-4)
     }
     if len(nearly_equal) > 1:
         leave_out("the accuracy, since the rewards of a pair are equal but for rounding")
         del expected["reward_accuracy"]
-    assert_metrics(output, {**expected, "loss": float(output.loss.detach())}, "over the pairs")
+    return expected
