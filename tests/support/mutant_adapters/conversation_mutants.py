@@ -121,6 +121,28 @@ class OneSeed(ReferenceAdapter):
         return super().converse(Seeding(engine), *others)
 
 
+class SeedPerConversation(ReferenceAdapter):
+    """Each conversation has a seed of its own, which all its turns share."""
+
+    def converse(self, engine: Any, tokenizer: Any, tasks: Any, environment: Any, options: Any) -> Episodes:
+        count = int(options.sampling.get("n", 1))
+        alone = replace(options, sampling={**options.sampling, "n": 1})
+
+        def episode(at: int) -> Episode:
+            class Seeding(Between):
+                async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+                    if sampling.get("seed") is not None:
+                        sampling = {**sampling, "seed": options.sampling["seed"] + at}
+                    return await super().agenerate(prompt, sampling)
+
+            ((found,),) = ReferenceAdapter.converse(
+                self, Seeding(engine), tokenizer, [tasks[at // count]], environment, alone
+            )
+            return found
+
+        return [[episode(number * count + each) for each in range(count)] for number in range(len(tasks))]
+
+
 CONVERSATION_MUTANTS = (
     GoesOnBehindATruncatedAnswer,
     EpisodesAsTheyEnd,
@@ -132,4 +154,5 @@ CONVERSATION_MUTANTS = (
     EndPutBehindEveryAnswer,
     DefaultsAfterTheFirstTurn,
     OneSeed,
+    SeedPerConversation,
 )

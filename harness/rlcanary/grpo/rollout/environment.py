@@ -19,6 +19,7 @@ from rlcanary.grpo.data.datasets import Row
 from rlcanary.grpo.data.templates import end_of_turn, prompt_ids, require_chat_template, require_roles
 from rlcanary.grpo.rewards.verifier import Score, Verifier, judge
 from rlcanary.grpo.rollout.chat import render_chats, sampled_message
+from rlcanary.grpo.rollout.collector import seeded
 from rlcanary.grpo.rollout.group_assembler import GroupAssembler, Trajectory
 from rlcanary.reference.rollout import AsyncEngine
 
@@ -169,11 +170,12 @@ class ChatEnvironment:
         Args:
             engine: the policy; requests ask for one completion.
             row: the task.
-            sampling: with one completion per prompt.
+            sampling: with one completion per prompt. Of a seed each turn gets one of its own.
         """
         conversation = self.reset(row)
         while not conversation.ended:
-            (completion,) = await engine.agenerate(self.prompt_ids(conversation), sampling)
+            asked = seeded(sampling, conversation.turns)
+            (completion,) = await engine.agenerate(self.prompt_ids(conversation), asked)
             conversation = await asyncio.to_thread(self.step, conversation, completion)
         return conversation
 

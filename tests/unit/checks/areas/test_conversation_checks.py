@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conversation_mutants import Between
+from conversation_mutants import Between, OneSeed, SeedPerConversation
 
 from rlcanary.adapters.reference import ReferenceAdapter
 from rlcanary.bugs.sampling.conversation import Episodes, FullRowsLeftOut, OverflowOfAFinishedConversation
@@ -116,6 +116,32 @@ class NothingWhereThereIsALimit(ReferenceAdapter):
 @pytest.mark.parametrize("check", ["every_answer_once", "max_tokens", "truncated_answer"])
 def test_no_rows_at_all_are_no_way_to_keep_a_limit(check: str) -> None:
     assert run_check(CHECKS[f"conversation.{check}"], NothingWhereThereIsALimit(), "unused").status == "fail"
+
+
+@pytest.mark.parametrize(("way", "different"), [(OneSeed, 1), (SeedPerConversation, 6)])
+def test_seed_that_turns_share_is_told(way: type[ReferenceAdapter], different: int) -> None:
+    result = run_check(CHECKS["conversation.seeds"], way(), "unused")
+    assert result.status == "fail"
+    assert f"got:      {different}\n  expected: 12" in result.message
+
+
+class RequestPerPrompt(ReferenceAdapter):
+    """One request asks for as many answers as there are conversations with its prompt, or more."""
+
+    def converse(self, engine: Any, *others: Any) -> Episodes:
+        left: dict[tuple[int, ...], list[Completion]] = {}
+
+        class Together(Between):
+            async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
+                asked = {**sampling, "n": others[-1].sampling["n"]}
+                left[tuple(prompt)] = left.get(tuple(prompt)) or await super().agenerate(prompt, asked)
+                return [left[tuple(prompt)].pop()]
+
+        return super().converse(Together(engine), *others)
+
+
+def test_answers_of_one_request_share_its_seed() -> None:
+    assert run_check(CHECKS["conversation.seeds"], RequestPerPrompt(), "unused").status == "pass"
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens": 45}, {"max_new_tokens": 8}, {"max_turns": 2}])

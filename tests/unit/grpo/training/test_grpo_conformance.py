@@ -20,7 +20,7 @@ from rlcanary.reference import split, values
 
 OWN = {
     *("train_step", "rl_step", "rollout", "sync_weights", "generate", "new_buffer", "rollout_seed", "build"),
-    *("token_advantages", "values", "value_loss"),
+    *("token_advantages", "values", "value_loss", "converse"),
 }
 OWN_CHECKS = [check for check in all_checks() if OWN & set(check.needs)]
 # A model in bfloat16 is no mistake here: this trainer keeps float32 masters beside it.

@@ -383,16 +383,18 @@ def sampling_of_every_turn(adapter: Adapter, options: dict[str, Any]) -> None:
 
 @check("conversation.seeds", needs=("converse",))
 def seeds(adapter: Adapter) -> None:
-    """Requests of one prompt have different seeds.
+    """No two requests have one seed: not those of a task's conversations, and not two turns of one.
 
-    Silent because the group has n rows: with one seed they are n times the same conversation, whose advantages are all
-    zero. Look for the run's seed in every request.
+    Silent because another prompt makes another text of the same random numbers. Conversations about one task under one
+    seed are n times the same, whose advantages are all zero, and turns that share one are drawn as the first was. Look for
+    the run's seed in every request, and for sampling parameters that are made once per conversation.
     """
     got = talk(adapter, [2, 2], n=3, seed=7)
-    asked = {(each.prompt, each.sampling.get("seed"), each.sampling.get("n", 1)) for each in got.engine.answered}
-    if all(seed is None for _, seed, _ in asked):
+    seeded = [each.sampling for each in got.engine.answered if each.sampling.get("seed") is not None]
+    if not seeded:
         leave_out("requests carry no seed")
         return
-    requests = sum(1 / float(each.sampling.get("n", 1)) for each in got.engine.answered)
-    told = "conversations about one task are sampled from one prompt under one seed: requests that differ, of all"
-    assert_equal(len(asked), round(requests), told, quantity="number of different requests")
+    # An answer of a request for n is one in n.
+    requests = round(sum(1 / float(sampling.get("n", 1)) for sampling in seeded))
+    told = "requests, of other turns or conversations, are sampled under one seed: seeds that differ, of all"
+    assert_equal(len({sampling["seed"] for sampling in seeded}), requests, told, quantity="number of different seeds")
