@@ -75,8 +75,8 @@ def main() -> None:
         message = error.format_message()
     except click.Abort:
         sys.exit(130)
-    except Exception:  # noqa: BLE001 - any other exception is a defect of rlcanary
-        # Python would exit with 1, which means that a check failed and makes a bisect blame the commit.
+    except BaseException:  # noqa: BLE001 - any other exception is a defect of rlcanary, and so is an exit of foreign code
+        # Python would exit with 1, which means that a check failed and makes a bisect blame the commit, or with 0.
         traceback.print_exc()
         sys.exit(3)
     else:

@@ -7,6 +7,8 @@ import inspect
 import itertools
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
@@ -79,9 +81,15 @@ def _name_is_inherited(adapter: Adapter) -> bool:
 
 
 def configurations_of(adapter: Adapter) -> dict[str, Adapter]:
-    """Return the configurations of an adapter by name, each named in reports as the adapter with it."""
+    """Return the configurations of an adapter by name, each named in reports as the adapter with it.
+
+    Raises:
+        UserError: they cannot be listed.
+    """
+    with _foreign(f"listing the configurations of {adapter.name} failed"):
+        listed = adapter.configurations()
     found = {}
-    for name, each in adapter.configurations().items():
+    for name, each in listed.items():
         found[name] = copy.copy(each)
         found[name].name = f"{adapter.name}[{name}]"
     return found
@@ -153,12 +161,8 @@ def _check_signature(adapter: Adapter, name: str, spec: str) -> None:
 
 def _require_conventions(adapter: Adapter, spec: str) -> None:
     """Raise UserError if the conventions, which may come from a framework's configuration, cannot be read."""
-    try:
+    with _foreign(f"the conventions of adapter {spec!r} cannot be read"):
         conventions: object = adapter.conventions
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"the conventions of adapter {spec!r} cannot be read: {_told(error)}") from error
     if not isinstance(conventions, Conventions):
         raise UserError(
             f"the conventions of adapter {spec!r} are of type {type(conventions).__name__}: "
@@ -167,12 +171,11 @@ def _require_conventions(adapter: Adapter, spec: str) -> None:
 
 
 def _import_module(name: str, spec: str, named: list[str]) -> ModuleType:
-    try:
-        found = importlib.util.find_spec(name)
-    except (ModuleNotFoundError, ValueError):
-        found = None
-    except Exception as error:
-        raise UserError(f"importing the package of {name!r} failed: {_told(error)}") from error
+    with _foreign(f"importing the package of {name!r} failed"):
+        try:
+            found = importlib.util.find_spec(name)
+        except (ModuleNotFoundError, ValueError):
+            found = None
     if found is None:
         if spec in named:
             raise UserError(f"adapter {spec!r} is registered in module {name!r}, which does not exist: reinstall it")
@@ -182,10 +185,8 @@ def _import_module(name: str, spec: str, named: list[str]) -> ModuleType:
             f"no adapter {spec!r}: {meant} Otherwise give a module (package.module:Class) that Python finds from here, "
             "or a path that ends in .py"
         )
-    try:
+    with _foreign(f"importing {name!r} failed"):
         return importlib.import_module(name)
-    except Exception as error:
-        raise UserError(f"importing {name!r} failed: {_told(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -199,17 +200,33 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     # An adapter's imports often lie beside it, as for a script that Python runs.
     sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise UserError(f"importing {str(path)!r} failed: {_told(error)}") from error
+    with _foreign(f"importing {str(path)!r} failed"):
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
     return module
 
 
-def _told(error: Exception) -> str:
+@contextmanager
+def _foreign(failed: str) -> Iterator[None]:
+    """Run code of the user.
+
+    Raises:
+        UserError: it raised, or ended itself with `sys.exit`, which would be the exit code of this run.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{failed}: {_told(error)}") from error
+
+
+def _told(error: BaseException) -> str:
     """Summarise an error in one line, with a suggestion for a misspelt convention."""
-    told = " ".join(f"{type(error).__name__}: {error}".split())
+    told = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     unknown = re.search(r"Conventions.* unexpected keyword argument '(\w+)'", told)
     close = get_close_matches(unknown[1], [field.name for field in fields(Conventions)], n=1) if unknown else []
     return f"{told}; did you mean {close[0]}?" if close else told
@@ -225,12 +242,8 @@ def _pick(module: ModuleType, attribute: str, spec: str) -> Adapter:
     if not inspect.isclass(found):
         adapter = found
     elif issubclass(found, Adapter):
-        try:
+        with _foreign(f"creating adapter {spec!r} failed"):
             adapter = found()
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"creating adapter {spec!r} failed: {_told(error)}") from error
     else:
         adapter = None
     if not isinstance(adapter, Adapter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -204,7 +205,8 @@ class Tally:
             self.empty.append(self._told(str(reason)))
         except Finding as finding:
             self.note(finding)
-        except Exception as error:  # noqa: BLE001 - the adapter is foreign code; any exception is a result
+        # The adapter is foreign code: any exception is a result, and so is an exit, which would be that of the run.
+        except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001
             if misfit := _misfit(error):
                 self.misfits.append(self._told(misfit))
                 return
@@ -252,7 +254,7 @@ class Tally:
         return numbered
 
 
-def _misfit(error: Exception) -> str:
+def _misfit(error: BaseException) -> str:
     """Say where a bundled adapter asked its framework for what this release does not have; nothing for other errors."""
     if not isinstance(error, (ImportError, AttributeError, TypeError)):
         return ""
