@@ -10,9 +10,17 @@ from rlcanary.html.findings import Report, article, failed, name_of
 from rlcanary.html.frame import escaped, page
 from rlcanary.html.strips import LEGEND
 
+VERDICTS = {
+    0: ("passed", "pass"),
+    1: ("failed", "fail"),
+    2: ("nothing was checked", "fail"),
+    3: ("no check failed, but the adapter itself met errors", "fail"),
+}
+"""What the exit code says."""
 STATUSES = {
     "fail": ("failed", "fail"),
     "expected": ("failed as expected", "muted"),
+    "stale": ("stale", "fail"),
     "error": ("raised", "fail"),
     "adapter-error": ("adapter errors", "muted"),
     "pass": ("passed", "pass"),
@@ -24,14 +32,14 @@ STATUSES = {
 def check_page(report: Report) -> str:
     """Write the page of a report: its head, the areas by status, and the findings by cause, drawn."""
     title = f"Conformance of {name_of(report)}"
-    return page(title, "\n".join([_head(report, title), _areas(report), *_findings(report)]))
+    return page(title, "\n".join([_head(report, title), _areas(report), *_findings(report), *_others(report)]))
 
 
 def _head(report: Report, title: str) -> str:
-    counts = _counts(report["checks"], report)
+    counts, (verdict, style) = _counts(report["checks"], report), VERDICTS[report["exit_code"]]
     facts = [
-        f"<li><b class={style}>{counts[status]}</b> {words}"
-        for status, (words, style) in STATUSES.items()
+        f"<li><b class={kind}>{counts[status]}</b> {words}"
+        for status, (words, kind) in STATUSES.items()
         if counts[status] or status == "fail"
     ]
     versions = " · ".join(f"{name} {version}" for name, version in report["versions"].items())
@@ -46,15 +54,16 @@ def _head(report: Report, title: str) -> str:
     return f"""<header>
 <h1>{escaped(title)}</h1>
 <p class=muted>{escaped(versions)}</p>
+<p><b class={style}>{verdict}</b> (exit code {report["exit_code"]})</p>
 <ul class=facts>{"".join(facts)}</ul>
 <p>{escaped(told)}</p>
 </header>"""
 
 
 def _counts(checks: Sequence[Report], report: Report) -> Counter[str]:
-    """Count the checks by status; those that fail as a list of known failures says have one of their own."""
-    known = report.get("expected", ())
-    return Counter("expected" if check["id"] in known else check["status"] for check in checks)
+    """Count the checks by status; those that fail as a list of known failures says, or do not, have one of their own."""
+    own = dict.fromkeys(report["expected"], "expected") | dict.fromkeys(report["stale"], "stale")
+    return Counter(own.get(check["id"]) or check["status"] for check in checks)
 
 
 def _areas(report: Report) -> str:
@@ -71,7 +80,13 @@ def _areas(report: Report) -> str:
             if counts[status]
         ]
         first = next((check for check in checks if check["status"] in ("fail", "error")), None)
-        kind = "failing" if counts["fail"] or counts["error"] else "passing" if counts["pass"] else "open"
+        kind = (
+            "failing"
+            if counts["fail"] or counts["error"] or counts["stale"]
+            else "passing"
+            if counts["pass"]
+            else "open"
+        )
         name = f'<a href="#{escaped(first["id"])}">{escaped(area)}</a>' if first else escaped(area)
         tiles.append(f"<li class={kind}><b>{name}</b>{''.join(told)}")
     return f"<section>\n<h2>Areas</h2>\n<ul class=areas>{''.join(tiles)}</ul>\n</section>"
@@ -96,3 +111,16 @@ def _findings(report: Report) -> list[str]:
             line = f"<p class=muted>{escaped(told)}</p>\n" if told else ""
             parts.append(f"<section>\n<h2>{escaped(title)}</h2>\n{line}{articles}\n</section>")
     return parts
+
+
+def _others(report: Report) -> list[str]:
+    """Write what else decides the verdict or has none: stale entries, adapter errors, checks that compared nothing."""
+    told = [(name, "is expected to fail and does not: remove it") for name in report["stale"]]
+    for status, words in (("adapter-error", "met an adapter error"), ("not-compared", "compared nothing")):
+        told += [
+            (check["id"], f"{words}: {check['message']}")
+            for check in report["checks"]
+            if check["status"] == status and check["id"] not in (*report["expected"], *report["stale"])
+        ]
+    lines = "".join(f"<li><b>{escaped(name)}</b> {escaped(words)}" for name, words in told)
+    return [f"<section>\n<h2>Without a verdict, or stale</h2>\n<ul>{lines}</ul>\n</section>"] if told else []

@@ -1,6 +1,5 @@
 """A cause explains all that it stands above, and what nothing explains stays by itself."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from rlcanary.bugs import all_bugs
 from rlcanary.bugs.causes import REACHED, candidates, causes_of
 from rlcanary.checks import Check, Result, all_checks, run_check
 from rlcanary.checks.findings.diagnosis import Cause, Diagnosis
-from rlcanary.checks.findings.report import to_json
+from rlcanary.checks.findings.document import to_document
 from rlcanary.contract.batch import Group, LossOutput, PolicyBatch
 from rlcanary.contract.presets import GRPO
 from rlcanary.contract.records.reporting import RolloutBatch
@@ -228,7 +227,7 @@ def test_search_that_its_limit_ends_says_so() -> None:
     results = [run_check(check, adapter, "reference")]
     assert "ended after 1e-09 s" in str(causes_of([check], results, adapter, seconds=1e-9))
     assert str(causes_of([check], results, adapter, seconds=0)) == ""
-    assert json.loads(to_json("x", results, Diagnosis([], 2.0)))["causes_cut_after"] == 2.0
+    assert to_document("x", results, Diagnosis([], 2.0))["causes_cut_after"] == 2.0
 
 
 def test_declaration_of_something_else_than_the_loss_is_a_cause() -> None:

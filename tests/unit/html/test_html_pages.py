@@ -82,12 +82,14 @@ def check(name: str, status: str, picture: Any = None, message: str = "it differ
 def report(*checks: dict[str, Any], adapter: str = "mylib", version: str = "1.0") -> dict[str, Any]:
     return {
         "adapter": adapter,
+        "exit_code": 1,
         "versions": {adapter: version, "rlcanary": "0.1.0", "torch": "2.13.0"},
         "checks": list(checks),
         "causes": [{"cause": "the padding is trained", "findings": 1, "checks": ["loss.b"]}],
         "folds": [],
         "explanations": {"loss.b": "A property.\n\nSilent because."},
         "expected": [],
+        "stale": [],
         "causes_cut_after": None,
         "coverage": {"ran": 2, "checks": 3, "not_checked": ["sync"], "provide": ["sync_weights"], "would_run": 1},
     }

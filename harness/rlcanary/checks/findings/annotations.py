@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlcanary.checks.check import Check, Result
 from rlcanary.checks.findings.diagnosis import Cause
-from rlcanary.checks.findings.expected import Comparison
+from rlcanary.checks.findings.expected import STALE, Comparison
 from rlcanary.checks.findings.grouping import grouped
-from rlcanary.checks.findings.locations import Location, location_of
+from rlcanary.checks.findings.locations import Location, line_of, location_of
 from rlcanary.checks.findings.report import folded, told_of
 from rlcanary.checks.severity import EFFECTS, Severity, reaches, worst
 from rlcanary.contract.adapter import Adapter
@@ -27,7 +27,8 @@ def to_annotations(
 ) -> list[str]:
     """Write one annotation per cause, and one per group of failures without a known cause. GitHub shows ten of a step.
 
-    Failures of the severity `least` or a worse one are errors, as for the exit code; others are warnings.
+    Failures of the severity `least` or a worse one are errors, as for the exit code; others are warnings. Stale entries,
+    adapter errors and a run that checked nothing are errors too.
 
     Args:
         adapter: the adapter that was checked.
@@ -53,19 +54,12 @@ def to_annotations(
     for fold in grouped(rest, checks, results):
         first = fold.members[0]
         lines.append(annotated(fold.members, first.id, "\n".join(filter(None, [first.message, fold.told]))))
-    return [*lines, *_stale(comparison, expected_path, root)]
-
-
-def _stale(comparison: Comparison, expected_path: Path | None, root: Path) -> Iterator[str]:
-    if not comparison.stale or expected_path is None:
-        return
-    path, lines = expected_path.resolve(), expected_path.read_text(encoding="utf-8").splitlines()
-    numbers = {line.partition("#")[0].strip(): number for number, line in enumerate(lines, start=1)}
     for result in comparison.stale:
-        place = None
-        if path.is_relative_to(root.resolve()):
-            place = Location(path.relative_to(root.resolve()).as_posix(), numbers[result.id])
-        yield _command("error", place, f"{result.id} is stale", "It is expected to fail and does not: remove it.")
+        place = None if expected_path is None else line_of(result.id, expected_path, root)
+        lines.append(_command("error", place, f"{result.id} is stale", f"It {STALE}."))
+    lines += [_command("error", None, f"{each.id}: adapter error", each.message) for each in comparison.misfits]
+    lines += [_command("error", None, "nothing was checked", comparison.nothing)] if comparison.nothing else []
+    return lines
 
 
 def _command(level: str, place: Location | None, title: str, message: str) -> str:

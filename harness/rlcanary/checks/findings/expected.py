@@ -12,9 +12,10 @@ file is a new failure. The file is written by `rlcanary check ADAPTER --update-e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from rlcanary.checks.check import Result, outcome
 from rlcanary.checks.registry import all_checks
@@ -25,6 +26,8 @@ from rlcanary.system.files import write_whole
 
 ADAPTER_ERROR = Fingerprint("", "adapter error")
 """Stands where the findings belong in the entry of a check that the adapter itself kept from running."""
+ExitCode = Literal[0, 1, 2, 3]
+STALE = "is expected to fail and does not: remove it from the file of expected failures"
 NO_REASON = "say why"
 """Stands where the reason of a new entry belongs; a file with it is refused."""
 
@@ -163,21 +166,29 @@ class Comparison:
         known: checks that failed as expected.
         stale: checks that were expected to fail, but passed or did not run.
         misfits: checks in which the adapter itself erred without being expected to: these have no verdict.
+        nothing: the reason why nothing was checked, "" if something was.
     """
 
     unexpected: list[Result]
     known: list[Result]
     stale: list[Result]
     misfits: list[Result] = field(default_factory=list)
+    nothing: str = ""
 
     def is_red_from(self, least: Severity) -> bool:
         """Tell whether an unexpected failure has this severity or a worse one, or the file is stale."""
         return bool(self.stale) or any(reaches(result.severity, least) for result in self.unexpected)
 
+    def exit_code(self, least: Severity) -> ExitCode:
+        """Return the verdict, which every output says: failures count from the severity `least` on."""
+        if self.nothing:
+            return 2
+        return 1 if self.is_red_from(least) else 3 if self.misfits else 0
 
-def compare(results: Iterable[Result], expected: dict[str, Expectation]) -> Comparison:
+
+def compare(results: Sequence[Result], expected: Mapping[str, Expectation]) -> Comparison:
     """Sort results into unexpected, known, stale and misfits."""
-    comparison = Comparison([], [], [])
+    comparison = Comparison([], [], [], nothing=_nothing(results))
     for result in results:
         expectation = expected.get(result.id)
         if result.status == "adapter-error":
@@ -190,6 +201,15 @@ def compare(results: Iterable[Result], expected: dict[str, Expectation]) -> Comp
         else:
             comparison.unexpected.append(result if expectation is None else beyond(result, expectation))
     return comparison
+
+
+def _nothing(results: Sequence[Result]) -> str:
+    statuses = {result.status for result in results}
+    if statuses <= {"not-provided"}:
+        return "the adapter provides nothing that these checks need"
+    if statuses <= {"not-provided", "not-compared"}:
+        return "the capabilities that these checks call returned nothing to compare"
+    return ""
 
 
 def beyond(result: Result, expectation: Expectation) -> Result:

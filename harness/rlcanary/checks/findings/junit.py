@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from rlcanary.checks.check import Check, Result
-from rlcanary.checks.findings.expected import Comparison, Expectation
+from rlcanary.checks.findings.expected import STALE, Comparison, Expectation
 from rlcanary.checks.findings.locations import location_of
 from rlcanary.checks.severity import EFFECTS, Severity, reaches
 from rlcanary.contract.adapter import Adapter
@@ -27,7 +27,8 @@ def to_junit(
 ) -> str:
     """Write a test suite with a case per check, in which exactly what makes the exit code 1 or 3 is a failure or an error.
 
-    Expected failures, those below the severity `least` and checks that did not run are skipped, each with its reason.
+    Expected failures, those below the severity `least` and checks that did not run are skipped, each with its reason. Where
+    nothing was checked, a case of its own is an error.
     """
     red = {each.id: each for each in comparison.unexpected if reaches(each.severity, least)}
     mild = {each.id: each for each in comparison.unexpected if each.id not in red}
@@ -48,8 +49,7 @@ def to_junit(
         if check.id in red:
             _add_failure(case, check, red[check.id])
         elif check.id in stale:
-            told = "is expected to fail, but does not: remove it from the file of expected failures"
-            ElementTree.SubElement(case, "failure", type="stale", message=told)
+            ElementTree.SubElement(case, "failure", type="stale", message=STALE)
         elif check.id in misfits:
             ElementTree.SubElement(
                 case, "error", type=result.status, message=_text(f"adapter error: {_first_line(result)}")
@@ -60,6 +60,9 @@ def to_junit(
             _skip(case, f"expected to fail: {expected[check.id].reason}")
         elif result.status != "pass":
             _skip(case, f"{result.status.replace('-', ' ')}: {_first_line(result)}")
+    if comparison.nothing:
+        case = ElementTree.SubElement(suite, "testcase", classname=_text(adapter.name), name="anything", time="0")
+        ElementTree.SubElement(case, "error", message=_text(f"nothing was checked: {comparison.nothing}"))
     for tag, name in (("testcase", "tests"), ("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         suite.set(name, str(len(list(suite.iter(tag)))))
     suite.set("time", f"{sum(result.seconds for result in results):.3f}")

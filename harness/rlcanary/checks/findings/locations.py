@@ -46,6 +46,13 @@ def location_of(result: Result, check: Check, adapter: Adapter, root: Path) -> L
     return next((found for file, line in places if (found := _within(root, file, line))), None)
 
 
+def line_of(check_id: str, expected_path: Path, root: Path) -> Location | None:
+    """Return the line of a check in the file of expected failures, None if that lies elsewhere."""
+    path, lines = expected_path.resolve(), expected_path.read_text(encoding="utf-8").splitlines()
+    numbers = {line.partition("#")[0].strip(): number for number, line in enumerate(lines, start=1)}
+    return _within(root, str(path), numbers[check_id])
+
+
 def capability_of(check: Check) -> str:
     """Return the capability that a check is about: of those that it needs, the one that fewest checks need."""
     return min(check.needs, key=lambda name: _calls()[name])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console
@@ -14,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcanary.checks.check import Check, Result
-from rlcanary.checks.findings.diagnosis import Cause, Diagnosis
-from rlcanary.checks.findings.document import coverage_of, to_document
-from rlcanary.checks.findings.expected import Comparison
+from rlcanary.checks.findings.diagnosis import Cause
+from rlcanary.checks.findings.document import coverage_of
+from rlcanary.checks.findings.expected import STALE, Comparison, ExitCode
 from rlcanary.checks.findings.grouping import grouped
 from rlcanary.checks.severity import EFFECTS, Severity
 from rlcanary.system.printable import counted
@@ -32,6 +31,7 @@ STYLES = {
 WIDE = 100
 """Columns from which on the table says in a column of its own what was found."""
 
+MARKS: dict[ExitCode, str] = {0: "✅", 1: "❌", 2: "⚠️", 3: "⚠️"}
 LABELS = {
     "pass": "pass",
     "fail": "FAIL",
@@ -40,19 +40,6 @@ LABELS = {
     "not-compared": "not compared",
     "not-provided": "not provided",
 }
-
-
-def to_json(
-    adapter: str,
-    results: Sequence[Result],
-    diagnosis: Diagnosis,
-    checks: Sequence[Check] = (),
-    known: Collection[str] = (),
-    versions: Mapping[str, str] | None = None,
-) -> str:
-    """Write the results as JSON, with the keys of `to_document`."""
-    document = to_document(adapter, results, diagnosis, checks, known, versions)
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def show(
@@ -117,14 +104,14 @@ def to_markdown(
     The verdict is that of the exit code, for which failures of the severity `least` or a worse one count.
     """
     by_id = {check.id: check for check in checks}
-    verdict = "❌" if comparison.is_red_from(least) else "✅"
     lines = [
-        f"## {verdict} Conformance of {adapter}",
+        f"## {MARKS[comparison.exit_code(least)]} Conformance of {adapter}",
         "",
         summary(adapter, results, comparison).plain,
         "",
         f"{coverage_of(results)}.",
         "",
+        *([f"Nothing was checked: {comparison.nothing}.", ""] if comparison.nothing else []),
     ]
     for cause, members in folded(comparison.unexpected, causes)[0]:
         lines += [f"**Cause: {cause.words}.** {told_of(members)}", ""]
@@ -135,7 +122,7 @@ def to_markdown(
         lines += ["```text", result.message, "```", "", by_id[result.id].explanation, ""]
         lines += ["```python", result.snippet, "```", ""] if result.snippet else []
         lines += ["</details>", ""]
-    lines += [f"- `{result.id}` is expected to fail and does not: remove it" for result in comparison.stale]
+    lines += [f"- `{result.id}` {STALE}" for result in comparison.stale]
     lines += [f"- `{each.id}` compared nothing: {each.message}" for each in results if each.status == "not-compared"]
     lines += [f"- `{each.id}` met an adapter error: {each.message}" for each in comparison.misfits]
     return "\n".join(lines).rstrip() + "\n"
@@ -150,7 +137,8 @@ def summary(adapter: str, results: list[Result], comparison: Comparison) -> Text
     parts += [(f"{unexpected['error']} raised an error", STYLES["error"])] if unexpected["error"] else []
     parts += [(f"{len(comparison.known)} failed as expected", "yellow")] if comparison.known else []
     parts += [(f"{len(comparison.stale)} stale", STYLES["fail"])] if comparison.stale else []
-    parts += [(f"{counts['adapter-error']} adapter errors", STYLES["adapter-error"])] if counts["adapter-error"] else []
+    erred = counted(len(comparison.misfits), "adapter error")
+    parts += [(erred, STYLES["adapter-error"])] if comparison.misfits else []
     parts += [(f"{counts['not-compared']} not compared", STYLES["not-compared"])] if counts["not-compared"] else []
     parts += [(f"{counts['not-provided']} not provided", STYLES["not-provided"])] if counts["not-provided"] else []
     line = Text(f"{adapter}: ")

@@ -153,11 +153,11 @@ def check(
     from rlcanary.checks import checks_of
     from rlcanary.checks.findings.annotations import to_annotations
     from rlcanary.checks.findings.diagnosis import SECONDS, Diagnosis
-    from rlcanary.checks.findings.document import coverage_of, to_document
+    from rlcanary.checks.findings.document import coverage_of, to_document, to_json
     from rlcanary.checks.findings.expected import NO_REASON, changes, compare, read_expected, update_expected
     from rlcanary.checks.findings.junit import to_junit
     from rlcanary.checks.findings.locations import repository_root
-    from rlcanary.checks.findings.report import show, to_json, to_markdown
+    from rlcanary.checks.findings.report import show, to_markdown
     from rlcanary.checks.findings.sarif import to_sarif
     from rlcanary.checks.programs.standalone import standalone
     from rlcanary.checks.worlds.models import chosen
@@ -200,11 +200,12 @@ def check(
         with progress_bar() as progress, without_output(unless=show_output):
             progress.add_task(f"searching for causes, {SECONDS:g} s at most", total=None)
             diagnosis = causes_of(checks, results, implementation, seed, timeout)
-    causes, known = diagnosis.causes, [result.id for result in comparison.known]
+    causes = diagnosis.causes
+    document = to_document(implementation.name, results, diagnosis, checks, comparison, fail_on, versions)
     if json_path is not None:
-        write_whole(json_path, to_json(implementation.name, results, diagnosis, checks, known, versions))
+        write_whole(json_path, to_json(document))
     if html is not None:
-        write_whole(html, check_page(to_document(implementation.name, results, diagnosis, checks, known, versions)))
+        write_whole(html, check_page(document))
     written = [result for result in comparison.unexpected if result.snippet]
     if programs is not None:
         for result in written:
@@ -215,7 +216,7 @@ def check(
     if junit is not None:
         write_whole(junit, to_junit(implementation, checks, results, comparison, expected, fail_on, root))
     if sarif is not None:
-        write_whole(sarif, to_sarif(implementation, checks, comparison, expected, causes, root))
+        write_whole(sarif, to_sarif(implementation, checks, comparison, expected, causes, fail_on, root, expected_path))
     if versions:
         told = ", ".join(f"{name} {version}" for name, version in versions.items())
         click.echo(f"{told}: {coverage_of(results)}")
@@ -224,19 +225,16 @@ def check(
         given = (implementation, checks, results, comparison, causes, fail_on, root, expected_path)
         click.echo("".join(f"{line}\n" for line in to_annotations(*given)), nl=False)
     if programs is not None:
-        left = f"; known failures left out: {len(known)}" if known else ""
+        left = f"; known failures left out: {len(comparison.known)}" if comparison.known else ""
         click.echo(f"rlcanary: programs written to {programs}: {len(written)}{left}", err=True)
     if str(diagnosis):
         click.echo(f"rlcanary: {diagnosis}", err=True)
     warn_of_names(implementation)
     for each in comparison.misfits:
         click.echo(f"rlcanary: adapter error in {each.id}: {each.message.splitlines()[0]}", err=True)
-    if all(result.status in ("not-provided", "not-compared") for result in results):
-        why = "the capabilities that these checks call returned nothing to compare"
-        if all(result.status == "not-provided" for result in results):
-            why = f"{implementation.name} provides nothing that these checks need"
-        raise UserError(f"nothing was checked: {why}")
-    ctx.exit(1 if comparison.is_red_from(fail_on) else 3 if comparison.misfits else 0)
+    if comparison.nothing:
+        raise UserError(f"nothing was checked: {comparison.nothing}")
+    ctx.exit(comparison.exit_code(fail_on))
 
 
 def warn_of_names(implementation: Adapter) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -38,9 +37,9 @@ def check_matrix(
     """
     from rlcanary.adapters.frameworks import versions_of
     from rlcanary.checks.findings.diagnosis import Diagnosis
-    from rlcanary.checks.findings.document import to_document
+    from rlcanary.checks.findings.document import to_document, to_json
+    from rlcanary.checks.findings.expected import compare
     from rlcanary.checks.findings.matrix import show_matrix
-    from rlcanary.checks.severity import reaches
 
     configurations = configurations_of(adapter)
     if not configurations:
@@ -51,14 +50,15 @@ def check_matrix(
     }
     if json_path is not None:
         documents = {
-            name: to_document(f"{adapter.name}[{name}]", found, Diagnosis([]), checks, (), versions_of(adapter))
+            name: to_document(
+                configurations[name].name, found, Diagnosis([]), checks, least=fail_on, versions=versions_of(adapter)
+            )
             for name, found in results.items()
         }
-        write_whole(json_path, json.dumps({"adapter": adapter.name, "configurations": documents}, indent=2) + "\n")
+        write_whole(json_path, to_json({"adapter": adapter.name, "configurations": documents}))
     show_matrix(report_console(), adapter.name, spec, results)
     every = [result for found in results.values() for result in found]
-    if all(result.status in ("not-provided", "not-compared") for result in every):
+    comparison = compare(every, {})
+    if comparison.nothing:
         raise UserError(f"nothing was checked: no configuration of {adapter.name} has what these checks need")
-    if any(each.status in ("fail", "error") and reaches(each.severity, fail_on) for each in every):
-        return 1
-    return 3 if any(each.status == "adapter-error" for each in every) else 0
+    return comparison.exit_code(fail_on)
