@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from rlcanary.html.findings import Report, article, failed, name_of
+from rlcanary.html.findings import Report, article, failed, name_of, without_verdict
 from rlcanary.html.frame import escaped, page
 from rlcanary.html.strips import LEGEND
 
@@ -32,7 +32,7 @@ STATUSES = {
 def check_page(report: Report) -> str:
     """Write the page of a report: its head, the areas by status, and the findings by cause, drawn."""
     title = f"Conformance of {name_of(report)}"
-    return page(title, "\n".join([_head(report, title), _areas(report), *_findings(report), *_others(report)]))
+    return page(title, "\n".join([_head(report, title), _areas(report), *_findings(report), without_verdict(report)]))
 
 
 def _head(report: Report, title: str) -> str:
@@ -111,16 +111,3 @@ def _findings(report: Report) -> list[str]:
             line = f"<p class=muted>{escaped(told)}</p>\n" if told else ""
             parts.append(f"<section>\n<h2>{escaped(title)}</h2>\n{line}{articles}\n</section>")
     return parts
-
-
-def _others(report: Report) -> list[str]:
-    """Write what else decides the verdict or has none: stale entries, adapter errors, checks that compared nothing."""
-    told = [(name, "is expected to fail and does not: remove it") for name in report["stale"]]
-    for status, words in (("adapter-error", "met an adapter error"), ("not-compared", "compared nothing")):
-        told += [
-            (check["id"], f"{words}: {check['message']}")
-            for check in report["checks"]
-            if check["status"] == status and check["id"] not in (*report["expected"], *report["stale"])
-        ]
-    lines = "".join(f"<li><b>{escaped(name)}</b> {escaped(words)}" for name, words in told)
-    return [f"<section>\n<h2>Without a verdict, or stale</h2>\n<ul>{lines}</ul>\n</section>"] if told else []

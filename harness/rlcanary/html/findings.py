@@ -65,6 +65,20 @@ def failed(report: Report) -> list[Report]:
     return [check for check in report["checks"] if check["status"] in ("fail", "error")]
 
 
+def without_verdict(report: Report, title: str = "Without a verdict, or stale") -> str:
+    """Write what an exit code tells besides failures: stale entries, adapter errors, checks that compared nothing."""
+    stale = report.get("stale", ())
+    told = [(name, "is expected to fail and does not: remove it") for name in stale]
+    for status, words in (("adapter-error", "met an adapter error"), ("not-compared", "compared nothing")):
+        told += [
+            (check["id"], f"{words}: {check['message']}")
+            for check in report["checks"]
+            if check["status"] == status and check["id"] not in (*report.get("expected", ()), *stale)
+        ]
+    lines = "".join(f"<li><b>{escaped(name)}</b> {escaped(words)}" for name, words in told)
+    return f"<section>\n<h2>{escaped(title)}</h2>\n<ul>{lines}</ul>\n</section>" if told else ""
+
+
 def _first(findings: Sequence[Report]) -> Sequence[Report]:
     """Return the first finding; where it is of a single number, also the first one of tokens in its case."""
 

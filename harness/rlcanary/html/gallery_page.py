@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-from rlcanary.html.findings import Report, article, failed, name_of, version_of
+from rlcanary.html.findings import Report, article, failed, name_of, version_of, without_verdict
 from rlcanary.html.frame import escaped, page
 from rlcanary.html.strips import LEGEND
 
@@ -34,8 +34,11 @@ def gallery_page(columns: Sequence[Column]) -> str:
         for number, name in enumerate(names)
     ]
     title = f"Conformance of {', '.join(names)}"
-    legend = "A cell links to its findings. ✗ 2 of 9: two of nine checks that ran failed. ✓ 9: all nine passed."
-    head = f"<header>\n<h1>{escaped(title)}</h1>\n<p>{legend} none: no check ran.</p>\n</header>"
+    legend = (
+        "A cell links to its findings. ✗ 2 of 9: two of nine checks that ran failed. ✓ 9: all nine passed. "
+        "⚠ 2: two more met an error of the adapter itself. none: no check ran."
+    )
+    head = f"<header>\n<h1>{escaped(title)}</h1>\n<p>{legend}</p>\n</header>"
     return page(title, "\n".join([head, _heat(columns, names, areas), LEGEND, *sections]))
 
 
@@ -108,10 +111,12 @@ def _cell(report: Report, area: str, number: int) -> str:
     checks = [check for check in report["checks"] if check["area"] == area]
     red = sum(check["status"] in ("fail", "error") for check in checks)
     ran = red + sum(check["status"] == "pass" for check in checks)
+    erred = sum(check["status"] == "adapter-error" for check in checks)
+    told = f" ⚠ {erred}" if erred else ""
     if red:
         heat = min(3, 1 + 5 * red // (2 * ran))
-        return f'<td class="failing h{heat}"><a href="#{_anchor(number, area)}">✗ {red} of {ran}</a>'
-    return f"<td class=passing><span>✓ {ran}</span>" if ran else "<td>none"
+        return f'<td class="failing h{heat}"><a href="#{_anchor(number, area)}">✗ {red} of {ran}{told}</a>'
+    return f"<td class=passing><span>✓ {ran}{told}</span>" if ran else f"<td>{told.strip() or 'none'}"
 
 
 def _anchor(number: int, name: str) -> str:
@@ -134,4 +139,5 @@ def _framework(number: int, name: str, releases: Sequence[Column], areas: Sequen
                 for check, report in members
             ]
             parts.append("</section>")
-    return "\n".join([*parts, "</section>"])
+    others = (without_verdict(each.report, f"{each.label}: without a verdict, or stale") for each in releases)
+    return "\n".join([*parts, "</section>", *filter(None, others)])

@@ -165,6 +165,19 @@ def test_red_cell_of_the_gallery_links_to_the_findings_of_its_area() -> None:
     assert [len(outline.named("td", kind)) for kind in ("failing", "passing")] == [1, 0]
 
 
+def test_adapter_errors_and_stale_entries_are_named_where_they_are_counted() -> None:
+    erred = {**check("loss.a", "adapter-error"), "message": "TypeError: no <such> argument"}
+    every = report(erred, check("sync.c", "not-provided"))
+    cells = Outline(gallery_page([Column("mylib 1.0", every), Column("other", RED)]))
+    assert "⚠ 1" in cells.text
+    stale = report(check("loss.a", "pass")) | {"stale": ["loss.a"]}
+    for page in (check_page(every), gallery_page([Column("mylib 1.0", every)])):
+        assert "loss.a met an adapter error: TypeError: no <such> argument" in Outline(page).text
+    for page in (check_page(stale), gallery_page([Column("mylib 1.0", stale)])):
+        assert "loss.a is expected to fail and does not: remove it" in Outline(page).text
+    assert Outline(check_page(stale)).named("li", "failing")
+
+
 def colours(css: str) -> list[dict[str, str]]:
     """Return the colour variables of a style, light and dark."""
     light, _, dark = css.partition("@media screen and (prefers-color-scheme: dark)")

@@ -46,12 +46,14 @@ def gallery(reports: tuple[str, ...], output: Path) -> None:
             found[name] = _check(name)
             progress.advance(task)
     ordered = {name: found[name] for name in reports}
-    labels = Counter(name_of(report) for report in ordered.values())
-    columns = [
-        Column(label if labels[label] == 1 else f"{label} ({Path(name).stem})", report)
-        for name, report in ordered.items()
-        for label in [name_of(report)]
-    ]
+    names = [name_of(report) for report in ordered.values()]
+    for told in (lambda file: file.stem, str):  # where two are alike, what tells them apart
+        alike = Counter(names)
+        names = [
+            name if alike[name] == 1 else f"{name_of(report)} ({told(Path(file))})"
+            for name, (file, report) in zip(names, ordered.items(), strict=True)
+        ]
+    columns = [Column(name, report) for name, report in zip(names, ordered.values(), strict=True)]
     write_whole(output, gallery_page(columns))
     click.echo(f"{output}: {len(columns)} report{'' if len(columns) == 1 else 's'}")
 
@@ -66,10 +68,11 @@ def _check(adapter: str) -> dict[str, Any]:
         path = Path(folder) / "report.json"
         command = [sys.executable, "-m", "rlcanary", "check", adapter, "--json", str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode not in (0, 1):
+        report = _read(path) if path.exists() else {}
+        if done.returncode == 2 or report.get("exit_code") != done.returncode:
             why = "".join(done.stderr.strip().splitlines()[-1:]).removeprefix("rlcanary: ")
             raise UserError(f"cannot check {adapter}: {why}")
-        return _read(path)
+        return report
 
 
 def _read(path: Path) -> dict[str, Any]:
