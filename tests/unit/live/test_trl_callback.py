@@ -15,7 +15,7 @@ from slurm_cluster import free_ports
 
 from rlcanary import live
 from rlcanary.grpo.engines.one_engine import VLLM_CPU_DEFAULTS
-from rlcanary.tiny_models import tiny_llama
+from rlcanary.tiny_models import tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -25,6 +25,7 @@ def train(
     audited: bool = True,
     spoil: Callable[[Any], None] = lambda _: None,
     resume: bool | None = None,
+    model: Any = None,
     **settings: Any,
 ) -> tuple[Any, dict[str, torch.Tensor], Any]:
     """Take three updates on completions of different lengths.
@@ -34,6 +35,7 @@ def train(
         audited: whether the callback is added.
         spoil: changes the trainer before that.
         resume: goes on from the last checkpoint in the folder.
+        model: is trained; None trains a small Llama.
         settings: of the `GRPOConfig`.
 
     Returns:
@@ -42,7 +44,7 @@ def train(
     from live_trl_ranks import trainer_of
 
     torch.manual_seed(0)
-    model = tiny_llama()
+    model = model or tiny_llama()
     model.save_pretrained(folder)
     model.config._name_or_path = str(folder)
     trainer = trainer_of(model, folder, **settings)
@@ -65,6 +67,22 @@ def test_what_trl_does_as_it_says_has_no_finding(tmp_path: Path, settings: dict[
         callback, _, trainer = train(tmp_path, **settings)
     assert (callback.audit.audited, list(callback.audit.findings)) == (3, [])
     assert [line["canary/findings"] for line in trainer.state.log_history if "canary/findings" in line][-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (tiny_mixtral, {}),  # whose loss has a term for the balance of the experts
+        (tiny_llama, {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 2.0}),
+        (tiny_llama, {"mask_truncated_completions": True}),  # which leaves a micro-batch without a trained token
+    ],
+    ids=["router", "adaptive entropy", "masked micro-batch"],
+)
+def test_terms_and_masks_of_trl_of_which_the_conventions_say_nothing_are_no_wrong_numbers(
+    tmp_path: Path, model: Callable[[], Any], settings: dict[str, Any]
+) -> None:
+    callback, _, _ = train(tmp_path, model=model(), loss_type="dapo", **settings)
+    assert (callback.audit.audited, list(callback.audit.findings)) == (3, [])
 
 
 def test_means_of_micro_batches_are_found_and_the_weights_are_those_of_a_run_without_the_audit(tmp_path: Path) -> None:

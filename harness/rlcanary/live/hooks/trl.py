@@ -68,6 +68,10 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             ranks="mean",
         )
         self._trainer = trainer
+        # The balance of a router's experts, and an entropy bonus whose coefficient moves, are in the loss that is logged.
+        self._has_other_terms = any(
+            getattr(trainer, name, False) for name in ("aux_loss_enabled", "use_adaptive_entropy")
+        )
         self._update: Update | None = None
         self._judged: Record | None = None
         self._rewards: torch.Tensor | None = None
@@ -212,7 +216,10 @@ class TrlCallback(TrainerCallback):  # type: ignore[misc]
             return
         self._logged_at = state.global_step
         if record is not None and is_of_one:
-            logged = {ours: float(logs[theirs]) for theirs, ours in OF_UPDATES.items() if theirs in logs}
+            names = {
+                theirs: ours for theirs, ours in OF_UPDATES.items() if theirs != "loss" or not self._has_other_terms
+            }
+            logged = {ours: float(logs[theirs]) for theirs, ours in names.items() if theirs in logs}
             later = replace(record, logged=logged, measured=self._measured, parts=[])
             self.audit.guard(lambda: self.audit.judge_logged(later))
 

@@ -29,7 +29,7 @@ def judge(record: Record) -> Iterator[Finding]:
         expected |= _of_loss(replace(record, advantages=advantages))
     for name in sorted(set(record.logged) & set(expected)):
         got, wanted = float(record.logged[name]), expected[name]
-        if math.isnan(got) and math.isnan(wanted):
+        if math.isnan(wanted):  # no token has it, as where a micro-batch is masked out: runs log 0 or NaN then
             continue
         allowed = max(SHARE, 8 * record.eps) * abs(wanted) + BY_ITSELF + record.eps
         if not abs(got - wanted) <= allowed:
