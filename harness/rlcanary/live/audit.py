@@ -20,7 +20,7 @@ from torch import Tensor
 from rlcanary.contract.conventions import Conventions
 from rlcanary.live import bundle
 from rlcanary.live import ranks as processes
-from rlcanary.live.findings import Finding, Findings, OnFinding, warn, without_consequences
+from rlcanary.live.findings import Finding, Findings, OnFinding, warn, warn_only, without_consequences
 from rlcanary.live.invariants import JUDGES, logged
 from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record, custom_pieces
@@ -343,7 +343,7 @@ class Audit:
             self._has_missed = True
             told = f"update {number} is not judged: {reason}"
             log.warning("rlcanary: %s", told)
-            _warn_only(told)
+            warn_only(told)
 
     def guard(self, function: Callable[[], None]) -> None:
         """Call a function of the audit. Its failure is a warning, once, and never one of the run."""
@@ -353,12 +353,4 @@ class Audit:
             log.debug("the audit of an update failed", exc_info=True)
             if not self._has_failed:
                 self._has_failed = True
-                _warn_only(f"the audit of an update failed, the run is not affected: {type(error).__name__}: {error}")
-
-
-def _warn_only(told: str) -> None:
-    """Warn of the audit itself, also where the run makes errors of warnings: that is no reason to end it."""
-    try:
-        warn(told)
-    except Warning:
-        log.warning("rlcanary: %s", told)
+                warn_only(f"the audit of an update failed, the run is not affected: {type(error).__name__}: {error}")

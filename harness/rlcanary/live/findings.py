@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+log = logging.getLogger("rlcanary.live")
 
 OnFinding = Literal["log", "warn", "stop"]
 
@@ -66,3 +69,11 @@ def warn(told: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rlcanary.live"):
         level, frame = level + 1, frame.f_back
     warnings.warn(f"rlcanary: {told}", stacklevel=level)
+
+
+def warn_only(told: str) -> None:
+    """Warn of the audit itself, also where the run makes errors of warnings: that is no reason to end it."""
+    try:
+        warn(told)
+    except Warning:
+        log.warning("rlcanary: %s", told)

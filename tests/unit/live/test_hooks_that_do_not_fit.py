@@ -50,6 +50,11 @@ def test_a_hook_that_fails_in_a_run_returns_nothing() -> None:
         assert fitting.attempted("verl", "0.9", lambda: 1 // 0) is None
 
 
+def test_a_hook_that_fails_ends_no_run_that_makes_errors_of_warnings() -> None:
+    with warnings.catch_warnings(action="error"):
+        assert fitting.attempted("verl", "0.9", lambda: 1 // 0) is None
+
+
 def test_a_trainer_of_another_trl_is_trained_without_the_audit() -> None:
     trainer = SimpleNamespace(
         args=SimpleNamespace(loss_type="of my own", output_dir="out", max_completion_length=8),

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from rlcanary.live.audit import log
-from rlcanary.live.findings import warn
+from rlcanary.live.findings import warn_only
 
 T = TypeVar("T")
 _told: set[str] = set()
@@ -43,7 +43,7 @@ def not_audited(framework: str, written_for: str, why: object) -> None:
         f"{written_for}: {why}"
     )
     log.warning("rlcanary: %s", told)
-    warn(told)
+    warn_only(told)
 
 
 def attempted(framework: str, written_for: str, function: Callable[[], T]) -> T | None:
