@@ -321,8 +321,8 @@ class Audit:
         self._tell(new, record, kind)
 
     def _tell(self, new: list[Finding], record: Record | None = None, kind: str = "update") -> None:
-        speaks = self.ranks == "separate" or processes.is_first(self.group)
-        if not new or (kind in OF_ALL_RANKS and not speaks):
+        speaks = processes.is_first(self.group)
+        if not new or (kind in OF_ALL_RANKS and self.ranks != "separate" and not speaks):
             return
         rank = "" if speaks else f"rank {processes.rank(self.group)}: "
         told = [f"{rank}{finding}" for finding in new]

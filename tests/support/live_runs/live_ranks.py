@@ -40,9 +40,10 @@ def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
     group = dist.new_group([1]) if mistake == "trainer on rank 1" else None
     if group and rank == 0:
         return {"found": [], "audited": 0}
-    world = dist.get_world_size(group)
+    is_alone = group is not None or mistake == "separate"
+    world = 1 if is_alone else dist.get_world_size()
     policy = Table()
-    if group:
+    if is_alone:
         model: nn.Module = policy
     elif sharding == "fsdp":
         model = policy = fully_shard(policy, mesh=init_device_mesh("cpu", (world,)))
@@ -52,7 +53,8 @@ def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     advantages = reference.advantages(REWARDS, GROUPS, DAPO)
     bundles = folder / sharding / mistake
-    audit = Audit(DAPO, every=1, on_finding="log", ranks="mean", bundles=bundles, group=group)
+    ranks = "separate" if mistake == "separate" else "mean"
+    audit = Audit(DAPO, every=1, on_finding="log", ranks=ranks, bundles=bundles, group=group)
     if mistake == "audit before the group":
         audit = EARLY
     rows = torch.arange(B).tensor_split(dist.get_world_size())[rank]
@@ -69,11 +71,11 @@ def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
             logprobs = update.watch(model(rows))
             batch = PolicyBatch(logprobs, logprobs.detach(), advantages[rows], MASK[rows])
             if mistake != "means of ranks":
-                batch.global_tokens = float(MASK[rows].sum() if group else MASK.sum()) / world
+                batch.global_tokens = float(MASK[rows].sum() if is_alone else MASK.sum()) / world
             reference.policy_loss(batch, DAPO).loss.backward()
-            if mistake in ("frozen part", "trainer on rank 1"):
+            if mistake in ("frozen part", "trainer on rank 1", "separate"):
                 with torch.no_grad():
-                    policy.frozen += rank  # on one rank alone
+                    policy.frozen += 1 if mistake == "separate" else rank  # on one rank alone
             optimizer.step()
         if mistake == "rollout" and number == 0:
             wrong = 2 * advantages[rows] if rank else advantages[rows]

@@ -20,6 +20,7 @@ SCRIPT = Path(__file__).parents[2] / "support/live_runs/live_ranks.py"
 RUNS = [
     *("ddp/none", "ddp/means of ranks", "ddp/audit", "ddp/audit before the group", "ddp/trainer on rank 1"),
     *("fsdp/none", "fsdp/means of ranks", "fsdp/frozen part", "fsdp/old logprobs first", "ddp/rollout"),
+    "ddp/separate",
 ]
 
 
@@ -67,6 +68,12 @@ def test_each_rank_tells_what_is_wrong_with_its_own_rollout(runs: Any) -> None:
     assert [line.startswith("rlcanary: rank 1: advantages: ") for line in second] == [True, False]
     assert "rank-1-rollout-0" in second[1]
     assert [path.name for path in (folder / "ddp/rollout").iterdir()] == ["rank-1-rollout-0"]
+
+
+def test_ranks_that_take_updates_of_their_own_write_bundles_of_their_own(runs: Any) -> None:
+    told, folder = runs
+    assert [(len(each["ddp/separate"]["found"]), each["ddp/separate"]["audited"]) for each in told] == [(1, 3)] * 2
+    assert sorted(path.name for path in (folder / "ddp/separate").iterdir()) == ["rank-1-update-0", "update-0"]
 
 
 def test_an_audit_may_be_made_before_the_processes_know_each_other(runs: Any) -> None:
