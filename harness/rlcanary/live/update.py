@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -350,8 +351,12 @@ def _copied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Read the numbers among what a run logs, which may name its phase too."""
-    numbers = {name: value for name, value in metrics.items() if not isinstance(value, str)}
+    """Read the numbers among what a run logs, which may name its phase and hold histograms too."""
+    numbers = {
+        name: value
+        for name, value in metrics.items()
+        if hasattr(value, "__float__") and math.prod(getattr(value, "shape", ())) == 1
+    }
     return {name: float(value.detach() if isinstance(value, Tensor) else value) for name, value in numbers.items()}
 
 

@@ -1,6 +1,7 @@
 """Loops that are right and written in unusual ways are neither accused nor ended by the audit."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -103,12 +104,15 @@ def test_completions_of_a_policy_to_which_all_tokens_are_equally_likely_are_no_r
     assert findings_of(audit) == []
 
 
-def test_words_among_the_logged_numbers_are_left_out() -> None:
+@pytest.mark.parametrize(
+    "other", ["train", None, [1, 2], {"a": 1.0}, torch.ones(3)], ids=lambda other: type(other).__name__
+)
+def test_logged_values_that_are_no_numbers_are_left_out(other: Any) -> None:
     audit = Audit(DAPO, every=1, on_finding="log")
     with audit.update(mask=MASK, advantages=ADVANTAGES) as update:
         logprobs = update.watch(policy().requires_grad_())
         loss_of(logprobs, policy(), ADVANTAGES).backward()
-        update.log({"loss": 99.0, "phase": "train"})
+        update.log({"loss": torch.tensor([99.0]), "other": other})
     assert findings_of(audit) == ["logged.loss"]
 
 
