@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -129,6 +130,31 @@ def read_issue(table: dict[str, Any], path: Path) -> Issue:
     for text in issue.versions:
         parse(text)
     return issue
+
+
+def failure_text(error: BaseException, shown: object) -> str:
+    """Return the text in which an issue's error is looked for: what was raised, without the source lines of a traceback.
+
+    Args:
+        error: of the test; its causes, and the members of a group, count too.
+        shown: the report of the failure. Where it is no traceback, as of an item that is no Python function, it counts
+            whole; of a traceback the sections do, such as the stacks of a test that timed out.
+    """
+    texts: list[str] = []
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        current = waiting.pop(0)
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        texts += traceback.format_exception_only(current)
+        waiting += [current.__cause__, None if current.__suppress_context__ else current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            waiting += current.exceptions
+    is_traceback = hasattr(shown, "reprtraceback")
+    texts += [section[1] for section in getattr(shown, "sections", ())] if is_traceback else [str(shown)]
+    return "\n".join(texts)
 
 
 def stale_tests(issue: Issue, nodeids: Sequence[str], whole_files: Iterable[str], root: Path) -> list[str]:

@@ -57,6 +57,10 @@ def read_registry(config: pytest.Config) -> list[Issue]:
     return read_issues(path)
 
 
+def reason_of(issue: Issue) -> str:
+    return f"{issue.id}: {issue.reason}"
+
+
 class KnownIssues(Hooks):
     """Hooks of a session with its registry."""
 
@@ -76,7 +80,7 @@ class KnownIssues(Hooks):
             if issue is not None and issue.id not in passed:
                 item.stash[ISSUE] = issue
                 # Not strict: whether a test is fixed is known after its tear-down.
-                item.add_marker(pytest.mark.xfail(reason=f"{issue.id}: {issue.reason}", strict=False))
+                item.add_marker(pytest.mark.xfail(reason=reason_of(issue), strict=False))
         self.find_stale_tests(items)
 
     def issue_of(self, item: pytest.Item) -> Issue | None:
@@ -153,21 +157,24 @@ class Reports(Hooks):
         issue = item.stash.get(ISSUE, None)
         if issue is None:
             return report
-        if report.skipped and hasattr(report, "wasxfail") and call.excinfo is not None:
-            of_its_own = call.excinfo.errisinstance(pytest.xfail.Exception)
-            if not (of_its_own or issue.explains(f"{call.excinfo.exconly()}\n{report.longreprtext}")):
+        # A test may have an expected failure of its own.
+        is_ours = getattr(report, "wasxfail", None) == reason_of(issue)
+        if report.skipped and is_ours and call.excinfo is not None:
+            from rlcanary.known_issues import failure_text
+
+            if not issue.explains(failure_text(call.excinfo.value, report.longrepr)):
                 report.outcome = "failed"
                 del report.wasxfail
                 report.sections.append((issue.id, f"this is another failure: it does not match {issue.error!r}"))
         if report.when == "setup" and PASSED in item.stash:  # an earlier attempt
             del item.stash[PASSED]
         elif report.when == "call":  # one report for each subtest, and that of the test
-            item.stash[PASSED] = item.stash.get(PASSED, True) and report.passed and hasattr(report, "wasxfail")
+            item.stash[PASSED] = item.stash.get(PASSED, True) and report.passed and is_ours
         elif report.when == "teardown" and report.passed and item.stash.get(PASSED, False):
             setattr(report, ISSUE_ATTRIBUTE, issue.id)
             if issue.strict:
                 report.outcome = "failed"
-                report.longrepr = f"[XPASS(strict)] {issue.id}: {issue.reason}"
+                report.longrepr = f"[XPASS(strict)] {reason_of(issue)}"
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

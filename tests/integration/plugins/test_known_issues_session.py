@@ -80,3 +80,41 @@ def test_collection_of_some_tests_of_a_file_accuses_none_of_the_others(tmp_path:
     module = run_pytest(tmp_path, *ONLY_KNOWN_ISSUES, "--pyargs", "test_inner::test_fails", PYTHONPATH=str(tmp_path))
     assert "1 failed" in module.output
     assert "there is no test" not in module.output
+
+
+OTHER = """
+import pytest
+
+def test_known():
+    try:
+        raise KeyError("bundles")
+    except KeyError as error:
+        raise RuntimeError("no engine") from error
+
+def test_another_failure_of_code_that_names_the_error():
+    with pytest.raises(KeyError, match="bundles"):
+        {}["bundles"]
+    assert 1 == 2, "wrong answer"
+
+@pytest.mark.xfail(raises=ZeroDivisionError, reason="of its own")
+def test_of_its_own():
+    1 / 0
+"""
+OTHER_REGISTRY = """
+[[issue]]
+id = "OPEN"
+reason = "bundles"
+tests = ["test_inner.py::test_*"]
+error = "KeyError: .bundles"
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--tb=native"], ["--tb=line"], ["-n", "1"]], ids=" ".join)
+def test_a_known_error_is_one_that_was_raised_and_not_one_that_the_source_names(
+    tmp_path: Path, options: list[str]
+) -> None:
+    registry = OTHER_REGISTRY.replace("KeyError: .", "KeyError.*")  # in the source: KeyError, match="bundles"
+    (tmp_path / "known_issues.toml").write_text(registry)
+    run = run_session(tmp_path, OTHER, *ONLY_KNOWN_ISSUES, *options)
+    assert "1 failed, 2 xfailed" in run.output, run.output
+    assert "FAILED test_inner.py::test_another_failure_of_code_that_names_the_error" in run.output
