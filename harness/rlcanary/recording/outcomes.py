@@ -29,6 +29,8 @@ class OutcomeLog:
         so_far, spent_s = self._unfinished.pop(nodeid, NOTHING_YET)
         if outcome == "rerun":
             self._tried_again.add(nodeid)
+            if when not in ("setup", "call"):  # it crashed, and has no outcome before it has run again
+                return None
         if outcome != "passed" or xfail:
             so_far = _combined(so_far, when, outcome, xfail)
         if when in ("setup", "call"):

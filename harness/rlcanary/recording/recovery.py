@@ -35,14 +35,16 @@ class Recovery(NamedTuple):
 
 
 def read_run_folder(folder: Path, without: str | None = None) -> RunFolder:
-    """Reads the journals of a run, the controller's first; the one named `without` is left out.
+    """Reads the journals of a run, first the controller's, last that of the last test; the one named `without` is left out.
+
+    A test whose worker crashed may have run again in another one, whose attempt counts.
 
     Raises:
         OSError: if one cannot be read.
     """
     found = RunFolder([], [], [])
     paths = [path for path in folder.glob("*.jsonl") if path.stem != without]
-    for path in sorted(paths, key=lambda path: (path.stem != CONTROLLER, path.name)):
+    for path in sorted(paths, key=lambda path: (path.stem != CONTROLLER, path.lstat().st_mtime_ns, path.name)):
         if not path.is_file():
             found.damage.append(f"{path} is not a file")
             continue

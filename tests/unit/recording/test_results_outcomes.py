@@ -22,6 +22,12 @@ def test_pass_after_a_failed_attempt_is_told_from_a_pass() -> None:
     assert attempt(OutcomeLog(), "passed") == "passed"
 
 
+def test_a_crashed_attempt_that_is_never_repeated_has_no_outcome() -> None:
+    log = OutcomeLog()
+    assert log.add("t", "setup", "passed", False, 0.1) is None
+    assert log.add("t", "???", "rerun", False, 0.0) is None
+
+
 def test_failure_after_a_failed_attempt_is_a_failure() -> None:
     log = OutcomeLog()
     attempt(log, "rerun")

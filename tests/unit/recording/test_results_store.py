@@ -8,8 +8,11 @@ import pytest
 
 from rlcanary.errors import UserError
 from rlcanary.history.run_result import RunResult, UnreadableFile, read_run
+from rlcanary.recording.assembly import HEADER_TYPES, JOURNAL_KIND, JOURNAL_VERSION, assemble
+from rlcanary.recording.recovery import read_run_folder
 from rlcanary.recording.results_file import default_results_file, history_folder, results_text
 from rlcanary.system.files import write_whole
+from rlcanary.system.journal import Journal
 
 FOREIGN = {
     "exit_status": 0,
@@ -86,3 +89,15 @@ def test_unreadable_file_says_why(tmp_path: Path, text: str, reason: str) -> Non
     assert isinstance(read, UnreadableFile)
     assert reason in str(read)
     assert str(path) in str(read)
+
+
+def test_the_last_attempt_counts_whatever_the_names_of_its_worker(tmp_path: Path) -> None:
+    for worker, attempt in (("gw9", 1), ("gw10", 2)):  # the first crashed, and another took its place
+        journal = Journal(tmp_path / f"{worker}.jsonl", JOURNAL_KIND, JOURNAL_VERSION)
+        journal.append({"record": "begin", "nodeid": "t.py::t"})
+        journal.append({"record": "metric", "nodeid": "t.py::t", "name": "attempt", "value": attempt, "nonfinite": []})
+        journal.close()
+        os.utime(journal.path, ns=(attempt, attempt))
+    header = dict.fromkeys(HEADER_TYPES) | {"gpu_types": []}
+    document = assemble(header, read_run_folder(tmp_path).records, 0, None)
+    assert document["metrics"] == {"t::t": {"attempt": 2}}
