@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from rlcanary.adapters.verl.workers.agents import numbered, scored
+from rlcanary.adapters.verl.workers.run_config import new_config
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:
@@ -36,32 +37,29 @@ def shaped_rewards(rewards_B: Tensor, lengths: Lengths, overlong_buffer: Mapping
         NotProvided: the overlong buffer is switched off, as it is by default.
     """
     import torch
+    from omegaconf import open_dict
     from verl import DataProto
-    from verl.workers.reward_manager.dapo import DAPORewardManager
 
     if not overlong_buffer:
         raise NotProvided("the reward manager's overlong buffer is switched off")
-    manager = DAPORewardManager(
-        SimpleNamespace(decode=lambda *_, **__: "", eos_token="</s>"),
-        num_examine=0,
-        compute_score=lambda ground_truth, **_: float(rewards_B[ground_truth]),
-        max_resp_len=lengths.max_new_tokens,
-        overlong_buffer_cfg=SimpleNamespace(enable=True, log=False, **overlong_buffer),
-    )
+    config = new_config(reward={"custom_reward_function.path": "given", "reward_manager.name": "dapo"})
+    with open_dict(config.reward):
+        config.reward.reward_kwargs = {
+            "max_resp_len": lengths.max_new_tokens,
+            "overlong_buffer_cfg": {"enable": True, "log": False, **overlong_buffer},
+        }
     n_rows = len(rewards_B)
-    prompts_BP = torch.full((n_rows, lengths.max_prompt_tokens), 5)
-    responses_BT = torch.full((n_rows, lengths.max_new_tokens), 5)
     is_prompt_BP = torch.arange(lengths.max_prompt_tokens) >= lengths.max_prompt_tokens - lengths.prompts.unsqueeze(1)
     is_response_BT = torch.arange(lengths.max_new_tokens) < lengths.completions.unsqueeze(1)
     tensors = {
-        "prompts": prompts_BP,
-        "responses": responses_BT,
+        "prompts": torch.full((n_rows, lengths.max_prompt_tokens), 5),
+        "responses": torch.full((n_rows, lengths.max_new_tokens), 5),
         "attention_mask": torch.cat([is_prompt_BP, is_response_BT], dim=1).long(),
     }
-    rows = {
-        "reward_model": [{"ground_truth": row} for row in range(n_rows)],
-        "data_source": ["any"] * n_rows,
-        "extra_info": [{} for _ in range(n_rows)],
-    }
-    rewards_BT = manager(DataProto.from_dict(tensors=tensors, non_tensors=rows))
-    return rewards_BT.sum(dim=1)  # type: ignore[no-any-return]
+    rewards = scored(
+        DataProto.from_dict(tensors=tensors, non_tensors=numbered(n_rows)),
+        lambda *_, **__: "",
+        lambda ground_truth, **_: float(rewards_B[ground_truth]),
+        config,
+    )
+    return torch.tensor([float(each) for each in rewards])

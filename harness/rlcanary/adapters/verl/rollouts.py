@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.verl.reports import put_groups
 from rlcanary.adapters.verl.runs import Runs, silent
-from rlcanary.adapters.verl.workers.agents import Server, agent_worker, scored
+from rlcanary.adapters.verl.workers.agents import Server, agent_worker, numbered, scored
 from rlcanary.adapters.verl.workers.run_config import run_config
 from rlcanary.adapters.verl.workers.transfer_queue import stored
 from rlcanary.contract.adapter import NotProvided
@@ -40,11 +40,21 @@ class Rollouts(Runs):
 
     def score(self, items: list[Item], completions: list[str]) -> Tensor:
         import torch
+        from verl import DataProto
 
         def score(ground_truth: int, solution_str: str, **_: Any) -> float | None:
             return items[ground_truth].reward(solution_str)
 
-        return torch.tensor([math.nan if reward is None else reward for reward in scored(completions, score)])
+        # A response is the number of its text.
+        ids_B1, n_rows = torch.arange(len(completions)).unsqueeze(1), len(completions)
+        tensors = {"prompts": ids_B1, "responses": ids_B1, "attention_mask": torch.ones(n_rows, 2, dtype=torch.long)}
+        rewards = scored(
+            DataProto.from_dict(tensors=tensors, non_tensors=numbered(n_rows)),
+            lambda ids, **_: completions[int(ids[0])],
+            score,
+            run_config(reward__custom_reward_function={"path": "given"}),
+        )
+        return torch.tensor([math.nan if reward is None else reward for reward in rewards])
 
     def verify(self, answer: Answer) -> bool:
         from verl.utils.reward_score import default_compute_score

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.verl.workers.run_config import run_config
 from rlcanary.adapters.verl.workers.transfer_queue import trainer_module
 
 if TYPE_CHECKING:
@@ -114,34 +113,26 @@ def reward_worker(config: Any, tokenizer: Any, score: Callable[..., Any]) -> Any
 
     worker = RewardLoopWorker.__new__(RewardLoopWorker)
     worker.config = config
-    if hasattr(reward, "resolve_reward_manager_cls"):
-        worker.reward_manager = reward.resolve_reward_manager_cls(config)(config, tokenizer, score)
-    else:
-        with mock.patch.object(reward, "get_custom_reward_fn", return_value=score):
-            worker.reward_manager = reward.load_reward_manager(config, tokenizer)
+    with mock.patch.object(reward, "get_custom_reward_fn", return_value=score):
+        worker.reward_manager = reward.load_reward_manager(config, tokenizer)
     return worker
 
 
-def scored(texts: Sequence[str], score: Callable[..., Any]) -> list[float | None]:
-    """Have the reward worker score responses that decode to these texts."""
-    import torch
-    from verl import DataProto
-
-    rows = len(texts)
-    ids = torch.arange(rows).unsqueeze(1)
-    data = DataProto.from_dict(
-        tensors={"prompts": ids, "responses": ids, "attention_mask": torch.ones(rows, 2, dtype=torch.long)},
-        non_tensors={
-            "data_source": ["any"] * rows,
-            "reward_model": [{"ground_truth": row} for row in range(rows)],
-            "extra_info": [{} for _ in range(rows)],
-        },
-    )
-    tokenizer = SimpleNamespace(decode=lambda ids, **_: texts[int(ids[0])])
+def scored(data: Any, decode: Callable[..., str], score: Callable[..., Any], config: Any) -> list[Any]:
+    """Have the reward worker score the rows of a batch, whose responses `decode` writes as text."""
 
     async def run() -> Any:
-        config = run_config(reward__custom_reward_function={"path": "given"})
-        return await reward_worker(config, tokenizer, score).compute_score_batch(data)
+        worker = reward_worker(config, SimpleNamespace(decode=decode), score)
+        return await worker.compute_score_batch(data)
 
     with quiet():
         return [result["reward_score"] for result in asyncio.run(run())]
+
+
+def numbered(n_rows: int) -> dict[str, list[Any]]:
+    """Return what a dataset says of rows whose right answers are their numbers."""
+    return {
+        "data_source": ["any"] * n_rows,
+        "reward_model": [{"ground_truth": row} for row in range(n_rows)],
+        "extra_info": [{} for _ in range(n_rows)],
+    }
