@@ -37,12 +37,16 @@ class OtherLosses(Building):
         return LossOutput(loss, {"loss": float(loss.detach())})
 
     def distillation_loss(self, batch: DistillationBatch) -> LossOutput:
-        """Run the loss on the likeliest tokens of the teacher, which here are all, at its server's temperature."""
+        """Run the loss on the likeliest tokens of the teacher, which here are all.
+
+        The temperature is the rollouts', which divides the student's logits alone: the teacher's server scores at 1
+        (`_get_teacher_sampling_params`).
+        """
         import torch
 
         distillation_ppo_loss = part("verl.trainer.distillation:distillation_ppo_loss")
         rows, width, vocabulary = batch.logits.shape
-        teacher_BTV = (batch.teacher_logits.float() / batch.temperature).log_softmax(dim=-1)
+        teacher_BTV = batch.teacher_logits.float().log_softmax(dim=-1)
         # An output stands one position before the token that it scores; the last scores nothing.
         logits_BSV, teacher_BSV = (
             torch.cat([each, torch.zeros_like(each[:, :1])], dim=1) for each in (batch.logits, teacher_BTV)
