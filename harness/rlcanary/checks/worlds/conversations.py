@@ -38,8 +38,8 @@ class Answered:
 class AnsweringEngine:
     """A `rlcanary.contract.engine.Engine` that answers each request with "hello" in letters, a number and a blank.
 
-    So no two answers are alike, and none has the ids that its text is encoded as, or can be stripped. An answer that is
-    longer than `max_new_tokens` is truncated.
+    So no two whole answers are alike, and none has the ids that its text is encoded as, or can be stripped. An answer that
+    is longer than `max_new_tokens` is truncated.
 
     Attributes:
         answered: the requests and their completions, one for each completion, in the order of the requests.
@@ -230,6 +230,10 @@ class Talk:
             return answered
         fit = [each for each in answered if len(each.prompt) < most]
         return [replace(each, completion=_cut(each.completion, most - len(each.prompt))) for each in fit]
+
+    def answered_with(self, token_ids: Sequence[int]) -> list[Answered]:
+        """Return the answers with these ids: several where they were cut before their numbers."""
+        return [each for each in self.answers if list(each.completion.token_ids) == list(token_ids)]
 
     def session_of(self, episode: Episode) -> ScriptedSession | None:
         """Find the session that got this episode's first trained answer; None if none did."""

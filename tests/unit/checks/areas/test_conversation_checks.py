@@ -93,6 +93,13 @@ def test_correct_conversations_at_a_limit_are_accused_of_nothing(way: type[Refer
     assert {result.id: result.message for result in results if result.status in ("fail", "error")} == {}
 
 
+@pytest.mark.parametrize("name", ["conversation.context", "conversation.sampler_logprobs"])
+def test_answers_that_are_cut_to_the_same_ids_accuse_nobody(name: str) -> None:
+    answers = talk(ReferenceAdapter(), [3], n=2, max_tokens=64).answers
+    assert len({tuple(each.completion.token_ids) for each in answers}) == len(answers) - 1
+    CHECKS[name].run(ReferenceAdapter(), [3], 2, 1, {"max_tokens": 64})
+
+
 def test_reward_lost_behind_the_end_of_a_conversation_is_told_with_the_limit() -> None:
     result = run_check(CHECKS["conversation.rewards"], OverflowOfAFinishedConversation(), "unused")
     assert "with max_tokens=" in result.message

@@ -68,14 +68,15 @@ def context(adapter: Adapter, turns: list[int], n: int, parallel: int, limits: d
     that are rendered at the end of a conversation although prompts were built turn by turn, or the other way round.
     """
     got = talk(adapter, turns, n=n, parallel=parallel, **limits)
-    given = {tuple(each.completion.token_ids): list(each.prompt) for each in got.answers}
     for episode in got.flat:
         for turn, run in enumerate(trained_runs(episode)):
-            if tuple(run.ids) in given:
+            given = [list(each.prompt) for each in got.answered_with(run.ids)]
+            if given:
                 told = (
                     f"answer {turn} of task {episode.task_id!r} is trained behind other ids than the engine was given"
                 )
-                assert_equal(run.context, given[tuple(run.ids)], told, quantity="ids before an answer")
+                expected = run.context if run.context in given else given[0]
+                assert_equal(run.context, expected, told, quantity="ids before an answer")
 
 
 @check("conversation.own_session", needs=("converse",), cases=talks)
@@ -133,13 +134,13 @@ def sampler_logprobs(adapter: Adapter, turns: list[int], n: int, parallel: int, 
     reply or of a header. Look for zeros that stand for inserted tokens in one list and are left out of another.
     """
     got = talk(adapter, turns, n=n, parallel=parallel, **limits)
-    told = {tuple(each.completion.token_ids): list(each.completion.logprobs or ()) for each in got.answers}
     for episode in got.flat:
         for turn, run in enumerate(trained_runs(episode)):
-            if tuple(run.ids) in told:
+            told = [list(each.completion.logprobs or ()) for each in got.answered_with(run.ids)]
+            if told:
                 message = f"the logprobs of answer {turn} of task {episode.task_id!r} are not the engine's"
                 rounded = [round(logprob, 4) for logprob in run.logprobs]
-                assert_equal(rounded, told[tuple(run.ids)], message, quantity="sampler logprobs")
+                assert_equal(rounded, rounded if rounded in told else told[0], message, quantity="sampler logprobs")
 
 
 def _talks_of_each_template() -> Iterator[Case]:
