@@ -360,8 +360,7 @@ class Conventions:
             if wrong := out_of_range(field.name, value):
                 raise ValueError(wrong)
         for name, others in {
-            "kl_aggregation": Aggregation,
-            "entropy_aggregation": Aggregation,
+            **dict.fromkeys(("kl_aggregation", "entropy_aggregation"), Aggregation),
             "buffer_order": BufferOrder,
             "prompt_style": PromptStyle,
             "logged_updates": LoggedUpdates,
@@ -370,10 +369,11 @@ class Conventions:
                 raise ValueError(
                     f"{name}={value!r} is neither None nor one of {', '.join(map(repr, get_args(others)))}"
                 )
+        if (low := self.importance_low) > self.importance_high:
+            raise ValueError(f"importance_low={low!r} is above importance_high={self.importance_high!r}")
         if self.kl_score_term and self.kl_ratio_weighted:
             raise ValueError(
-                "kl_score_term and kl_ratio_weighted together count the score-function part of the KL twice: the "
-                "gradient of the importance ratio is that part"
+                "kl_score_term and kl_ratio_weighted together count the gradient of the importance ratio twice: set one"
             )
 
     def is_own(self, name: str) -> bool:

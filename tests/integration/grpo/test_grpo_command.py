@@ -64,6 +64,12 @@ def test_a_run_shows_where_it_is_and_its_log_is_read_by_dump_logs(tmp_path: Path
         (["--set", "model={path: no/such/model}"], "model: path is no/such/model"),
         (["--set", "lora.targets=[q_prj]"], "no linear layer named 'q_prj', there are down_proj, gate_proj, k_proj"),
         (["--set", "roles.verifier.options={exakt: {}}"], "no verifier exakt"),
+        (["--set", "roles.verifier.options={code: {timeout: soon}}"], "the verifier code: timeout is 'soon'"),
+        (["--set", "conventions.max_grad_norm=-1"], "max_grad_norm=-1.0 is not positive"),
+        (["--set", "conventions.kl_coef=.nan"], "kl_coef=nan is not 0 or more"),
+        (["--set", "data.mixing=sequence", "--set", "data.weights={arithmetic: 2.5}"], "data.weights: count 2.5 of"),
+        (["--set", "data.weights={arithmetic: much}"], "data.weights.arithmetic is 'much'"),
+        (["--set", "data.weights={}"], "data.weights: a weight is needed for each of arithmetic"),
         (["--resume"], "no checkpoint to resume from"),
     ],
 )

@@ -161,6 +161,8 @@ def test_answers_of_a_chat_model_end_with_their_turn(tmp_path: Path, name: str) 
     [
         ("environment.tools={pyton: {}}", "no tool pyton.* python"),
         ("environment.tools={python: {timout: 1}}", r"tools\.python: .*timout"),
+        ("environment.tools={python: {memory_bytes: 1e9}}", r"tools\.python: memory_bytes is 1000000000\.0"),
+        ("environment.tools={python: {timeout: .nan}}", r"tools\.python: limits .* positive and finite: timeout=nan"),
         ("environment.max_turns=1", "environment: max_turns=1"),
         ("data.chat_template=false", "needs data.chat_template"),
     ],

@@ -59,7 +59,8 @@ def item_iterator(
         return ItemIterator(items, _order(data.order, {row.id for row in rows}), most_in_flight=most_in_flight)
     try:
         if data.mixing == "weighted":
-            order = datasets.weighted(ids, data.weights or dict.fromkeys(ids, 1.0), seed)
+            weights = dict.fromkeys(ids, 1.0) if data.weights is None else data.weights
+            order = datasets.weighted(ids, weights, seed)
         else:
             order = datasets.in_sequence(ids, data.weights, seed)
     except UserError as error:

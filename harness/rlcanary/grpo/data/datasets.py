@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from rlcanary.contract.adapter import Item
 from rlcanary.errors import UserError
 from rlcanary.grpo.data.items import Order, shuffled
+from rlcanary.grpo.plan.options import require_types
 from rlcanary.grpo.rewards.verifier import Reward, Verifier
 
 Message = Mapping[str, Any]
@@ -160,9 +160,10 @@ def load(name: str, **options: Any) -> list[Row]:
         return load_jsonl(Path(name), **options)
     if name not in GENERATED:
         raise UserError(f"unknown dataset {name!r}: neither a .jsonl file nor one of {', '.join(GENERATED)}")
-    known = inspect.signature(GENERATED[name]).parameters
-    if unknown := sorted(set(options) - set(known)):
-        raise UserError(f"dataset {name} has no option {', '.join(unknown)}; it has {', '.join(known)}")
+    try:
+        require_types(GENERATED[name], options)
+    except UserError as error:
+        raise UserError(f"dataset {name}: {error}") from error
     return GENERATED[name](**options)
 
 
@@ -209,22 +210,24 @@ def weighted(datasets: Mapping[str, Sequence[Hashable]], weights: Mapping[str, f
 
 
 def in_sequence(
-    datasets: Mapping[str, Sequence[Hashable]], counts: Mapping[str, int] | None = None, seed: int = 0
+    datasets: Mapping[str, Sequence[Hashable]], counts: Mapping[str, float] | None = None, seed: int = 0
 ) -> Order:
     """Order one dataset after another, each in an order of the epoch's own, and of each the first `counts` ids.
 
     Raises:
-        UserError: counts and datasets differ in their names, or a count is not between 1 and the size.
+        UserError: counts and datasets differ in their names, or a count is no whole number from 1 to the size.
     """
     counts = {name: len(ids) for name, ids in datasets.items()} if counts is None else counts
     _same_names(datasets, counts, "count")
     for name, count in counts.items():
-        if not 1 <= count <= len(datasets[name]):
-            raise UserError(f"count {count} of dataset {name} is not between 1 and its {len(datasets[name])} rows")
+        if count not in range(1, len(datasets[name]) + 1):
+            raise UserError(
+                f"count {count} of dataset {name} is no whole number between 1 and its {len(datasets[name])} rows"
+            )
 
     def order(epoch: int) -> list[Hashable]:
         parts = {name: shuffled(ids, _seed(seed, name))(epoch) for name, ids in datasets.items()}
-        return [id for name, ids in parts.items() for id in ids[: counts[name]]]
+        return [id for name, ids in parts.items() for id in ids[: int(counts[name])]]
 
     return order
 

@@ -17,8 +17,6 @@ def require_one_distribution(sampling: Sampling, conventions: Conventions) -> No
     Raises:
         ValueError: the two differ, so that their ratio is not 1 for the same weights; named by the keys of the plan.
     """
-    if sampling.temperature == 0:
-        raise ValueError("sampling.temperature is 0: a greedy group has one completion and nothing to learn from")
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         if (penalty := getattr(sampling, name)) != getattr(Sampling, name):
             raise ValueError(f"sampling.{name} is {penalty}, but the trainer scores without one: leave it out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ class ScratchSettings:
 
     Attributes:
         characters: each is one token.
-        hidden_size: features, a multiple of `heads`; 32 per head suit vLLM's kernels on CPUs.
+        hidden_size: features, an even number per head; 32 per head suit vLLM's kernels on CPUs.
         layers: transformer blocks.
         heads: attention heads.
         max_length: positions.
@@ -34,6 +35,15 @@ class ScratchSettings:
     layers: int = 2
     heads: int = 2
     max_length: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "layers", "heads", "max_length"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} is {value}, it has to be at least 1")
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"hidden_size is {self.hidden_size}, it has to be an even multiple of the number of heads, {self.heads}"
+            )
 
 
 @dataclass(frozen=True)
@@ -51,8 +61,8 @@ class LoraSettings:
     targets: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or not self.alpha > 0:
-            raise ValueError(f"rank is {self.rank} (at least 1) and alpha {self.alpha} (above 0)")
+        if self.rank < 1 or not 0 < self.alpha < math.inf:
+            raise ValueError(f"rank is {self.rank} (at least 1) and alpha {self.alpha} (above 0 and finite)")
         if self.targets is not None and not self.targets:
             raise ValueError("targets is empty: name layers, or leave it out for every linear layer but the output one")
 

@@ -1,5 +1,6 @@
 """The settings of a run's optimizer."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -20,8 +21,12 @@ class OptimizerSettings:
     betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0 or self.warmup_updates < 0 or self.weight_decay < 0:
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate is {self.learning_rate}, it has to be above 0 and finite")
+        if self.warmup_updates < 0 or not 0 <= self.weight_decay < math.inf:
             raise ValueError(
-                f"learning_rate is {self.learning_rate} (above 0), warmup_updates {self.warmup_updates} and weight_decay "
-                f"{self.weight_decay} (at least 0)"
+                f"warmup_updates is {self.warmup_updates} and weight_decay {self.weight_decay}, they have to be 0 or more, "
+                "and finite"
             )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas are {list(self.betas)}, they have to be in [0, 1)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from rlcanary.grpo.plan.schedule import Schedule
 STRICT = ConfigDict(strict=True, extra="forbid")
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _named(dataset: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -53,7 +55,8 @@ class RunSettings:
 
     folder: Path
     steps: Positive
-    seed: int = 0
+    # What seeds NumPy, as vLLM does, takes.
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     threads: Positive = 1
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     checkpoint_every: Count = 0
@@ -69,7 +72,7 @@ class DataSettings:
     Attributes:
         datasets: each has a `name`, "arithmetic", "strings" or a path that ends in .jsonl, and that dataset's options.
         mixing: "weighted" draws each next prompt from a dataset by weight, "sequence" takes one after the other.
-        weights: by name of dataset; None weighs all alike.
+        weights: by name of dataset; None weighs all alike. In a sequence, the number of rows of an epoch; None takes all.
         order: a file with the ids that an epoch visits, one a line, in this order; it takes the place of a mixture.
         system_prompt: stands before every conversation that has none of its own.
         answer_prefix: the beginning of each answer, which the policy continues.
@@ -78,7 +81,7 @@ class DataSettings:
 
     datasets: Datasets
     mixing: Literal["weighted", "sequence"] = "weighted"
-    weights: Mapping[str, Any] | None = None
+    weights: Mapping[str, float] | None = None
     order: Path | None = None
     system_prompt: str = ""
     answer_prefix: str = ""
@@ -131,10 +134,10 @@ class SamplerRole:
 
     engine: Literal["transformers", "vllm"] = "transformers"
     replicas: Positive = 1
-    cpus: Annotated[float, Field(ge=0)] = 1.0
+    cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     slots: Positive = 64
     requests: Literal["group", "completion"] = "group"
-    request_timeout_s: float | None = None
+    request_timeout_s: Seconds | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,7 +145,8 @@ class SamplerRole:
             for name, value in self.options.items():
                 if name not in BATCHING:
                     raise ValueError(f"options of a transformers engine are {', '.join(BATCHING)}, not {name!r}")
-                if not isinstance(value, BATCHING[name]) or value < (name != "batching_timeout"):
+                is_number = isinstance(value, BATCHING[name]) and not isinstance(value, bool)
+                if not is_number or not (name != "batching_timeout") <= value < math.inf:
                     raise ValueError(f"options: {name} is {value!r}, it has to be a number, and of rows at least 1")
 
 
@@ -158,7 +162,7 @@ class VerifierRole:
     """
 
     workers: Count | None = None
-    timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    timeout_s: Seconds = 10.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -185,8 +189,8 @@ class Runtime:
     kind: Literal["local", "ray"] = "local"
     address: str | None = None
     transport: Literal["copy", "file", "bytes", "ray"] | None = None
-    start_timeout_s: float = 300.0
-    sync_timeout_s: float = 120.0
+    start_timeout_s: Seconds = 300.0
+    sync_timeout_s: Seconds = 120.0
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -214,6 +218,13 @@ class Plan:
             return Sampling.of(given) if isinstance(given, dict) else given
         except TypeError as error:
             raise ValueError(str(error)) from error
+
+    @field_validator("sampling")
+    @classmethod
+    def _require_variety(cls, sampling: Sampling) -> Sampling:
+        if sampling.temperature == 0:
+            raise ValueError("temperature is 0: a greedy group has one completion and nothing to learn from")
+        return sampling
 
     @field_validator("conventions", mode="before")
     @classmethod
@@ -263,7 +274,7 @@ class Plan:
             raise ValueError(f"roles.sampler.replicas is {sampler.replicas}, which needs runtime.kind ray")
         if self.environment and not self.data.chat_template:
             raise ValueError("environment is set, which needs data.chat_template: conversations are written by it")
-        if self.data.order and (self.data.weights or self.data.mixing != "weighted"):
+        if self.data.order and (self.data.weights is not None or self.data.mixing != "weighted"):
             raise ValueError("data.order says which ids an epoch visits: leave out data.mixing and data.weights")
         if self.environment and self.data.answer_prefix:
             raise ValueError(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
 from rlcanary.errors import UserError
+from rlcanary.grpo.plan.options import require_types
 from rlcanary.grpo.rewards.code import CodeVerifier
 from rlcanary.grpo.rewards.exact import ExactVerifier
 from rlcanary.grpo.rewards.gsm8k import GSM8KVerifier
@@ -65,8 +65,8 @@ class VerifiersByName(Mapping[str, Verifier]):
             raise UserError(f"no verifier {', '.join(unknown)}; there are {', '.join(VERIFIERS)}")
         for name, given in self._options.items():
             try:
-                inspect.signature(VERIFIERS[name]).bind(**given)
-            except TypeError as error:
+                require_types(VERIFIERS[name], given)
+            except UserError as error:
                 raise UserError(f"options of the verifier {name}: {error}") from error
 
     def __getitem__(self, name: str) -> Verifier:

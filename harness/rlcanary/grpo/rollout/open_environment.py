@@ -8,6 +8,7 @@ from typing import Any
 from rlcanary.errors import UserError
 from rlcanary.grpo.data.datasets import Row
 from rlcanary.grpo.data.items import ItemIterator
+from rlcanary.grpo.plan.options import require_types
 from rlcanary.grpo.plan.plan import EnvironmentSettings
 from rlcanary.grpo.rewards.verifier import Verifier
 from rlcanary.grpo.rollout.environment import ChatEnvironment, Tool
@@ -32,9 +33,11 @@ def chat_environment(
     for name, options in settings.tools.items():
         if name not in TOOLS:
             raise UserError(f"environment.tools: no tool {name}; there are {', '.join(TOOLS)}")
+        given = {} if options is None else options
         try:
-            tools.append(TOOLS[name](**(options or {})))
-        except (TypeError, UserError) as error:
+            require_types(TOOLS[name], given)
+            tools.append(TOOLS[name](**given))
+        except UserError as error:
             raise UserError(f"environment.tools.{name}: {error}") from error
     try:
         return ChatEnvironment(

@@ -52,13 +52,13 @@ class PythonTool:
             output_characters: length of the reply; longer output is cut.
 
         Raises:
-            UserError: this system cannot confine a process so, or a limit is not positive.
+            UserError: this system cannot confine a process so, or a limit is not positive and finite.
         """
         if sys.platform != "linux":
             raise UserError(f"the Python tool confines code by means of Linux, and this is {sys.platform}")
-        if timeout <= 0 or memory_bytes <= 0 or output_characters <= 0:
+        if not 0 < timeout < math.inf or memory_bytes <= 0 or output_characters <= 0:
             raise UserError(
-                f"limits of the Python tool have to be positive: timeout={timeout}, memory_bytes={memory_bytes}, "
+                f"limits of the Python tool have to be positive and finite: timeout={timeout}, memory_bytes={memory_bytes}, "
                 f"output_characters={output_characters}"
             )
         self._timeout, self._memory_bytes, self._output_characters = timeout, memory_bytes, output_characters

@@ -47,6 +47,10 @@ def test_string_tasks_do_what_they_say():
         ("arithmetic", {"hardness": 3}, "no option hardness"),
         ("arithmetic", {"operations": "+/"}, "not some of"),
         ("arithmetic", {"count": 0}, "count=0"),
+        ("arithmetic", {"count": 2.5}, r"arithmetic: count is 2\.5: .* integer"),
+        ("arithmetic", {"largest": "9"}, "largest is '9'"),
+        ("arithmetic", {"seed": True}, "seed is True"),
+        ("strings", {"longest": 1.5}, r"longest is 1\.5"),
         ("strings", {"tasks": ["shout"]}, "shout are not some of copy"),
         ("nowhere.jsonl", {}, "the dataset nowhere.jsonl"),
         ("some.jsonl", {"seed": 1}, "no options but a name: seed"),
@@ -144,7 +148,7 @@ def test_weighted_order_follows_the_weights_until_a_dataset_is_used_up():
 
 def test_sequence_takes_each_dataset_as_a_whole_or_by_count(mixture):
     assert [id.partition("/")[0] for id in in_sequence(mixture)(0)] == ["small"] * 10 + ["large"] * 90
-    counted = in_sequence(mixture, {"small": 3, "large": 5})
+    counted = in_sequence(mixture, {"small": 3.0, "large": 5})
     assert [id.partition("/")[0] for id in counted(0)] == ["small"] * 3 + ["large"] * 5
     assert counted(0) != counted(1)
 
@@ -163,6 +167,7 @@ def test_datasets_of_one_size_are_not_shuffled_alike():
         (lambda mixture: weighted(mixture, {"small": 1, "large": 0}), "finite: {'large': 0}"),
         (lambda mixture: weighted(mixture, {"small": 1, "large": float("nan")}), "positive and finite"),
         (lambda mixture: in_sequence(mixture, {"small": 11, "large": 1}), "count 11 of dataset small"),
+        (lambda mixture: in_sequence(mixture, {"small": 2.5, "large": 1}), "2.5 of dataset small is no whole number"),
     ],
 )
 def test_mixture_that_makes_no_sense_is_refused(mixture, make, error):

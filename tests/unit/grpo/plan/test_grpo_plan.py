@@ -51,7 +51,7 @@ def given(**changes: Any) -> dict[str, Any]:
         ({"schedule__rows_per_update": 7}, "schedule: rows_per_update is 7"),
         ({"sampling": {"temprature": 1.0}}, "sampling: unknown sampling parameter 'temprature'"),
         ({"sampling": {"repetition_penalty": 1.3}}, r"sampling\.repetition_penalty is 1\.3"),
-        ({"sampling": {"temperature": 0}}, r"sampling\.temperature is 0"),
+        ({"sampling": {"temperature": 0}}, "sampling: temperature is 0"),
         ({"sampling": {"temperature": -1}, "conventions": {"preset": "dapo"}}, "sampling: temperature"),
         ({"sampling": {"seed": 3}}, r"sampling\.seed"),
         ({"sampling": {"temperature": 0.6}, "conventions": {"temperature": 1.0}}, r"conventions: temperature is 1\.0"),
@@ -136,6 +136,56 @@ def given(**changes: Any) -> dict[str, Any]:
 def test_what_is_wrong_is_named_by_its_key(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         plan_of(given(**changes))
+
+
+NAN, INFINITE = float("nan"), float("inf")
+WRONG_NUMBERS = {
+    "run__seed": (-1, 2**32),
+    **dict.fromkeys(("model__scratch__hidden_size", "model__scratch__layers"), (-1, 0)),
+    **dict.fromkeys(("model__scratch__heads", "model__scratch__max_length"), (-1, 0)),
+    "lora__alpha": (0, NAN, INFINITE),
+    **dict.fromkeys(("optimizer__learning_rate", "critic__learning_rate"), (-1, 0, NAN, INFINITE)),
+    **dict.fromkeys(("optimizer__weight_decay", "critic__weight_decay"), (-1, NAN, INFINITE)),
+    **dict.fromkeys(("optimizer__betas", "critic__betas"), ([-0.1, 0.9], [0.9, 1], [NAN, 0.9], [0.9, INFINITE])),
+    **{
+        f"conventions__{name}": (-1, 0, NAN)
+        for name in ("max_grad_norm", "reward_clip", "log_ratio_clamp", "kl_input_clamp", "kl_output_clamp")
+    },
+    **{f"conventions__{name}": (-1, NAN) for name in ("clip_low", "clip_high", "importance_low")},
+    **{f"conventions__{name}": (-1, NAN, INFINITE) for name in ("advantage_eps", "evaluation_temperature", "kl_coef")},
+    **{f"conventions__{name}": (-1, 0, NAN, INFINITE) for name in ("aggregation_constant", "value_coef")},
+    "conventions__sapo_temperature_positive": (-1, 0, NAN, INFINITE),
+    **dict.fromkeys(("conventions__entropy_coef", "conventions__off_policy_mask"), (NAN, INFINITE)),
+    "conventions__importance_high": (-1, 0, NAN),
+    "roles__sampler__cpus": (-1, NAN, INFINITE),
+    "roles__sampler__options": (
+        {"batching_timeout": NAN},
+        {"batching_timeout": INFINITE},
+        {"max_batch_size": True},
+        {"min_batch_size": 1.5},
+    ),
+    **dict.fromkeys(("roles__sampler__request_timeout_s", "roles__verifier__timeout_s"), (-1, 0, NAN, INFINITE)),
+    **dict.fromkeys(("runtime__start_timeout_s", "runtime__sync_timeout_s"), (-1, 0, NAN, INFINITE)),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG_NUMBERS.items() for value in values])
+def test_a_number_without_a_meaning_is_refused_by_its_name(key: str, value: Any) -> None:
+    changes = {"critic": {}, "conventions": {"preset": "ppo"}} if "critic" in key or "value_" in key else {}
+    with pytest.raises(UserError, match=key.rpartition("__")[2]) as refused:
+        plan_of(given(**changes, **{key: value}))
+    assert "\n" not in str(refused.value)
+
+
+def test_bounds_that_exclude_every_weight_are_refused() -> None:
+    with pytest.raises(UserError, match=r"importance_low=3\.0 is above importance_high=2\.0"):
+        plan_of(given(conventions={"importance_low": 3.0}))
+
+
+@pytest.mark.parametrize(("size", "heads"), [(64, 3), (66, 2)])
+def test_heads_that_do_not_share_the_features_evenly_are_refused(size: int, heads: int) -> None:
+    with pytest.raises(UserError, match=rf"hidden_size is {size}, .* heads, {heads}"):
+        plan_of(given(model={"scratch": {"hidden_size": size, "heads": heads}}))
 
 
 @pytest.mark.parametrize("preset", PRESETS)

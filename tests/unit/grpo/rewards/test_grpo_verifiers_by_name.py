@@ -90,7 +90,7 @@ def test_problems_are_told_once():
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"maths": {}}, "no verifier maths"), ({"gsm8k": {"modus": "strict"}}, "'modus'")],
+    [({"maths": {}}, "no verifier maths"), ({"gsm8k": {"modus": "strict"}}, "option modus")],
 )
 def test_options_that_do_not_exist_are_refused_at_once(options, error):
     with pytest.raises(UserError, match=error):
