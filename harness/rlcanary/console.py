@@ -1,5 +1,6 @@
 """The consoles that reports and progress are printed on."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -14,9 +15,12 @@ PLAIN_WIDTH = 120
 
 
 def report_console(highlight: bool = True) -> Console:
-    """Open standard output: as wide as the terminal, or 120 columns without one. NO_COLOR is respected."""
-    console = Console(highlight=highlight)
-    return console if console.is_terminal else Console(highlight=highlight, width=PLAIN_WIDTH)
+    """Open standard output: as wide as COLUMNS says, or as the terminal, or 120 columns without one. NO_COLOR is respected.
+
+    What stands in brackets, as in the names of tests and in tensors, is text: markup and emoji are off.
+    """
+    width, height = shutil.get_terminal_size((PLAIN_WIDTH, 25))
+    return Console(highlight=highlight, width=width, height=height, markup=False, emoji=False)
 
 
 class Count(MofNCompleteColumn):
@@ -29,8 +33,9 @@ class Count(MofNCompleteColumn):
 def progress_bar() -> Progress:
     """Show a bar with a description and a count on stderr, gone when it is done; shows nothing without a terminal."""
     console = Console(file=sys.stderr)  # not the stream that a progress bar of the code under test is given
-    columns = (TextColumn("{task.description}"), BarColumn(), Count())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), Count())
+    has_terminal = sys.stderr.isatty()  # FORCE_COLOR makes none
+    return Progress(*columns, console=console, transient=True, disable=not has_terminal)
 
 
 @contextmanager

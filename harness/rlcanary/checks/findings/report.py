@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console
-from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
@@ -56,7 +55,7 @@ def show(
     by_id = {check.id: check for check in checks}
     folds, rest = folded(comparison.unexpected, causes)
     for cause, members in folds:
-        console.rule(f"[{STYLES['fail']}]CAUSE[/]", align="left", style="dim")
+        console.rule(Text("CAUSE", STYLES["fail"]), align="left", style="dim")
         console.print(Text(cause.words, style="bold"))  # in a rule, its end would be cut off
         console.print(Text(told_of(members)))
         console.print("\nThe first of them:\n", style="dim")
@@ -67,7 +66,8 @@ def show(
             console.print(Text(f"{fold.told}\n"))
     for result in comparison.stale:
         told = "passes" if result.status == "pass" else f"did not run ({result.message})"
-        console.print(f"[bold red]stale[/] {result.id} is expected to fail, but {told}: remove it from the file")
+        words = f" {result.id} is expected to fail, but {told}: remove it from the file"
+        console.print(Text.assemble(("stale", "bold red"), words))
     console.print(Text(str(coverage_of(results))))
     console.print(summary(adapter, results, comparison))
 
@@ -160,7 +160,7 @@ def _table(
 
     Areas for which the adapter has no capability share the last row.
     """
-    table = Table(title=f"Conformance of {escape(adapter)}", title_justify="left", expand=True)
+    table = Table(title=Text(f"Conformance of {adapter}", "italic"), title_justify="left", expand=True)
     table.add_column("Check", no_wrap=is_wide, ratio=None if is_wide else 1)
     table.add_column("Status", no_wrap=True)
     if is_wide:
@@ -206,8 +206,9 @@ def _table(
 
 def _explain(console: Console, check: Check, result: Result) -> None:
     """Print a failure in full. The snippet is printed without indent and not wrapped, so that it can be copied."""
-    effect = f" [not bold]({EFFECTS[result.severity]})[/]" if result.severity else ""
-    console.rule(f"[{STYLES[result.status]}]{LABELS[result.status]} {result.id}[/]{effect}", align="left", style="dim")
+    effect = f" ({EFFECTS[result.severity]})" if result.severity else ""
+    title = Text.assemble((f"{LABELS[result.status]} {result.id}", STYLES[result.status]), effect)
+    console.rule(title, align="left", style="dim")
     console.print(Text(result.message, style="bold"))
     for paragraph in check.paragraphs if result.status == "fail" else check.paragraphs[:1]:
         console.print(Text(f"\n{paragraph}"))

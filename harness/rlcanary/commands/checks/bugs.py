@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rlcanary.bugs.detection import Detection, detect, false_alarms
 from rlcanary.console import progress_bar, report_console
@@ -154,20 +155,21 @@ def _show(console: Console, detections: list[Detection], alarms: dict[str, list[
     table.add_column("Caught by")
     for detection in detections:
         caught = detection.caught_by
-        told = f"[bold red]missed[/] ({len(detection.results)} checks ran)"
+        told = Text.assemble(("missed", "bold red"), f" ({len(detection.results)} checks ran)")
         if caught:
-            told = caught[0] if len(caught) == 1 else f"{caught[0]} [dim]and {len(caught) - 1} more[/]"
+            told = Text.assemble(caught[0], (f" and {len(caught) - 1} more" if len(caught) > 1 else "", "dim"))
         table.add_row(detection.bug.id, detection.bug.source, detection.bug.effect, told)
     console.print(table)
     for preset, results in alarms.items():
         for result in results:
-            console.print(f"[bold red]false alarm[/] on the reference as {preset}: {result.id}: {result.message}")
+            words = f" on the reference as {preset}: {result.id}: {result.message}"
+            console.print(Text.assemble(("false alarm", "bold red"), words))
     if alarms:
         for bug, (source, reason) in OUT_OF_REACH.items():
-            console.print(f"[dim]out of reach[/] {bug} ({source}): {reason}")
+            console.print(Text.assemble(("out of reach", "dim"), f" {bug} ({source}): {reason}"))
     caught_count = sum(bool(detection.caught_by) for detection in detections)
     accused = sum(bool(results) for results in alarms.values())
-    told = (
+    accusations = (
         f"{accused} of {len(alarms)} correct implementations accused" if alarms else "no correct implementation tried"
     )
-    console.print(f"{caught_count} of {len(detections)} bugs caught, {told}")
+    console.print(f"{caught_count} of {len(detections)} bugs caught, {accusations}")

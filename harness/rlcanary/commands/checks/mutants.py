@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
@@ -139,10 +139,10 @@ def _trials(name: str, modules: Sequence[str], only: tuple[str, ...], progress: 
 def _show_mutants(console: Console, judged: Sequence[tuple[Trial, Fate]]) -> None:
     for trial, fate in judged:
         told = f"{fate.verdict} {fate.check}" if fate.check else fate.verdict
-        console.print(f"[bold]{escape(trial.mutant.where)}[/] ({escape(trial.name)}, {told})")
+        console.print(Text.assemble((trial.mutant.where, "bold"), f" ({trial.name}, {told})"))
         for line in trial.mutant.diff.splitlines():
             color = {"-": "red", "+": "green"}.get(line[:1], "default")
-            console.print(f"    [{color}]{escape(line)}[/]", soft_wrap=True)
+            console.print(Text(f"    {line}", color), soft_wrap=True)
 
 
 def _show_scores(console: Console, judged: Sequence[tuple[Trial, Fate]]) -> None:

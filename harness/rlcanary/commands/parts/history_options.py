@@ -1,5 +1,6 @@
 """Shared options and warnings of the commands that read a history."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,14 +49,12 @@ def read_with_progress(names: list[str]) -> Iterable[str]:
 
 def with_progress(items: Sequence[Item], doing: str, many: int) -> Iterable[Item]:
     """Iterate over the items, with a progress bar on a terminal if there are many."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if len(items) < many or not console.is_terminal:
+    if len(items) < many or not sys.stderr.isatty():
         return items
+    from rich.console import Console
     from rich.progress import track
 
-    return track(items, doing, console=console, transient=True)
+    return track(items, doing, console=Console(stderr=True), transient=True)
 
 
 def warn(problems: Sequence[object]) -> None:

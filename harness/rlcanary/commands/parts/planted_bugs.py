@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from rlcanary.console import progress_bar, report_console
 from rlcanary.errors import UserError
@@ -67,7 +67,7 @@ def _show(console: Console, adapters: Sequence[str], found: Sequence[Sighting]) 
     console.print(table)
     for each in found:
         if each.reason:
-            console.print(f"[dim]{each.outcome}[/] {each.bug} in {each.adapter}: {escape(each.reason)}")
+            console.print(Text.assemble((each.outcome, "dim"), f" {each.bug} in {each.adapter}: {each.reason}"))
     for adapter in adapters:
         planted = [each for each in found if each.adapter == adapter and each.outcome != "elsewhere"]
         caught = sum(each.outcome == "caught" for each in planted)
@@ -75,11 +75,11 @@ def _show(console: Console, adapters: Sequence[str], found: Sequence[Sighting]) 
         console.print(f"{adapter}: {caught} of {len(planted)} planted bugs caught{share}")
 
 
-def _told(sighting: Sighting | None) -> str:
+def _told(sighting: Sighting | None) -> Text:
     if sighting is None:
-        return ""
+        return Text()
     if sighting.outcome == "caught":
-        return sighting.check
+        return Text(sighting.check)
     if sighting.outcome == "elsewhere":
-        return "[dim]elsewhere[/]"
-    return f"[bold red]{sighting.outcome}[/] ({sighting.checks} checks ran)"
+        return Text("elsewhere", "dim")
+    return Text.assemble((sighting.outcome, "bold red"), f" ({sighting.checks} checks ran)")

@@ -15,7 +15,6 @@ from rlcanary.known_issues import FILE_NAME, PRIORITIES, read_issues
 @click.argument("path", type=click.Path(path_type=Path), default=Path(FILE_NAME))
 def known_issues(path: Path) -> None:
     """Show the registry of known issues (PATH, or known_issues.toml)."""
-    from rich.markup import escape
     from rich.table import Table
 
     from rlcanary.console import report_console
@@ -39,5 +38,5 @@ def known_issues(path: Path) -> None:
             issue.upstream,
             "\n".join(issue.tests),
         )
-        table.add_row(*map(escape, cells))
+        table.add_row(*cells)
     report_console().print(table)

@@ -40,7 +40,7 @@ def explain(test: str) -> None:
     table = new_table("File", "Function", "Through", title=name)
     before = ""
     for file, function, ways in found[name]["through"]:
-        add_row(table, "" if file == before else file, shown(function), ", ".join(ways))
+        table.add_row("" if file == before else file, shown(function), ", ".join(ways))
         before = file
     console = report_console()
     console.print(table)
@@ -72,7 +72,7 @@ def why(file: str, function: str | None) -> None:
     table = new_table("Function", "Test", "Through", title=relative)
     for name, tests in sorted(users.items()):
         for number, (test, ways) in enumerate(sorted(tests)):
-            add_row(table, "" if number else shown(name), test, ways)
+            table.add_row("" if number else shown(name), test, ways)
     console.print(table)
 
 
@@ -168,17 +168,9 @@ def shown(function: str) -> str:
 
 
 def new_table(*columns: str, title: str) -> Table:
-    from rich.markup import escape
     from rich.table import Table as RichTable
 
-    table = RichTable(title=escape(title))
+    table = RichTable(title=title)
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
-
-
-def add_row(table: Table, *cells: str) -> None:
-    """Add a row. Brackets in test ids and commands are escaped, because rich reads them as markup."""
-    from rich.markup import escape
-
-    table.add_row(*map(escape, cells))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,7 +58,7 @@ def _train(plan: Plan, resume: bool) -> int:
     from rlcanary.grpo.train import train as run_plan
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    console = Console(stderr=True)
+    console, has_terminal = Console(stderr=True), sys.stderr.isatty()  # FORCE_COLOR makes no terminal
     columns = (
         TextColumn("step"),
         BarColumn(),
@@ -66,12 +67,12 @@ def _train(plan: Plan, resume: bool) -> int:
         TextColumn("{task.description}"),
     )
     every = max(1, plan.run.steps // LINES)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not has_terminal) as progress:
         bar = progress.add_task("starting", total=plan.run.steps)
 
         def show(step: int, metrics: Mapping[str, float]) -> None:
             progress.update(bar, completed=step + 1, description=f"reward {metrics['reward']:.3f}")
-            if not console.is_terminal and ((step + 1) % every == 0 or step + 1 == plan.run.steps):
+            if not has_terminal and ((step + 1) % every == 0 or step + 1 == plan.run.steps):
                 click.echo(f"step {step + 1}/{plan.run.steps}  reward {metrics['reward']:.3f}", err=True)
 
         audit = _audit(plan)
