@@ -52,6 +52,7 @@ class Context:
     uses: set[str] = field(default_factory=set)
     sent: dict[str, tuple[str, ...]] = field(default_factory=dict)
     arrived: set[str] = field(default_factory=set)
+    handed: set[str] = field(default_factory=set)
     depends_on_everything: bool = False
     changed: int = 0  # how many lines had been read when it last changed
 
@@ -68,6 +69,7 @@ class Dependencies:
         blocks: the code that was reached, by file and name.
         unrecorded: calls that left no record, for which the files that they import are counted.
         contexts: all contexts that were reached.
+        handed: the files of modules that code outside of the project got hold of.
     """
 
     lines: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -77,6 +79,7 @@ class Dependencies:
     blocks: dict[tuple[str, str], Block] = field(default_factory=dict)
     unrecorded: set[str] = field(default_factory=set)
     contexts: set[str] = field(default_factory=set)
+    handed: set[str] = field(default_factory=set)
 
 
 class Run:
@@ -128,6 +131,8 @@ class Run:
                     self.of(context).sent[callee] = tuple(files)
                 case "r", [context, callee]:
                     self.of(context).arrived.add(callee)
+                case "h", [context, file]:
+                    self.of(context).handed.add(file)
                 case "a", [context]:
                     self.of(context).depends_on_everything = True
                 case "p", [text]:
@@ -187,6 +192,7 @@ class Run:
                 self.add_data(found, file, way)
             for question in context.asked:
                 self.add_question(found, question)
+            found.handed.update(place for file in context.handed for place in self.places(file))
             self.add_unrecorded(found, context)
             if context.depends_on_everything:
                 self.add_everything(found)
@@ -213,7 +219,8 @@ class Run:
 
     def add_constants(self, found: Dependencies) -> None:
         """Add the constants that the code which was reached reads."""
-        for file, constant in Reading(self.sources, found.blocks, self.memoised.modules_in).of(list(found.lines)):
+        reading = Reading(self.sources, found.blocks, self.memoised.modules_in, found.handed)
+        for file, constant in reading.of(list(found.lines)):
             found.lines[file].add(constant.start)
             found.through[file, constant.name].add(READ)
 

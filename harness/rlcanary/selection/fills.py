@@ -18,6 +18,7 @@ IMPORTING = re.compile(r"^[ \t]*(?:import|from)[ \t]+\w", re.MULTILINE)
 IMPORTING_ALL = re.compile(r"import[ \t]*\*")
 # Methods that change what they belong to.
 CHANGING = frozenset({"add", "append", "update", "insert", "extend", "setdefault", "set", "put", "register", "push"})
+ASKING = frozenset({"getattr", "hasattr", "setattr", "delattr", "object"})  # unittest.mock's patch.object
 LOOKING_UP = frozenset({"getattr", "methodcaller", "attrgetter"})
 SCOPES = Function | ast.ClassDef | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 ANY, ABSENT = "*", "?"  # a condition that may read any name; one that asks whether something is empty
@@ -66,8 +67,15 @@ def handed_in(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the names in these expressions that are not only asked for an attribute, the last one of `a.b`."""
     every = [each for node in nodes for each in ast.walk(node)]
     asked = {id(each.value) for each in every if isinstance(each, ast.Attribute)}
+    asked |= {id(each.args[0]) for each in every if isinstance(each, ast.Call) and asks_by_name(each)}
     names = {each.id for each in every if isinstance(each, ast.Name) and id(each) not in asked}
     return names | {each.attr for each in every if isinstance(each, ast.Attribute) and id(each) not in asked}
+
+
+def asks_by_name(call: ast.Call) -> bool:
+    """Tell if a call asks its first argument for one attribute by its name, as `getattr(a, "b")` and `patch.object` do."""
+    called = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return called in ASKING and len(call.args) > 1
 
 
 def names_in_text(text: str) -> list[str]:

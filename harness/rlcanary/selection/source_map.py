@@ -33,6 +33,7 @@ class SourceMap:
         self.signatures: dict[str, str] = {}
         self.resolved: dict[tuple[str, Import], frozenset[str]] = {}
         self.looked_up: dict[tuple[str, str], frozenset[str]] = {}
+        self.modules: dict[str, dict[str, set[str]]] = {}
 
     def file(self, path: str) -> SourceFile | None:
         """Return the file at this path in the project; None if there is none."""
@@ -62,6 +63,26 @@ class SourceMap:
             folder = os.path.join(place, *parts)
             for name in statement.names:
                 yield from self.module_files(os.path.join(folder, name))
+
+    def modules_in(self, path: str) -> dict[str, set[str]]:
+        """Return the names that stand for modules of the project in a file, with the files that these can be."""
+        if path not in self.modules:
+            found = self.modules[path] = defaultdict(set)
+            source = self.file(path)
+            for block in source.blocks if source is not None else ():
+                for statement in block.imports:
+                    for name, module in self.modules_bound(path, statement):
+                        found[name].update(self.module_files(module))
+        return self.modules[path]
+
+    def modules_bound(self, path: str, statement: Import) -> Iterator[tuple[str, str]]:
+        """Yield the names that a statement may bind to modules, and the places of these."""
+        parts = statement.module.split(".") if statement.module else []
+        for place in self.places(path, statement):
+            for number, part in enumerate(() if statement.names else parts):
+                yield part, os.path.join(place, *parts[: number + 1])
+            for name in statement.names:
+                yield name, os.path.join(place, *parts, name)
 
     def candidates(self, path: str, block: Block) -> frozenset[str]:
         """List the paths in the project, without an ending, at which the imports of a block are looked up."""
@@ -163,6 +184,7 @@ class Reading:
         sources: the project.
         blocks: the code, by file and name.
         modules_in: returns the files of the modules that a function was seen to import.
+        handed: files of modules that code outside of the project got hold of.
     """
 
     def __init__(
@@ -170,6 +192,7 @@ class Reading:
         sources: SourceMap,
         blocks: Mapping[tuple[str, str], Block],
         modules_in: Callable[[tuple[str, str]], set[str]],
+        handed: Iterable[str] = (),
     ) -> None:
         self.sources, self.modules_in = sources, modules_in
         self.names: set[str] = set()
@@ -180,6 +203,8 @@ class Reading:
         self.anything = self.attributes = False
         for place, block in blocks.items():
             self.add(place, block)
+        for file in handed:
+            self.add_whole(file)
         if "importorskip" in self.names:
             self.names.add(VERSION)
 
@@ -194,7 +219,11 @@ class Reading:
             self.names.add(ALL)
         if block.reads_own:
             self.add_whole(place[0])
-        if block.reads_modules:
+        handed = block.handed | (block.names if "modules" in block.names else set())  # sys.modules
+        modules_here = self.sources.modules_in(place[0])
+        for module in {file for name in handed & modules_here.keys() for file in modules_here[name]}:
+            self.add_whole(module)
+        if block.reads_modules or block.modules & block.handed:
             modules = self.modules_in(place)
             self.anything = self.anything or not modules
             for module in modules:

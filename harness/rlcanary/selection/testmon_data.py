@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rlcanary.selection.dependencies import Dependencies
 
 RECORDED = "rlcanary.recorded"
-FORMAT = "3"
+FORMAT = "4"
 AGAIN = (f"{questions.MARK}{EXISTS}", f"{questions.MARK}{LISTING}")  # questions whose answer a run changes
 
 

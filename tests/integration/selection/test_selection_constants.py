@@ -170,3 +170,73 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_edit_of_a_constant_selects_those_that_may_read_it(project: Path, old: str, new: str, expected: str) -> None:
     with edited(project, "values.py", old, new):
         assert selected(project) == {f"test_{name}" for name in expected.split()}
+
+
+LIBRARY = """
+    import importlib
+
+    def load(module):
+        return {name: getattr(module, name) for name in dir(module) if name.isupper()}
+
+    def load_by_name(name):
+        return load(importlib.import_module(name))
+    """
+HANDING = """
+    import sys
+    import library
+    import settings
+    from package import other
+    import package.other as renamed
+
+    def given():
+        return settings
+
+    def test_handed(): assert library.load(settings)
+    def test_given(): assert library.load(given())
+    def test_fixture(module): assert library.load(module)
+    def test_listed(): assert library.load(sys.modules["settings"])
+    def test_by_name(): assert library.load_by_name("settings")
+    def test_by_computed_name(): assert library.load_by_name("set" + "tings")
+    def test_other(): assert library.load(other)
+    def test_renamed(): assert library.load(renamed)
+    def test_spelled(monkeypatch):
+        monkeypatch.setattr(settings, "NAMED", 2)
+        assert getattr(settings, "NAMED")
+    def test_uses(): assert settings.used()
+    """
+HANDING_CONFTEST = """
+    import library
+    import pytest
+    import settings
+
+    @pytest.fixture
+    def module():
+        return settings
+
+    def pytest_configure():
+        library.load_by_name("at_start")
+    """
+
+
+def test_a_module_that_other_code_gets_hold_of_may_have_any_constant_read(tmp_path: Path) -> None:
+    files = {
+        "settings.py": "RATE = 1\nNAMED = 1\n\ndef used():\n    return 1\n",
+        "at_start.py": "RATE = 1\n",
+        "package/__init__.py": "",
+        "package/other.py": "RATE = 1\n",
+        "conftest.py": HANDING_CONFTEST,
+        "test_it.py": HANDING,
+    }
+    project = write_project(tmp_path / "project", {name: textwrap.dedent(text) for name, text in files.items()})
+    library = write_project(tmp_path / "library", {"library.py": textwrap.dedent(LIBRARY)})
+    assert "10 passed" in run_testmon(project, PYTHONPATH=str(library)).stdout
+    assert selected(project) == set()
+    handed = {"test_handed", "test_given", "test_fixture", "test_listed", "test_by_name", "test_by_computed_name"}
+    with edited(project, "settings.py", "RATE = 1", "RATE = 2"):
+        assert selected(project) == handed
+    with edited(project, "settings.py", "NAMED = 1", "NAMED = 3"):
+        assert selected(project) == {*handed, "test_spelled"}
+    with edited(project, "package/other.py", "RATE = 1", "RATE = 2"):
+        assert selected(project) == {"test_other", "test_renamed"}
+    with edited(project, "at_start.py", "RATE = 1", "RATE = 2"):
+        assert selected(project) == {*handed, "test_other", "test_renamed", "test_spelled", "test_uses"}

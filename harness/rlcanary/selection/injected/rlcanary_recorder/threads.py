@@ -14,6 +14,9 @@ from .core import Recorder, current
 # Threads of these do no work for a test, and some never end.
 NOT_WORK = {"ray", "grpc", "execnet", "rlcanary_recorder", "rlcanary", "pytest_rlcanary"}
 
+# These import modules for pytest, or for one name that is spelled, as unittest.mock does.
+ASK_FOR_NAMES = {"_pytest", "pkgutil"}
+
 
 def patch_threading(recorder: Recorder, _module: Any) -> None:
     start = threading.Thread.start
@@ -115,6 +118,10 @@ def patch_imports_by_name(recorder: Recorder, importlib: Any) -> None:
     def import_module(name: str, package: str | None = None) -> Any:
         module = find(name, package)
         recorder.uses_module(module.__name__)
+        asking, file = sys._getframe(1), getattr(module, "__file__", None) or ""
+        is_outside = not recorder.is_project(asking.f_code.co_filename) and recorder.is_project(file)
+        if is_outside and asking.f_globals.get("__name__", "").partition(".")[0] not in ASK_FOR_NAMES:
+            recorder.say("h", recorder.context(), recorder.relative(file) or "")
         return module
 
     importlib.import_module = functools.update_wrapper(import_module, find)

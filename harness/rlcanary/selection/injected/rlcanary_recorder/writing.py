@@ -17,6 +17,7 @@ has the form of `rlcanary.system.journal`, which a recorded process may not have
     s context callee file…       a call into another process was sent, to code in these files; `module:NAME` where only
                                  the name is known, * for any
     r context callee             such a call arrived where it is recorded
+    h context file               code outside of the project imported a module by its name, and may read any part of it
     a context                    the code that ran here is unknown: it may depend on everything
     p text                       a problem for the user to read
 """
