@@ -7,7 +7,14 @@ from functools import cached_property
 from typing import Any, Self
 
 from rlcanary.adapters.frameworks import quiet, usable
-from rlcanary.adapters.verl.losses.options import conventions_of, data_settings, data_words, require_words, settings_for
+from rlcanary.adapters.verl.losses.options import (
+    conventions_of,
+    critic_words,
+    data_settings,
+    data_words,
+    require_words,
+    settings_for,
+)
 from rlcanary.adapters.verl.rewards import overlong_settings, overlong_words
 from rlcanary.adapters.verl.workers.run_config import composed, run_config
 from rlcanary.contract.adapter import Adapter
@@ -54,13 +61,15 @@ class Configured(Adapter):
         self.overlong_buffer = dict(overlong_buffer or {})
         self.data = dict(data or {})
         require_words(self._actor_config)
+        critic_words(self._critic_config)
 
     @cached_property
     def conventions(self) -> Conventions:  # type: ignore[override]
         """Translate the settings into conventions."""
         sizes = composed().data.train_batch_size
-        found = conventions_of(self._actor_config, self._algorithm_config, self.critic, self.temperature, sizes)
-        return found.replace(best_at_k="resampled", **data_words(self._data), **overlong_words(self.overlong_buffer))
+        found = conventions_of(self._actor_config, self._algorithm_config, self.temperature, sizes)
+        others = critic_words(self._critic_config) | data_words(self._data) | overlong_words(self.overlong_buffer)
+        return found.replace(best_at_k="resampled", **others)
 
     def configured(self, **changes: Any) -> Self:
         of_data = {"data_order", "long_prompt"}
@@ -90,6 +99,13 @@ class Configured(Adapter):
             "optim": FSDPOptimizerConfig(**{"lr": 1e-6, **settings.get("optim", {})}),
         }
         return FSDPActorConfig(**settings | groups)
+
+    @cached_property
+    def _critic_config(self) -> Any:
+        """Compose the critic's settings, which follow the actor's where nothing else is said."""
+        followed = {"loss_agg_mode", "loss_scale_factor"}
+        reduction = {name: value for name, value in self.actor.items() if name in followed}
+        return run_config(actor_rollout_ref__actor=reduction, critic=self.critic).critic
 
     @cached_property
     def _algorithm_config(self) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
+from rlcanary.adapters.verl.workers.engine import jagged, sent, tensordict
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.conventions import Conventions
@@ -44,23 +44,29 @@ def estimator_for(wanted: Conventions) -> dict[str, Any]:
     return {} if named is None else {"adv_estimator": named[0], "norm_adv_by_std_in_grpo": named[1]}
 
 
-def estimated(
-    algorithm: Any, rewards_BT: Tensor, mask_BT: Tensor, group_ids: Tensor, values_BT: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Run the trainer's `compute_advantage` -> advantages and returns, [B, T]."""
-    import numpy as np
-    from verl.protocol import DataProto
-    from verl.trainer.ppo.core_algos import AdvantageEstimator
-    from verl.trainer.ppo.ray_trainer import compute_advantage
+def estimated(algorithm: Any, batch: CreditBatch) -> tuple[Tensor, Tensor]:
+    """Run the trainer's `compute_advantage` -> advantages and returns, [B, T].
 
-    tensors = {"token_level_rewards": rewards_BT, "response_mask": mask_BT.long()}
+    The only rewards of tokens that verl has are its KL in the reward, so they are given as that, which verl masks itself.
+    """
+    import numpy as np
+    import torch
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.core_algos import AdvantageEstimator, FixedKLController
+    from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_advantage
+
+    scores_BT = row_rewards(batch)
+    tensors = {"token_level_scores": scores_BT, "token_level_rewards": scores_BT, "response_mask": batch.mask.long()}
     if algorithm.adv_estimator == "gae":
-        if values_BT is None:
+        if batch.values is None:
             raise NotProvided("GAE needs the critic's values")
-        tensors["values"] = values_BT.masked_fill(~mask_BT, 0)
-    data = DataProto.from_dict(
-        tensors=tensors, non_tensors={"uid": np.array([str(group) for group in group_ids.tolist()], dtype=object)}
-    )
+        tensors["values"] = batch.values
+    if batch.token_rewards is not None:
+        tensors |= {"old_log_probs": -batch.token_rewards, "ref_log_prob": torch.zeros_like(batch.token_rewards)}
+    uids = np.array([str(group) for group in batch.group_ids.tolist()], dtype=object)
+    data = DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
+    if batch.token_rewards is not None:
+        data, _ = apply_kl_penalty(data, FixedKLController(1.0), "kl")
     computed = compute_advantage(
         data,
         adv_estimator=AdvantageEstimator(algorithm.adv_estimator),
@@ -72,8 +78,8 @@ def estimated(
     return computed.batch["advantages"], computed.batch["returns"]
 
 
-def token_rewards(batch: CreditBatch) -> Tensor:
-    """[B, T] the rewards of tokens, and those of rows at their last trained token.
+def row_rewards(batch: CreditBatch) -> Tensor:
+    """[B, T] the rewards of rows at their last trained token.
 
     Of a row without one the reward is in the last column, as verl's reward managers put it at `valid_response_length - 1`.
     """
@@ -82,35 +88,40 @@ def token_rewards(batch: CreditBatch) -> Tensor:
     mask_BT = batch.mask.bool()
     is_last_BT = mask_BT & (mask_BT.flip(1).cumsum(dim=1).flip(1) == 1)
     is_last_BT[:, -1] |= ~mask_BT.any(dim=1)
-    rewards_BT = torch.where(is_last_BT, batch.rewards.unsqueeze(1), 0.0)
-    if batch.token_rewards is not None:
-        rewards_BT = rewards_BT + batch.token_rewards.masked_fill(~mask_BT, 0)
-    return rewards_BT
+    return torch.where(is_last_BT, batch.rewards.unsqueeze(1), 0.0)
 
 
-def value_loss(batch: ValueBatch, conventions: Conventions, aggregation: str) -> LossOutput:
-    """Compute the critic's loss as the worker's `value_loss` does, with the counts of the whole mini-batch."""
-    from verl.trainer.ppo.core_algos import compute_value_loss
+def value_loss(batch: ValueBatch, critic: Any, constant: float) -> LossOutput:
+    """Run the workers' `value_loss` on one-token prompts and rows without padding, with the counts of the whole update.
+
+    Args:
+        batch: its inputs.
+        critic: the group `critic` of the configuration.
+        constant: the one that the conventions declare.
+    """
+    import torch
+    from verl.workers.utils.losses import value_loss as loss_of_workers
 
     if batch.old_values is None:
         raise NotProvided("verl always clips the values, around the old ones")
-    mask = batch.mask.bool()
-    counts = {
-        "batch_num_tokens": mask.sum() if batch.global_tokens is None else batch.global_tokens,
-        "global_batch_size": len(mask) if batch.global_sequences is None else batch.global_sequences,
-        "loss_scale_factor": conventions.aggregation_constant,
-    }
-    if not counts.keys() <= inspect.signature(compute_value_loss).parameters.keys():
-        if batch.global_tokens is not None or batch.global_sequences is not None:
-            raise NotProvided("the critic's loss of this release has no global counts")
-        counts = {}
-    loss, clip_fraction = compute_value_loss(
-        vpreds=batch.values.masked_fill(~mask, 0),
-        returns=batch.returns.masked_fill(~mask, 0),
-        values=batch.old_values.masked_fill(~mask, 0),
-        response_mask=mask,
-        cliprange_value=conventions.value_clip,
-        loss_agg_mode=aggregation,
-        **counts,
+    if critic.loss_agg_mode == "seq-mean-token-sum-norm" and critic.get("loss_scale_factor") != constant:
+        raise NotProvided("the conventions have one constant, and the critic's loss_scale_factor is not the actor's")
+    rows, width = batch.mask.shape
+    tokens = torch.zeros(rows, 1 + width, dtype=torch.long)
+    data = tensordict(
+        {
+            "response_mask": sent(batch.mask.long()),
+            "values": sent(batch.old_values),
+            "returns": sent(batch.returns),
+            "input_ids": jagged(tokens),
+            "prompts": sent(tokens[:, :1]),
+            "responses": sent(tokens[:, 1:]),
+        },
+        dp_size=1,
+        batch_num_tokens=batch.mask.sum() if batch.global_tokens is None else batch.global_tokens,
+        global_batch_size=rows if batch.global_sequences is None else batch.global_sequences,
     )
-    return LossOutput(loss, {"value_clip_fraction": float(clip_fraction)})
+    # An output stands one position before the token that it scores; the last scores nothing.
+    values_BS = torch.cat([batch.values, torch.zeros_like(batch.values[:, :1])], dim=1)
+    loss, metrics = loss_of_workers(critic, {"values": jagged(values_BS)}, data)
+    return LossOutput(loss, {"value_clip_fraction": metrics["critic/vf_clipfrac"]})

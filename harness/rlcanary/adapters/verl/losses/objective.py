@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import part, quiet
 from rlcanary.adapters.verl.losses.configured import Configured
-from rlcanary.adapters.verl.losses.credit import OF_ROWS, estimated, token_rewards, value_loss
+from rlcanary.adapters.verl.losses.credit import OF_ROWS, estimated, value_loss
 from rlcanary.adapters.verl.losses.options import LOSS_MODES
 from rlcanary.adapters.verl.workers.engine import (
     given_outputs,
@@ -23,13 +23,13 @@ from rlcanary.adapters.verl.workers.engine import (
 )
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.records.credit import Credit
+from rlcanary.contract.records.credit import Credit, CreditBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import CollatedBatch, PolicyBatch
-    from rlcanary.contract.records.credit import CreditBatch, ValueBatch
+    from rlcanary.contract.records.credit import ValueBatch
 
 
 class Objective(Configured):
@@ -77,21 +77,19 @@ class Objective(Configured):
         config = self._algorithm_config
         if config.adv_estimator not in OF_ROWS:
             raise NotProvided(f"the estimator {config.adv_estimator} gives advantages of tokens")
-        rewards_B1 = rewards.unsqueeze(1)
-        advantages_B1, _ = estimated(config, rewards_B1, torch.ones_like(rewards_B1, dtype=torch.bool), group_ids)
-        return advantages_B1.squeeze(1)
+        of_one_token = CreditBatch(rewards, torch.ones(len(rewards), 1, dtype=torch.bool), group_ids)
+        return estimated(config, of_one_token)[0].squeeze(1)
 
     def token_advantages(self, batch: CreditBatch) -> Credit:
-        config, mask_BT = self._algorithm_config, batch.mask.bool()
-        advantages_BT, returns_BT = estimated(config, token_rewards(batch), mask_BT, batch.group_ids, batch.values)
-        return Credit(advantages_BT, returns_BT if config.adv_estimator == "gae" else None)
+        advantages_BT, returns_BT = estimated(self._algorithm_config, batch)
+        return Credit(advantages_BT, returns_BT if self._algorithm_config.adv_estimator == "gae" else None)
 
     def values(self, model: Any, batch: CollatedBatch) -> Tensor:
         import torch
 
         response_from_nested = part("verl.workers.utils.padding:response_from_nested")
         fields, rows = sequences(batch), len(batch.rewards)
-        data = tensordict(fields, temperature=1.0, use_dynamic_bsz=False, micro_batch_size_per_gpu=rows)
+        data = tensordict(fields, temperature=self.temperature, use_dynamic_bsz=False, micro_batch_size_per_gpu=rows)
 
         def on_rank(_: int, group: Any) -> Tensor:
             engine = new_engine(self._actor_config, group, model, kind="FSDPEngineWithValueHead")
@@ -105,7 +103,7 @@ class Objective(Configured):
         return values
 
     def value_loss(self, batch: ValueBatch) -> LossOutput:
-        return value_loss(batch, self.conventions, self.critic.get("loss_agg_mode", "token-mean"))
+        return value_loss(batch, self._critic_config, self.conventions.aggregation_constant)
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
         return self._update(batch)

@@ -76,10 +76,8 @@ def is_of_the_user(loss_mode: str) -> bool:
     return loss is not None and not loss.__module__.startswith("verl.")
 
 
-def conventions_of(
-    actor: Any, algorithm: Any, critic: Mapping[str, Any], temperature: float, train_batch_size: int
-) -> Conventions:
-    """Translate an `ActorConfig`, an `AlgoConfig`, fields of a `CriticConfig`, settings of the rollouts and the data."""
+def conventions_of(actor: Any, algorithm: Any, temperature: float, train_batch_size: int) -> Conventions:
+    """Translate an `ActorConfig`, an `AlgoConfig`, settings of the rollouts and the data."""
     loss_mode = actor.policy_loss.loss_mode
     # A loss of the user's is declared by the adapter that names it, or left to the laws.
     custom: tuple[Custom, RatioLevel] = ("custom", "token")
@@ -127,9 +125,19 @@ def conventions_of(
         importance_high=high,
         distillation_divergence="forward_kl",
         distillation_aggregation="sequence_mean" if actor.loss_agg_mode == "seq-mean-token-mean" else "token_mean",
-        value_clip=critic.get("cliprange_value", 0.5),
-        value_aggregation=AGGREGATIONS[critic.get("loss_agg_mode", "token-mean")],
     )
+
+
+def critic_words(critic: Any) -> dict[str, Any]:
+    """Translate the group `critic` into conventions.
+
+    Raises:
+        UserError: they cannot express its reduction.
+    """
+    mode = critic.loss_agg_mode
+    if mode not in AGGREGATIONS:
+        raise UserError(f"critic.loss_agg_mode={mode!r}: this adapter knows {', '.join(AGGREGATIONS)}")
+    return {"value_clip": critic.cliprange_value, "value_aggregation": AGGREGATIONS[mode]}
 
 
 def advantage_words(algorithm: Any) -> dict[str, Any]:

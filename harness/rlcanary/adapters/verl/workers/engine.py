@@ -172,7 +172,7 @@ def keeps_padding() -> bool:
 
 def sent(values: Tensor) -> Tensor:
     """Return what belongs to responses [B, T] as verl's driver sends it to its workers."""
-    return values if keeps_padding() else jagged(values)
+    return values if keeps_padding() else ragged(list(values))
 
 
 def sequences(batch: CollatedBatch) -> dict[str, Tensor]:

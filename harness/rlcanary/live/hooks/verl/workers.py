@@ -86,7 +86,7 @@ def _declared(actor: Any) -> Conventions | None:
     except UserError as error:
         log.warning("verl's loss is judged by the laws alone: %s", error)
         return None
-    return conventions_of(actor, AlgoConfig(adv_estimator="grpo"), {}, 1.0, actor.ppo_mini_batch_size)
+    return conventions_of(actor, AlgoConfig(adv_estimator="grpo"), 1.0, actor.ppo_mini_batch_size)
 
 
 def _watched_loss(loss_function: Callable[..., Any], update: Update) -> Callable[..., Any]:
