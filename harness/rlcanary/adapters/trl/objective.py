@@ -109,9 +109,10 @@ class TrlObjective(TrlBase):
         return kl_of_each_token(lambda token: _with_beta_one().policy_loss(token).loss, logprobs, ref_logprobs)
 
     def importance_weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
-        """Return the weights that the trainer computes from vLLM's logprobs and its own when it scores completions."""
-        import torch
+        return self._weights(trainer_logprobs, sampler_logprobs, mask).expand(mask.shape)
 
+    def _weights(self, trainer_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+        """Return what the trainer computes from vLLM's logprobs and its own when it scores completions: [B, T] or [B, 1]."""
         trainer, rows = self._trainer, len(mask)
         if self.conventions.importance_level == "none":
             raise NotProvided("this configuration does not correct for vLLM's logprobs")
@@ -128,8 +129,7 @@ class TrlObjective(TrlBase):
             "env_mask": mask.long().tolist(),
         }
         scored = trainer._generate_and_score_completions([{"prompt": PROMPT, "given_reward": 0.0}] * rows)
-        weights = scored["importance_sampling_ratio"].expand(mask.shape)
-        return torch.where(mask, weights, 0.0)
+        return scored["importance_sampling_ratio"]  # type: ignore[no-any-return]
 
     def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
         import torch
@@ -179,9 +179,7 @@ class TrlObjective(TrlBase):
         if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
             if piece.sampler_logprobs is None:
                 raise NotProvided("the correction needs the sampler's logprobs")
-            inputs["importance_sampling_ratio"] = self.importance_weights(
-                piece.old_logprobs, piece.sampler_logprobs, piece.mask
-            )
+            inputs["importance_sampling_ratio"] = self._weights(piece.old_logprobs, piece.sampler_logprobs, piece.mask)
         loss: Tensor = trainer._compute_loss(trainer.model, inputs)
         return loss
 
