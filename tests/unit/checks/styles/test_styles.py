@@ -25,7 +25,7 @@ from rlcanary.contract.adapter import CAPABILITIES, Adapter, TrainState, provide
 from rlcanary.contract.presets import GRPO
 
 STYLES = (DrGrpo, Gspo, Rloo, DapoPacked, Cispo, PaddingLeft, FineTuning, DataPipeline, Ppo, ReinforcePlusPlus)
-SEEDS = int(os.environ.get("RLCANARY_STYLE_SEEDS", "3"))
+SEEDS = int(os.environ.get("RLCANARY_STYLE_SEEDS", "2"))
 CHECKS = all_checks()
 DRAWING = [check for check in CHECKS if "rng" in inspect.signature(check.cases).parameters]
 
