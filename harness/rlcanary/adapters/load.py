@@ -19,6 +19,7 @@ from types import ModuleType
 from rlcanary.contract.adapter import CAPABILITIES, Adapter, contract_of, newer_arguments, provided, written
 from rlcanary.contract.conventions import Conventions
 from rlcanary.errors import UserError
+from rlcanary.system.printable import printable
 
 BUNDLED = {
     "reference": "rlcanary.adapters.reference:ReferenceAdapter",
@@ -69,9 +70,16 @@ def load_adapter(spec: str) -> Adapter:
     _require_conventions(adapter, spec)
     if _name_is_inherited(adapter):
         adapter.name = type(adapter).__name__
+    _require_plain(adapter.name, f"the name of adapter {spec!r}")
     if importlib.util.find_spec("torch") is None:
         raise UserError("the checks need torch: pip install 'rlcanary[torch]'")
     return adapter
+
+
+def _require_plain(name: object, what: str) -> None:
+    """Raise UserError for a name that does not fit into every report."""
+    if not isinstance(name, str) or not name or printable(name) != name:
+        raise UserError(f"{what} is {name!r}: give it one line of text without control characters")
 
 
 def _name_is_inherited(adapter: Adapter) -> bool:
@@ -90,6 +98,7 @@ def configurations_of(adapter: Adapter) -> dict[str, Adapter]:
         listed = adapter.configurations()
     found = {}
     for name, each in listed.items():
+        _require_plain(name, f"the name of a configuration of {adapter.name}")
         found[name] = copy.copy(each)
         found[name].name = f"{adapter.name}[{name}]"
     return found

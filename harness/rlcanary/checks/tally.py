@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlcanary.checks.severity import Severity
 from rlcanary.contract.adapter import NotProvided
+from rlcanary.system.printable import printable_lines
 
 MARGIN = 1.5
 """How much larger than the expected one a deviation may be: other processors round otherwise."""
@@ -243,7 +244,8 @@ class Tally:
         self.found.append(Found(reason, told, snippet, is_error=True, frames=tuple(frames), seen=seen))
 
     def _told(self, message: str) -> str:
-        return f"on the model {self._model}: {message}" if self._model else message
+        """Name the model, and make foreign text fit for every output."""
+        return printable_lines(f"on the model {self._model}: {message}" if self._model else message)
 
     def quantity(self, name: str) -> str:
         """Return the name of the quantity now compared, numbered if the case has compared one of that name before."""

@@ -4,7 +4,7 @@ import html
 import re
 from importlib import resources
 
-from rlcanary.system.printable import printable
+from rlcanary.system.printable import printable_lines
 
 
 def page(title: str, body: str) -> str:
@@ -23,8 +23,8 @@ def fill(template: str, **parts: str) -> str:
 
 
 def escaped(text: object) -> str:
-    """Escape text for HTML, line by line: control characters are written as Python writes them."""
-    return html.escape("\n".join(map(printable, str(text).split("\n"))))
+    """Escape text for HTML: control characters are written as Python writes them."""
+    return html.escape(printable_lines(str(text)))
 
 
 def _read(name: str) -> str:

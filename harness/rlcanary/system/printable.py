@@ -12,6 +12,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def printable_lines(text: str) -> str:
+    """Return the text with control characters escaped; lines stay lines, and tabs become spaces."""
+    return "\n".join(map(printable, text.expandtabs(4).replace("\r\n", "\n").split("\n")))
+
+
 def printable(text: str) -> str:
     """Return the text on one line, with control characters escaped."""
     return re.sub(UNPRINTABLE, lambda match: match[0].encode("unicode_escape").decode(), text)

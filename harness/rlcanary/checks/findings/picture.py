@@ -15,6 +15,7 @@ from rlcanary.checks.closeness import tolerance
 from rlcanary.checks.literal import clipped
 from rlcanary.checks.tally import Compared, Found
 from rlcanary.contract.batch import CollatedBatch, Group
+from rlcanary.system.printable import printable
 
 ROWS, COLUMNS = 6, 24
 """A picture shows at most this many rows and columns of a larger tensor, around the first entries that differ."""
@@ -274,6 +275,6 @@ def _labels(shape: Sequence[int], seen: Named) -> list[str]:
 
 def _cell(value: Any) -> Any:
     if not isinstance(value, float):
-        return clipped(value) if isinstance(value, str) else value
+        return printable(clipped(value)) if isinstance(value, str) else value
     # JSON has neither NaN nor infinities.
     return float(f"{value:.6g}") if math.isfinite(value) else str(value)

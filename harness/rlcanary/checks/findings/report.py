@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -105,9 +106,9 @@ def to_markdown(
     """
     by_id = {check.id: check for check in checks}
     lines = [
-        f"## {MARKS[comparison.exit_code(least)]} Conformance of {adapter}",
+        f"## {MARKS[comparison.exit_code(least)]} Conformance of {_escaped(adapter)}",
         "",
-        summary(adapter, results, comparison).plain,
+        _escaped(summary(adapter, results, comparison).plain),
         "",
         f"{coverage_of(results)}.",
         "",
@@ -119,13 +120,25 @@ def to_markdown(
         effect = f", {EFFECTS[result.severity]}" if result.severity else ""
         told = " (expected)" if result in comparison.known else ""
         lines += [f"<details><summary><code>{result.id}</code> {LABELS[result.status]}{told}{effect}</summary>", ""]
-        lines += ["```text", result.message, "```", "", by_id[result.id].explanation, ""]
-        lines += ["```python", result.snippet, "```", ""] if result.snippet else []
+        lines += [*_fenced("text", result.message), "", by_id[result.id].explanation, ""]
+        lines += [*_fenced("python", result.snippet), ""] if result.snippet else []
         lines += ["</details>", ""]
     lines += [f"- `{result.id}` {STALE}" for result in comparison.stale]
-    lines += [f"- `{each.id}` compared nothing: {each.message}" for each in results if each.status == "not-compared"]
-    lines += [f"- `{each.id}` met an adapter error: {each.message}" for each in comparison.misfits]
+    others = [(each, "compared nothing") for each in results if each.status == "not-compared"]
+    others += [(each, "met an adapter error") for each in comparison.misfits]
+    lines += [f"- `{each.id}` {told}: {_escaped(' '.join(each.message.split()))}" for each, told in others]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _fenced(language: str, text: str) -> list[str]:
+    """Write a block of code in Markdown, whatever back ticks the text has."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return [f"{fence}{language}", text, fence]
+
+
+def _escaped(line: str) -> str:
+    """Escape what Markdown reads as more than text. An underscore in a word is none."""
+    return re.sub(r"[\\`*\[\]<>|]", r"\\\g<0>", line)
 
 
 def summary(adapter: str, results: list[Result], comparison: Comparison) -> Text:

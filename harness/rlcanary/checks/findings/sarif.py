@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rlcanary.checks.check import Check, Result
 from rlcanary.checks.findings.diagnosis import Cause
@@ -46,7 +48,7 @@ def to_sarif(
             "partialFingerprints": {"rlcanaryCheck/v1": f"{adapter.name}:{result.id}"},
         }
         if place:
-            file = {"uri": place.path, "uriBaseId": "%SRCROOT%"}
+            file = {"uri": quote(os.fsencode(place.path)), "uriBaseId": "%SRCROOT%"}
             told["locations"] = [{"physicalLocation": {"artifactLocation": file, "region": {"startLine": place.line}}}]
         return told
 
