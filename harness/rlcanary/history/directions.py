@@ -32,7 +32,9 @@ LOWER_WORDS = re.compile(
 HIGHER_WORDS = re.compile(
     "rewards?|accuracy|acc|scores?|pass|passed|success|solved|wins?|f1|bleu|rouge|throughput|tps|mfu|utilization|speedup"
 )
-RATE = re.compile(r"per_?(s|sec|secs|second|min|minute|hour|gpu)(?![a-z])")
+RATE = re.compile(r"(?<![a-z])per_?(s|sec|secs|second|min|minute|hour)(?![a-z])")
+SHARE = re.compile(r"(?<![a-z])per_?gpu(?![a-z])")
+FAULTS = re.compile("errors?|failures|failed|timeouts|retries")
 
 
 def direction_of(key: str, metric: str, rules: Sequence[Rule]) -> Direction | None:
@@ -45,10 +47,11 @@ def direction_of(key: str, metric: str, rules: Sequence[Rule]) -> Direction | No
         if matches(rule.pattern, f"{key}.{metric}"):
             return rule.direction
     spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", metric).lower()
-    if RATE.search(spelled):
-        return Direction.HIGHER
     words = re.findall(r"[a-z]+[0-9]*", spelled)
+    if RATE.search(spelled):
+        return Direction.LOWER if any(map(FAULTS.fullmatch, words)) else Direction.HIGHER
     lower, higher = (any(map(known.fullmatch, words)) for known in (LOWER_WORDS, HIGHER_WORDS))
+    higher |= not lower and SHARE.search(spelled) is not None  # throughput; of time and memory a GPU takes little
     if lower == higher:
         return None
     return Direction.LOWER if lower else Direction.HIGHER
