@@ -20,6 +20,8 @@ from rlcanary.recording.provenance import environment_change
 
 RESOLUTION = 5000  # heights that a plotted value can have; the page is not to be larger than what it shows
 
+DIGITS = 4  # significant ones that a value keeps, however far another one is away
+
 
 def report_document(
     history: History,
@@ -140,13 +142,18 @@ def metric_document(series: Series, direction: Direction | None, index: dict[str
 
 
 def plotted_values(values: Sequence[float | None]) -> list[float | None]:
-    """Rounds values to the digits that a plot of all of them can show."""
+    """Rounds values to the digits that a plot of all of them can show, but none to fewer than it is named with."""
     finite = [value for value in values if value is not None]
     span = max(finite) - min(finite) if finite else 0.0
     if span == 0 or not math.isfinite(span):
         return list(values)
     digits = math.ceil(math.log10(RESOLUTION) - math.log10(span))
-    return [None if value is None else round(value, digits) for value in values]
+
+    def rounded(value: float) -> float:
+        own = DIGITS - 1 - math.floor(math.log10(abs(value))) if value else 0
+        return round(value, max(digits, own))
+
+    return [None if value is None else rounded(value) for value in values]
 
 
 def kind_of(step: ChangePoint, direction: Direction | None) -> str:
