@@ -17,9 +17,11 @@ from waiting import HANG_S
 from rlcanary.cleanup.ray_cluster import actors
 from rlcanary.cleanup.ray_start import start_ray
 from rlcanary.contract.batch import Completion
+from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
-from rlcanary.grpo.engines.engine_pool import EnginesLost
+from rlcanary.grpo.engines.engine_pool import EnginesLost, RequestRefused
 from rlcanary.grpo.engines.ray_actors import RemoteEngine, start_on_ray
+from rlcanary.grpo.plan.models import ScratchSettings, character_tokenizer, save_model, scratch_model
 from rlcanary.grpo.rollout.buffer import BufferClosed
 from rlcanary.grpo.train import train
 
@@ -98,6 +100,21 @@ def test_an_engine_that_cannot_start_ends_the_run_in_a_line(cluster: Any, tmp_pa
     with pytest.raises(EnginesLost, match=r"^an engine did not start: .*nowhere.*$"), started:
         pass
     assert live_actors() == 0
+
+
+def test_a_request_that_an_engine_refuses_is_told_in_one_line(cluster: Any, tmp_path: Path) -> None:
+    settings = ScratchSettings()
+    save_model(scratch_model(settings, seed=0), character_tokenizer(settings.characters), tmp_path)
+    plan = a_plan(tmp_path, **REPLICA)
+    with (
+        start_on_ray(plan.roles.sampler, plan.runtime, Sampling(eos_token_ids=()), "float32", tmp_path) as (
+            (engine,),
+            _,
+        ),
+        pytest.raises(RequestRefused) as refused,
+    ):
+        asyncio.run(engine.agenerate([99], {}))
+    assert str(refused.value) == "prompt 0 has the id 99, outside the vocabulary of 17"
 
 
 LONG = {"sampling__max_new_tokens": 50, "sampling__eos_token_ids": [], "run__checkpoint_every": 1}

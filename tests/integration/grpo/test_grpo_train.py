@@ -19,6 +19,7 @@ from rlcanary.grpo.train import train
 from rlcanary.grpo.training import trainer, updates
 from rlcanary.grpo.training.checkpoint import CheckpointError
 from rlcanary.grpo.training.critic import update_critic
+from rlcanary.grpo.training.run import open_run
 from rlcanary.live import Audit
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -281,6 +282,12 @@ def test_an_evaluation_is_resumed_to_the_same_numbers(tmp_path: Path) -> None:
     train(a_plan(tmp_path / "stopped", 3, **changes), resume=True)
     assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
     assert log_of(tmp_path / "whole")[2]["evaluation/reward"] > 0
+
+
+def test_an_evaluation_asks_the_engines_that_get_the_weights(tmp_path: Path) -> None:
+    with open_run(a_plan(tmp_path, evaluation=HELD_OUT)) as run:
+        assert run.evaluation is not None
+        assert run.evaluation.pool is run.collector.pool
 
 
 def test_a_dataset_that_is_held_out_and_not_there_is_named_by_its_key(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rlcanary.checks.worlds.samples import gap, trainer_logprobs
 from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 from rlcanary.grpo.engines.containers import Tokens
+from rlcanary.grpo.engines.engine_pool import RequestRefused
 from rlcanary.grpo.engines.one_engine import start_engine
 from rlcanary.grpo.engines.transformers_policy import TransformersPolicy
 from rlcanary.grpo.engines.vllm_policy import VllmPolicy, engine_options
@@ -180,6 +181,24 @@ def test_concurrent_requests_come_back_to_their_callers_and_a_bad_one_breaks_not
         assert len(completion.token_ids) == length
         ((alone,),) = policy.generate([prompt], {"temperature": 0, "max_new_tokens": length, "eos_token_ids": []})
         assert alone.token_ids == completion.token_ids
+
+
+def test_a_prompt_that_is_too_long_is_refused_alone(policy: VllmPolicy) -> None:
+    lengths = [3, 256, 255, 300]
+
+    async def all_at_once() -> Any:
+        asked = {"temperature": 0, "max_new_tokens": 4, "eos_token_ids": []}
+        return await asyncio.gather(
+            *(policy.agenerate([5] * length, asked) for length in lengths), return_exceptions=True
+        )
+
+    short, full, nearly, longer = asyncio.run(all_at_once())
+    assert [len(each.token_ids) for (each,) in (short, nearly)] == [4, 1]
+    for refused, length in ((full, 256), (longer, 300)):
+        assert isinstance(refused, RequestRefused)
+        assert (
+            str(refused) == f"prompt 0 has {length} ids, which leaves no room for a completion among the engine's 256"
+        )
 
 
 def test_new_weights_change_what_the_engine_says_long_cached_prompts_included(policy: VllmPolicy, model: Any) -> None:

@@ -29,6 +29,10 @@ class EngineDied(RuntimeError):
     """The engine's process is gone; no request to it will ever be answered."""
 
 
+class RequestRefused(ValueError):
+    """An engine cannot take this request, such as one with a prompt that is too long; the engine itself is well."""
+
+
 class RequestFailed(Exception):
     """A request failed, with the reason; another one may well succeed.
 
@@ -68,7 +72,8 @@ class EnginePool:
             engines: the replicas; each is a `rlcanary.contract.engine.Engine`.
             slots: requests that a replica takes at once.
             request_timeout_s: a request that takes longer has failed; None waits for ever.
-            patience: failures in a row after which a replica is given up; one that died (`EngineDied`) is so at once.
+            patience: failures in a row after which a replica is given up; one that died (`EngineDied`) is so at once. All
+                that were under way when one failed are one failure with it, and refusals (`RequestRefused`) are none.
             counts: counter to add to; None starts a new one.
         """
         self.counts: Counter[str] = Counter() if counts is None else counts
@@ -77,6 +82,7 @@ class EnginePool:
         self._request_timeout_s = request_timeout_s
         self._patience = patience
         self._failures_in_a_row: Counter[int] = Counter()
+        self._failures: Counter[int] = Counter()
         self._last_error: Exception | None = None
         self._open = asyncio.Event()
         self._open.set()
@@ -152,7 +158,7 @@ class EnginePool:
         """Send a request -> its policy version when sent and its completions; an aborted one is sent again.
 
         Raises:
-            RequestFailed: the engine raised, took too long or gave an answer that does not fit the request.
+            RequestFailed: the engine refused or raised, took too long or gave an answer that does not fit the request.
             EnginesLost: there is no replica left.
         """
         while True:
@@ -162,18 +168,21 @@ class EnginePool:
                 self.require_alive()
                 raise
             engine = self._engines[slot.replica]
-            version = engine.version
+            version, before = engine.version, 0
             try:
                 while not self._open.is_set():
                     await self._open.wait()
-                version = engine.version
+                version, before = engine.version, self._failures[slot.replica]
                 completions = await self._send(engine, prompt, sampling)
                 if completions is None:
                     self.counts["aborted request"] += 1
                     continue
+            except RequestRefused as error:
+                self.counts["failed request"] += 1
+                raise RequestFailed(f"replica {slot.replica} refused it: {error}", version) from error
             except Exception as error:
                 log.warning("a request to replica %d failed", slot.replica, exc_info=True)
-                self._note_failure(slot.replica, error)
+                self._note_failure(slot.replica, error, before)
                 reason = f"replica {slot.replica}: {type(error).__name__}: {error}"
                 raise RequestFailed(reason, version) from error
             finally:
@@ -207,11 +216,14 @@ class EnginePool:
         _require_whole(completions, sampling.get("n", 1))
         return completions
 
-    def _note_failure(self, replica: int, error: Exception) -> None:
+    def _note_failure(self, replica: int, error: Exception, before: int) -> None:
+        """Count the failure of a request before which the replica had so many."""
         self.counts["failed request"] += 1
-        self._failures_in_a_row[replica] += 1
         self._last_error = error
-        if isinstance(error, EngineDied) or self._failures_in_a_row[replica] == self._patience:
+        if self._failures[replica] == before:
+            self._failures[replica] += 1
+            self._failures_in_a_row[replica] += 1
+        if isinstance(error, EngineDied) or self._failures_in_a_row[replica] >= self._patience:
             log.error("replica %d is given up after %d failures in a row", replica, self._failures_in_a_row[replica])
             self._router.remove(replica)
 

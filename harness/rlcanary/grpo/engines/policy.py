@@ -13,6 +13,7 @@ from rlcanary.contract.sampling import Options, Sampling
 from rlcanary.grpo.data.templates import end_of_turn
 from rlcanary.grpo.engines.batching import Batcher
 from rlcanary.grpo.engines.containers import LogProbs, Masks, MaskStrategy, Tokens
+from rlcanary.grpo.engines.engine_pool import RequestRefused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +35,8 @@ class Policy(ABC):
         """Check a request -> its parameters, with the policy's end-of-sequence ids where it names none.
 
         Raises:
-            ValueError: a parameter is unknown, out of range or not supported here, or a prompt is empty or has an id
-                outside the vocabulary.
+            ValueError: a parameter is unknown, out of range or not supported here, or, as `RequestRefused`, a prompt is
+                empty, has an id outside the vocabulary or is too long.
         """
 
     def submit(self, prompt: Sequence[int], sampling: Options) -> Future[list[Completion]]:
@@ -80,18 +81,27 @@ class Policy(ABC):
         """Score every token of each row -> one tensor per row, NaN at its first token."""
 
 
-def check_ids(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
+def check_ids(prompts: Sequence[Sequence[int]], vocabulary: int, room: float = math.inf) -> None:
     """Check that a model can continue these prompts, so that an error names the prompt and stays with its request.
 
+    Args:
+        prompts: the prompts.
+        vocabulary: ids of the model.
+        room: most ids of a prompt and its completion.
+
     Raises:
-        ValueError: a prompt is empty, or has an id outside the vocabulary.
+        RequestRefused: a prompt is empty, has an id outside the vocabulary, or leaves no room for a completion.
     """
     for row, prompt in enumerate(prompts):
         if len(prompt) == 0:
-            raise ValueError(f"prompt {row} is empty: there is nothing to continue")
+            raise RequestRefused(f"prompt {row} is empty: there is nothing to continue")
         wrong = [token for token in prompt if not 0 <= token < vocabulary]
         if wrong:
-            raise ValueError(f"prompt {row} has the id {wrong[0]}, outside the vocabulary of {vocabulary}")
+            raise RequestRefused(f"prompt {row} has the id {wrong[0]}, outside the vocabulary of {vocabulary}")
+        if len(prompt) >= room:
+            raise RequestRefused(
+                f"prompt {row} has {len(prompt)} ids, which leaves no room for a completion among the engine's {room}"
+            )
 
 
 def eos_ids(configured: int | Sequence[int] | None, tokenizer: Any) -> tuple[int, ...]:

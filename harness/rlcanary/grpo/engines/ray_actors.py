@@ -13,7 +13,7 @@ from rlcanary.contract.batch import Completion
 from rlcanary.contract.engine import Engine
 from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
-from rlcanary.grpo.engines.engine_pool import EngineDied, EnginesLost
+from rlcanary.grpo.engines.engine_pool import EngineDied, EnginesLost, RequestRefused
 from rlcanary.grpo.plan.plan import Runtime, SamplerRole
 from rlcanary.grpo.sync.sync import Endpoint, Expected
 from rlcanary.grpo.sync.transports import Transport
@@ -89,7 +89,7 @@ class RemoteEngine:
         return found
 
     async def agenerate(self, prompt: Sequence[int], sampling: Mapping[str, Any]) -> list[Completion]:
-        with _death_in_one_line():
+        with _errors_in_one_line():
             completions: list[Completion] = await self.actor.generate.remote(prompt, sampling)
         return completions
 
@@ -114,16 +114,17 @@ class RemoteEngine:
     def _ask(self, method: str, *arguments: Any) -> Any:
         import ray
 
-        with _death_in_one_line():
+        with _errors_in_one_line():
             return ray.get(getattr(self.actor, method).remote(*arguments), timeout=self._timeout_s)
 
 
 @contextmanager
-def _death_in_one_line() -> Iterator[None]:
-    """Shorten Ray's long description of an actor that died to one line.
+def _errors_in_one_line() -> Iterator[None]:
+    """Shorten Ray's long descriptions of an actor that died, and of a request that its engine refused, to one line.
 
     Raises:
         EngineDied: the actor is gone.
+        RequestRefused: the engine refused the request.
     """
     import ray
 
@@ -131,6 +132,10 @@ def _death_in_one_line() -> Iterator[None]:
         yield
     except ray.exceptions.ActorDiedError as error:
         raise EngineDied(str(error).partition("\n")[0]) from error
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RequestRefused):
+            raise RequestRefused(str(error.cause)) from error
+        raise
 
 
 @contextmanager

@@ -125,7 +125,7 @@ class VllmPolicy(Policy):
             ValueError: as there; or the engine reports raw logprobs where processed ones are asked for and differ from
                 them, or the other way round.
         """
-        check_ids(prompts, self._vocabulary)
+        check_ids(prompts, self._vocabulary, self.llm.llm_engine.model_config.max_model_len)
         parameters = Sampling.of(sampling).with_ends(self.eos_token_ids)
         filters = ("temperature", "top_p", "top_k", "min_p")
         is_unfiltered = all(getattr(parameters, name) == getattr(Sampling, name) for name in filters)

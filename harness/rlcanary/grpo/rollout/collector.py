@@ -41,7 +41,7 @@ class Collector:
 
     def __init__(
         self,
-        engines: Sequence[AsyncEngine],
+        engines: Sequence[AsyncEngine] | EnginePool,
         items: ItemIterator[Any],
         sampling: Mapping[str, Any],
         *,
@@ -54,7 +54,7 @@ class Collector:
         """Take the parts; nothing is sampled before a method is called.
 
         Args:
-            engines: the engine's replicas, see `EnginePool`.
+            engines: the engine's replicas, see `EnginePool`; or the pool of another collector, whose settings stay.
             items: an iterator whose epoch was started.
             sampling: the fields of `rlcanary.contract.sampling.Sampling`, `n` among them. A seed is that of the run: each
                 request gets one of its own, made from it, the epoch, the item and the attempt.
@@ -65,13 +65,12 @@ class Collector:
             one_by_one: `collect` and `feed` request each completion alone and assemble the groups, rows in order of arrival.
         """
         self.items = items
-        self.counts: Counter[str] = Counter()
         self.lost: list[Lost] = []
-        self.pool = EnginePool(
-            engines, slots=slots, request_timeout_s=request_timeout_s, patience=patience, counts=self.counts
-        )
+        if not isinstance(engines, EnginePool):
+            engines = EnginePool(engines, slots=slots, request_timeout_s=request_timeout_s, patience=patience)
+        self.pool, self.counts = engines, engines.counts
         self._sampling = {"n": 1, **sampling}
-        self._ahead = slots * len(engines) if ahead is None else ahead
+        self._ahead = slots * len(self.pool.alive) if ahead is None else ahead
         self._one_by_one = one_by_one
 
     def paused(self, *, abort: bool = False) -> AbstractAsyncContextManager[None]:

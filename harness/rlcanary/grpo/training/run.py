@@ -14,6 +14,7 @@ from rlcanary.contract.sampling import Sampling
 from rlcanary.errors import UserError
 from rlcanary.grpo.data.data import evaluation_iterator, item_iterator
 from rlcanary.grpo.data.items import ItemIterator
+from rlcanary.grpo.engines.engine_pool import EnginePool
 from rlcanary.grpo.engines.policy import eos_ids
 from rlcanary.grpo.engines.samplers import Samplers, start_samplers
 from rlcanary.grpo.lora import add_adapters, target_layers
@@ -171,7 +172,7 @@ def open_run(plan: Plan, resume: bool = False, audit: Audit | None = None) -> It
         grouped = replace(sampling, n=plan.schedule.group_size)
         collector = _collector(role, samplers.engines, data, grouped)
         alone = replace(sampling, temperature=plan.conventions.evaluation_temperature)
-        evaluation = _collector(role, samplers.engines, held_out[0], alone) if held_out else None
+        evaluation = _collector(role, collector.pool, held_out[0], alone) if held_out else None
         buffer = stack.enter_context(_buffer(plan.schedule, is_remote, checkpoint and checkpoint["groups"]))
         rollout = Rollout(collector, buffer, plan.schedule, log)
         thread = stack.enter_context(ThreadPoolExecutor(1, "trainer"))
@@ -261,7 +262,7 @@ def _data(plan: Plan, tokenizer: Any, verifiers: VerifiersByName) -> list[Data]:
     return [(items, chat_environment(environment, items, tokenizer, verifiers, prompt)) for items in opened]
 
 
-def _collector(role: SamplerRole, engines: Sequence[Engine], data: Data, sampling: Sampling) -> Collector:
+def _collector(role: SamplerRole, engines: Sequence[Engine] | EnginePool, data: Data, sampling: Sampling) -> Collector:
     items, environment = data
     settings: dict[str, Any] = {"slots": role.slots, "request_timeout_s": role.request_timeout_s}
     if environment is None:

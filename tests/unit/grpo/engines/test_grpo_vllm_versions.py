@@ -21,7 +21,10 @@ class LogprobsMode(enum.Enum):
 
 def policy(mode: Any, was_reset: bool | None = True) -> VllmPolicy:
     config = SimpleNamespace(
-        logprobs_mode=mode, get_vocab_size=lambda: 64, try_get_generation_config=lambda: {"eos_token_id": 2}
+        logprobs_mode=mode,
+        max_model_len=64,
+        get_vocab_size=lambda: 64,
+        try_get_generation_config=lambda: {"eos_token_id": 2},
     )
     engine = SimpleNamespace(
         engine_core=SimpleNamespace(),

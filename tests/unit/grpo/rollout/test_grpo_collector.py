@@ -11,7 +11,7 @@ from rlcanary.contract.adapter import Item
 from rlcanary.contract.batch import Completion
 from rlcanary.contract.engine import InProcessEngine
 from rlcanary.grpo.data.items import ItemIterator
-from rlcanary.grpo.engines.engine_pool import EngineDied, EnginesLost
+from rlcanary.grpo.engines.engine_pool import EngineDied, EnginesLost, RequestRefused
 from rlcanary.grpo.rollout.collector import Collector
 from rlcanary.tiny_models import EOS_ID, tiny_llama
 
@@ -264,7 +264,61 @@ def test_dead_replica_is_given_up_and_the_others_take_its_items():
     items = iterator_of(20, retries=5)
     groups = run(all_groups(Collector([dead, alive], items, {"n": 1}, slots=2, patience=3)))
     assert sorted(ids(groups)) == sorted(f"i{index}" for index in range(20))
-    assert len(dead.sent) <= 4
+    assert len(dead.sent) <= 6  # three times all that it takes at once
+
+
+def test_requests_that_fail_together_are_one_failure_of_their_replica():
+    batches = []
+
+    class Batching(FakeEngine):
+        """Answers the requests that are under way together, and fails with all of the first two batches."""
+
+        async def agenerate(self, prompt, sampling):
+            batch = len(batches) if self.under_way == 0 else len(batches) - 1
+            batches.extend([batch] if self.under_way == 0 else [])
+            completions = await super().agenerate(prompt, sampling)
+            if batch < 2:
+                raise ConnectionError("batch lost")
+            return completions
+
+    items = iterator_of(8, retries=2)
+    collector = Collector([Batching()], items, {"n": 1}, slots=8, patience=3)
+    assert len(run(all_groups(collector))) == 8
+    assert collector.counts["failed request"] == 16
+
+
+def test_requests_that_an_engine_refuses_are_no_failures_of_it():
+    class Refusing(FakeEngine):
+        async def agenerate(self, prompt, sampling):
+            if prompt[-1] < 5:
+                raise RequestRefused("the prompt is too long")
+            return await super().agenerate(prompt, sampling)
+
+    items = iterator_of(8, retries=0)
+    collector = Collector([Refusing()], items, {"n": 1}, slots=1, patience=3)
+    assert sorted(ids(run(all_groups(collector)))) == ["i5", "i6", "i7"]
+    assert items.failures()["i0"] == "replica 0 refused it: the prompt is too long"
+    assert collector.counts["failed request"] == 5
+
+
+def test_replica_that_refuses_between_its_failures_is_given_up():
+    class Poor(FakeEngine):
+        async def agenerate(self, prompt, sampling):
+            raise RequestRefused("too long") if prompt[-1] % 2 else ConnectionError("gone")
+
+    collector = Collector([Poor()], iterator_of(20, retries=0), {"n": 1}, slots=1, patience=3)
+    with pytest.raises(EnginesLost, match="gone"):
+        run(all_groups(collector))
+
+
+def test_collectors_that_share_engines_give_them_up_together():
+    bad, good = Flaky(lambda prompt, tries: True), FakeEngine()
+    first = Collector([bad, good], iterator_of(9, retries=9), {"n": 1}, slots=1, patience=3)
+    assert len(run(all_groups(first))) == 9
+    asked = len(bad.sent)
+    second = Collector(first.pool, iterator_of(9), {"n": 1})
+    assert len(run(all_groups(second))) == 9
+    assert (first.pool.alive, len(bad.sent)) == ([1], asked)
 
 
 def test_replica_that_died_is_given_up_at_once():
