@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,7 @@ from rlcanary.scaffold.releases import is_local, origin_of
 from rlcanary.scaffold.survey import Survey, installed_release
 from rlcanary.scaffold.templates import (
     ADAPTERS,
+    DEFAULTS,
     HOOK,
     PRE_COMMIT,
     PYTEST_SETTINGS,
@@ -117,7 +120,8 @@ class Plan:
         file = self.found.pytest_file
         if file is not None:
             name = os.path.relpath(file, self.found.root)
-            value = f'["{self.expected}"]' if file.suffix == ".toml" else self.expected
+            path = (self.found.root / self.expected).relative_to(file.parent).as_posix()
+            value = f'["{path}"]' if file.suffix == ".toml" else path
             missing = "canary_expected" not in file.read_text(encoding="utf-8")
             return Planned(name, None, f"add to pytest's settings: canary_expected = {value}" if missing else "")
         note = f"the known failures of pytest --canary={self.adapter}"
@@ -126,18 +130,31 @@ class Plan:
         return Planned("pyproject.toml", text if is_there else text.lstrip(), note, appends=is_there)
 
     def _workflow(self) -> Planned:
+        inside = self.found.inside
         text = WORKFLOW.format(
+            defaults=DEFAULTS.format(folder=json.dumps(inside)) if inside else "",
             python=f"{sys.version_info.major}.{sys.version_info.minor}",
             install=" ".join(self._requirements()),
             command=self.command,
         )
-        return self._new(".github/workflows/rlcanary.yml", text, "runs the checks on each pull request, on a CPU", "")
+        name = "-".join(filter(None, ["rlcanary", *inside.split("/")]))
+        path = f"{self._to_repository}.github/workflows/{name}.yml"
+        return self._new(path, text, "runs the checks on each pull request, on a CPU", "")
 
     def _hook(self) -> Planned:
-        hook = HOOK.format(command=self.command)
+        entry, inside = f"{self.command} --fail-on update", self.found.inside
+        if inside:
+            entry = shlex.join(["sh", "-c", f"cd {shlex.quote(inside)} && {entry}"])
+        files = f"        files: {json.dumps(f'^{re.escape(inside)}/')}\n" if inside else ""
+        hook = HOOK.format(entry=json.dumps(entry), files=files)
         by_hand = f"add to its repos:\n{PRE_COMMIT.format(hook=hook).partition(chr(10))[2]}".rstrip()
         note = "runs them before each push, and stops it for a wrong update"
-        return self._new(".pre-commit-config.yaml", PRE_COMMIT.format(hook=hook), note, by_hand)
+        return self._new(f"{self._to_repository}.pre-commit-config.yaml", PRE_COMMIT.format(hook=hook), note, by_hand)
+
+    @property
+    def _to_repository(self) -> str:
+        """The way up to the root of the git repository; GitHub and pre-commit read no file of theirs elsewhere."""
+        return "../" * len(self.found.inside.split("/")) if self.found.inside else ""
 
     def _new(self, path: str, text: str, note: str, by_hand: str) -> Planned:
         file = self.found.root / path

@@ -29,6 +29,7 @@ class Survey:
 
     Attributes:
         root: its folder.
+        repository: the root of the git repository around it, which GitHub and pre-commit look at; itself without one.
         name: the name of its project, or of its folder.
         evidence: for each framework, Ray and vLLM that it uses, the files that say so.
         named: those of them that a dependency file names.
@@ -41,6 +42,7 @@ class Survey:
     """
 
     root: Path
+    repository: Path
     name: str
     evidence: dict[str, list[str]]
     named: frozenset[str]
@@ -50,6 +52,11 @@ class Survey:
     dependencies: tuple[str, ...]
     requirements: str | None
     pytest_file: Path | None
+
+    @property
+    def inside(self) -> str:
+        """Its path from the root of the git repository, with slashes; empty if it is the root."""
+        return "" if self.root == self.repository else self.root.relative_to(self.repository).as_posix()
 
     @property
     def frameworks(self) -> list[str]:
@@ -74,6 +81,7 @@ def survey(root: Path) -> Survey:
     settings = pytest_settings(root)
     return Survey(
         root=root,
+        repository=next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root),
         name=project.get("project", {}).get("name") or root.resolve().name,
         evidence=evidence,
         named=frozenset(named),

@@ -128,7 +128,7 @@ jobs:
     timeout-minutes: 45
     env:
       OMP_NUM_THREADS: "1"
-    steps:
+{defaults}    steps:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
         with:
@@ -137,6 +137,12 @@ jobs:
       - run: >-
           {command}
           --github --markdown "$GITHUB_STEP_SUMMARY"
+"""
+
+DEFAULTS = """\
+    defaults:
+      run:
+        working-directory: {folder}
 """
 
 PRE_COMMIT = """\
@@ -148,9 +154,9 @@ repos:
 HOOK = """\
       - id: rlcanary
         name: rlcanary check
-        entry: {command} --fail-on update
+        entry: {entry}
         language: system
-        types: [python]
+{files}        types: [python]
         pass_filenames: false
         stages: [pre-push]
 """

@@ -1,8 +1,14 @@
 """`rlcanary init`: one command, and CI is green with an honest list of what fails."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+import yaml
 from command_line import rlcanary
 
 from rlcanary.checks import Result
@@ -145,3 +151,56 @@ def test_trainer_of_ones_own_is_the_start_beside_an_import_of_a_framework(tmp_pa
     assert "textbook code" in done.stdout
     (tmp_path / "requirements.txt").write_text("trl\n")
     assert "its adapter is the start" in rlcanary("init", "--dry-run", cwd=tmp_path).stdout
+
+
+def test_subfolder_of_a_repository_has_its_workflow_and_hook_where_they_are_read(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    folder = tmp_path / "libs/my trainer"
+    folder.mkdir(parents=True)
+    done = rlcanary("init", "--only", "mask", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    workflow = yaml.safe_load((tmp_path / ".github/workflows/rlcanary-libs-my trainer.yml").read_text())
+    job = workflow["jobs"]["check"]
+    assert job["defaults"] == {"run": {"working-directory": "libs/my trainer"}}
+    hook = yaml.safe_load((tmp_path / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"][0]
+    assert re.search(hook["files"], "libs/my trainer/grpo.py")
+    assert not re.search(hook["files"], "libs/other/grpo.py")
+    assert "canary_expected = libs/my trainer/tests/canary_expected.txt" in done.stdout
+    assert not (folder / ".github").exists()
+    assert not (folder / ".pre-commit-config.yaml").exists()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for command in (job["steps"][-1]["run"].partition("--github")[0], hook["entry"]):
+        where = folder if command.startswith("rlcanary") else tmp_path
+        ran = subprocess.run(shlex.split(command), cwd=where, env=os.environ | {"PATH": path}, capture_output=True)
+        assert ran.returncode == 0, ran.stderr
+
+
+def test_the_list_has_all_failures_for_pytest_whatever_ci_runs(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    adapter = """
+from rlcanary import Adapter
+
+
+class Canary(Adapter):
+    def advantages(self, rewards, group_ids):
+        return rewards
+
+    def keep_group(self, rewards):
+        return True
+"""
+    (tmp_path / "tests/canary.py").write_text(adapter)
+    done = rlcanary("init", "--only", "advantage", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    known = (tmp_path / "tests/canary_expected.txt").read_text()
+    assert "advantage.declared_formula  #" in known
+    assert "filter.constant_group_is_dropped  #" in known
+    assert "--only advantage --expected" in (tmp_path / WORKFLOW).read_text()
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_misspelt_choice_is_refused_before_anything_is_written(tmp_path: Path, options: tuple[str, ...]) -> None:
+    done = rlcanary("init", "--only", "loos", *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("rlcanary: no check starts with loos")
+    assert contents(tmp_path) == {}

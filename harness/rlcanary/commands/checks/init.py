@@ -64,6 +64,10 @@ def init(dry_run: bool, framework: str | None, only: tuple[str, ...]) -> None:
     settings, a GitHub Actions workflow and a pre-commit hook. A file that is there already is left as it is.
     """
     root = Path.cwd()
+    if only and find_spec("torch"):
+        from rlcanary.checks import checks_of
+
+        checks_of(only)  # refuses what is no beginning of an id before anything is written
     found = survey(root)
     console, own = report_console(highlight=False), functions_by_capability(root, python_files(root))
     chosen = _start(found, own) if framework is None else framework.replace("none", "") or None
@@ -101,11 +105,14 @@ def _write_expected(plan: Plan) -> list[Result]:
     sys.path.insert(0, str(Path.cwd()))
     adapter = load_adapter(plan.adapter)
 
-    from rlcanary.checks import checks_of
+    from rlcanary.checks import all_checks, checks_of
     from rlcanary.checks.findings.expected import update_expected
 
-    results = run_suite(checks_of(plan.only), adapter, plan.adapter)
-    if not any(result.status in COMPARED for result in results):
+    # All of them: pytest reads the list too, and runs every check. CI runs the chosen ones.
+    results = run_suite(all_checks(), adapter, plan.adapter)
+    os.chdir(plan.found.root)  # the code under test may have gone elsewhere
+    chosen = {check.id for check in checks_of(plan.only)}
+    if not any(result.status in COMPARED and result.id in chosen for result in results):
         raise UserError(f"{plan.adapter} provides nothing that these checks need")
     update_expected(Path(plan.expected), results, NOT_TRIAGED)
     lines = imported_requirements(plan.found.root)
