@@ -153,6 +153,60 @@ def test_update_keeps_reasons_comments_and_what_did_not_run(tmp_path: Path) -> N
     assert "advantage.groups_are_separate" not in known.read_text()
 
 
+COMMENTED = """# Failures that the team knows.
+
+# Masks, see issue 12.
+mask.pad_id_zero  # known
+    # as large as it gets
+    value off by 1
+    value off by 7
+
+# The end of the list.
+mask.pad_equals_eos  # known too
+    value off by 1
+# vim: ft=conf
+"""
+
+
+def wrong_masks(folder: Path) -> None:
+    (folder / "mine.py").write_text(
+        "from rlcanary import Adapter\n\n"
+        "class Mine(Adapter):\n"
+        "    name = 'mine'\n\n"
+        "    def completion_mask(self, ids, eos_ids, pad_id):\n"
+        "        return ids != ids\n"
+    )
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_update_keeps_comments_blank_lines_and_line_ends(tmp_path: Path, end: str) -> None:
+    wrong_masks(tmp_path)
+    known = tmp_path / "known.txt"
+    known.write_bytes(COMMENTED.replace("\n", end).encode())
+    update = ("check", "mine.py", "--only=mask.pad", "--update-expected=known.txt")
+    assert rlcanary(*update, cwd=tmp_path).returncode == 0
+    assert known.read_bytes().decode() == COMMENTED.replace("    value off by 7\n", "").replace("\n", end)
+    rlcanary("check", "reference", "--only=mask.pad_id_zero", "--update-expected=known.txt", cwd=tmp_path)
+    left = [line for line in COMMENTED.splitlines() if not line.startswith(("mask.pad_id", "    value"))]
+    assert [line for line in known.read_text().splitlines() if not line.startswith("    value")] == left
+    assert known.read_text().count("    value off by") == 1
+
+
+def test_update_writes_through_a_link(tmp_path: Path) -> None:
+    wrong_masks(tmp_path)
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "known.txt").symlink_to("lists/mine.txt")
+    update = ("check", "mine.py", "--only=mask.pad_id_zero", "--update-expected=known.txt")
+    assert rlcanary(*update, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "known.txt").is_symlink()
+    assert (tmp_path / "lists/mine.txt").read_text() == "mask.pad_id_zero  # say why\n    value off by 1\n"
+    (tmp_path / "known.txt").unlink()
+    (tmp_path / "known.txt").symlink_to("nowhere/mine.txt")
+    done = rlcanary(*update, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "cannot write" in done.stderr
+
+
 def test_stale_expectation_turns_red(tmp_path: Path) -> None:
     (tmp_path / "known.txt").write_text("mask.pad_id_zero  # was broken once\n    value off by 1\n")
     done = rlcanary("check", "reference", "--only", "mask.", "--expected", "known.txt", cwd=tmp_path)

@@ -12,6 +12,7 @@ file is a new failure. The file is written by `rlcanary check ADAPTER --update-e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,18 +51,37 @@ class _Entry:
 
     Attributes:
         where: its line, for messages.
-        comments: the lines of comment above it.
+        head: its line as it stands there, "" once it is removed.
+        body: the lines below it: its findings, comments and blank lines.
     """
 
     where: str
-    comments: list[str]
-    check_id: str
-    reason: str
-    findings: list[Fingerprint] = field(default_factory=list)
+    head: str
+    body: list[str] = field(default_factory=list)
 
-    def __str__(self) -> str:
-        lines = [*self.comments, f"{self.check_id}  # {self.reason}", *(f"    {each}" for each in self.findings)]
-        return "".join(f"{line}\n" for line in lines)
+    @property
+    def check_id(self) -> str:
+        return self.head.partition("#")[0].strip()
+
+    @property
+    def reason(self) -> str:
+        return self.head.partition("#")[2].strip()
+
+    @property
+    def findings(self) -> list[Fingerprint]:
+        return [Fingerprint.parse(line.strip()) for line in self.body if _is_finding(line)]
+
+    def expect(self, findings: Iterable[Fingerprint]) -> None:
+        """Put these findings in the place of its own; those that stay keep their places, and so do comments."""
+        wanted = list(dict.fromkeys(map(str, findings)))
+        kept = [line for line in self.body if not _is_finding(line) or line.strip() in wanted]
+        place = 1 + max((number for number, line in enumerate(kept) if _is_finding(line)), default=-1)
+        there = {line.strip() for line in kept}
+        self.body = [*kept[:place], *(f"    {each}" for each in wanted if each not in there), *kept[place:]]
+
+
+def _is_finding(line: str) -> bool:
+    return line[:1].isspace() and line.strip()[:1] not in ("", "#")
 
 
 def read_expected(path: Path, *, is_draft: bool = False) -> dict[str, Expectation]:
@@ -74,7 +94,7 @@ def read_expected(path: Path, *, is_draft: bool = False) -> dict[str, Expectatio
     Raises:
         UserError: the file cannot be read, a line has no reason or no findings, or a check is unknown or named twice.
     """
-    entries = _read(path)
+    _, entries, _ = _read(path)
     for entry in entries if not is_draft else ():
         if entry.reason in ("", NO_REASON):
             raise UserError(f"{entry.where}: say after a # why {entry.check_id} is expected to fail")
@@ -89,7 +109,7 @@ def read_expected(path: Path, *, is_draft: bool = False) -> dict[str, Expectatio
 def update_expected(path: Path, results: Iterable[Result], reason: str = NO_REASON) -> dict[str, Expectation]:
     """Write the failures among the results into the file, which may not exist yet.
 
-    Reasons, comments and the entries of checks that did not run stay.
+    Reasons, comments, blank lines and the entries of checks that did not run stay.
 
     Args:
         path: the file.
@@ -99,52 +119,65 @@ def update_expected(path: Path, results: Iterable[Result], reason: str = NO_REAS
     Returns:
         The new contents of the file.
     """
-    entries = {entry.check_id: entry for entry in (_read(path) if path.exists() else [])}
+    top, read, end = _read(path) if path.exists() else ([], [], "\n")
+    entries = {entry.check_id: entry for entry in read}
     for result in results:
         if result.status in ("not-provided", "not-compared"):
             continue
         if result.status == "pass":
-            entries.pop(result.id, None)
+            if result.id in entries:
+                entries[result.id].expect([])
+                entries[result.id].head = ""
             continue
-        entry = entries.setdefault(result.id, _Entry("", [], result.id, reason))
-        entry.reason = entry.reason or reason
-        found = [each.fingerprint for each in result.findings]
-        entry.findings = [ADAPTER_ERROR] if result.status == "adapter-error" else list(dict.fromkeys(found))
-    write_whole(path, "".join(map(str, entries.values())))
-    return {entry.check_id: Expectation(entry.reason, tuple(entry.findings)) for entry in entries.values()}
+        entry = entries.setdefault(result.id, _Entry("", result.id))
+        entry.head = entry.head if entry.reason else f"{result.id}  # {reason}"
+        is_misfit = result.status == "adapter-error"
+        entry.expect([ADAPTER_ERROR] if is_misfit else [each.fingerprint for each in result.findings])
+    lines = [*top, *(line for each in entries.values() for line in ([each.head] if each.head else []) + each.body)]
+    # A link stays one.
+    write_whole(Path(os.path.realpath(path)), "".join(f"{line}{end}" for line in lines))
+    return read_expected(path, is_draft=True)
 
 
-def _read(path: Path) -> list[_Entry]:
+def _read(path: Path) -> tuple[list[str], list[_Entry], str]:
+    """Read the lines above the first entry, the entries, and the end of a line.
+
+    Raises:
+        UserError: the file cannot be read, a line is no finding, or a check is unknown or named twice.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_bytes().decode()
     except OSError as error:
         raise UserError(f"cannot read the expected failures in {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"cannot read the expected failures in {path}: not a text in UTF-8") from error
+    end = "\r\n" if "\r\n" in text else "\n"
     known = {check.id for check in all_checks()}
+    top: list[str] = []
     entries: dict[str, _Entry] = {}
-    comments: list[str] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else (), start=1):
         where = f"{path}, line {number}"
-        if not line.strip() or line.startswith("#"):
-            comments += [line] if line.strip() else []
+        if _is_finding(line):
+            _require_finding(line.strip(), where, is_below_a_check=bool(entries))
+        if line[:1].isspace() or line[:1] in ("", "#"):
+            (entries[list(entries)[-1]].body if entries else top).append(line)
             continue
-        if line[0].isspace():
-            if not entries:
-                raise UserError(f"{where}: a finding stands there above the first check")
-            try:
-                entries[list(entries)[-1]].findings.append(Fingerprint.parse(line.strip()))
-            except ValueError as error:
-                raise UserError(f"{where}: {line.strip()!r} does not end with a number behind 'off by'") from error
-            continue
-        check_id, _, reason = (part.strip() for part in line.partition("#"))
-        if check_id not in known:
-            raise UserError(f"{where}: there is no check {check_id!r}")
-        if check_id in entries:
-            raise UserError(f"{where}: {check_id} stands there twice")
-        entries[check_id] = _Entry(where, comments, check_id, reason)
-        comments = []
-    return list(entries.values())
+        entry = _Entry(where, line)
+        if entry.check_id not in known:
+            raise UserError(f"{where}: there is no check {entry.check_id!r}")
+        if entry.check_id in entries:
+            raise UserError(f"{where}: {entry.check_id} stands there twice")
+        entries[entry.check_id] = entry
+    return top, list(entries.values()), end
+
+
+def _require_finding(text: str, where: str, *, is_below_a_check: bool) -> None:
+    if not is_below_a_check:
+        raise UserError(f"{where}: a finding stands there above the first check")
+    try:
+        Fingerprint.parse(text)
+    except ValueError as error:
+        raise UserError(f"{where}: {text!r} does not end with a number behind 'off by'") from error
 
 
 def changes(before: dict[str, Expectation], after: dict[str, Expectation]) -> list[str]:

@@ -48,7 +48,7 @@ def location_of(result: Result, check: Check, adapter: Adapter, root: Path) -> L
 
 def line_of(check_id: str, expected_path: Path, root: Path) -> Location | None:
     """Return the line of a check in the file of expected failures, None if that lies elsewhere."""
-    path, lines = expected_path.resolve(), expected_path.read_text(encoding="utf-8").splitlines()
+    path, lines = expected_path.resolve(), expected_path.read_text(encoding="utf-8").split("\n")
     numbers = {line.partition("#")[0].strip(): number for number, line in enumerate(lines, start=1)}
     return _within(root, str(path), numbers[check_id])
 

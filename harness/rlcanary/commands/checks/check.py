@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -124,7 +125,8 @@ def check(
 ) -> None:
     if expected_path is not None and updated_path is not None:
         raise UserError("--expected reads the file that --update-expected writes: give one of them")
-    for path in (json_path, html, markdown, junit, sarif, updated_path):
+    updated_file = None if updated_path is None else Path(os.path.realpath(updated_path))
+    for path in (json_path, html, markdown, junit, sarif, updated_file):
         if path is not None:
             require_writable(path)
     if matrix:
