@@ -70,6 +70,8 @@ def load_adapter(spec: str) -> Adapter:
     _require_conventions(adapter, spec)
     if _name_is_inherited(adapter):
         adapter.name = type(adapter).__name__
+    elif _is_made_elsewhere(adapter, module):
+        adapter.name = spec
     _require_plain(adapter.name, f"the name of adapter {spec!r}")
     if importlib.util.find_spec("torch") is None:
         raise UserError("the checks need torch: pip install 'rlcanary[torch]'")
@@ -86,6 +88,12 @@ def _name_is_inherited(adapter: Adapter) -> bool:
     """Tell if an adapter of a user has only the name of the bundled adapter that it extends, or none."""
     own = list(itertools.takewhile(lambda each: not each.__module__.startswith("rlcanary."), type(adapter).__mro__))
     return bool(own) and not any("name" in vars(each) for each in (adapter, *own))
+
+
+def _is_made_elsewhere(adapter: Adapter, module: ModuleType) -> bool:
+    """Tell if a user's module holds an instance of a bundled adapter, under other settings, that has no name of its own."""
+    bundled, own = type(adapter).__module__, module.__name__
+    return bundled.startswith("rlcanary.") and not own.startswith("rlcanary.") and "name" not in vars(adapter)
 
 
 def configurations_of(adapter: Adapter) -> dict[str, Adapter]:
