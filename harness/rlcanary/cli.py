@@ -55,6 +55,10 @@ def cli() -> None:
 
     Exit codes: 0 success, 1 failure found, 2 usage error, 3 internal error.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the current folder is there no longer: change into one that is") from None
 
 
 def main() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
 from rlcanary.checks import areas
 from rlcanary.checks.check import Check
 from rlcanary.errors import UserError
+
+SHOWN = 6
+"""The areas that are named at most where a word is no area."""
 
 # The order of the report, by module: an area is one, or several beside each other whose names start with it. A module that
 # is not named here comes after them, by name.
@@ -88,14 +92,24 @@ def checks_of(prefixes: Sequence[str]) -> list[Check]:
         prefixes: beginnings of ids, several of them also in one text, separated by commas.
 
     Raises:
-        UserError: none starts with one of them.
+        UserError: none starts with one of them, or all are empty.
     """
     checks = all_checks()
     starts = [each.strip().removesuffix("*") for prefix in prefixes for each in prefix.split(",") if each.strip()]
+    if prefixes and not starts:
+        raise UserError("no beginning of an id is given: name one, such as loss. or loss,step")
     for start in starts:
         if not any(each.id.startswith(start) for each in checks):
-            areas = list(dict.fromkeys(each.area for each in checks))
-            close = get_close_matches(start.partition(".")[0], areas, n=1)
-            meant = f"did you mean {close[0]}? The" if close else "the"
-            raise UserError(f"no check starts with {start}: {meant} areas are {', '.join(areas)}")
+            raise UserError(f"no check starts with {start}: {_meant(start, checks)}")
     return [each for each in checks if not starts or each.id.startswith(tuple(starts))]
+
+
+def _meant(start: str, checks: Sequence[Check]) -> str:
+    """Say what could be meant: a similar name, and the areas whose checks speak of the word; where none is, any area."""
+    areas = list(dict.fromkeys(each.area for each in checks))
+    close = get_close_matches(start, [each.id for each in checks] if "." in start else areas, n=1)
+    word = re.compile(rf"\b{re.escape(start.partition('.')[0])}", re.IGNORECASE)
+    about = list(dict.fromkeys(each.area for each in checks if word.search(f"{each.id} {each.explanation}")))
+    told = [f"did you mean {close[0]}?"] if close else []
+    told += [f"checks of {', '.join(about[:SHOWN])} speak of it"] if about and "." not in start else []
+    return " ".join(told) or f"the areas are {', '.join(areas)}"

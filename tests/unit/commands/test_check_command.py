@@ -83,6 +83,12 @@ def test_a_loss_that_is_no_loss_output_is_told_what_to_return(tmp_path: Path) ->
         (["check", "nothing_like_it"], "no adapter 'nothing_like_it'"),
         (["check", "reference", "--only", "loos"], "no check starts with loos"),
         (["check", "reference", "--only", "mask,fliter"], "no check starts with fliter: did you mean filter?"),
+        (["check", "reference", "--only", "critic"], "starts with critic: did you mean credit? checks of credit, value, "),
+        (
+            ["check", "reference", "--only", "loss.metric_"],
+            "no check starts with loss.metric_: did you mean loss.metrics?",
+        ),
+        (["check", "reference", "--only", ""], "no beginning of an id is given"),
         (["check", "reference", "--json", "no/such/folder/out.json"], "cannot write"),
         (["chek", "reference"], "No such command"),
         (["gallery", "nothing_like_it"], "cannot check nothing_like_it: no adapter 'nothing_like_it'"),
@@ -99,6 +105,15 @@ def test_mistake_is_refused_alike_in_a_process_of_its_own(tmp_path: Path) -> Non
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert_refused(done, "no adapter 'nothing_like_it'")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", ["check reference", "init", "trend x", "new-adapter mine.py"])
+def test_folder_that_is_there_no_longer_is_refused(arguments: str, tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = f"cd {folder} && rmdir {folder} && {sys.executable} -m rlcanary {arguments}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert_refused(done, "the current folder is there no longer")
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], told: str) -> None:
