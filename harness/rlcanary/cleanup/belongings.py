@@ -26,6 +26,7 @@ class Belongings:
         self._spared = set(spared)
         self.kept_commands = (*processes.KEPT_COMMANDS, *keep)
         self._processes: set[ProcessId] = set()
+        self._in_pools: set[ProcessId] = set()  # which are ended once nobody holds their pool
         self._census_at_begin: Census | None = None
         self._ray = Holdings()
         self._ended_on_leaving: list[str] = []
@@ -41,7 +42,7 @@ class Belongings:
     def begin(self) -> None:
         """Begin a test: existing processes and actors stay."""
         if (census := self._updated_census()) is not self._census_at_begin:
-            self._processes, self._census_at_begin = census.everyone(), census
+            self._processes, self._census_at_begin = census.everyone() - self._in_pools, census
         self._ray = ray_cluster.holdings()
         self._distributed = distributed_is_up()
         self.ray_is_shared = self.ray_is_shared and ray_cluster.connected()
@@ -81,7 +82,9 @@ class Belongings:
         if not left:
             return left
         spared = ray_cluster.daemons() if ray_cluster.connected() else set()
-        return {p for p in left if p.pid not in spared and not processes.is_kept(p.pid, self.kept_commands)}
+        left = {p for p in left if p.pid not in spared and not processes.is_kept(p.pid, self.kept_commands)}
+        self._in_pools = processes.of_pools(left)
+        return left - self._in_pools
 
     def end_left(self) -> list[str]:
         """End the test's leftovers and describe them."""

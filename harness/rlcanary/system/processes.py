@@ -23,6 +23,13 @@ PF_EXITING = 0x4
 # Time between SIGTERM and SIGKILL.
 GRACE_SECONDS = 1.0
 
+# Classes of pools, and the attribute that holds the processes of one.
+POOLS = (
+    ("concurrent.futures.process", "ProcessPoolExecutor", "_processes"),
+    ("multiprocessing.pool", "Pool", "_pool"),
+    ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter", "_workers"),
+)
+
 # Processes that the first test starts and that serve all later tests by design.
 KEPT_COMMANDS = (
     "multiprocessing.resource_tracker",
@@ -153,13 +160,31 @@ def of_popen_objects(dead: set[ProcessId]) -> set[ProcessId]:
     """Find the children that ended for which a `subprocess.Popen` lives: if another reaps them, it reports code 0."""
     if not dead:
         return set()
-    classes: list[type[Any]] = [subprocess.Popen]
+    waiting = {each.pid for each in instances_of(subprocess.Popen) if hasattr(each, "pid")}
+    return {process for process in dead if process.pid in waiting}
+
+
+def of_pools(alive: set[ProcessId]) -> set[ProcessId]:
+    """Find the children that are workers of a pool which somebody still holds."""
+    workers: set[int] = set()
+    for module, name, attribute in POOLS:
+        kind = getattr(sys.modules.get(module), name, None)
+        for pool in instances_of(kind) if alive and kind is not None else ():
+            held = getattr(pool, attribute, None) or ()
+            workers.update(getattr(each, "pid", 0) for each in (held.values() if isinstance(held, dict) else held))
+    return {process for process in alive if process.pid in workers}
+
+
+def instances_of(kind: type[Any]) -> list[Any]:
+    """List the objects of a class and of those made from it.
+
+    Slow, at some 10 ms, but few tests leave a process.
+    """
+    classes = [kind]
     for each in classes:
         classes += each.__subclasses__()
-    # Slow, at some 10 ms, but few tests leave a child that has ended. A lazy proxy would answer isinstance by loading.
-    referrers = gc.get_referrers(*classes)
-    waiting = {each.pid for each in referrers if issubclass(type(each), subprocess.Popen) and hasattr(each, "pid")}
-    return {process for process in dead if process.pid in waiting}
+    # A lazy proxy would answer isinstance by loading.
+    return [each for each in gc.get_referrers(*classes) if issubclass(type(each), kind)]
 
 
 def reap(dead: Iterable[ProcessId]) -> None:
