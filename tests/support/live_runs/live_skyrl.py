@@ -66,7 +66,7 @@ def noting(step, logged):
     return noted
 
 
-def trained(updates=1, off=None):
+def trained(updates=1, off=None, **settings):
     """Take updates -> the weights, what was found, and the names of what is logged of it.
 
     `off` is what the engine's logprobs lack; None reports none.
@@ -74,7 +74,7 @@ def trained(updates=1, off=None):
     AUDITS.clear()
     logged = set()
     torch.manual_seed(0)
-    adapter = SkyrlAdapter({"use_kl_loss": True, "kl_loss_coef": 0.1, "use_entropy_loss": True})
+    adapter = SkyrlAdapter({"use_kl_loss": True, "kl_loss_coef": 0.1, "use_entropy_loss": True} | settings)
     state = adapter.new_state(tiny_llama().train(), tiny_llama(1), 1e-2)
     step = skyrl_trainer.RayPPOTrainer._execute_training_step
     skyrl_trainer.RayPPOTrainer._execute_training_step = noting(step, logged)
@@ -104,6 +104,15 @@ def main():
         "of the policy": trained(off=0.0)[1]["found"],
         "of other weights": trained(off=0.7)[1]["found"],
     }
+
+    results["masks"] = [
+        trained(off=0.3, **{f"off_policy_correction.{name}": value for name, value in masks.items()})[1]["found"]
+        for masks in (
+            {"token_mask_is_threshold_high": 1.1},
+            {"outlier_token_is_threshold_low": 1.4},
+            {"sequence_mask_metric": "geometric"},
+        )
+    ]
 
     reduce_loss = ppo_utils.reduce_loss
     ppo_utils.reduce_loss = lambda loss, loss_mask: reduce_loss(loss, loss_mask.roll(1, -1))

@@ -56,6 +56,11 @@ def test_the_logprobs_of_the_engine_are_compared_with_the_trainers(framework: st
     assert any("sampling.ratio" in told for told in samples["of other weights"])
 
 
+def test_masks_of_skyrl_that_the_conventions_cannot_express_are_no_wrong_gradient() -> None:
+    found = [{told.partition(":")[0].partition(".")[0] for told in each} for each in run("skyrl")["masks"]]
+    assert [each - {"sampling"} for each in found] == [set()] * 3  # the engine is away from the trainer
+
+
 def test_samples_of_an_asynchronous_trainer_are_left_out() -> None:
     assert run("verl")["samples"]["of an asynchronous trainer"] == []
 

@@ -30,6 +30,11 @@ from rlcanary.live.update import exact
 
 # The attributes of a worker and of a trainer that keep what watches them.
 STEPS, AUDIT = "_rlcanary_steps", "_rlcanary_audit"
+# The options of `off_policy_correction` that leave tokens or rows out of the loss.
+MASKS = (
+    *("sequence_mask_metric", "outlier_token_is_threshold_low", "outlier_token_is_threshold_high"),
+    *("token_mask_is_threshold_low", "token_mask_is_threshold_high"),
+)
 
 
 def declared(algorithm: Any) -> Conventions | None:
@@ -96,9 +101,18 @@ def _watch(steps: Steps, logprobs: Tensor, rows: int, known: dict[str, Any]) -> 
 
 
 def _of_scaled_advantages(algorithm: Any) -> Conventions | None:
-    """Return the conventions of the workers, whose advantages are divided before: their loss is a sum."""
+    """Return the conventions of the workers, whose advantages are divided before: their loss is a sum.
+
+    The laws alone judge one that masks by the ratio of trainer to sampler.
+    """
     conventions = declared(algorithm)
-    return None if conventions is None else conventions.replace(aggregation="sequence_sum")
+    if conventions is None:
+        return None
+    correction = algorithm.off_policy_correction
+    objective = (
+        "custom" if any(getattr(correction, name, None) is not None for name in MASKS) else conventions.objective
+    )
+    return conventions.replace(aggregation="sequence_sum", objective=objective)
 
 
 def watched_estimate(estimate: Callable[..., Any]) -> Callable[..., Any]:
