@@ -1,6 +1,7 @@
 """The audit in torchrl's `GRPOTrainer`: planted bugs are found in the first update, and no weight is changed."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +17,15 @@ from rlcanary.tiny_models import tiny_llama
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def group(prompt: list[int], draw: random.Random, model: Any) -> Group:
-    """Four completions of different lengths, with the logprobs of the model."""
+def group(prompt: list[int], draw: random.Random, model: Any, off: float = 0.0) -> Group:
+    """Four completions of different lengths, with the logprobs of the model, less what they are off."""
     completions = []
     for _ in range(4):
         ids = [draw.randrange(3, 60) for _ in range(draw.randint(1, 7))]
         with torch.no_grad():
             logits = model(torch.tensor([prompt + ids])).logits[0, 1:-1]
         chosen = logits.log_softmax(-1).gather(-1, torch.tensor(ids).unsqueeze(-1))
-        completions.append(Completion(ids, chosen.squeeze(-1).tolist()))
+        completions.append(Completion(ids, (chosen.squeeze(-1) - off).tolist()))
     return Group(prompt, completions, [1.0, 0.0, 1.0, draw.random()])
 
 
@@ -33,13 +34,16 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Take updates with torchrl's own trainer -> the weights, the findings, the numbers of the trainer's log."""
     own = algorithms.GRPOTrainer
 
-    def run(updates: int = 1, is_audited: bool = True) -> tuple[dict[str, torch.Tensor], list[Any], list[Any]]:
+    def run(
+        updates: int = 1, is_audited: bool = True, off: float = 0.0, schedule: Callable[[Any], None] = lambda _: None
+    ) -> tuple[dict[str, torch.Tensor], list[Any], list[Any]]:
         hooks, logged = [], []
 
         def trainer(**settings: Any) -> Any:
             made = own(**settings)
             if is_audited:
                 hooks.append(live.torchrl(made, every=1, on_finding="log"))
+            schedule(made.loss_module)
             made._log = lambda **numbers: logged.append(numbers)
             return made
 
@@ -49,7 +53,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Any:
         adapter = TorchrlAdapter({"entropy_coeff": 0.01})
         state = adapter.new_state(tiny_llama(), tiny_llama(1), 1e-2)
         for _ in range(updates):
-            adapter.rl_step(state, [group([1, 5 + number], draw, state.model) for number in range(2)], 0)
+            adapter.rl_step(state, [group([1, 5 + number], draw, state.model, off) for number in range(2)], 0)
         audits = [hook.audit for hook in hooks]
         assert len(hooks) == (updates if is_audited else 0)
         assert all(audit.audited == audit.updates == 1 and audit.rollouts == 2 for audit in audits)
@@ -64,6 +68,14 @@ def test_a_correct_run_has_no_finding_and_the_weights_of_one_without_the_audit(t
     assert [numbers["canary/findings"] for numbers in logged if "canary/findings" in numbers] == [0, 0]
     others, *_ = trained(2, is_audited=False)
     assert all(torch.equal(weights[name], others[name]) for name in others)
+
+
+def test_bounds_that_a_schedule_moves_are_those_of_the_update(trained: Any) -> None:
+    def tighten(loss: Any) -> None:
+        loss.clip_epsilon_low, loss.clip_epsilon_high = 0.01, 0.02
+
+    _, found, _ = trained(off=0.1, schedule=tighten)
+    assert found == []
 
 
 def test_a_mask_that_is_off_by_one_is_found(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,8 @@ class TorchrlAudit:
         update = self._steps.update()
         if not update.is_audited:
             return
+        if self.audit.conventions is not None:  # bounds and coefficients may be scheduled
+            self.audit.conventions = self.audit.conventions.replace(**loss_words(self._loss))
         keys = self._loss.tensor_keys
         sampled = tensordict.get(keys.sample_log_prob, as_padded_tensor=True, padding_side="left", padding_value=0.0)
         mask = is_trained & sampled.isfinite()
