@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rlcanary.adapters import load_adapter
-from rlcanary.contract.batch import PolicyBatch
+from rlcanary.contract.batch import Completion, PolicyBatch
+from rlcanary.contract.declining import NotProvided
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +37,52 @@ def test_the_weights_of_the_sampler_reach_the_loss_as_the_trainer_computed_them(
     assert given[0].shape == shape
     # The trainer's weight of a token that is not trained is 1.
     assert level == "sequence" or float(given[0][1, 1]) == 1
+
+
+class Asked:
+    """An engine that notes what it is asked, whose model ends at 2."""
+
+    eos_token_ids = (2,)
+    version = 0
+
+    def __init__(self):
+        self.requests = []
+
+    def generate(self, prompts, sampling):
+        self.requests.append(sampling)
+        return [[Completion([7, 2], [-1.0, -1.0])] * sampling["n"] for _ in prompts]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "asked", "ends"),
+    [
+        ({"stop_token_ids": [9]}, None, (9, 2)),  # beside the model's own, as vLLM has it
+        ({"stop_token_ids": [9], "ignore_eos": True}, None, (9,)),
+        ({"ignore_eos": True}, None, ()),
+        ({}, (9,), (9,)),
+        ({}, (), ()),
+        ({}, None, None),
+    ],
+)
+def test_stop_ids_stand_beside_the_models_own_ends_as_in_vllm(kwargs, asked, ends):
+    from rlcanary.adapters.trl import TrlAdapter
+
+    engine = Asked()
+    adapter = TrlAdapter(use_vllm=True, **({"generation_kwargs": kwargs} if kwargs else {}))
+    adapter.generate(engine, [[5, 6]], {"n": 2, "max_new_tokens": 4, "temperature": 1.0, "eos_token_ids": asked})
+    assert engine.requests[0].get("eos_token_ids") == ends
+
+
+def test_settings_of_a_run_reach_the_server_where_a_request_names_no_others():
+    from rlcanary.adapters.trl import TrlAdapter
+
+    engine = Asked()
+    request = {"n": 2, "max_new_tokens": 4, "temperature": 0.5}
+    TrlAdapter(use_vllm=True, top_k=20, temperature=0.9).generate(engine, [[5, 6]], request)
+    assert {name: engine.requests[0][name] for name in ("top_k", "temperature", "max_new_tokens")} == {
+        "top_k": 20,
+        "temperature": 0.5,
+        "max_new_tokens": 4,
+    }
+    with pytest.raises(NotProvided, match="no min_tokens"):
+        TrlAdapter(use_vllm=True, generation_kwargs={"min_tokens": 3}).generate(engine, [[5, 6]], request)

@@ -25,7 +25,6 @@ PARAMETERS = {
     "top_k": "top_k",
     "max_tokens": "max_new_tokens",
     "repetition_penalty": "repetition_penalty",
-    "stop_token_ids": "eos_token_ids",
     "stop": "stop_sequences",
     "seed": "seed",
 }
@@ -40,16 +39,23 @@ def generation_of(engine: Any, trainer: Any, sampling: Mapping[str, Any] | None 
         sampling: the parameters of its requests, as the contract names them; none if it samples nothing.
     """
     VLLMGeneration = releases.part("trl.generation.vllm_generation:VLLMGeneration")
-    given = dict(sampling or {})
-    # As settings of a run: those that have a place of their own, and `generation_kwargs`.
-    names = ("temperature", "top_p", "top_k", "repetition_penalty")
-    parameters = {name: given[name] for name in names if name in given}
-    if "max_new_tokens" in given:
-        parameters["max_completion_length"] = given["max_new_tokens"]
-    others = {"stop_token_ids": "eos_token_ids", "seed": "seed", "stop": "stop_sequences"}
-    own = {theirs: given[ours] for theirs, ours in others.items() if given.get(ours) not in (None, ())}
-    if given.get("eos_token_ids") == ():
-        own["stop_token_ids"] = ()
+    given, names = dict(sampling or {}), ("temperature", "top_p", "top_k", "repetition_penalty")
+    # As settings of a run, which keeps its own where the request names none: those with a place, and `generation_kwargs`.
+    parameters = {name: given.get(name, getattr(trainer, name)) for name in names}
+    parameters |= {
+        "min_p": trainer.min_p,
+        "max_completion_length": given.get("max_new_tokens", trainer.max_completion_length),
+    }
+    own = dict(trainer.args.generation_kwargs or {})
+    if unknown := own.keys() - {*PARAMETERS, "stop_token_ids", "ignore_eos"}:
+        raise NotProvided(f"the engine has no {', '.join(sorted(unknown))}")
+    own |= {
+        theirs: given[ours]
+        for theirs, ours in {"seed": "seed", "stop": "stop_sequences"}.items()
+        if given.get(ours) not in (None, ())
+    }
+    if given.get("eos_token_ids") is not None:  # stop ids stand beside the model's own ends
+        own |= {"stop_token_ids": list(given["eos_token_ids"]), "ignore_eos": True}
     module = "trl.generation.vllm_generation"
     if "is_fsdp_enabled" in releases.parameters(VLLMGeneration):
         parameters["is_fsdp_enabled"] = False
@@ -162,11 +168,12 @@ def _announced(metadata: list[Any], named_params: Iterator[tuple[str, Any]]) -> 
 
 def _completions(engine: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
     """Answer a request for completions as vLLM's server does."""
-    unknown = {"min_p": 0.0}
     parameters = {PARAMETERS[name]: value for name, value in request.items() if name in PARAMETERS}
-    wrong = [name for name, none in unknown.items() if request.get(name, none) != none]
-    if wrong:
-        raise NotProvided(f"the engine has no {', '.join(wrong)}")
+    if request.get("min_p"):
+        raise NotProvided("the engine has no min_p")
+    ends, is_without_own = request.get("stop_token_ids") or (), request.get("ignore_eos", False)
+    if ends or is_without_own:
+        parameters["eos_token_ids"] = (*ends, *(() if is_without_own else engine.eos_token_ids))
     prompts = request["prompt"]
     groups = engine.generate(prompts, {**parameters, "logprobs": "processed"})
     return [_choice(prompt, each) for prompt, group in zip(prompts, groups, strict=True) for each in group]
