@@ -86,3 +86,47 @@ def test_settings_of_a_run_reach_the_server_where_a_request_names_no_others():
     }
     with pytest.raises(NotProvided, match="no min_tokens"):
         TrlAdapter(use_vllm=True, generation_kwargs={"min_tokens": 3}).generate(engine, [[5, 6]], request)
+
+
+def _of_one_row():
+    return PolicyBatch(
+        logprobs=torch.tensor([[-1.0, -2.0]], requires_grad=True),
+        old_logprobs=torch.tensor([[-1.0, -2.0]]),
+        advantages=torch.tensor([1.0]),
+        mask=torch.ones(1, 2, dtype=torch.bool),
+    )
+
+
+def _refused_settings():
+    from rlcanary.adapters.trl import TrlAdapter
+
+    with pytest.raises(ValueError, match="divisible by num_generations"):
+        _ = TrlAdapter(num_generations=3).conventions
+
+
+def _refused_file(trl):
+    with pytest.raises(ValueError, match="divisible by num_generations"):
+        trl.effective({"num_generations": 3})
+
+
+def _another_config(_):
+    from rlcanary.adapters.trl.losses import distillation_beta
+
+    distillation_beta({})
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda trl: trl.data_order(8, 0, 1, 2),
+        _another_config,
+        lambda _: _refused_settings(),
+        _refused_file,
+    ],
+    ids=["ranks", "a config", "refused settings", "a refused file"],
+)
+def test_a_trainer_knows_its_place_whatever_is_constructed_behind_it(trl, between):
+    """accelerate has one record per process, which each `TrainingArguments` clears."""
+    before = float(trl.policy_loss(_of_one_row()).loss.detach())
+    between(trl)
+    assert float(trl.policy_loss(_of_one_row()).loss.detach()) == before

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.adapters.frameworks import quiet
 from rlcanary.adapters.trl import releases
 from rlcanary.adapters.trl.base import TrlBase
-from rlcanary.adapters.trl.trainer.trainers import PROMPT, QUIETLY, random_states_kept
+from rlcanary.adapters.trl.trainer.trainers import PROMPT, QUIETLY, place_kept, random_states_kept
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.declining import NotProvided
 
@@ -156,7 +156,7 @@ def distillation_beta(settings: dict[str, Any]) -> float:
     """Return the beta of a `DistillationConfig` with these settings."""
     from trl import DistillationConfig
 
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet(), place_kept():
         return float(DistillationConfig(output_dir=folder, use_cpu=True, bf16=False, **settings).beta)
 
 
@@ -166,7 +166,13 @@ def _constructed(trainer: Any, config: Any, settings: dict[str, Any], rows: list
 
     from rlcanary.tiny_models import tiny_tokenizer
 
-    with tempfile.TemporaryDirectory() as folder, quiet(), random_states_kept(), _no_bars():
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        quiet(),
+        random_states_kept(),
+        place_kept(where_it_fails=True),
+        _no_bars(),
+    ):
         return trainer(
             model=_tiny(),
             args=config(output_dir=folder, **QUIETLY, **settings),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.frameworks import part, quiet
 from rlcanary.adapters.trl.base import TrlBase
-from rlcanary.adapters.trl.trainer.trainers import QUIETLY, grpo_trainer
+from rlcanary.adapters.trl.trainer.trainers import QUIETLY, grpo_trainer, place_kept
 from rlcanary.contract.declining import NotProvided
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class TrlPreparation(TrlBase):
         from trl import GRPOConfig, TrlParser
 
         sizes = {"per_device_train_batch_size": 2, "num_generations": 2}
-        with tempfile.TemporaryDirectory() as folder, quiet():
+        with tempfile.TemporaryDirectory() as folder, quiet(), place_kept(where_it_fails=True):
             file = Path(folder, "config.yaml")
             file.write_text(yaml.safe_dump({**ALWAYS, **sizes, "output_dir": folder, **written}))
             told = io.StringIO()  # what argparse says before it exits

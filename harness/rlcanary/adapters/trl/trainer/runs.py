@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rlcanary.adapters.frameworks import quiet
-from rlcanary.adapters.trl.trainer.trainers import PROMPT, grpo_trainer
+from rlcanary.adapters.trl.trainer.trainers import PROMPT, grpo_trainer, place_kept
 
 # Completions of each prompt.
 GROUP = 2
@@ -22,7 +22,7 @@ def ranked(rank: int, n_ranks: int) -> Iterator[None]:
     from accelerate.state import AcceleratorState, PartialState
 
     place = {"process_index": rank, "local_process_index": rank, "num_processes": n_ranks}
-    with ExitStack() as patches:
+    with place_kept(), ExitStack() as patches:
         for state, (name, value) in product((PartialState, AcceleratorState), place.items()):
             # accelerate sets these numbers anew for each trainer: a property stays.
             patches.enter_context(patch.object(state, name, _fixed(value), create=True))

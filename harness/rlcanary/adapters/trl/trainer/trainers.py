@@ -60,7 +60,7 @@ def grpo_trainer(
     releases.restore_attributes(model)
     sizes = {"max_completion_length": 16, "num_generations": 2, "per_device_train_batch_size": 2}
     # A run constructs its trainer once, which sets the random seeds; here many are constructed.
-    with quiet(), random_states_kept():
+    with quiet(), random_states_kept(), place_kept(where_it_fails=True):
         # The reference model is loaded from where the policy came from: here it is given.
         with releases.loading_reference(reference):
             trainer = GRPOTrainer(
@@ -93,6 +93,27 @@ def dataset_of(rows: Sequence[dict[str, Any]]) -> Any:
 @cache
 def _prompts() -> Any:
     return dataset_of([{"prompt": PROMPT}] * 64)
+
+
+@contextmanager
+def place_kept(*, where_it_fails: bool = False) -> Iterator[None]:
+    """Restore what accelerate says of this process to all of its trainers, which each configuration clears.
+
+    Args:
+        where_it_fails: only if the block raises; otherwise what the block made stays, for the trainer that it made.
+    """
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    shared = [each._shared_state for each in (PartialState, AcceleratorState, GradientState)]
+    before, is_done = [dict(each) for each in shared], False
+    try:
+        yield
+        is_done = True
+    finally:
+        if not (is_done and where_it_fails):
+            for now, then in zip(shared, before, strict=True):
+                now.clear()  # each object has this dictionary as its own
+                now.update(then)
 
 
 @contextmanager
