@@ -1,3 +1,4 @@
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -7,10 +8,10 @@ from rlcanary.adapters import NotProvided, load_adapter
 from rlcanary.checks import all_checks, run_check
 from rlcanary.checks.worlds.conversations import talk, trained_runs
 from rlcanary.checks.worlds.scripted_engine import engine_of, groups_of, items_of, sampling_of, scripted_items
-from rlcanary.contract.batch import Completion, Group
+from rlcanary.contract.batch import Completion, Group, PolicyBatch
 from rlcanary.contract.records.credit import CreditBatch
 from rlcanary.errors import UserError
-from rlcanary.tiny_models import tiny_chat_tokenizer
+from rlcanary.tiny_models import tiny_chat_tokenizer, tiny_llama
 
 CHECKS = {check.id: check for check in all_checks()}
 
@@ -66,6 +67,50 @@ def test_advantages_over_tokens_of_tools_are_whitened_with_them(skyrl):
     )
     trained = returns.token_advantages(batch).advantages[batch.mask]
     assert abs(float(trained.mean())) > 0.1
+
+
+def test_an_update_leaves_the_settings_of_the_adapter_as_they_are():
+    from rlcanary.adapters.skyrl.adapter import SkyrlAdapter
+
+    adapter = SkyrlAdapter({"update_epochs_per_batch": 3})
+    before = repr(adapter.config)
+    group = Group([5, 6], [Completion([7, 2], [-1.0, -2.0]), Completion([8], [-4.0])], [1.0, 0.5])
+    batch = adapter.make_batch([group], 0)
+    model = tiny_llama()
+    adapter.train_step(adapter.new_state(model, copy.deepcopy(model), 1e-3), batch)
+    logprobs = torch.tensor([[-1.0, -2.0], [-1.0, -3.0]])
+    adapter.policy_loss(
+        PolicyBatch(
+            logprobs.clone().requires_grad_(),
+            logprobs,
+            torch.ones(2),
+            torch.ones(2, 2, dtype=torch.bool),
+            ref_logprobs=logprobs,
+        )
+    )
+    assert repr(adapter.config) == before
+    assert adapter.conventions.epochs_per_rollout == 3
+
+
+def test_rewards_of_tokens_are_masked_as_skyrls_kl_in_the_reward_is(skyrl, monkeypatch):
+    from skyrl.train.trainer import RayPPOTrainer
+
+    given, estimate = [], RayPPOTrainer.compute_advantages_and_returns
+    monkeypatch.setattr(
+        RayPPOTrainer, "compute_advantages_and_returns", lambda self, data: given.append(data) or estimate(self, data)
+    )
+    batch = CreditBatch(
+        rewards=torch.tensor([1.0, 0.0]),
+        mask=torch.tensor([[True, False, True, False], [True, True, True, True]]),
+        group_ids=torch.tensor([0, 0]),
+        token_rewards=torch.tensor([[0.25, -5.0, 0.0, -5.0], [0.5, 0.0, 0.0, 0.5]]),
+        values=torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8]]),
+    )
+    skyrl.token_advantages(batch)
+    # Rows end together, with their padding in front; the critic's values are handed on as they are.
+    assert given[0]["rewards"].tolist() == [[0.0, 0.25, 0.0, 1.0], [0.5, 0.0, 0.0, 0.5]]
+    assert given[0]["response_mask"].tolist() == [[0, 1, 1, 1], [1, 1, 1, 1]]
+    assert torch.equal(given[0]["values"], torch.tensor([[0.4, 0.1, 0.2, 0.3], [0.5, 0.6, 0.7, 0.8]]))
 
 
 def test_a_conversation_is_one_row_whose_replies_are_not_trained(skyrl):

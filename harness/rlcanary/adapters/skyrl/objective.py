@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.skyrl.base import SkyrlBase
 from rlcanary.adapters.skyrl.workers import Ranks, new_trainer, new_worker, on_cpu
 from rlcanary.contract.adapter import NotProvided
 from rlcanary.contract.batch import LossOutput
-from rlcanary.contract.records.credit import Credit
+from rlcanary.contract.records.credit import Credit, CreditBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcanary.contract.batch import PolicyBatch
-    from rlcanary.contract.records.credit import CreditBatch, ValueBatch
+    from rlcanary.contract.records.credit import ValueBatch
 
 METRICS = {
     "policy_entropy": "entropy",
@@ -32,22 +34,11 @@ class Objective(SkyrlBase):
 
         if self.conventions.token_credit != "outcome":
             raise NotProvided(f"{self.algorithm.advantage_estimator} gives advantages of tokens")
-        ones_B1 = torch.ones(len(rewards), 1)
-        advantages_B1, _ = self._estimated(rewards.clone().unsqueeze(1), ones_B1, group_ids)
-        return advantages_B1.squeeze(1)
+        of_one_token = CreditBatch(rewards, torch.ones(len(rewards), 1, dtype=torch.bool), group_ids)
+        return self._estimated(of_one_token)[0].squeeze(1)
 
     def token_advantages(self, batch: CreditBatch) -> Credit:
-        import torch
-
-        mask_BT = batch.mask
-        is_last_BT = mask_BT & (mask_BT.flip(1).cumsum(dim=1).flip(1) == 1)
-        rewards_BT = torch.where(is_last_BT, batch.rewards.unsqueeze(1), 0.0)
-        if batch.token_rewards is not None:
-            rewards_BT = rewards_BT + batch.token_rewards.masked_fill(~mask_BT, 0)
-        # SkyRL's mask of a response has the tokens of tools, which its mask of the loss leaves out.
-        response_BT = mask_BT.flip(1).cumsum(dim=1).flip(1) > 0
-        values_BT = None if batch.values is None else batch.values.masked_fill(~response_BT, 0)
-        advantages_BT, returns_BT = self._estimated(rewards_BT, response_BT.float(), batch.group_ids, values_BT)
+        advantages_BT, returns_BT = self._estimated(batch)
         return Credit(advantages_BT, returns_BT if self.conventions.token_credit == "gae" else None)
 
     def kl(self, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -87,17 +78,40 @@ class Objective(SkyrlBase):
     def sharded_loss(self, batch: PolicyBatch, n_ranks: int) -> LossOutput:
         return self._update(batch, n_ranks=n_ranks)
 
-    def _estimated(
-        self, rewards_BT: Tensor, mask_BT: Tensor, group_ids: Tensor, values_BT: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Run the trainer's `compute_advantages_and_returns` -> advantages and returns, [B, T]."""
+    def _estimated(self, batch: CreditBatch) -> tuple[Tensor, Tensor]:
+        """Run the trainer's `compute_advantages_and_returns` -> advantages and returns, [B, T].
+
+        The rewards of tokens are given as SkyRL's KL in the reward, which it masks itself. Its rows end together, at their
+        last trained token: what stands behind it moves in front, where SkyRL has its padding.
+        """
+        import torch
         from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 
-        data = TrainingInputBatch({"rewards": rewards_BT, "response_mask": mask_BT, "values": values_BT})
-        data.metadata = {"uids": [str(group) for group in group_ids.tolist()], "avg_response_length": 0.0}
+        mask_BT, columns_T = batch.mask, torch.arange(batch.mask.shape[1])
+        from_last_BT = mask_BT.flip(1).cumsum(dim=1).flip(1)
+        lengths_B1 = (from_last_BT > 0).sum(dim=1, keepdim=True)
+        order_BT = (columns_T + lengths_B1) % len(columns_T)
+        rewards_BT = torch.where(mask_BT & (from_last_BT == 1), batch.rewards.unsqueeze(1), 0.0)
+        given = {"rewards": rewards_BT, "loss_mask": mask_BT.float(), "values": batch.values}
+        if batch.token_rewards is not None:
+            zeros_BT = torch.zeros_like(batch.token_rewards)
+            given |= {"action_log_probs": -batch.token_rewards, "base_action_log_probs": zeros_BT}
+        config = copy.deepcopy(self.config)
+        config.trainer.algorithm.kl_estimator_type = "k1"
+        trainer = new_trainer(config)
+        trainer.reward_kl_controller = SimpleNamespace(value=1.0, update=lambda **_: None)
+        # SkyRL's mask of a response has the tokens of tools, which its mask of the loss leaves out.
+        data = TrainingInputBatch(
+            {name: None if values is None else values.gather(1, order_BT) for name, values in given.items()}
+            | {"response_mask": (columns_T >= len(columns_T) - lengths_B1).float()}
+        )
+        data.metadata = {"uids": [str(group) for group in batch.group_ids.tolist()], "avg_response_length": 0.0}
         with on_cpu():
-            data = new_trainer(self.config).compute_advantages_and_returns(data)
-        return data["advantages"], data["returns"]
+            if batch.token_rewards is not None:
+                data = trainer.apply_reward_kl_penalty(data)
+            data = trainer.compute_advantages_and_returns(data)
+        back_BT = order_BT.argsort(dim=1)
+        return data["advantages"].gather(1, back_BT), data["returns"].gather(1, back_BT)
 
     def _update(self, batch: PolicyBatch, n_micro: int = 1, n_ranks: int = 1) -> LossOutput:
         """Normalize advantages as the trainer does, and run the workers of all ranks one after the other."""
@@ -106,7 +120,7 @@ class Objective(SkyrlBase):
             raise NotProvided("the trainer counts the tokens of the whole update itself")
         if rows % (n_ranks * n_micro):
             raise NotProvided("ranks and micro-batches have to be of equal size")
-        config = self.config
+        config = copy.deepcopy(self.config)
         config.trainer.micro_train_batch_size_per_gpu = rows // (n_ranks * n_micro)
         ranks, model = Ranks(), _GivenModel(batch)
         with on_cpu():

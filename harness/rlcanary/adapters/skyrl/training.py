@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from rlcanary.adapters.batches import tokens_of_completions
@@ -64,7 +65,7 @@ class Training(Objective):
         has_reference = has_kl and not given_reference
         if has_reference and state.ref_model is None:
             raise NotProvided("use_kl_loss needs a reference")
-        config = self.config
+        config = copy.deepcopy(self.config)
         config.generator.n_samples_per_prompt = sizes.pop()
         trainer = config.trainer
         trainer.train_batch_size = len(groups)
