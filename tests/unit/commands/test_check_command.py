@@ -83,7 +83,10 @@ def test_a_loss_that_is_no_loss_output_is_told_what_to_return(tmp_path: Path) ->
         (["check", "nothing_like_it"], "no adapter 'nothing_like_it'"),
         (["check", "reference", "--only", "loos"], "no check starts with loos"),
         (["check", "reference", "--only", "mask,fliter"], "no check starts with fliter: did you mean filter?"),
-        (["check", "reference", "--only", "critic"], "starts with critic: did you mean credit? checks of credit, value, "),
+        (
+            ["check", "reference", "--only", "critic"],
+            "starts with critic: did you mean credit? checks of credit, value, ",
+        ),
         (
             ["check", "reference", "--only", "loss.metric_"],
             "no check starts with loss.metric_: did you mean loss.metrics?",

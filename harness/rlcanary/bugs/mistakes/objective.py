@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,13 @@ def _on_conventions(change: Callable[[Conventions], dict[str, Any]]) -> Patches:
             lambda batch, conventions, *rest: exact(batch, conventions.replace(**change(conventions)), *rest)
         )
     }
+
+
+def _kl_subtracted(
+    exact: Callable[..., LossOutput], batch: PolicyBatch, conventions: Conventions, *rest: Any
+) -> LossOutput:
+    output, without = exact(batch, conventions, *rest), exact(batch, conventions.replace(kl_coef=0.0), *rest)
+    return LossOutput(2 * without.loss - output.loss, output.metrics)
 
 
 def _on_mask(change: Callable[[Tensor], Tensor]) -> Patches:
@@ -157,7 +165,7 @@ OBJECTIVE_MISTAKES: dict[str, Patches] = {
     "the sign of the advantages is lost in the loss": on_batch(
         lambda batch: replace(batch, advantages=batch.advantages.abs())
     ),
-    "the KL is subtracted from the loss": _on_conventions(lambda now: {"kl_coef": -now.kl_coef}),
+    "the KL is subtracted from the loss": {"losses.policy_loss": lambda exact: partial(_kl_subtracted, exact)},
     "the KL is left out of the loss": _on_conventions(lambda _: {"kl_coef": 0.0}),
     "the entropy bonus is added to the loss": _on_conventions(lambda now: {"entropy_coef": -now.entropy_coef}),
     "the entropy bonus has no gradient": on_batch(_without_entropy_gradient),

@@ -14,8 +14,9 @@ class KlSubtracted(Bug):
     effect = "the policy is pushed away from the reference"
 
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
-        wrong = self.conventions.replace(kl_coef=-self.conventions.kl_coef)
-        return reference.policy_loss(batch, wrong)
+        output = reference.policy_loss(batch, self.conventions)
+        without = reference.policy_loss(batch, self.conventions.replace(kl_coef=0.0)).loss
+        return LossOutput(2 * without - output.loss, output.metrics)
 
 
 class RatioUpsideDown(Bug):

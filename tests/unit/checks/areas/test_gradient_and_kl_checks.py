@@ -101,7 +101,9 @@ def test_a_score_term_that_a_clamp_does_not_stop_is_a_finding(clamp: dict[str, f
 
 class KlOfTheWrongSign(ReferenceAdapter):
     def policy_loss(self, batch: PolicyBatch) -> LossOutput:
-        return reference.policy_loss(batch, self.conventions.replace(kl_coef=-self.conventions.kl_coef))
+        output = reference.policy_loss(batch, self.conventions)
+        without = reference.policy_loss(batch, self.conventions.replace(kl_coef=0.0)).loss
+        return LossOutput(2 * without - output.loss, output.metrics)
 
 
 class KlWithoutGradient(ReferenceAdapter):

@@ -70,8 +70,7 @@ def context(adapter: Adapter, turns: list[int], n: int, parallel: int, limits: d
     got = talk(adapter, turns, n=n, parallel=parallel, **limits)
     for episode in got.flat:
         for turn, run in enumerate(trained_runs(episode)):
-            given = [list(each.prompt) for each in got.answered_with(run.ids)]
-            if given:
+            if given := [list(each.prompt) for each in got.answered_with(run.ids)]:
                 told = (
                     f"answer {turn} of task {episode.task_id!r} is trained behind other ids than the engine was given"
                 )
@@ -384,18 +383,18 @@ def sampling_of_every_turn(adapter: Adapter, options: dict[str, Any]) -> None:
 
 @check("conversation.seeds", needs=("converse",))
 def seeds(adapter: Adapter) -> None:
-    """No two requests have one seed: not those of a task's conversations, and not two turns of one.
+    """No two requests about a task have one seed: not those of its conversations, and not two turns of one.
 
     Silent because another prompt makes another text of the same random numbers. Conversations about one task under one
     seed are n times the same, whose advantages are all zero, and turns that share one are drawn as the first was. Look for
     the run's seed in every request, and for sampling parameters that are made once per conversation.
     """
-    got = talk(adapter, [2, 2], n=3, seed=7)
+    got = talk(adapter, [2], n=3, seed=7)
     seeded = [each.sampling for each in got.engine.answered if each.sampling.get("seed") is not None]
     if not seeded:
         leave_out("requests carry no seed")
         return
     # An answer of a request for n is one in n.
     requests = round(sum(1 / float(sampling.get("n", 1)) for sampling in seeded))
-    told = "requests, of other turns or conversations, are sampled under one seed: seeds that differ, of all"
+    told = "requests about one task are sampled under one seed: seeds that differ, of all"
     assert_equal(len({sampling["seed"] for sampling in seeded}), requests, told, quantity="number of different seeds")
