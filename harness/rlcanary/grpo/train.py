@@ -106,6 +106,7 @@ async def take_step(run: Run) -> dict[str, float]:
         with run.trace.span("sync", step=step):
             async with run.collector.paused():
                 sync_weights(state.model, run.live_endpoints, run.samplers.transport)
+                run.note_sync()
     return {
         **{name: fmean(update[name] for update in updates) for name in updates[0]},
         **evaluation,

@@ -132,6 +132,12 @@ SETTINGS = {
         "schedule__rows_per_micro_batch": 4,
         "schedule__max_staleness": 1,
     },
+    "a checkpoint between two syncs": {
+        "schedule__sync_every": 3,
+        "schedule__max_staleness": 2,
+        "optimizer__learning_rate": 0.02,
+        "roles": PARTIAL,
+    },
     "several updates per step": {
         "schedule__rows_per_update": 8,
         "schedule__rows_per_micro_batch": 2,

@@ -280,6 +280,12 @@ class Plan:
             raise ValueError(
                 "data.answer_prefix is set, but conversations of an environment begin no answer: leave it out"
             )
+        if self.evaluation and self.evaluation.every % self.schedule.sync_every:
+            raise ValueError(
+                f"evaluation.every is {self.evaluation.every}, but the engines get the weights every "
+                f"{self.schedule.sync_every} steps (schedule.sync_every): make it a multiple, so that the policy is evaluated "
+                "as it is"
+            )
         require_one_distribution(sampling, conventions)
         require_signal(self.schedule, conventions)
         if ahead and conventions.old_logprobs == "trainer" and conventions.importance_level == "none":

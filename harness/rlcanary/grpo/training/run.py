@@ -64,6 +64,7 @@ class Run:
         pad_token_id: fills the padding of batches.
         thread: the trainer's own.
         audit: looks at the updates; None for none.
+        synced: the model as the engines have it; None where a sync follows every step, so that it is the present one.
     """
 
     plan: Plan
@@ -79,6 +80,7 @@ class Run:
     pad_token_id: int
     thread: ThreadPoolExecutor
     audit: Audit | None = None
+    synced: dict[str, Any] | None = None
 
     @property
     def live_endpoints(self) -> list[Endpoint]:
@@ -94,6 +96,11 @@ class Run:
         """Call a function in the trainer's own thread, while the event loop serves samplers and verifiers."""
         return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
 
+    def note_sync(self) -> None:
+        """Keep the model that the engines now have, for checkpoints before the next sync."""
+        if self.plan.schedule.sync_every > 1:
+            self.synced = {name: each.to("cpu", copy=True) for name, each in self.state.model.state_dict().items()}
+
     async def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on. Groups in the buffer will be sampled again.
 
@@ -104,6 +111,7 @@ class Run:
             "step": self.step,
             "plan": _settings(self.plan),
             **learner_content(self.state),
+            "synced": None if self.plan.schedule.synced_before(self.step) else self.synced,
             "random": random_state(),
             "groups": await self.rollout.buffer.state(),
             "data": self.collector.items.state(),
@@ -113,14 +121,16 @@ class Run:
         save_checkpoint(self.plan.run.folder / CHECKPOINTS, self.step, content, self.plan.run.keep_checkpoints)
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Resume from a checkpoint, the samplers with its weights and its version.
+        """Resume from a checkpoint, the samplers with the weights and the version that they had.
 
         Raises:
             SyncError: the samplers did not take the weights.
         """
-        restore_learner(self.state, content)
         self.collector.items.load_state(content["data"])
+        self.state.model.load_state_dict(content.get("synced") or content["model"])
         sync_weights(self.state.model, self.samplers.endpoints, self.samplers.transport)
+        self.note_sync()
+        restore_learner(self.state, content)
         for endpoint in self.samplers.endpoints:
             endpoint.version = content["version"]
         restore_random_state(content["random"])
@@ -179,6 +189,7 @@ def open_run(plan: Plan, resume: bool = False, audit: Audit | None = None) -> It
         trace = Trace(folder / TRACE)
         run = Run(plan, 0, state, samplers, collector, verifiers, rollout, evaluation, log, trace, pad_token_id, thread)
         run.audit = audit
+        run.note_sync()
         if checkpoint:
             run.restore(checkpoint)
         yield run

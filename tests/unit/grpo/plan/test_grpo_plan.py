@@ -107,6 +107,14 @@ def given(**changes: Any) -> dict[str, Any]:
         ),
         ({"evaluation": {"datasets": []}}, r"evaluation\.datasets is \[\], it has to have at least 1 item"),
         ({"evaluation": {"datasets": [{"name": "arithmetic"}], "every": 0}}, r"evaluation\.every is 0"),
+        (
+            {
+                "evaluation": {"datasets": [{"name": "arithmetic"}], "every": 3},
+                "schedule__sync_every": 2,
+                "schedule__max_staleness": 1,
+            },
+            r"evaluation\.every is 3, .* every 2 steps .* make it a multiple",
+        ),
         ({"sampling": {"top_k": 3}}, r"sampling\.top_k is 3, but conventions\.old_logprobs takes the ratio"),
         ({"sampling": {"top_p": 0.9}}, r"sampling\.top_p is 0\.9, but conventions\.old_logprobs takes the ratio"),
         (
