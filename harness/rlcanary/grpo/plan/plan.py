@@ -283,8 +283,8 @@ class Plan:
         if self.evaluation and self.evaluation.every % self.schedule.sync_every:
             raise ValueError(
                 f"evaluation.every is {self.evaluation.every}, but the engines get the weights every "
-                f"{self.schedule.sync_every} steps (schedule.sync_every): make it a multiple, so that the policy is evaluated "
-                "as it is"
+                f"{self.schedule.sync_every} steps (schedule.sync_every): make it a multiple, so that the present policy is "
+                "evaluated"
             )
         require_one_distribution(sampling, conventions)
         require_signal(self.schedule, conventions)

@@ -92,6 +92,7 @@ class Collector:
             self._trajectory if yield_completed_trajectories else self._group,
             self.pool,
             per_item=self._sampling["n"] if yield_completed_trajectories else 1,
+            is_final=yield_completed_trajectories,
             ahead=self._ahead,
             limit=limit,
             lost=self.lost,
@@ -157,6 +158,7 @@ async def as_completed(
     pool: EnginePool,
     *,
     per_item: int,
+    is_final: bool,
     ahead: int,
     limit: int | None = None,
     lost: list[Lost] | None = None,
@@ -167,10 +169,11 @@ async def as_completed(
 
     Args:
         items: an iterator whose epoch was started.
-        sample: makes the sample of this index of an item; `RequestFailed` is told to the iterator, and with several samples
-            per item it is final, since the consumer may have others of the item.
+        sample: makes the sample of this index of an item; `RequestFailed` is told to the iterator.
         pool: the engines that `sample` uses.
         per_item: samples of each item.
+        is_final: `sample` has tried as often as the iterator says. With several samples per item it has to, since the
+            consumer may have others of the item.
         ahead: items under way at once.
         limit: number of items that do not fail; no further ones are drawn.
         lost: list that failed groups are added to.
@@ -208,7 +211,7 @@ async def as_completed(
                 try:
                     completed = task.result()
                 except RequestFailed as failure:
-                    items.mark_failed(item.id, str(failure), final=per_item > 1)
+                    items.mark_failed(item.id, str(failure), final=is_final)
                     if lost is not None:
                         lost.append((item.id, failure))
                     del unfinished[item.id]

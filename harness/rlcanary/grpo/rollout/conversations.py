@@ -87,7 +87,7 @@ async def conversations(
         return index, await retried(items.retries, lambda attempt: play(row, index, attempt))
 
     waiting: dict[Hashable, dict[int, Conversation]] = {}
-    stream = as_completed(items, sample, pool, per_item=n, ahead=ahead, limit=limit, lost=lost)
+    stream = as_completed(items, sample, pool, per_item=n, is_final=True, ahead=ahead, limit=limit, lost=lost)
     async with aclosing(stream):
         async for index, conversation in stream:
             if yield_completed_trajectories:

@@ -321,6 +321,14 @@ def test_collectors_that_share_engines_give_them_up_together():
     assert (first.pool.alive, len(bad.sent)) == ([1], asked)
 
 
+def test_lone_completion_requested_alone_is_tried_no_more_often_than_the_iterator_says():
+    engine = Flaky(lambda prompt, tries: True)
+    items = iterator_of(1, retries=2)
+    collector = Collector([engine], items, {"n": 1, "seed": 1}, patience=20, one_by_one=True)
+    assert run(collector.collect(1)) == []
+    assert len(set(engine.sent)) == len(engine.sent) == 3
+
+
 def test_replica_that_died_is_given_up_at_once():
     class Dead(FakeEngine):
         async def agenerate(self, prompt, sampling):

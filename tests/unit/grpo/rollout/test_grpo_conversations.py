@@ -110,6 +110,15 @@ def test_failed_turn_begins_its_conversation_anew_and_no_other():
     assert len({seed for _, _, seed in talker.requests}) == len(talker.requests)
 
 
+def test_lone_conversation_of_a_row_is_tried_no_more_often_than_the_iterator_says():
+    environment, items = started(1, retries=2)
+    talker = Talker()
+    talker.fails = {("row 0", 0, number) for number in range(1, 20)}
+    pool = EnginePool([talker], patience=20)
+    assert run(everything(conversations(environment, items, pool, {"n": 1, "seed": 5}))) == []
+    assert len({seed for _, _, seed in talker.requests}) == len(talker.requests) == 3
+
+
 def test_row_that_cannot_be_scored_fails_and_the_others_come():
     class Broken(ExactVerifier):
         def verify(self, completion, target):
