@@ -18,6 +18,7 @@ from rlcanary.grpo.engines.engine_pool import RequestRefused
 from rlcanary.grpo.engines.one_engine import start_engine
 from rlcanary.grpo.engines.transformers_policy import TransformersPolicy
 from rlcanary.grpo.engines.vllm_policy import VllmPolicy, engine_options
+from rlcanary.grpo.plan.models import character_tokenizer, save_model
 from rlcanary.grpo.plan.plan import SamplerRole
 from rlcanary.tiny_models import EOS_ID, PAD_ID, tiny_qwen2
 
@@ -259,6 +260,17 @@ def test_sleeping_engine_refuses_requests_instead_of_never_answering(policy: Vll
     finally:
         policy.wake_up()
     assert gap(policy, model, LONG) < 1e-4
+
+
+def test_engine_of_a_model_without_an_end_has_those_of_the_plan(tmp_path: Path) -> None:
+    tokenizer, model = character_tokenizer("0123456789+="), tiny_qwen2(vocabulary=14)
+    tokenizer.eos_token = tokenizer.chat_template = None
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    save_model(model, tokenizer, tmp_path)
+    role = SamplerRole(engine="vllm", options={"max_model_len": 64, **IN_THE_ENGINE})
+    with start_engine(role, Sampling(eos_token_ids=(7,), seed=0), "float32", tmp_path) as (engine, _):
+        ((completion,),) = engine.generate([SHORT], {"max_new_tokens": 60})
+    assert completion.token_ids.index(7) == len(completion.token_ids) - 1
 
 
 @pytest.mark.parametrize("options", [{"no_such_option": 3}, {"max_model_len": 100_000_000}], ids=str)

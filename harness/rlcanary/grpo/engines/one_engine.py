@@ -62,7 +62,7 @@ def _vllm(role: SamplerRole, sampling: Sampling, dtype: str, folder: Path) -> It
             raise UserError(f"vLLM refuses roles.sampler.options {role.options}: {_in_a_line(error)}") from error
         except RuntimeError as error:
             raise EnginesLost(f"vLLM's engine did not start: {_in_a_line(error)}") from error
-        policy = VllmPolicy(llm)
+        policy = VllmPolicy(llm, eos_token_ids=sampling.eos_token_ids)
         yield policy, policy
     finally:
         # By id and at once: vLLM's own shutdown waits several seconds before it kills a busy engine.
