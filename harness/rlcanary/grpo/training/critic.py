@@ -6,6 +6,7 @@ Shapes: B rows (completions), S sequence positions, T completion positions, H fe
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -31,6 +32,9 @@ from rlcanary.grpo.training.trainer import (
 )
 from rlcanary.reference import value_loss, values
 from rlcanary.reference.step import forward_mode
+
+# Of float32 returns, which are sums over the tokens of a row.
+ROUNDING = 1e-5
 
 
 class ValueModel(torch.nn.Module):
@@ -83,9 +87,15 @@ def update_critic(
     judged = ValueBatch(missing_BT, given.returns, given.mask, given.old_values, given.group_ids)
     output = accumulate_value_gradients(critic, batch, judged, conventions, schedule)
     moved = {f"critic_{name}": value for name, value in descend(critic, conventions).items()}
-    returns_N, old_values_N = given.returns[given.mask].double(), given.old_values[given.mask].double()
-    explained = 1 - (returns_N - old_values_N).var(correction=0) / returns_N.var(correction=0)
-    return {"value_loss": float(output.loss), **output.metrics, "explained_variance": float(explained), **moved}
+    explained = _explained(given.returns[given.mask].double(), given.old_values[given.mask].double())
+    return {"value_loss": float(output.loss), **output.metrics, "explained_variance": explained, **moved}
+
+
+def _explained(returns_N: Tensor, values_N: Tensor) -> float:
+    """Compute the share of the returns' variance that the values explain; NaN of returns equal but for rounding, or none."""
+    if not len(returns_N) or returns_N.max() - returns_N.min() <= ROUNDING * returns_N.abs().max():
+        return math.nan
+    return 1 - float((returns_N - values_N).var(correction=0) / returns_N.var(correction=0))
 
 
 def accumulate_value_gradients(

@@ -1,5 +1,6 @@
 """The critic: micro-batches change nothing, and what it is compared with stays as it was before a step's updates."""
 
+import math
 from typing import Any
 
 import pytest
@@ -45,6 +46,21 @@ def test_returns_and_old_values_are_those_before_the_first_update_of_a_step() ->
     _, updates = trained(PPO, epochs_per_step=3)
     assert len({update["explained_variance"] for update in updates}) == 1
     assert len({update["value_loss"] for update in updates}) == 3
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("ends", [("stop", 1.0), ("length", 0.5)], ids=["equal", "none"])
+def test_nothing_is_explained_of_returns_that_are_equal_or_none(ends: tuple[str, float]) -> None:
+    reason, reward = ends
+    completions = [Completion([7, 8, 9], finish_reason=reason), Completion([10, 2], finish_reason=reason)]
+    batch, _ = make_batch([Group([5, 6], completions, [reward, reward])], PAD_ID, mask_truncated=True)
+    model = tiny_llama()
+    state = new_state(model, OptimizerSettings())
+    state.critic = new_critic(model, OptimizerSettings(1e-2))
+    torch.nn.init.normal_(state.critic.model.head.weight, generator=torch.Generator().manual_seed(0))
+    conventions = PPO.replace(gae_lambda=1.0, old_logprobs="trainer", mask_truncated=True)
+    (update,) = take_updates(state, batch, conventions, Schedule(prompts_per_step=1, group_size=2))
+    assert math.isnan(update["explained_variance"])
 
 
 def test_the_critic_of_a_bfloat16_model_has_float32_masters_and_values() -> None:
