@@ -122,6 +122,10 @@ def _items(
             raise UserError(
                 f"{key}: {row.id} asks for the verifier {row.verifier!r}, there are {', '.join(sorted(verifiers))}"
             )
+        if as_rows and row.answer_prefix:
+            raise UserError(
+                f"{key}: {row.id} has an answer_prefix, but conversations of an environment begin no answer: leave it out"
+            )
         _require_known(row, encode, key, data, tokenizer)
     if as_rows:
         return rows
@@ -159,4 +163,5 @@ def _encoder(settings: DataSettings, tokenizer: Any) -> Any:
 def _plain(row: Row, settings: DataSettings) -> str:
     if not isinstance(row.prompt, str):
         raise UserError(f"{row.id} is a conversation, which needs data.chat_template")
-    return settings.system_prompt + row.prompt + (row.answer_prefix or "")
+    own = settings.system_prompt if row.system_prompt is None else row.system_prompt
+    return own + row.prompt + (row.answer_prefix or "")

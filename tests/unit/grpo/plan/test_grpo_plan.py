@@ -1,5 +1,6 @@
 """A plan that cannot be run is refused before anything starts, and the message names the key."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +304,23 @@ def test_a_file_that_is_no_plan_is_refused_by_its_name(tmp_path: Path, content: 
     path.write_text(content)
     with pytest.raises(UserError, match=r"plan\.yaml"):
         read_plan(path)
+
+
+def test_bare_prompts_begin_with_the_system_prompt_of_their_row(tmp_path: Path) -> None:
+    rows = [{"id": id, "prompt": "1+1=", "target": "2"} for id in ("a", "b", "c")]
+    rows[1]["system_prompt"], rows[2]["system_prompt"] = "7", ""
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    datasets = [{"name": str(tmp_path / "rows.jsonl")}]
+    plan = plan_of(given(data={"datasets": datasets, "system_prompt": "0", "chat_template": False}))
+    tokenizer = character_tokenizer("0123456789+= ")
+    items = item_iterator(plan.data, tokenizer, VerifiersByName(), seed=0)
+    prompts = [tokenizer.decode(item.prompt_ids) for item in items.items.values()]
+    assert prompts == ["01+1=", "71+1=", "1+1="]
+
+
+def test_rows_whose_answers_have_a_beginning_are_no_conversations(tmp_path: Path) -> None:
+    row = {"id": "a", "prompt": "1+1=", "target": "2", "answer_prefix": "="}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    plan = plan_of(given(data__datasets=[{"name": str(tmp_path / "rows.jsonl")}], environment={"max_turns": 1}))
+    with pytest.raises(UserError, match=r"data\.datasets: .*/a has an answer_prefix, but conversations"):
+        check_plan(plan)
