@@ -296,6 +296,20 @@ def test_an_evaluation_asks_the_engines_that_get_the_weights(tmp_path: Path) -> 
         assert run.evaluation.pool is run.collector.pool
 
 
+def test_an_evaluation_draws_random_numbers_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    agenerate = TransformersPolicy.agenerate
+
+    async def watched(self: Any, prompt: Any, sampling: Any) -> Any:
+        asked.append(sampling["seed"])
+        return await agenerate(self, prompt, sampling)
+
+    monkeypatch.setattr(TransformersPolicy, "agenerate", watched)
+    held_out = {"datasets": [{"name": "arithmetic", "count": 12, "largest": 4}]}
+    train(a_plan(tmp_path, 1, evaluation=held_out, conventions__evaluation_temperature=1.0))
+    assert len(set(asked)) == len(asked) == 12 + 4
+
+
 def test_a_dataset_that_is_held_out_and_not_there_is_named_by_its_key(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"datasets\[0\]: unknown .*'sums'"):
         train(a_plan(tmp_path / "run", evaluation={"datasets": [{"name": "sums"}]}))

@@ -25,7 +25,7 @@ from rlcanary.grpo.plan.schedule import Schedule
 from rlcanary.grpo.rewards.by_name import VerifiersByName
 from rlcanary.grpo.rewards.workers import ChildWorker, RayWorker
 from rlcanary.grpo.rollout.buffer import GroupBuffer, RemoteBuffer, start_buffer
-from rlcanary.grpo.rollout.collector import Collector
+from rlcanary.grpo.rollout.collector import Collector, seeded
 from rlcanary.grpo.rollout.conversations import ConversationCollector
 from rlcanary.grpo.rollout.environment import ChatEnvironment
 from rlcanary.grpo.rollout.open_environment import chat_environment
@@ -181,7 +181,8 @@ def open_run(plan: Plan, resume: bool = False, audit: Audit | None = None) -> It
         state = _learner(plan, model)  # behind the samplers, which read the model without adapters
         grouped = replace(sampling, n=plan.schedule.group_size)
         collector = _collector(role, samplers.engines, data, grouped)
-        alone = replace(sampling, temperature=plan.conventions.evaluation_temperature)
+        own = seeded({"seed": plan.run.seed}, "evaluation")["seed"]
+        alone = replace(sampling, temperature=plan.conventions.evaluation_temperature, seed=own)
         evaluation = _collector(role, collector.pool, held_out[0], alone) if held_out else None
         buffer = stack.enter_context(_buffer(plan.schedule, is_remote, checkpoint and checkpoint["groups"]))
         rollout = Rollout(collector, buffer, plan.schedule, log)
