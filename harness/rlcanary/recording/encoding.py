@@ -5,6 +5,7 @@ import datetime
 import decimal
 import enum
 import math
+import numbers
 import os
 import sys
 from collections.abc import Mapping
@@ -39,10 +40,10 @@ class Encoded(NamedTuple):
 def encode(value: object) -> Encoded:
     """Encodes a tracked value as plain JSON values.
 
-    Accepted, also nested: None, bool, int, float, Decimal, str; tensors and numpy or jax arrays and scalars of at
-    most MAX_ARRAY_ELEMENTS elements (as numbers or nested lists); Path (its text), date, time, datetime (ISO 8601),
-    timedelta (seconds), Enum (its value), dataclasses and mappings (objects), lists and tuples. NaN and infinities
-    become None and are listed in `nonfinite`, because JSON has no such numbers.
+    Accepted, also nested: None, bool, int, str; float, Decimal, Fraction and other real numbers (as the nearest float);
+    tensors and numpy or jax arrays and scalars of at most MAX_ARRAY_ELEMENTS elements (as numbers or nested lists); Path
+    (its text), date, time, datetime (ISO 8601), timedelta (seconds), Enum (its value), dataclasses and mappings (objects),
+    lists and tuples. NaN and infinities become None and are listed in `nonfinite`, because JSON has no such numbers.
 
     Raises:
         EncodingError: for everything else.
@@ -65,9 +66,8 @@ def _encode(value: object, path: str, depth: int, nonfinite: list[NonFinite]) ->
             return value
         case int():
             return _whole(value, path)
-        case float() | decimal.Decimal():
-            is_nan = isinstance(value, decimal.Decimal) and value.is_nan()  # a signalling one is no float
-            number = math.nan if is_nan else float(value)
+        case float() | decimal.Decimal() | numbers.Real() if not isinstance(value, numbers.Integral):  # those of numpy
+            number = _real(value, path)
             if math.isfinite(number):
                 return number
             nonfinite.append(NonFinite(path, repr(number)))
@@ -89,6 +89,8 @@ def _encode(value: object, path: str, depth: int, nonfinite: list[NonFinite]) ->
             return encoded
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: inner(getattr(value, field.name), f".{field.name}") for field in dataclasses.fields(value)}
+    if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
+        raise EncodingError(f"{_place(path)} is a complex number, which has no JSON form. Track its parts, or its size")
     if isinstance(value, _array_types()):
         return inner(_array_to_lists(value, path), "")
     raise EncodingError(
@@ -116,6 +118,20 @@ def _whole(number: int, path: str) -> int:
     if number.bit_length() > MAX_BITS:
         raise EncodingError(f"{_place(path)} is a whole number of more than {MAX_BITS} bits, which JSON readers reject")
     return int(number)
+
+
+def _real(number: Any, path: str) -> float:
+    if isinstance(number, decimal.Decimal) and number.is_nan():  # a signalling one is no float
+        return math.nan
+    try:
+        value = float(number)
+    except OverflowError:
+        value = math.inf
+    if math.isinf(value) and value != number:
+        raise EncodingError(
+            f"{_place(path)} is a {_type_name(number)} beyond the range of a float, which is what JSON readers make of it"
+        )
+    return value
 
 
 def _array_types() -> tuple[type, ...]:

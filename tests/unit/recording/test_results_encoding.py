@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import fractions
 import json
 import subprocess
 import sys
@@ -35,6 +36,10 @@ class Throughput:
         (0.5, 0.5),
         ("text", "text"),
         (decimal.Decimal("0.25"), 0.25),
+        (fractions.Fraction(1, 3), 1 / 3),
+        (np.longdouble("0.25"), 0.25),
+        (np.array([0.5, 0.25], dtype=np.longdouble), [0.5, 0.25]),
+        (np.int64(2**60 + 1), 2**60 + 1),
         (torch.tensor(1.5), 1.5),
         (torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True), 0.5),
         (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
@@ -139,3 +144,16 @@ def test_keys_that_are_one_key_in_json_are_refused() -> None:
 
 def test_signalling_nan_is_a_nan() -> None:
     assert encode(decimal.Decimal("sNaN")) == (None, [("", "nan")])
+
+
+@pytest.mark.parametrize("value", [decimal.Decimal("1e400"), fractions.Fraction(10**400, 3), np.longdouble("1e400")])
+def test_finite_number_that_no_float_holds_is_refused_and_no_infinity(value: object) -> None:
+    with pytest.raises(EncodingError, match="beyond the range of a float"):
+        encode(value)
+    assert encode(np.longdouble("-inf")).nonfinite == [NonFinite("", "-inf")]
+
+
+@pytest.mark.parametrize("value", [1j, np.clongdouble(1j), np.array([1j])])
+def test_complex_number_is_refused_as_such(value: object) -> None:
+    with pytest.raises(EncodingError, match="is a complex number"):
+        encode(value)
