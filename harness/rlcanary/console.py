@@ -1,10 +1,13 @@
 """The consoles that reports and progress are printed on."""
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from io import StringIO
+from functools import cache
+from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn
@@ -44,5 +47,11 @@ def without_output(*, unless: bool = False) -> Iterator[None]:
     if unless:
         yield
         return
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+    with redirect_stdout(_nowhere()), redirect_stderr(_nowhere()):
         yield
+
+
+@cache  # never closed: loggers that are made meanwhile keep it
+def _nowhere() -> TextIO:
+    """Open a stream that drops everything, and has all that a stream of a process has, such as a file number."""
+    return Path(os.devnull).open("w", encoding="utf-8")

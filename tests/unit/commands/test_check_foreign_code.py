@@ -1,5 +1,7 @@
 """The code under test is foreign: whatever it does to its process, `rlcanary check` ends with a verdict of its own."""
 
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -66,3 +68,35 @@ def test_exit_that_nobody_expects_is_an_internal_error(capsys: pytest.CaptureFix
         cli.main()
     assert ended.value.code == 3
     assert "SystemExit" in capsys.readouterr().err
+
+
+OUTPUTS = ("--json=out.json", "--markdown=out.md", "--update-expected=known.txt")
+
+
+@pytest.mark.parametrize("place", ["imported", "called"])
+def test_outputs_are_written_where_the_command_was_typed(tmp_path: Path, place: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    moves = adapter(tmp_path, **{place: f"import os; os.chdir({str(elsewhere)!r})"})
+    done = rlcanary("check", moves, "--only=advantage.shift", *OUTPUTS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} >= {"out.json", "out.md", "known.txt"}
+    (tmp_path / "known.txt").write_text((tmp_path / "known.txt").read_text().replace("say why", "on purpose"))
+    assert rlcanary("check", moves, "--only=advantage.shift", "--expected=known.txt", cwd=tmp_path).returncode == 0
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "statement", ["sys.stdout.fileno()", "sys.stderr.buffer.write(b'x')", "sys.stdout.reconfigure(line_buffering=True)"]
+)
+def test_what_code_does_with_its_output_is_no_failure(tmp_path: Path, statement: str) -> None:
+    (tmp_path / "mine.py").write_text(ADAPTER.format(created="pass", called=statement, listed="pass", imported=""))
+    done = subprocess.run(
+        [sys.executable, "-m", "rlcanary", "check", "mine.py", "--only=advantage.nan_reward,advantage.row_order"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "raised" not in done.stdout
+    assert done.returncode in (0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -146,8 +147,9 @@ def check(
             )
     if programs is not None:
         make_folder(programs)
+    here = Path.cwd()
     # The console script does not put the current folder, with the user's package, on the path.
-    sys.path.insert(0, str(Path.cwd()))
+    sys.path.insert(0, str(here))
     implementation = load_adapter(adapter)
 
     from rlcanary.adapters.frameworks import versions_of
@@ -178,13 +180,15 @@ def check(
             examples=examples,
             models=models,
             fail_on=fail_on,
-            json_path=json_path,
+            json_path=json_path and here / json_path,
             shows_output=show_output,
         )
         warn_of_names(implementation)
         ctx.exit(code)
-    expected = {} if expected_path is None else read_expected(expected_path)
+    with chdir(here):  # the code under test may have gone elsewhere
+        expected = {} if expected_path is None else read_expected(expected_path)
     results = run_suite(checks, implementation, adapter, seed, timeout, examples, models, shows_output=show_output)
+    os.chdir(here)
     if updated_path is not None:
         before = read_expected(updated_path, is_draft=True) if updated_path.exists() else None
         expected = update_expected(updated_path, results)
