@@ -7,6 +7,7 @@ import inspect
 import itertools
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -103,7 +104,9 @@ def configurations_of(adapter: Adapter) -> dict[str, Adapter]:
         UserError: they cannot be listed.
     """
     with _foreign(f"listing the configurations of {adapter.name} failed"):
-        listed = adapter.configurations()
+        listed: object = adapter.configurations()
+    if not (isinstance(listed, dict) and all(isinstance(each, Adapter) for each in listed.values())):
+        raise UserError(f"the configurations of {adapter.name} are no dict of adapters: let it return them by name")
     found = {}
     for name, each in listed.items():
         _require_plain(name, f"the name of a configuration of {adapter.name}")
@@ -244,6 +247,9 @@ def _foreign(failed: str) -> Iterator[None]:
 def _told(error: BaseException) -> str:
     """Summarise an error in one line, with a suggestion for a misspelt convention."""
     told = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen")]
+    if frames[1:]:  # beyond this module
+        told += f" (line {frames[-1].lineno} of {frames[-1].filename})"
     unknown = re.search(r"Conventions.* unexpected keyword argument '(\w+)'", told)
     close = get_close_matches(unknown[1], [field.name for field in fields(Conventions)], n=1) if unknown else []
     return f"{told}; did you mean {close[0]}?" if close else told

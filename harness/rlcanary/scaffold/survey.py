@@ -98,7 +98,8 @@ def python_files(root: Path) -> Iterator[Path]:
     """Yield the Python files of a repository, without those of environments and builds."""
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in sorted(folders) if name not in SKIPPED and not name.startswith(".")]
-        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+        named = (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+        yield from (file for file in named if file.is_file())  # an editor's lock is a link to nothing
 
 
 def installed_release(package: str) -> str | None:

@@ -1,5 +1,6 @@
 """The code under test is foreign: whatever it does to its process, `rlcanary check` ends with a verdict of its own."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,8 @@ def test_adapter_that_exits_is_refused_in_one_line(
     done = rlcanary(
         "check", adapter(tmp_path, **{place: "sys.exit(0)"}), *options, "--only=advantage.shift", cwd=tmp_path
     )
-    assert (done.returncode, done.stderr) == (2, f"rlcanary: {told}\n")
+    assert done.returncode == 2
+    assert re.fullmatch(rf"rlcanary: {re.escape(told)} \(line \d+ of {tmp_path}/mine.py\)\n", done.stderr)
 
 
 @pytest.mark.parametrize("statement", ["sys.exit(0)", "import asyncio; raise asyncio.CancelledError"])
@@ -61,6 +63,13 @@ def test_capability_that_exits_or_is_cancelled_is_an_error_of_its_check(tmp_path
     assert done.returncode == 1, done.stderr
     assert "advantages([4], [4]) raised" in done.stdout
     assert "0 passed, 1 raised an error" in done.stdout
+
+
+@pytest.mark.parametrize("listed", ["return [self]", "return {'a': 3}", "return {3: self}"])
+def test_configurations_that_are_none_are_refused(tmp_path: Path, listed: str) -> None:
+    done = rlcanary("check", adapter(tmp_path, listed=listed), "--matrix", "--only=advantage.shift", cwd=tmp_path)
+    assert done.returncode == 2
+    assert re.search("no dict of adapters|name of a configuration", done.stderr)
 
 
 def test_exit_that_nobody_expects_is_an_internal_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,3 +118,8 @@ def test_ci_installs_the_dependencies_of_a_project_that_pip_cannot_build(tmp_pat
         workflow = next(file for file in Plan(survey(root), None).files() if file.path.endswith("rlcanary.yml"))
         assert workflow.text is not None
         assert f"pip install {told} " in workflow.text
+
+
+def test_link_to_nothing_is_no_file_of_the_repository(tmp_path: Path) -> None:
+    (tmp_path / ".#train.py").symlink_to("user@host.1")  # as an editor locks a file
+    assert survey(write(tmp_path, {"train.py": "import trl\n"})).frameworks == ["trl"]

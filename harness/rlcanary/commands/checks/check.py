@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -20,6 +22,16 @@ from rlcanary.system.files import make_folder, require_writable, write_whole
 
 if TYPE_CHECKING:
     from rlcanary.contract.adapter import Adapter
+
+
+LONGEST = 1_000_000.0
+"""Seconds that the limit of a check may have: the system's timers end somewhere."""
+
+
+def _at_most_some_days(_ctx: click.Context, _parameter: click.Parameter, seconds: float) -> float:
+    if not seconds <= LONGEST:  # NaN is not
+        raise click.BadParameter(f"{seconds:g} is not at most {LONGEST:.0f} seconds; 0 is no limit")
+    return seconds
 
 
 @click.command(
@@ -40,7 +52,9 @@ if TYPE_CHECKING:
     metavar="PREFIX",
     help="Run only the checks whose id starts with PREFIX, such as `loss.` or `step,sync`; repeatable.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of the random cases.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the random cases."
+)
 @click.option(
     "--examples",
     type=click.IntRange(min=0),
@@ -89,6 +103,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
+    callback=_at_most_some_days,
     default=120,
     show_default=True,
     metavar="SECONDS",
@@ -127,9 +142,10 @@ def check(
     if expected_path is not None and updated_path is not None:
         raise UserError("--expected reads the file that --update-expected writes: give one of them")
     updated_file = None if updated_path is None else Path(os.path.realpath(updated_path))
-    for path in (json_path, html, markdown, junit, sarif, updated_file):
-        if path is not None:
-            require_writable(path)
+    files = [path for path in (json_path, html, markdown, junit, sarif, updated_file) if path is not None]
+    for path in files:
+        require_writable(path)
+    _require_different([*files, *([] if expected_path is None else [expected_path])])
     if matrix:
         others = {
             "--html": html,
@@ -241,6 +257,12 @@ def check(
     if comparison.nothing:
         raise UserError(f"nothing was checked: {comparison.nothing}")
     ctx.exit(comparison.exit_code(fail_on))
+
+
+def _require_different(paths: Sequence[Path]) -> None:
+    counts = Counter(map(os.path.realpath, paths))
+    if twice := next((path for path in paths if counts[os.path.realpath(path)] > 1), None):
+        raise UserError(f"{twice} is given for two files: give each a name of its own")
 
 
 def warn_of_names(implementation: Adapter) -> None:
