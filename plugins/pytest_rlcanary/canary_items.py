@@ -73,6 +73,8 @@ def summarize(terminalreporter: pytest.TerminalReporter, config: pytest.Config) 
     """Name the causes of the failures, the share of the checks that ran, and those that compared nothing."""
     for name, line in _coverage(terminalreporter).items():
         terminalreporter.line(f"canary {name}: {line}")
+    if nothing_was_checked(terminalreporter):
+        terminalreporter.line("rlcanary: nothing was checked: no check that ran had something to compare", red=True)
     failed = {
         report.nodeid for report in terminalreporter.stats.get("failed", []) if report.nodeid.startswith("canary[")
     }
@@ -89,13 +91,24 @@ def summarize(terminalreporter: pytest.TerminalReporter, config: pytest.Config) 
             terminalreporter.line(f"{report.nodeid}: {dict(report.user_properties)[name]}")
 
 
-def _coverage(terminalreporter: pytest.TerminalReporter) -> dict[str, Coverage]:
-    """Return how much of the suite ran, by adapter."""
-    reports = {
+def nothing_was_checked(terminalreporter: pytest.TerminalReporter) -> bool:
+    """Tell if there were checks, and none compared anything."""
+    told = _told_of(terminalreporter).values()
+    return bool(told) and all(NOT_PROVIDED in each or NOT_COMPARED in each for each in told)
+
+
+def _told_of(terminalreporter: pytest.TerminalReporter) -> dict[str, dict[str, object]]:
+    """Return what the reports of checks tell, by their ids."""
+    return {
         report.nodeid: dict(report.user_properties)
         for report in itertools.chain.from_iterable(terminalreporter.stats.values())
         if isinstance(report, pytest.TestReport) and report.when == "call" and report.nodeid.startswith("canary[")
     }
+
+
+def _coverage(terminalreporter: pytest.TerminalReporter) -> dict[str, Coverage]:
+    """Return how much of the suite ran, by adapter."""
+    reports = _told_of(terminalreporter)
     if not reports:
         return {}
     # The checks import torch, which is there where one of them ran.

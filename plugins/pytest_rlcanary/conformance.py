@@ -99,10 +99,16 @@ def pytest_report_teststatus(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End with 3, which blames no code, where nothing failed and a check met an error of the adapter itself."""
+    """Where nothing failed, end with 3, which blames no code, for an error of an adapter, or 2 if nothing was checked."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if session.exitstatus == pytest.ExitCode.OK and reporter is not None and reporter.stats.get("adapter error"):
+    if session.exitstatus != pytest.ExitCode.OK or reporter is None or not session.config.getoption("canary"):
+        return
+    from pytest_rlcanary.canary_items import nothing_was_checked
+
+    if reporter.stats.get("adapter error"):
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+    elif nothing_was_checked(reporter):
+        session.exitstatus = pytest.ExitCode.INTERRUPTED  # as a user's mistake
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -147,3 +147,23 @@ def test_check_that_does_not_end_fails_and_the_rest_runs(pytester: pytest.Pytest
     result.assert_outcomes(failed=1, deselected=len(all_checks()) - 2)
     result.stdout.fnmatch_lines(["*1 not provided*"])
     result.stdout.fnmatch_lines(["*1 s: advantages(?4?, ?4?)*"])
+
+
+DECLINING = """
+from rlcanary.adapters import Adapter, NotProvided
+
+class Declining(Adapter):
+    name = "declining"
+
+    def advantages(self, rewards, group_ids):
+        raise NotProvided("not in this release")
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--canary-list-not-provided",)], ids=["counted", "listed"])
+def test_a_run_that_compared_nothing_is_no_success(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
+    pytester.makepyfile(mine=DECLINING, test_own="def test_own(): pass")
+    result = canary(pytester, "--canary", "mine.py", *options)
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["*nothing was checked*"])
+    assert canary(pytester, "--canary", "mine.py", "-k", "test_own").ret == 0
