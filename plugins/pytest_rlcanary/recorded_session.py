@@ -80,6 +80,10 @@ def start_recorder(config: pytest.Config, folder: Path, root: Path) -> None:
     config.stash[ENVIRONMENT] = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     config.stash[RECORDER] = recorder
+    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    if early := sorted(name for name, file in files.items() if file and recorder.is_project(file)):
+        named = f"{', '.join(early[:3])}{' …' if early[3:] else ''}"
+        recorder.write("p", f"what plugins did while they were imported, before recording began, is not seen: {named}")
 
 
 @contextmanager

@@ -101,3 +101,21 @@ def test_the_summary_names_the_kinds_of_what_is_not_seen_where_they_may_apply(tm
     assert "leave in globals: module.py: leave\n" in f"{text}\n"
     assert "computed name count for the first test: module.py: found" in text
     assert "a process outlived the test that started it" in text
+
+
+@pytest.mark.parametrize("how", ["-p", "conftest"])
+def test_a_plugin_that_is_imported_before_recording_begins_is_named(tmp_path: Path, how: str) -> None:
+    project = write_project(
+        tmp_path,
+        {
+            "plugin.py": "from made import table\nTABLE = table()\n",
+            "made.py": "def table():\n    return [1]\n",
+            "test_it.py": "def test_it(): pass\n",
+            **({"conftest.py": "pytest_plugins = ['plugin']\n"} if how == "conftest" else {}),
+        },
+    )
+    (project / "pytest.ini").write_text("[pytest]\npythonpath = .\n" + ("addopts = -p plugin\n" if how == "-p" else ""))
+    said = run_testmon(project).stdout
+    assert ("before recording began, is not seen: made, plugin" in said) is (how == "-p"), said
+    with edited(project, "made.py", "[1]", "[2]"):
+        assert selected(project) == (set() if how == "-p" else {"test_it"})
