@@ -62,7 +62,7 @@ class Collector:
             ahead: items that are drawn and not yet handed to the consumer; None is as many as there are slots.
             request_timeout_s: a request that takes longer has failed; None waits for ever.
             patience: failures in a row after which a replica is given up.
-            one_by_one: `collect` and `feed` request each completion alone and assemble the groups, rows in order of arrival.
+            one_by_one: `collect` and `feed` request each completion alone and assemble the groups, rows in order.
         """
         self.items = items
         self.lost: list[Lost] = []
@@ -126,14 +126,22 @@ class Collector:
                 async for group in stream:
                     await put(group)
 
-    async def _whole_groups(self, limit: int | None = None) -> AsyncGenerator[Group, None]:
-        assembler = GroupAssembler(self._sampling["n"])
-        async with aclosing(self.groups(limit, yield_completed_trajectories=self._one_by_one)) as stream:
-            async for group in stream:
-                if not self._one_by_one:
-                    yield group
-                elif assembled := assembler.add(Trajectory.of(group, self.items.epoch)):
-                    yield assembled
+    def _whole_groups(self, limit: int | None = None) -> AsyncGenerator[Group, None]:
+        return self._assembled(limit) if self._one_by_one else self.groups(limit)
+
+    async def _assembled(self, limit: int | None) -> AsyncGenerator[Group, None]:
+        async def placed(item: Item, index: int) -> tuple[Hashable, int, Group]:
+            return item.id, index, await self._trajectory(item, index)
+
+        n = self._sampling["n"]
+        settings: dict[str, Any] = {"ahead": self._ahead, "limit": limit, "lost": self.lost}
+        stream = as_completed(self.items, placed, self.pool, per_item=n, is_final=True, **settings)
+        async with aclosing(in_full(stream, n)) as groups:
+            async for of_item in groups:
+                assembler = GroupAssembler(n)
+                assembled = [assembler.add(Trajectory.of(each, self.items.epoch)) for each in of_item][-1]
+                assert assembled is not None
+                yield assembled
 
     async def _group(self, item: Item, index: int) -> Group:
         return await self._sample(item, self._sampling["n"], self.items.attempt(item.id), index)
@@ -235,6 +243,24 @@ async def as_completed(
         for id in reversed(unfinished):
             items.mark_pending(id)
             pool.counts["given back"] += 1
+
+
+async def in_full(
+    stream: AsyncGenerator[tuple[Hashable, int, Sample], None], n: int
+) -> AsyncGenerator[list[Sample], None]:
+    """Yield the n samples of an item together and in order, once the last of them is there.
+
+    Args:
+        stream: the item's id, the index and the sample.
+        n: samples of each item.
+    """
+    waiting: dict[Hashable, dict[int, Sample]] = {}
+    async with aclosing(stream):
+        async for id, index, sample in stream:
+            waiting.setdefault(id, {})[index] = sample
+            if len(waiting[id]) == n:
+                of_item = waiting.pop(id)
+                yield [of_item[place] for place in range(n)]
 
 
 async def retried(retries: int, sample: Callable[[int], Awaitable[Sample]]) -> Sample:

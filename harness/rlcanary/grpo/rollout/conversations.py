@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlcanary.contract.batch import Group
 from rlcanary.grpo.data.items import ItemIterator
 from rlcanary.grpo.engines.engine_pool import EnginePool, RequestFailed
-from rlcanary.grpo.rollout.collector import Collector, Lost, as_completed, retried, seeded
+from rlcanary.grpo.rollout.collector import Collector, Lost, as_completed, in_full, retried, seeded
 
 if TYPE_CHECKING:
     from rlcanary.grpo.data.datasets import Row
@@ -23,6 +23,7 @@ class ConversationCollector(Collector):
         """Take the parts of a `Collector`, with the rows of the environment as its items."""
         super().__init__(*arguments, **settings)
         self._environment = environment
+        self._one_by_one = False  # conversations are always sampled each alone
 
     async def groups(
         self, limit: int | None = None, *, yield_completed_trajectories: bool = False
@@ -83,17 +84,15 @@ async def conversations(
             raise RequestFailed(f"the conversation could not be scored: {conversation.score}", pool.version, "unscored")
         return conversation
 
-    async def sample(row: Row, index: int) -> tuple[int, Conversation]:
-        return index, await retried(items.retries, lambda attempt: play(row, index, attempt))
+    async def sample(row: Row, index: int) -> tuple[Hashable, int, Conversation]:
+        return row.id, index, await retried(items.retries, lambda attempt: play(row, index, attempt))
 
-    waiting: dict[Hashable, dict[int, Conversation]] = {}
     stream = as_completed(items, sample, pool, per_item=n, is_final=True, ahead=ahead, limit=limit, lost=lost)
+    if not yield_completed_trajectories:
+        async with aclosing(in_full(stream, n)) as rows:
+            async for of_row in rows:
+                yield of_row
+        return
     async with aclosing(stream):
-        async for index, conversation in stream:
-            if yield_completed_trajectories:
-                yield [conversation]
-                continue
-            of_row = waiting.setdefault(conversation.row.id, {})
-            of_row[index] = conversation
-            if len(of_row) == n:
-                yield [each for _, each in sorted(waiting.pop(conversation.row.id).items())]
+        async for *_, conversation in stream:
+            yield [conversation]

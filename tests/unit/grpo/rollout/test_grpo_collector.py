@@ -470,6 +470,28 @@ def test_completions_requested_one_by_one_come_together_as_groups():
     assert len({sent_seed for _, sent_seed in engine.sent}) == 9
 
 
+def test_completions_requested_one_by_one_keep_their_places_whichever_comes_first():
+    class Uneven(FakeEngine):
+        """Answers with the seed, in turns that grow or fall with the number of the request."""
+
+        def __init__(self, step):
+            super().__init__()
+            self.step = step
+
+        async def agenerate(self, prompt, sampling):
+            self.sent.append(prompt[-1])
+            for _ in range(50 + self.step * len(self.sent)):
+                await asyncio.sleep(0)
+            return [Completion([1], text=str(sampling["seed"]))]
+
+    texts = []
+    for step in (4, -4):
+        collector = Collector([Uneven(step)], iterator_of(2), {"n": 4, "seed": 1}, slots=9, one_by_one=True)
+        groups = run(collector.collect(2))
+        texts.append([[each.text for each in group.completions] for group in groups])
+    assert texts[0] == texts[1]
+
+
 def test_failed_trajectory_is_tried_again_without_the_others_of_its_item():
     engine = Flaky(lambda prompt, tries: prompt == 1 and tries == 2)
     items = iterator_of(2, retries=1)
