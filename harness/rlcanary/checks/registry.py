@@ -107,9 +107,12 @@ def checks_of(prefixes: Sequence[str]) -> list[Check]:
 def _meant(start: str, checks: Sequence[Check]) -> str:
     """Say what could be meant: a similar name, and the areas whose checks speak of the word; where none is, any area."""
     areas = list(dict.fromkeys(each.area for each in checks))
-    close = get_close_matches(start, [each.id for each in checks] if "." in start else areas, n=1)
-    word = re.compile(rf"\b{re.escape(start.partition('.')[0])}", re.IGNORECASE)
-    about = list(dict.fromkeys(each.area for each in checks if word.search(f"{each.id} {each.explanation}")))
+    word = start.partition(".")[0]
+    if word in areas:
+        close, about = get_close_matches(start, [each.id for each in checks], n=1), []
+    else:
+        close, named = get_close_matches(word, areas, n=1), re.compile(rf"\b{re.escape(word)}", re.IGNORECASE)
+        about = list(dict.fromkeys(each.area for each in checks if named.search(f"{each.id} {each.explanation}")))
     told = [f"did you mean {close[0]}?"] if close else []
-    told += [f"checks of {', '.join(about[:SHOWN])} speak of it"] if about and "." not in start else []
+    told += [f"checks of {', '.join(about[:SHOWN])} speak of it"] if about else []
     return " ".join(told) or f"the areas are {', '.join(areas)}"
