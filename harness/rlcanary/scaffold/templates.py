@@ -98,7 +98,7 @@ from {module} import {class_name}
 
 
 class Canary({class_name}):
-    name = "{name}"
+    name = {name}
 {settings}
     # Your own function in the place of {title}'s, for example a loss (from rlcanary import LossOutput):
     # def policy_loss(self, batch):
@@ -195,5 +195,5 @@ def framework_adapter(framework: str, name: str) -> str:
     lines = "\n".join(f"    # {line}" for line in base.settings)
     settings = SETTINGS.format(title=base.title, lines=lines) if base.settings else ""
     return FRAMEWORK_CANARY.format(
-        title=base.title, module=base.module, class_name=base.class_name, name=name, settings=settings
+        title=base.title, module=base.module, class_name=base.class_name, name=json.dumps(name), settings=settings
     )

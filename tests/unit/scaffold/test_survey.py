@@ -8,6 +8,7 @@ from rlcanary.errors import UserError
 from rlcanary.scaffold.functions import functions_by_capability
 from rlcanary.scaffold.plan import Plan, local_source, own_requirement
 from rlcanary.scaffold.survey import python_files, survey
+from rlcanary.scaffold.templates import framework_adapter
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -123,3 +124,9 @@ def test_ci_installs_the_dependencies_of_a_project_that_pip_cannot_build(tmp_pat
 def test_link_to_nothing_is_no_file_of_the_repository(tmp_path: Path) -> None:
     (tmp_path / ".#train.py").symlink_to("user@host.1")  # as an editor locks a file
     assert survey(write(tmp_path, {"train.py": "import trl\n"})).frameworks == ["trl"]
+
+
+def test_name_with_quotes_is_a_name_in_the_adapter() -> None:
+    namespace: dict[str, object] = {}
+    exec(framework_adapter("trl", 'my "lab"').replace("(TrlAdapter)", ""), namespace)
+    assert vars(namespace["Canary"])["name"] == 'my "lab"'
