@@ -23,7 +23,15 @@ def report_console(highlight: bool = True) -> Console:
     What stands in brackets, as in the names of tests and in tensors, is text: markup and emoji are off.
     """
     width, height = shutil.get_terminal_size((PLAIN_WIDTH, 25))
-    return Console(highlight=highlight, width=width, height=height, markup=False, emoji=False)
+    return _Report(highlight=highlight, width=width, height=height, markup=False, emoji=False)
+
+
+class _Report(Console):
+    """A console whose reader may leave, as `head` does: the exit code is the verdict all the same."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Count(MofNCompleteColumn):

@@ -77,3 +77,14 @@ def test_stale_check_that_did_not_run_says_why_in_the_codes_words(tmp_path: Path
     done = rlcanary("check", "mine.py", "--expected=known.txt", only, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "did not run ([/red] [bold]loud[/] :warning:)" in done.stdout
+
+
+def test_reader_that_leaves_early_changes_no_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(EVIL)
+    for adapter, code in (("reference", 0), ("mine.py", 1)):
+        command = (sys.executable, "-m", "rlcanary", "check", adapter, "--only=mask.pad_id_zero")
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (code, "")
