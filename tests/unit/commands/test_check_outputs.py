@@ -18,7 +18,7 @@ from rlcanary.checks import Result, all_checks
 from rlcanary.checks.findings.annotations import to_annotations
 from rlcanary.checks.findings.expected import Comparison
 from rlcanary.checks.findings.junit import to_junit
-from rlcanary.checks.findings.locations import Location, location_of
+from rlcanary.checks.findings.locations import Location, location_of, repository_root
 
 SCHEMA = Path(__file__).parents[3] / "docs/check-results.schema.json"
 CHECKS = {check.id: check for check in all_checks()}
@@ -171,3 +171,13 @@ def test_inherited_capability_is_shown_at_the_adapters_class(tmp_path: Path, mon
     result, check = Result("mask.pad_id_zero", "mask", "fail", "", "", 0.1), CHECKS["mask.pad_id_zero"]
     assert location_of(result, check, load_adapter("mine_inherits.py"), tmp_path) == Location("mine_inherits.py", 4)
     assert location_of(result, check, load_adapter("reference"), tmp_path) is None
+
+
+def test_paths_are_those_of_the_checkout_also_where_it_is_named_by_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkout/trainer").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("checkout")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "link"))
+    monkeypatch.chdir(tmp_path / "link/trainer")
+    assert repository_root() == (tmp_path / "checkout").resolve()

@@ -31,8 +31,9 @@ class Location:
 
 def repository_root() -> Path:
     """Return the folder that paths are relative to: GitHub's checkout where a workflow runs, else the current folder."""
-    workspace, here = os.environ.get("GITHUB_WORKSPACE"), Path.cwd()
-    return Path(workspace) if workspace and here.is_relative_to(workspace) else here
+    here, named = Path.cwd(), os.environ.get("GITHUB_WORKSPACE")
+    workspace = Path(named).resolve() if named else here  # the current folder has no links in it either
+    return workspace if here.is_relative_to(workspace) else here
 
 
 def location_of(result: Result, check: Check, adapter: Adapter, root: Path) -> Location | None:
