@@ -54,7 +54,9 @@ class Planned:
             return
         path = root / self.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (path.read_text(encoding="utf-8") if self.appends else "") + self.text)
+        there = path.read_bytes().decode() if self.appends else ""
+        added = self.text.replace("\n", "\r\n") if "\r\n" in there else self.text
+        write_whole(Path(os.path.realpath(path)), there + added)  # a link stays one
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,16 @@ def test_pyproject_keeps_every_line_and_gets_the_setting_once(tmp_path: Path) ->
         assert (tmp_path / "pyproject.toml").read_text() == text + setting
 
 
+def test_pyproject_keeps_its_line_ends_and_stays_a_link(tmp_path: Path) -> None:
+    text = '[project]\r\nname = "mine"\r\nversion = "1"\r\n'
+    (tmp_path / "shared.toml").write_bytes(text.encode())
+    (tmp_path / "pyproject.toml").symlink_to("shared.toml")
+    assert rlcanary("init", "--only", "mask", cwd=tmp_path).returncode == 0
+    setting = '\r\n[tool.pytest.ini_options]\r\ncanary_expected = ["tests/canary_expected.txt"]\r\n'
+    assert (tmp_path / "shared.toml").read_bytes().decode() == text + setting
+    assert (tmp_path / "pyproject.toml").is_symlink()
+
+
 def test_dry_run_names_the_files_and_writes_none(tmp_path: Path) -> None:
     done = rlcanary("init", "--dry-run", cwd=uses(tmp_path, "trl"))
     assert done.returncode == 0
