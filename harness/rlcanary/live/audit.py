@@ -26,7 +26,7 @@ from rlcanary.live.ranks import Made, Ranks
 from rlcanary.live.record import Record, custom_pieces
 from rlcanary.live.sampling import Sampling
 from rlcanary.live.syncs import Held, Syncs
-from rlcanary.live.update import Update, exact
+from rlcanary.live.update import Update, exact, of_rows
 from rlcanary.live.weights import Moves, Stillness
 
 log = logging.getLogger("rlcanary.live")
@@ -176,20 +176,21 @@ class Audit:
         number, self.rollouts = self.rollouts, self.rollouts + 1
         if number % self.every or self.conventions is None:
             return []
-        nothing = torch.zeros(mask.shape, dtype=torch.float64)
         given = {"rewards": rewards, "group_ids": group_ids, "advantages": advantages}
-        record = Record(
-            number,
-            self.conventions,
-            nothing,
-            nothing,
-            exact(mask).bool(),
-            logged=dict(logs or {}),
-            measured=dict(measured or {}),
-            is_rollout=True,
-            **{name: exact(value) for name, value in given.items()},
+        return self._judge_rows(
+            "rollout",
+            lambda: Record(
+                number,
+                self.conventions,
+                torch.zeros(mask.shape, dtype=torch.float64),
+                torch.zeros(mask.shape, dtype=torch.float64),
+                exact(mask).bool(),
+                logged=dict(logs or {}),
+                measured=dict(measured or {}),
+                is_rollout=True,
+                **{name: exact(of_rows(name, value)) for name, value in given.items()},
+            ),
         )
-        return self.judge(record, kind="rollout")
 
     def sampled(
         self,
@@ -214,21 +215,29 @@ class Audit:
         number, self.samplings = self.samplings, self.samplings + 1
         if number % self.every:
             return []
-        record = Record(
-            number,
-            self.conventions,
-            exact(logprobs),
-            torch.zeros(mask.shape, dtype=torch.float64),
-            exact(mask).bool(),
-            sampler_logprobs=exact(sampler_logprobs),
-            entropy=exact(entropy),
-            group_ids=exact(group_ids),
-            versions=torch.zeros(len(mask), dtype=torch.long),
-            trainer_version=0,
-            drawn_freely=drawn_freely,
-            is_rollout=True,
+        return self._judge_rows(
+            "samples",
+            lambda: Record(
+                number,
+                self.conventions,
+                exact(logprobs),
+                torch.zeros(mask.shape, dtype=torch.float64),
+                exact(mask).bool(),
+                sampler_logprobs=exact(sampler_logprobs),
+                entropy=exact(entropy),
+                group_ids=exact(of_rows("group_ids", group_ids)),
+                versions=torch.zeros(len(mask), dtype=torch.long),
+                trainer_version=0,
+                drawn_freely=drawn_freely,
+                is_rollout=True,
+            ),
         )
-        return self.judge(record, kind="samples")
+
+    def _judge_rows(self, kind: str, make: Callable[[], Record]) -> list[Finding]:
+        """Judge rows apart from an update, if their record can be made."""
+        made: list[Record] = []
+        self.guard(lambda: made.append(make()))
+        return self.judge(made[0], kind=kind) if made else []
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for the run's own logger: how many findings there are, and the size of each."""
@@ -348,7 +357,8 @@ class Audit:
     def guard(self, function: Callable[[], None]) -> None:
         """Call a function of the audit. Its failure is a warning, once, and never one of the run."""
         try:
-            function()
+            with torch.device("cpu"):  # a run may have another default
+                function()
         except Exception as error:
             log.debug("the audit of an update failed", exc_info=True)
             if not self._has_failed:

@@ -247,7 +247,7 @@ class Update:
         return self._record(pieces), None if self._weights is None else self._weights.moves()
 
     def _record(self, pieces: list[Piece]) -> Record:
-        given = {name: exact(_of_rows(name, value)) for name, value in self._given.items()}
+        given = {name: exact(of_rows(name, value)) for name, value in self._given.items()}
         if self._mask is not None:
             given["mask"] = exact(self._mask)
             shape = tuple(given["mask"].shape)
@@ -299,7 +299,7 @@ class Piece:
         self.rows, self.logprobs, self._read = rows, logprobs, read
         self.columns = slice(start, start + logprobs.shape[1])
         self.is_autocast = torch.is_autocast_enabled(watched.device.type)
-        known = {name: _of_rows(name, value) for name, value in given.items()}
+        known = {name: of_rows(name, value) for name, value in given.items()}
         self.given = {name: value.detach().clone() for name, value in known.items() if isinstance(value, Tensor)}
         self.gradient = torch.zeros(logprobs.shape, dtype=torch.float64, device=logprobs.device)
         self.has_gradient = False
@@ -326,7 +326,7 @@ def _is_half(model: Any) -> bool:
     return model is not None and any(each.dtype in (torch.bfloat16, torch.float16) for each in model.parameters())
 
 
-def _of_rows(name: str, value: Any) -> Any:
+def of_rows(name: str, value: Any) -> Any:
     """Return what each row has one of as [B], where it comes as a list or a column [B, 1]."""
     if name not in OF_ROWS or value is None:
         return value

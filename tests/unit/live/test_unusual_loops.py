@@ -246,3 +246,20 @@ def test_a_failure_of_the_audit_ends_no_run_that_makes_errors_of_warnings() -> N
     with warnings.catch_warnings(action="error"), audit.update(mask=MASK, advantages=ADVANTAGES) as update:
         update.watch(torch.rand(4, 5, requires_grad=True))
     assert findings_of(audit) == []
+
+
+def test_a_run_may_have_another_default_device() -> None:
+    audit = Audit(DAPO, every=1, on_finding="log")
+    logprobs, old, mask = policy().requires_grad_(), policy(), MASK
+    rewards, groups = [1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]
+    with torch.device("meta"):  # in place of a GPU
+        with audit.update(mask=mask, advantages=ADVANTAGES, sampler_logprobs=old) as update:
+            loss_of(update.watch(logprobs * 1), old, 2 * ADVANTAGES).backward()
+        audit.rollout(mask=mask, rewards=rewards, group_ids=groups, advantages=ADVANTAGES)
+    assert findings_of(audit) == ["gradient.scale", "advantages"]
+
+
+def test_a_rollout_that_cannot_be_read_ends_no_run() -> None:
+    audit = Audit(DAPO, every=1)
+    with pytest.warns(UserWarning, match="the audit of an update failed, the run is not affected"):
+        assert audit.rollout(mask=MASK.tolist(), rewards=[1.0], group_ids=[0], advantages=ADVANTAGES) == []  # type: ignore[arg-type]
