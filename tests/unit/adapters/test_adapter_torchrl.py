@@ -62,11 +62,13 @@ def test_padded_forward_passes_score_each_completion_as_if_alone(torchrl):
     assert {check_id: status(torchrl, check_id) for check_id in ids} == dict.fromkeys(ids, "pass")
 
 
-def test_sampling_keeps_the_order_of_prompts_and_repeats_with_its_seed(torchrl):
+def test_sampling_keeps_the_order_of_prompts_and_draws_from_the_state_of_the_process(torchrl):
     engine = torchrl.new_engine(tiny_llama())
-    sampling = {"n": 2, "max_new_tokens": 3, "seed": 7, "eos_token_ids": (2,)}
+    sampling = {"n": 2, "max_new_tokens": 3, "eos_token_ids": (2,)}
+    torch.manual_seed(7)
     groups = torchrl.generate(engine, [[5, 6, 7], [8, 9]], sampling)
     assert [len(group) for group in groups] == [2, 2]
+    torch.manual_seed(7)
     assert groups == torchrl.generate(engine, [[5, 6, 7], [8, 9]], sampling)
     (one,) = torchrl.generate(engine, [[8, 9]], {**sampling, "temperature": 0.0, "n": 1})
     ids = torch.tensor([[8, 9, *one[0].token_ids]])
@@ -78,8 +80,12 @@ def test_sampling_keeps_the_order_of_prompts_and_repeats_with_its_seed(torchrl):
 
 def test_the_logprob_of_the_first_sampled_token_is_found_missing(torchrl):
     assert status(torchrl, "parity.logprobs") == "fail"
-    (one,) = torchrl.generate(torchrl.new_engine(tiny_llama()), [[8, 9]], {"max_new_tokens": 3, "seed": 7})
+    (one,) = torchrl.generate(torchrl.new_engine(tiny_llama()), [[8, 9]], {"max_new_tokens": 3})
     assert one[0].logprobs[0] == 0
+
+
+def test_seeds_of_requests_are_not_provided_which_torchrl_has_none_of(torchrl):
+    assert status(torchrl, "parity.seed") == "not-provided"
 
 
 def test_a_group_of_one_has_no_advantage_that_is_a_number(torchrl):

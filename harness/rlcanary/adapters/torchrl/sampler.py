@@ -27,13 +27,12 @@ class Sampler(TorchrlBase):
         if not hasattr(model, "generation_config"):
             raise NotProvided("torchrl samples from a transformers model in this process")
         request = Sampling(**sampling).with_ends(())
+        if request.seed is not None:
+            raise NotProvided("the wrapper has no seed for its requests to a transformers model")
         if request.temperature == 0 and request.n > 1:
             raise NotProvided("greedy sampling gives one completion")
         wrapper = self._wrapped(model, generate=True, generate_kwargs=generate_kwargs(request))
         rows = lazy_stack([TensorDict({"tokens": {"prompt": torch.tensor(prompt)}}) for prompt in prompts])
-        # An unseeded request goes on from the caller's random state, which a check has seeded.
-        seed = int(torch.randint(2**62, ())) if request.seed is None else request.seed
-        with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with quiet(), torch.no_grad():
             groups = wrapper(rows).reshape(len(prompts), -1).unbind(0)
         return [[completion_of(row, request) for row in group.unbind(0)] for group in groups]
