@@ -21,7 +21,7 @@ class Row:
         token_ids: of the prompt and of the completion.
         start: of the completion.
         mask: the tokens that are trained.
-        logprobs: those of the engine, 0 in the prompt.
+        logprobs: those of the engine, 0 on what it did not sample.
         temperature: of the sampled tokens.
         advantage: of the completion.
     """
@@ -43,7 +43,7 @@ def rows_of(batch: CollatedBatch, temperature: float, advantages: Tensor) -> lis
     for number, (prompt, kept) in enumerate(pairs):
         ids, trained = batch.completion_ids[number][kept], batch.completion_mask[number][kept]
         given = batch.old_logprobs
-        logprobs = torch.zeros(len(ids)) if given is None else given[number][kept].nan_to_num()
+        logprobs = torch.zeros(len(ids)) if given is None else given[number][kept].masked_fill(~trained, 0.0)
         rows.append(
             Row(
                 token_ids=[*prompt.tolist(), *ids.tolist()],
