@@ -45,9 +45,10 @@ def test_teams_ci_is_green_until_its_loss_averages_over_padding(tmp_path: Path) 
     assert ElementTree.parse(folder / "results.xml").getroot().find("testsuite").get("failures") != "0"
 
 
-def test_team_has_what_init_writes() -> None:
-    """The workflow and the hook of the example are those that a reader gets."""
-    folder = EXAMPLES / "team_ci"
+def test_team_has_what_init_writes(tmp_path: Path) -> None:
+    """The workflow and the hook of the example are those that a reader gets, for whom it is a repository of its own."""
+    folder = tmp_path / "team_ci"
+    shutil.copytree(EXAMPLES / "team_ci", folder)
     written = {file.path: file.text for file in Plan(survey(folder), None).files()}
     assert set(written.values()) == {None}, "the example lacks a file that init writes"
     workflow = yaml.safe_load((folder / ".github/workflows/rlcanary.yml").read_text())
