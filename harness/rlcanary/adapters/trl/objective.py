@@ -18,7 +18,7 @@ from rlcanary.adapters.trl.base import TrlBase
 from rlcanary.adapters.trl.conventions import of_the_release
 from rlcanary.adapters.trl.trainer.ranks import Ranks
 from rlcanary.adapters.trl.trainer.state import METRICS, group_size
-from rlcanary.adapters.trl.trainer.trainers import PROMPT, PROMPT_IDS
+from rlcanary.adapters.trl.trainer.trainers import PROMPT, PROMPT_IDS, logged
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.declining import NotProvided
 
@@ -190,12 +190,7 @@ def _require_whole(batch: PolicyBatch) -> None:
 
 
 def _logged(trainer: Any, batch: PolicyBatch) -> dict[str, float]:
-    """Have the trainer log the metrics of an update -> those of the loss, by the contract's names."""
-    trainer.state = copy.copy(trainer.state)
-    trainer.state.log_history = []
-    trainer.log({})
-    (log,) = trainer.state.log_history
-    metrics = {ours: log[theirs] for theirs, ours in METRICS.items() if log.get(theirs) is not None}
+    metrics = logged(trainer, METRICS)
     if batch.entropy is None:
         metrics.pop("entropy", None)
     return metrics

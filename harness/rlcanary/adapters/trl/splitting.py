@@ -15,6 +15,7 @@ from rlcanary.adapters.trl.losses import (
     supervised_inputs,
     supervised_model,
 )
+from rlcanary.adapters.trl.trainer.trainers import logged
 from rlcanary.contract.batch import LossOutput
 from rlcanary.contract.declining import NotProvided
 from rlcanary.contract.records.other_losses import PreferenceBatch, SupervisedBatch
@@ -50,7 +51,7 @@ class TrlSplitting(TrlLosses):
         with quiet():
             inputs, count = trainer.get_batch_samples(iter(given), n_micro, trainer.args.device)
             losses = [_step(trainer, piece, each, count) for piece, each in zip(pieces, inputs, strict=True)]
-            metrics = _logged(trainer)
+            metrics = logged(trainer, METRICS)
         loss = torch.stack(losses).sum()
         return LossOutput(loss, {"loss": float(loss.detach()), **metrics})
 
@@ -74,12 +75,3 @@ def _step(trainer: Any, piece: Any, inputs: dict[str, Tensor], count: Any) -> Te
         pushed = (leaves[name].grad * each).sum()
         loss = loss + pushed - pushed.detach()
     return loss
-
-
-def _logged(trainer: Any) -> dict[str, float]:
-    """Have the trainer log the metrics of an update -> those of the loss, by the contract's names."""
-    trainer.state = copy.copy(trainer.state)
-    trainer.state.log_history = []
-    trainer.log({})
-    (log,) = trainer.state.log_history
-    return {ours: log[theirs] for theirs, ours in METRICS.items() if theirs in log}

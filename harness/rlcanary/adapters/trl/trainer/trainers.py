@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -155,3 +156,12 @@ def begin(trainer: Any, resume_from: str | bool | None = None) -> dict[str, Any]
     with keeps_memory, patch.object(trainer, "_run_epoch", side_effect=_Begun) as run, suppress(_Begun):
         trainer.train(resume_from_checkpoint=resume_from)
     return dict(run.call_args.kwargs)
+
+
+def logged(trainer: Any, names: dict[str, str]) -> dict[str, float]:
+    """Have the trainer log the metrics of an update -> those of `names`, which maps its names to the contract's."""
+    trainer.state = copy.copy(trainer.state)
+    trainer.state.log_history = []
+    trainer.log({})
+    (log,) = trainer.state.log_history
+    return {ours: log[theirs] for theirs, ours in names.items() if log.get(theirs) is not None}
