@@ -22,6 +22,7 @@ from rlcanary.live.weights import Weights
 Rows = Tensor | Sequence[int] | slice | None
 # What each row has one of.
 OF_ROWS = ("rewards", "group_ids", "advantages", "versions")
+UNWATCHED = "no logprobs with a gradient were given to `watch` before it ended"
 
 
 class Auditor(Protocol):
@@ -205,8 +206,7 @@ class Update:
             record, self.findings = self.audit.conclude(lambda: self._made(pieces))
             self.record = record if keep_record else None
         elif self.is_audited:
-            told = "no logprobs with a gradient were given to `watch` before it ended"
-            self.audit.was_not_judged(self._number, told)
+            self.audit.was_not_judged(self._number, UNWATCHED)
         elif self._is_dropped:
             told = "the parameters had no gradient behind its first micro-batches, which may have been thrown away"
             self.audit.was_not_judged(self._number, told)
@@ -244,6 +244,8 @@ class Update:
     def _made(self, pieces: list[Piece]) -> Made:
         if self._is_broken:
             raise ValueError("a micro-batch could not be watched")
+        if not pieces and (self._mask is None or exact(self._mask).any()):
+            raise ValueError(UNWATCHED)
         return self._record(pieces), None if self._weights is None else self._weights.moves()
 
     def _record(self, pieces: list[Piece]) -> Record:

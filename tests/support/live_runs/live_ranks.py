@@ -68,7 +68,7 @@ def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
             with torch.no_grad():
                 model(rows)  # which leaves the root of a sharded model whole until its next backward pass
         with audit.update(mask=MASK[rows], model=policy, **given) as update:
-            logprobs = update.watch(model(rows))
+            logprobs = model(rows) if mistake == "not watched" else update.watch(model(rows))
             batch = PolicyBatch(logprobs, logprobs.detach(), advantages[rows], MASK[rows])
             if mistake != "means of ranks":
                 batch.global_tokens = float(MASK[rows].sum() if is_alone else MASK.sum()) / world
@@ -79,20 +79,21 @@ def run(sharding: str, mistake: str, folder: Path) -> dict[str, object]:
             optimizer.step()
         if mistake == "rollout" and number == 0:
             wrong = 2 * advantages[rows] if rank else advantages[rows]
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                audit.on_finding = "warn"
-                audit.rollout(mask=MASK[rows], rewards=REWARDS[rows], group_ids=GROUPS[rows], advantages=wrong)
-                audit.on_finding = "log"
-            told = [str(each.message) for each in caught]
-    if mistake == "rollout":
-        return {"told": told}
+            audit.on_finding = "warn"
+            audit.rollout(mask=MASK[rows], rewards=REWARDS[rows], group_ids=GROUPS[rows], advantages=wrong)
+            audit.on_finding = "log"
     return {"found": [str(finding) for finding in audit.findings], "audited": audit.audited}
 
 
 def main(folder: Path, runs: list[str]) -> None:
     dist.init_process_group("gloo")
-    results = {name: run(*name.split("/"), folder) for name in runs}
+    results = {}
+    for name in runs:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            results[name] = run(*name.split("/"), folder)
+        told = [str(each.message) for each in caught]
+        results[name]["told"] = [line for line in told if line.startswith("rlcanary: ")]
     (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()  # a rank that ends with its threads at work can abort
 

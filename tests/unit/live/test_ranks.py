@@ -20,8 +20,11 @@ SCRIPT = Path(__file__).parents[2] / "support/live_runs/live_ranks.py"
 RUNS = [
     *("ddp/none", "ddp/means of ranks", "ddp/audit", "ddp/audit before the group", "ddp/trainer on rank 1"),
     *("fsdp/none", "fsdp/means of ranks", "fsdp/frozen part", "fsdp/old logprobs first", "ddp/rollout"),
-    "ddp/separate",
+    *("ddp/separate", "ddp/not watched"),
 ]
+
+
+CLEAN = {"found": [], "audited": 3, "told": []}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]]
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_a_correct_update_over_ranks_has_no_finding(runs: Any, sharding: str) -> None:
     told, _ = runs
-    assert [each[f"{sharding}/none"] for each in told] == [{"found": [], "audited": 3}] * 2
+    assert [each[f"{sharding}/none"] for each in told] == [CLEAN] * 2
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
@@ -58,7 +61,7 @@ def test_a_frozen_shard_that_moves_on_one_rank_is_found_on_each(runs: Any) -> No
 
 def test_a_root_that_is_whole_before_an_update_and_sharded_behind_it_has_not_moved(runs: Any) -> None:
     told, _ = runs
-    assert [each["fsdp/old logprobs first"] for each in told] == [{"found": [], "audited": 3}] * 2
+    assert [each["fsdp/old logprobs first"] for each in told] == [CLEAN] * 2
 
 
 def test_each_rank_tells_what_is_wrong_with_its_own_rollout(runs: Any) -> None:
@@ -78,7 +81,7 @@ def test_ranks_that_take_updates_of_their_own_write_bundles_of_their_own(runs: A
 
 def test_an_audit_may_be_made_before_the_processes_know_each_other(runs: Any) -> None:
     told, _ = runs
-    assert [each["ddp/audit before the group"] for each in told] == [{"found": [], "audited": 3}] * 2
+    assert [each["ddp/audit before the group"] for each in told] == [CLEAN] * 2
 
 
 def test_a_group_without_the_first_rank_tells_and_writes_what_it_finds(runs: Any) -> None:
@@ -90,7 +93,15 @@ def test_a_group_without_the_first_rank_tells_and_writes_what_it_finds(runs: Any
 
 def test_a_rank_whose_audit_fails_leaves_out_that_update_alone(runs: Any) -> None:
     told, _ = runs
-    assert [each["ddp/audit"] for each in told] == [{"found": [], "audited": 2}] * 2
+    assert [(each["ddp/audit"]["found"], each["ddp/audit"]["audited"]) for each in told] == [([], 2)] * 2
+
+
+def test_an_update_of_which_no_rank_watched_anything_is_not_judged_and_said_to_be_so(runs: Any) -> None:
+    told, _ = runs
+    for each in told:
+        assert (each["ddp/not watched"]["found"], each["ddp/not watched"]["audited"]) == ([], 0)
+        (line,) = each["ddp/not watched"]["told"]
+        assert "no logprobs with a gradient were given to `watch`" in line
 
 
 def test_rows_of_ranks_are_padded_to_one_width_and_gradients_averaged() -> None:
