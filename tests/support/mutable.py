@@ -17,6 +17,15 @@ def centred(rewards_B: Tensor, group_ids_B: Tensor) -> Tensor:
     return result_B
 
 
+def picked(rewards_B: Tensor, wide: bool = False) -> Tensor:
+    """Rewards minus their mean, on branches of which some are never taken."""
+    centred_B = rewards_B - rewards_B.mean()
+    scaled_B = centred_B / 2 if wide else centred_B * 3
+    if wide or (wide and rewards_B[0] > 5):
+        scaled_B = scaled_B + 7
+    return scaled_B
+
+
 class Owner:
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -31,3 +40,8 @@ class MutableAdapter(Adapter):
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         return centred(rewards, group_ids)
+
+
+class PickingAdapter(MutableAdapter):
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        return picked(rewards)

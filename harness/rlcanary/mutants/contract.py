@@ -150,7 +150,7 @@ class CapabilityMutant:
         return overridden(adapter, {self.capability: run})
 
     def reached_by(self, run: Run) -> frozenset[str]:
-        return frozenset({self.capability} & run.lines.keys())
+        return frozenset({self.capability} & run.ran.keys())
 
 
 def contract_mutants(adapter: Adapter) -> Iterator[Mutant]:

@@ -19,9 +19,9 @@ from typing import Any
 
 from rlcanary.contract.adapter import Adapter
 from rlcanary.errors import UserError
-from rlcanary.mutants.mutant import Line, Run, wrapped
+from rlcanary.mutants.mutant import Place, Run, wrapped
 from rlcanary.mutants.operators import Function, mutations
-from rlcanary.mutants.reach import is_within
+from rlcanary.mutants.reach import is_within, places_of
 
 KEPT_AROUND = 60
 """Characters of a long line that a diff keeps on either side of the mistake."""
@@ -34,14 +34,14 @@ class FunctionMutant:
     Attributes:
         function: the installed function.
         code: the mutated function, compiled.
-        lines: the lines that run where the mistake is.
+        places: those of the function's instructions one of which has to run for the mistake to change anything.
         diff: the mistake as lines that start with - and +.
         number: counts the mutants of this function with the same diff, from 1.
     """
 
     function: FunctionType
     code: CodeType
-    lines: frozenset[Line]
+    places: frozenset[Place]
     diff: str
     number: int
 
@@ -63,8 +63,8 @@ class FunctionMutant:
         return wrapped(adapter, lambda _: self.planted())
 
     def reached_by(self, run: Run) -> frozenset[str]:
-        """Return the capabilities through which a check runs the mutated lines."""
-        return frozenset(name for name, lines in run.lines.items() if not self.lines.isdisjoint(lines))
+        """Return the capabilities through which a check runs what the mistake changes."""
+        return frozenset(name for name, ran in run.ran.items() if not self.places.isdisjoint(ran))
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -78,11 +78,11 @@ class FunctionMutant:
 
 
 def functions_reached(runs: Iterable[Run], packages: Iterable[str]) -> Iterator[FunctionType]:
-    """Yield the functions of imported modules of these packages of which a check runs a line, by module and source."""
-    lines = {line for run in runs for found in run.lines.values() for line in found}
+    """Yield the functions of imported modules of these packages of which a check runs something, by module and source."""
+    ran = {place for run in runs for found in run.ran.values() for place in found}
     for name, module in sorted(sys.modules.items()):
         if is_within(name, packages):
-            yield from (function for function in functions_of(module) if not lines.isdisjoint(_lines(function)))
+            yield from (function for function in functions_of(module) if not ran.isdisjoint(_places(function)))
 
 
 def functions_of(module: ModuleType) -> Iterator[FunctionType]:
@@ -148,6 +148,7 @@ def mutants_of(function: FunctionType) -> Iterator[FunctionMutant]:
     if tree is None:
         return
     original, seen = function.__code__, Counter[str]()
+    all_places, margin = _places(function), _margin(function)
     for mutation in mutations(tree):
         try:
             code = _compiled(tree, function)
@@ -156,8 +157,8 @@ def mutants_of(function: FunctionType) -> Iterator[FunctionMutant]:
         if _content(code) != _content(original) and code.co_freevars == original.co_freevars:
             diff = _diff(mutation.before, mutation.after)
             seen[diff] += 1
-            lines = {(original.co_filename, line) for line in mutation.lines}
-            yield FunctionMutant(function, code, frozenset(lines), diff, seen[diff])
+            places = frozenset().union(*(_at(node, margin, all_places) for node in mutation.felt))
+            yield FunctionMutant(function, code, places, diff, seen[diff])
 
 
 def _content(code: CodeType) -> tuple[object, ...]:
@@ -165,13 +166,36 @@ def _content(code: CodeType) -> tuple[object, ...]:
     return code.co_code, code.co_consts, code.co_names, code.co_varnames
 
 
-def _lines(function: FunctionType) -> set[Line]:
+def _places(function: FunctionType) -> set[Place]:
+    """Return the places of a function's instructions, without those that only start it."""
     return {
-        (code.co_filename, line)
+        place
         for code in (function.__code__, *_codes(function.__code__))
-        for _, _, line in code.co_lines()
-        if line is not None and line > function.__code__.co_firstlineno
+        for place in places_of(code)
+        if place is not None and place[1] > function.__code__.co_firstlineno
     }
+
+
+def _at(node: ast.AST, margin: int, places: Iterable[Place]) -> frozenset[Place]:
+    """Return the places of the instructions of a piece of source, those of the smallest piece around it where it has none.
+
+    Args:
+        node: the piece, whose columns are counted behind the margin.
+        margin: by how much the function's source is indented.
+        places: those of the function's instructions.
+    """
+    start, end = (node.lineno, node.col_offset + margin), (node.end_lineno, node.end_col_offset + margin)  # type: ignore[attr-defined]
+    inside = frozenset(place for place in places if start <= place[1:3] and place[3:] <= end)
+    if inside:
+        return inside
+    around = [place for place in places if place[1:3] <= start and end <= place[3:]]
+    # Pieces that hold another one hold each other, so that the smallest starts last, and ends first.
+    return frozenset(sorted(around, key=lambda place: (place[1:3], -place[3], -place[4]))[-1:])
+
+
+def _margin(function: FunctionType) -> int:
+    source = inspect.getsource(function)
+    return len(source) - len(source.lstrip())
 
 
 def _tree(function: FunctionType) -> Function | None:

@@ -56,7 +56,7 @@ class Fate:
 
     Attributes:
         verdict: "killed" (a check fails), "crashed" (checks only raise), "hung", "survived", or "unreached" where no check
-            runs the mutated line.
+            runs what the mistake changes.
         check: the check that failed or raised first, "" if none did.
         seconds: the time it took.
     """

@@ -11,8 +11,8 @@ from rlcanary.checks import Check
 from rlcanary.checks.tally import Fingerprint
 from rlcanary.contract.adapter import CAPABILITIES, Adapter
 
-Line = tuple[str, int]
-"""A file and a line number."""
+Place = tuple[str, int, int, int, int]
+"""A piece of source: its file, the first line and column, and the last line and the column behind it."""
 
 Around = Callable[[str], AbstractContextManager[None]]
 """Opens the context in which the named capability runs."""
@@ -25,13 +25,13 @@ class Run:
     Attributes:
         check: the check.
         seconds: the time it took.
-        lines: the lines of the code under mutation that ran, by the capability that the check called.
+        ran: the places of the instructions of the code under mutation that ran, by the capability that the check called.
         known: the findings on the original. A mutant is killed by another one.
     """
 
     check: Check
     seconds: float
-    lines: Mapping[str, frozenset[Line]]
+    ran: Mapping[str, frozenset[Place]]
     known: tuple[Fingerprint, ...] = ()
 
 

@@ -98,12 +98,13 @@ class Mutation:
     """One mistake in a function.
 
     Attributes:
-        lines: the lines of the function's source, from 1, that run where the mistake is.
+        felt: the expressions or statements of the source one of which has to run for the mistake to change anything: the
+            mistaken one, or the branch that it leaves out.
         before: the statement as it was, without the statements inside it.
         after: the statement with the mistake.
     """
 
-    lines: range
+    felt: list[ast.AST]
     before: str
     after: str
 
@@ -123,18 +124,19 @@ def _of_block(owner: ast.AST, names: set[str]) -> Iterator[Mutation]:
     for _, value in ast.iter_fields(owner):
         for index, item in enumerate(value) if isinstance(value, list) else ():
             if isinstance(item, ast.stmt) and not _is_left_alone(item):
-                lines, before, seen = _own_lines(item), _shown(item), {_shown(item)}
+                before, seen = _shown(item), {_shown(item)}
                 spots: list[tuple[Any, Any, ast.AST, ast.AST]]
                 spots = [(value, index, item, new) for new in _statements(item)]
                 spots += [(*spot, new) for spot in _expressions(item) for new in _replacements(spot[2])]
                 for holder, key, old, new in spots:
                     if isinstance(new, ast.Name) and new.id not in names:
                         continue
-                    _put(holder, key, ast.fix_missing_locations(ast.copy_location(new, old)))
+                    # A copy, since a part of the old one keeps its own place.
+                    _put(holder, key, ast.fix_missing_locations(ast.copy_location(copy.copy(new), old)))
                     after = _shown(value[index])
                     if after not in seen:
                         seen.add(after)
-                        yield Mutation(lines, before, after)
+                        yield Mutation(_felt(old, new), before, after)
                     _put(holder, key, old)
                 yield from _of_block(item, names)
             elif isinstance(item, ast.ExceptHandler | ast.match_case):
@@ -175,13 +177,6 @@ def _shown(statement: ast.stmt) -> str:
     return ast.unparse(_with(statement, **inside))
 
 
-def _own_lines(statement: ast.stmt) -> range:
-    """Return the lines of a statement, without those of the statements inside it."""
-    body = getattr(statement, "body", None)
-    end = body[0].lineno - 1 if isinstance(body, list) and body else statement.end_lineno
-    return range(statement.lineno, max(end or 0, statement.lineno) + 1)
-
-
 def _is_left_alone(node: ast.AST) -> bool:
     match node:
         case ast.Raise() | ast.Assert():
@@ -193,6 +188,20 @@ def _is_left_alone(node: ast.AST) -> bool:
         case ast.Expr(value=ast.Call(func=called)):
             return any(isinstance(part, ast.Name) and TELLING.match(part.id) for part in ast.walk(called))
     return False
+
+
+def _felt(old: ast.AST, new: ast.AST) -> list[ast.AST]:
+    match old, new:
+        case ast.If(body=body), ast.If(test=ast.Constant(value=False)):
+            return [*body]
+        case ast.If(orelse=[_, *_] as orelse), ast.If(test=ast.Constant(value=True)):
+            return [*orelse]
+        case ast.IfExp(body=body, orelse=orelse), _:
+            return [orelse if new is body else body]
+        case ast.BoolOp(values=values), _:
+            kept = new.values if isinstance(new, ast.BoolOp) else [new]
+            return [value for value in values if value not in kept] or [old]
+    return [old]
 
 
 def _replacements(node: ast.AST) -> Iterator[ast.AST]:

@@ -42,7 +42,7 @@ def test_survivors_are_shown_and_every_verdict_is_written(tmp_path: Path) -> Non
 def test_mutants_whose_line_no_check_runs_are_left_out_where_wanted() -> None:
     chosen = ["--adapter", "reference", "--module", "reference.objective.advantages", "--only", "advantage.shift"]
     done = CliRunner().invoke(mutants, [*chosen, "--reached", "--sample", "1", "-n", "1"])
-    counted = re.search(r"1 of (\d+) mutants.*no check runs the line of (\d+) others", done.output, re.DOTALL)
+    counted = re.search(r"1 of (\d+) mutants.*no check reaches (\d+) others", done.output, re.DOTALL)
     assert counted is not None, done.output
     assert min(map(int, counted.groups())) > 0
     assert "unreached" not in done.output

@@ -87,9 +87,15 @@ def test_guards_and_text_are_left_alone(source: str) -> None:
     assert mistakes(source) == set()
 
 
-def test_lines_are_those_of_the_statement_without_the_ones_inside() -> None:
-    (function,) = ast.parse("def f(x):\n    if (\n        x < 0\n    ):\n        return x + 1\n").body
+def test_a_mistake_is_felt_where_it_is_or_in_the_branch_that_it_leaves_out() -> None:
+    source = "def f(x):\n    if x < 0 or x > 9:\n        return x + 1\n    return x if x else 3\n"
+    (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)
-    lines = {mutation.after: mutation.lines for mutation in mutations(function)}
-    assert lines["if x <= 0:"] == range(2, 5)
-    assert lines["return x - 1"] == range(5, 6)
+    felt = {each.after: [ast.get_source_segment(source, node) for node in each.felt] for each in mutations(function)}
+    assert felt["if False:"] == ["return x + 1"]
+    assert felt["if x < 0:"] == ["x > 9"]
+    assert felt["if x < 0 and x > 9:"] == ["x < 0 or x > 9"]
+    assert felt["if x <= 0 or x > 9:"] == ["x < 0"]
+    assert felt["return x"] == ["3"]
+    assert felt["return 3"] == ["x"]
+    assert felt["return x if x else 4"] == ["3"]

@@ -58,7 +58,7 @@ VERDICTS: tuple[Verdict, ...] = ("killed", "survived", "unreached", "crashed", "
 )
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Draw N mutants at random instead of all.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
-@click.option("--reached", is_flag=True, help="Leave out mutants whose line no check runs.")
+@click.option("--reached", is_flag=True, help="Leave out mutants that no check reaches.")
 @click.option("--equivalents", is_flag=True, help="Try the reviewed equivalents instead; all have to survive.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write every verdict here, as JSON.")
 @click.option(
@@ -116,7 +116,7 @@ def mutants(
         f"{len(judged)} of {len(wanted)} mutants" + (f"; {left_out} equivalents left out" if left_out else "")
     )
     if reached:
-        console.print(f"no check runs the line of {len(found) - len(counted)} others")
+        console.print(f"no check reaches {len(found) - len(counted)} others")
     if is_cut_short:
         console.print("interrupted: the others were not judged")
         raise click.Abort
