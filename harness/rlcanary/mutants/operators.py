@@ -191,6 +191,7 @@ def _is_left_alone(node: ast.AST) -> bool:
 
 
 def _felt(old: ast.AST, new: ast.AST) -> list[ast.AST]:
+    """Return the parts one of which has to run for the new expression or statement to differ from the old one."""
     match old, new:
         case ast.If(body=body), ast.If(test=ast.Constant(value=False)):
             return [*body]
