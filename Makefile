@@ -51,7 +51,7 @@ demo: venv
 test: venv
 	@$(BIN)/python -m compileall -q harness plugins
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --collect-only tests/unit/test_waiting.py >/dev/null
-	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 60 --durations-min 5
 
 test312:
 ifeq ($(PYTHON312),)
