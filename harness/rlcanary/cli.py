@@ -1,8 +1,12 @@
 """The `rlcanary` command, whose subcommands are the modules below `commands/`."""
 
 import ast
+import errno
 import importlib
 import io
+import os
+import select
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -48,6 +52,10 @@ class CommandsFolder(click.Group):
                 formatter.write_dl(rows)
 
 
+STDOUT = 1
+READER_LEFT = 128 + signal.SIGPIPE  # as of any program whose reader, such as `head`, left before the end
+
+
 @click.group(cls=CommandsFolder, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rlcanary", prog_name="rlcanary")
 def cli() -> None:
@@ -79,11 +87,29 @@ def main() -> None:
         message = error.format_message()
     except click.Abort:
         sys.exit(130)
-    except BaseException:  # noqa: BLE001 - any other exception is a defect of rlcanary, and so is an exit of foreign code
-        # Python would exit with 1, which means that a check failed and makes a bisect blame the commit, or with 0.
-        traceback.print_exc()
-        sys.exit(3)
+    except BaseException as error:  # noqa: BLE001 - what is left is a defect of rlcanary, and so is an exit of foreign code
+        if _has_reader_left():  # click makes an exit with 1 of it
+            _drop_output()
+            sys.exit(READER_LEFT)
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            # Python would exit with 1, which means that a check failed and makes a bisect blame the commit, or with 0.
+            traceback.print_exc()
+            sys.exit(3)
+        _drop_output()
+        message = f"cannot write {error.filename or 'the output'}: {error.strerror}"
     else:
         sys.exit(code if isinstance(code, int) else 0)
     click.echo(f"rlcanary: {' '.join(message.split())}", err=True)
     sys.exit(2)
+
+
+def _has_reader_left() -> bool:
+    """Tell whether standard output is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(STDOUT, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _drop_output() -> None:
+    """Send what standard output still holds nowhere: that it cannot be written would become the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)

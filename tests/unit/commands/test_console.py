@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,23 @@ def test_reader_that_leaves_early_changes_no_exit_code(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
         os.close(writing)
         assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.parametrize("command", [["--version"], ["check", "--help"]])
+def test_help_whose_reader_left_is_no_internal_error(command: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "rlcanary", *command], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("command", [["check", "--help"], ["check", "reference", "--only=mask.pad_id_zero"]])
+def test_full_disk_below_the_output_is_one_line(command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rlcanary", *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "rlcanary: cannot write the output: No space left on device\n")
